@@ -1,0 +1,294 @@
+//! A partner: signs and sends orders as the specification says, and anything else on purpose.
+
+use crate::esimctl::Partner;
+use crate::http;
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use signing::SecretKey;
+use std::time::{Duration, Instant};
+
+/// The canonical path of create-order.
+pub const ORDERS: &str = "/api/v1/api_partner/orders";
+/// The other form of the path.
+pub const ORDERS_SHORT: &str = "/v1/api_partner/orders";
+
+pub const ACCESS_KEY: &str = "x-service-access-key";
+pub const SIGNATURE: &str = "x-service-signature";
+pub const TIMESTAMP: &str = "x-service-timestamp";
+
+/// Sends one partner's requests to one base URL. Cheap to clone; clones share connections.
+#[derive(Clone, Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    base_url: String,
+    access_key: String,
+    secret: SecretKey,
+}
+
+/// One entry of the answer: one unit.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
+#[serde(deny_unknown_fields)]
+pub struct Product {
+    pub topup_id: String,
+    pub option_id: String,
+}
+
+/// An answer, whatever its status.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub headers: HeaderMap,
+    /// The body as sent.
+    pub body: Bytes,
+    /// From before the request was sent until the whole answer was read.
+    pub took: Duration,
+    /// When the whole answer had been read.
+    pub at: Instant,
+}
+
+impl Client {
+    /// `base_url` has no trailing path: `http://127.0.0.1:18080`. `secret_key` is Base64.
+    pub fn new(base_url: &str, access_key: &str, secret_key: &str) -> Result<Self> {
+        Ok(Self {
+            http: http::client()?,
+            base_url: base_url.trim_end_matches('/').to_owned(),
+            access_key: access_key.to_owned(),
+            secret: SecretKey::from_base64(secret_key)?,
+        })
+    }
+
+    /// The client of a partner that `esimctl` made.
+    pub fn of(base_url: &str, partner: &Partner) -> Result<Self> {
+        Self::new(base_url, &partner.access_key, &partner.secret_key)
+    }
+
+    /// Orders `(option_id, qty)` items.
+    pub async fn order(&self, external_order_id: &str, items: &[(&str, u32)]) -> Result<Answer> {
+        self.post(order(external_order_id, items).to_string())
+            .send()
+            .await
+    }
+
+    /// A correct, signed create-order request with any body, to be sent as it is or spoiled first.
+    pub fn post(&self, body: impl Into<Bytes>) -> Request {
+        Request {
+            client: self.clone(),
+            method: "POST".into(),
+            path: ORDERS.into(),
+            query: String::new(),
+            access_key: self.access_key.clone(),
+            secret: self.secret.clone(),
+            timestamp: runtime::clock::unix_seconds().to_string(),
+            changes: Vec::new(),
+            body: body.into(),
+        }
+    }
+}
+
+/// The body of an order of `(option_id, qty)` items.
+pub fn order(external_order_id: &str, items: &[(&str, u32)]) -> Value {
+    let products: Vec<Value> = items
+        .iter()
+        .map(|(option_id, qty)| json!({"option_id": option_id, "qty": qty}))
+        .collect();
+    json!({"external_order_id": external_order_id, "products": products})
+}
+
+/// A request that is correct unless told otherwise. What is changed by `method`, `path`, `timestamp`,
+/// `access_key` and `secret` is signed, too; what is changed by `header` and `without` is not.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Request {
+    client: Client,
+    method: String,
+    path: String,
+    query: String,
+    access_key: String,
+    secret: SecretKey,
+    timestamp: String,
+    /// In order: a header and its new value, or `None` to leave it out.
+    changes: Vec<(String, Option<Vec<u8>>)>,
+    body: Bytes,
+}
+
+impl Request {
+    pub fn method(mut self, method: &str) -> Self {
+        self.method = method.into();
+        self
+    }
+
+    /// The path, without query.
+    pub fn path(mut self, path: &str) -> Self {
+        self.path = path.into();
+        self
+    }
+
+    /// A query string without `?`; never signed.
+    pub fn query(mut self, query: &str) -> Self {
+        self.query = format!("?{query}");
+        self
+    }
+
+    pub fn access_key(mut self, access_key: &str) -> Self {
+        self.access_key = access_key.into();
+        self
+    }
+
+    /// Signs with another secret.
+    pub fn secret(mut self, secret: SecretKey) -> Self {
+        self.secret = secret;
+        self
+    }
+
+    /// The text of the timestamp header, which is signed.
+    pub fn timestamp(mut self, timestamp: &str) -> Self {
+        self.timestamp = timestamp.into();
+        self
+    }
+
+    /// A timestamp that many seconds away from now.
+    pub fn timestamp_from_now(self, seconds: i64) -> Self {
+        let now = signing::parse_unix_time(&self.timestamp).unwrap_or_default();
+        self.timestamp(&(now + seconds).to_string())
+    }
+
+    /// Replaces a header after signing; any bytes that HTTP can carry.
+    pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.changes.push((name.into(), Some(value.as_ref().into())));
+        self
+    }
+
+    /// Leaves a header out.
+    pub fn without(mut self, name: &str) -> Self {
+        self.changes.push((name.into(), None));
+        self
+    }
+
+    /// The signature of the request as it stands, lowercase hex.
+    pub fn signature(&self) -> String {
+        signing::request::sign(
+            &self.secret,
+            &self.method,
+            &self.path,
+            &self.timestamp,
+            &self.access_key,
+        )
+    }
+
+    /// Errors: no answer (refused, cut off, 30 s), or a method, path or header that HTTP can't carry.
+    pub async fn send(self) -> Result<Answer> {
+        let url = format!("{}{}{}", self.client.base_url, self.path, self.query);
+        let method = reqwest::Method::from_bytes(self.method.as_bytes())?;
+        let headers = self.headers()?;
+        let start = Instant::now();
+        let request = self
+            .client
+            .http
+            .request(method, &url)
+            .headers(headers)
+            .body(self.body);
+        let answer = request
+            .send()
+            .await
+            .with_context(|| format!("{} {url}", self.method))?;
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let body = answer
+            .bytes()
+            .await
+            .with_context(|| format!("reading the answer to {} {url}", self.method))?;
+        let at = Instant::now();
+        Ok(Answer {
+            status,
+            headers,
+            body,
+            took: at - start,
+            at,
+        })
+    }
+
+    fn headers(&self) -> Result<HeaderMap> {
+        let mut headers = HeaderMap::new();
+        headers.insert("content-type", HeaderValue::from_static("application/json"));
+        headers.insert(ACCESS_KEY, HeaderValue::from_str(&self.access_key)?);
+        headers.insert(TIMESTAMP, HeaderValue::from_str(&self.timestamp)?);
+        headers.insert(SIGNATURE, HeaderValue::from_str(&self.signature())?);
+        for (name, value) in &self.changes {
+            let name: HeaderName = name.parse()?;
+            match value {
+                Some(value) => headers.insert(name, HeaderValue::from_bytes(value)?),
+                None => headers.remove(name),
+            };
+        }
+        Ok(headers)
+    }
+}
+
+impl Answer {
+    /// The body as JSON.
+    pub fn json(&self) -> Result<Value> {
+        serde_json::from_slice(&self.body).with_context(|| format!("not JSON: {}", self.describe()))
+    }
+
+    /// The entries of a 201; anything else is an error that shows the whole answer.
+    pub fn products(&self) -> Result<Vec<Product>> {
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Created {
+            products: Vec<Product>,
+        }
+        ensure!(self.status == 201, "not accepted: {}", self.describe());
+        let created: Created = serde_json::from_slice(&self.body)
+            .with_context(|| format!("unexpected body: {}", self.describe()))?;
+        Ok(created.products)
+    }
+
+    fn describe(&self) -> String {
+        format!("{} {}", self.status, String::from_utf8_lossy(&self.body))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client() -> Client {
+        Client::new("http://127.0.0.1:1/", "AK", "c2VjcmV0LWtleQ==").unwrap()
+    }
+
+    #[test]
+    fn what_is_signed_follows_the_request() {
+        let request = client().post("{}").timestamp("1700000000");
+        let signature = "01b20bc3aefc2db24f3274ab516cd84157104aea28018b7bb6d04828df68a486";
+        assert_eq!(request.signature(), signature);
+        assert_eq!(request.headers().unwrap()[SIGNATURE], signature);
+        assert_ne!(request.clone().path(ORDERS_SHORT).signature(), signature);
+        assert_eq!(request.query("page=1").signature(), signature);
+    }
+
+    #[test]
+    fn headers_are_changed_after_signing() {
+        let request = client()
+            .post("")
+            .timestamp("1700000000")
+            .header(TIMESTAMP, b"17\xff")
+            .without(ACCESS_KEY);
+        let headers = request.headers().unwrap();
+        assert_eq!(headers[TIMESTAMP].as_bytes(), b"17\xff");
+        assert_eq!(
+            headers[SIGNATURE],
+            client().post("").timestamp("1700000000").signature()
+        );
+        assert!(!headers.contains_key(ACCESS_KEY));
+        assert_eq!(
+            client()
+                .post("")
+                .timestamp("100")
+                .timestamp_from_now(-301)
+                .timestamp,
+            "-201"
+        );
+    }
+}

@@ -1,0 +1,66 @@
+//! A `PostgreSQL` database of a test's own.
+
+use crate::{cleanup, required};
+use anyhow::{Context, Result};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use url::Url;
+use uuid::Uuid;
+
+/// An empty database with a random name; dropped, whoever is still connected, when this is dropped.
+#[derive(Debug)]
+pub struct Database {
+    server: Url,
+    name: String,
+    url: String,
+}
+
+impl Database {
+    /// Creates it on the server of `TEST_DATABASE_URL`. Migrations are `esimctl`'s business.
+    pub async fn create() -> Result<Self> {
+        let server: Url = required("TEST_DATABASE_URL")?
+            .parse()
+            .context("TEST_DATABASE_URL is no URL")?;
+        let name = format!("test_{}", Uuid::now_v7().simple());
+        execute(&server, format!("CREATE DATABASE {name}")).await?;
+        let mut url = server.clone();
+        url.set_path(&name);
+        Ok(Self {
+            server,
+            name,
+            url: url.into(),
+        })
+    }
+
+    /// The value for `DATABASE_URL`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A connection for looking at what the services stored.
+    pub async fn connect(&self) -> Result<PgConnection> {
+        PgConnection::connect(&self.url)
+            .await
+            .with_context(|| format!("cannot connect to database {}", self.name))
+    }
+}
+
+impl Drop for Database {
+    fn drop(&mut self) {
+        let statement = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
+        cleanup::run(&self.name, execute(&self.server, statement));
+    }
+}
+
+/// Runs a statement whose only variable part is a name made up here.
+async fn execute(server: &Url, statement: String) -> Result<()> {
+    let failed = |what: &str| format!("PostgreSQL of TEST_DATABASE_URL: {what}");
+    let mut connection = PgConnection::connect(server.as_str())
+        .await
+        .with_context(|| failed("cannot connect"))?;
+    sqlx::raw_sql(AssertSqlSafe(statement.clone()))
+        .execute(&mut connection)
+        .await
+        .with_context(|| failed(&statement))?;
+    connection.close().await?;
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! The operator's command line, run as the program it is.
+
+use crate::bin_dir;
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::process::Command;
+
+const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// What `esimctl partner create` prints, once.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Partner {
+    pub partner_id: String,
+    pub name: String,
+    /// `sandbox` or `live`.
+    pub environment: String,
+    pub access_key: String,
+    /// Base64.
+    pub secret_key: String,
+    pub webhook_url: Option<String>,
+    /// `whsec_` and Base64.
+    pub webhook_secret: String,
+}
+
+/// An element of what `esimctl option list` prints.
+#[derive(Clone, Debug, Deserialize)]
+pub struct CatalogueOption {
+    pub option_id: String,
+    pub name: String,
+    pub provider: String,
+    pub provider_option_id: String,
+    /// `sandbox` or `live`.
+    pub environment: String,
+    pub enabled: bool,
+}
+
+/// Runs `esimctl` with a fixed set of settings.
+#[derive(Clone, Debug)]
+pub struct Esimctl {
+    binary: PathBuf,
+    env: Vec<(String, String)>,
+}
+
+impl Esimctl {
+    /// With settings in addition to this process's environment; none if that has them all.
+    pub fn new(env: impl IntoIterator<Item = (String, String)>) -> Self {
+        Self {
+            binary: bin_dir().join("esimctl"),
+            env: env.into_iter().collect(),
+        }
+    }
+
+    /// Runs `esimctl <args> --json` and parses what it prints.
+    ///
+    /// Errors: it fails (with what it says), takes longer than 60 s, or prints something else.
+    pub async fn run<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
+        let shown = format!("esimctl {}", args.join(" "));
+        let output = Command::new(&self.binary)
+            .args(args)
+            .arg("--json")
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .kill_on_drop(true)
+            .output();
+        let output = tokio::time::timeout(TIMEOUT, output)
+            .await
+            .with_context(|| format!("{shown}: still running after {TIMEOUT:?}"))?
+            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        if !output.status.success() {
+            bail!(
+                "{shown}: {}: {}",
+                output.status,
+                String::from_utf8_lossy(&output.stderr).trim()
+            );
+        }
+        serde_json::from_slice(&output.stdout).with_context(|| {
+            format!(
+                "{shown}: unexpected output: {}",
+                String::from_utf8_lossy(&output.stdout)
+            )
+        })
+    }
+
+    /// `partner create`; `environment` is `sandbox` or `live`.
+    pub async fn create_partner(
+        &self,
+        name: &str,
+        environment: &str,
+        webhook_url: Option<&str>,
+    ) -> Result<Partner> {
+        let mut args = vec!["partner", "create", "--name", name, "--environment", environment];
+        if let Some(url) = webhook_url {
+            args.extend(["--webhook-url", url]);
+        }
+        self.run(&args).await
+    }
+
+    /// `option list`.
+    pub async fn options(&self) -> Result<Vec<CatalogueOption>> {
+        self.run(&["option", "list"]).await
+    }
+
+    /// The `option_id` of the sandbox option of that name.
+    pub async fn sandbox_option(&self, name: &str) -> Result<String> {
+        let options = self.options().await?;
+        let found = options
+            .into_iter()
+            .find(|option| option.name == name && option.environment == "sandbox");
+        Ok(found
+            .with_context(|| format!("the catalogue has no sandbox option named {name}"))?
+            .option_id)
+    }
+}

@@ -1,0 +1,16 @@
+//! The HTTP client that everything here shares the settings of.
+
+use anyhow::Result;
+use std::time::Duration;
+
+/// A client without proxy and redirects, with 30 s for a whole exchange.
+pub fn client() -> Result<reqwest::Client> {
+    // Fails only when a provider is installed already, which is as good.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder()
+        .no_proxy()
+        .redirect(reqwest::redirect::Policy::none())
+        .timeout(Duration::from_secs(30))
+        .build()?;
+    Ok(client)
+}

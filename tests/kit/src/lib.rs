@@ -1,0 +1,45 @@
+//! What the end-to-end, fault and load tests are made of. Everything here is the real thing: real
+//! binaries, a real `PostgreSQL`, a real nats-server, real HTTP on loopback.
+//!
+//! - [`stack`]: a whole pipeline of a test's own; the usual starting point.
+//! - [`client`]: a partner that signs and sends orders, and requests that are wrong on purpose.
+//! - [`receiver`]: a partner's webhook endpoint that records what it gets.
+//! - [`esimctl`]: the operator's command line, run as a program.
+//! - [`process`], [`nats`], [`database`]: the parts a stack consists of.
+//! - [`wait`], [`progress`], [`http`], [`ports`]: small helpers for them.
+//!
+//! Environment: `TEST_DATABASE_URL` (a role that may create databases), `TEST_NATS_URL`, `BIN_DIR`
+//! (default `target/debug`), `NATS_SERVER_BIN` (default: `nats-server` in the search path).
+
+mod cleanup;
+pub mod client;
+pub mod database;
+pub mod esimctl;
+pub mod http;
+pub mod nats;
+pub mod ports;
+pub mod process;
+pub mod progress;
+pub mod receiver;
+pub mod stack;
+pub mod wait;
+
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+
+/// The repository's root folder.
+pub fn workspace() -> PathBuf {
+    let kit = Path::new(env!("CARGO_MANIFEST_DIR"));
+    kit.ancestors().nth(2).unwrap_or(kit).to_path_buf()
+}
+
+/// The folder of the binaries under test: `BIN_DIR`, which may be relative to the repository.
+pub fn bin_dir() -> PathBuf {
+    let folder = std::env::var_os("BIN_DIR").unwrap_or_else(|| "target/debug".into());
+    workspace().join(folder)
+}
+
+/// A setting that tests can't do without; the error names it.
+fn required(name: &str) -> Result<String> {
+    std::env::var(name).with_context(|| format!("{name} must be set; tests/run does that"))
+}

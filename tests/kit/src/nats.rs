@@ -1,0 +1,117 @@
+//! NATS: a server of a test's own, and the removal of a test's streams from a shared one.
+
+use crate::process::{Process, Program};
+use crate::{cleanup, ports};
+use anyhow::{Context, Result};
+use futures_util::TryStreamExt;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+/// A real `nats-server` with `JetStream` in a folder of its own, for tests that stop it or lose its
+/// storage. Its port stays the same over restarts.
+#[derive(Debug)]
+pub struct NatsServer {
+    process: Process,
+    store: std::path::PathBuf,
+    url: String,
+}
+
+impl NatsServer {
+    /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path) with storage and log in
+    /// `folder`.
+    pub async fn start(folder: &Path) -> Result<Self> {
+        let binary = std::env::var_os("NATS_SERVER_BIN").unwrap_or_else(|| "nats-server".into());
+        let (port, monitor) = (ports::free()?, ports::free()?);
+        let store = folder.join("jetstream");
+        let args = [
+            "-a",
+            "127.0.0.1",
+            "-p",
+            &port.to_string(),
+            "-m",
+            &monitor.to_string(),
+            "-js",
+            "-sd",
+        ];
+        let mut args: Vec<String> = args.map(String::from).into();
+        args.push(store.display().to_string());
+        let mut process = Process::new(Program {
+            name: "nats-server".into(),
+            binary: binary.into(),
+            args,
+            env: BTreeMap::new(),
+            ready_url: format!("http://127.0.0.1:{monitor}/healthz"),
+            log: folder.join("nats-server.log"),
+        });
+        process.start().await?;
+        Ok(Self {
+            process,
+            store,
+            url: format!("nats://127.0.0.1:{port}"),
+        })
+    }
+
+    /// The value for `NATS_URL`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Stops it as an operator would; its storage stays.
+    pub async fn stop(&mut self) -> Result<()> {
+        self.process.terminate(Duration::from_secs(10)).await.map(drop)
+    }
+
+    /// SIGKILL.
+    pub async fn kill(&mut self) -> Result<()> {
+        self.process.kill().await
+    }
+
+    /// Deletes the storage of a server that is stopped: streams, consumers, messages.
+    pub fn wipe(&self) -> Result<()> {
+        anyhow::ensure!(
+            self.process.pid().is_none(),
+            "stop nats-server before its storage is deleted"
+        );
+        std::fs::remove_dir_all(&self.store)
+            .with_context(|| format!("cannot delete {}", self.store.display()))
+    }
+
+    /// Starts it again after a stop.
+    pub async fn start_again(&mut self) -> Result<()> {
+        self.process.start().await
+    }
+}
+
+/// The streams of one test on a shared server; deleted when this is dropped.
+#[derive(Debug)]
+pub struct OwnStreams {
+    url: String,
+    prefix: String,
+}
+
+impl OwnStreams {
+    /// Those whose names begin with `prefix`, on the server at `url`.
+    pub fn new(url: &str, prefix: &str) -> Self {
+        Self {
+            url: url.into(),
+            prefix: prefix.into(),
+        }
+    }
+
+    async fn delete(&self) -> Result<()> {
+        let client = async_nats::connect(&self.url).await?;
+        let jetstream = async_nats::jetstream::new(client);
+        let names: Vec<String> = jetstream.stream_names().try_collect().await?;
+        for name in names.iter().filter(|name| name.starts_with(&self.prefix)) {
+            jetstream.delete_stream(name).await?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for OwnStreams {
+    fn drop(&mut self) {
+        cleanup::run(&format!("streams {}*", self.prefix), self.delete());
+    }
+}

@@ -1,0 +1,236 @@
+//! A real program under test: started, waited for, stopped, killed, started again.
+
+use crate::{http, wait};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::process::{Child, Command};
+
+/// How long a program may take to become ready.
+const START: Duration = Duration::from_secs(30);
+/// Lines of the log that an error shows.
+const LOG_LINES: usize = 30;
+
+/// What to run. Of the test's own environment the program gets only `PATH`, `HOME` and `TMPDIR`.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// For messages: `notifier-1`.
+    pub name: String,
+    pub binary: PathBuf,
+    pub args: Vec<String>,
+    pub env: BTreeMap<String, String>,
+    /// Answers 200 once the program is ready: `http://127.0.0.1:18081/readyz`.
+    pub ready_url: String,
+    /// Standard output and standard error, appended to.
+    pub log: PathBuf,
+}
+
+/// A program and, while it runs, its process. Killed when dropped.
+#[derive(Debug)]
+pub struct Process {
+    program: Program,
+    child: Option<Child>,
+}
+
+impl Process {
+    /// A program that isn't started yet.
+    pub fn new(program: Program) -> Self {
+        Self { program, child: None }
+    }
+
+    /// Starts the program, for the first time or again, and waits until it is ready.
+    ///
+    /// Errors: it runs already, can't be started, ends before it is ready or takes longer than 30 s;
+    /// with the end of its log.
+    pub async fn start(&mut self) -> Result<()> {
+        self.spawn()?;
+        let client = http::client()?;
+        let url = self.program.ready_url.clone();
+        let what = format!("{} to be ready at {url}", self.program.name);
+        let ready = wait::until(START, &what, async || {
+            if let Some(status) = self.exited()? {
+                bail!("{} ended before it was ready: {status}", self.program.name);
+            }
+            let answer = client.get(&url).timeout(Duration::from_secs(1)).send().await;
+            Ok(answer
+                .is_ok_and(|answer| answer.status().is_success())
+                .then_some(()))
+        });
+        let result = ready.await;
+        result.with_context(|| self.log_tail())
+    }
+
+    /// Starts the program and doesn't wait: for programs that are expected to refuse.
+    pub fn spawn(&mut self) -> Result<()> {
+        ensure!(self.child.is_none(), "{} is running already", self.program.name);
+        let log = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&self.program.log)?;
+        let inherited =
+            ["PATH", "HOME", "TMPDIR"].map(|name| std::env::var_os(name).map(|value| (name, value)));
+        let child = Command::new(&self.program.binary)
+            .args(&self.program.args)
+            .env_clear()
+            .envs(inherited.into_iter().flatten())
+            .envs(&self.program.env)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("cannot start {}", self.program.binary.display()))?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// The process id, if it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().and_then(Child::id)
+    }
+
+    /// How it ended, if it has.
+    pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
+        self.child
+            .as_mut()
+            .context("it was never started")?
+            .try_wait()
+            .context("cannot ask for the exit status")
+    }
+
+    /// SIGKILL, and waits for the end. Fine if it doesn't run.
+    pub async fn kill(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child
+                .kill()
+                .await
+                .with_context(|| format!("cannot kill {}", self.program.name))?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, and waits for the end; the exit status tells whether it was a clean one.
+    ///
+    /// Errors: it doesn't run, or is still there after `timeout` (then it is killed).
+    pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        self.signal(Signal::TERM)?;
+        self.wait(timeout).await
+    }
+
+    /// Waits for the end of a program that ends by itself.
+    pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let mut child = self.child.take().context("it was never started")?;
+        if let Ok(status) = tokio::time::timeout(timeout, child.wait()).await {
+            return Ok(status?);
+        }
+        child.kill().await?;
+        bail!(
+            "{} was still running after {timeout:?}\n{}",
+            self.program.name,
+            self.log_tail()
+        )
+    }
+
+    /// Stalls the process (SIGSTOP), as a virtual machine or a full disk would.
+    pub fn pause(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets a stalled process go on (SIGCONT).
+    pub fn resume(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    /// Everything it printed so far, over all its starts.
+    pub fn log(&self) -> Result<String> {
+        let bytes = std::fs::read(&self.program.log)?;
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// What runs here.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// For a change of settings before the next start.
+    pub fn program_mut(&mut self) -> &mut Program {
+        &mut self.program
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let pid = self
+            .pid()
+            .with_context(|| format!("{} is not running", self.program.name))?;
+        let pid = i32::try_from(pid)
+            .ok()
+            .and_then(Pid::from_raw)
+            .context("not a process id")?;
+        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.program.name))
+    }
+
+    fn log_tail(&self) -> String {
+        let log = self.log().unwrap_or_default();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+        format!("the end of {}:\n{}", self.program.log.display(), tail.join("\n"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(folder: &std::path::Path, script: &str) -> Process {
+        Process::new(Program {
+            name: "shell".into(),
+            binary: "/bin/sh".into(),
+            args: vec!["-c".into(), script.into()],
+            env: BTreeMap::from([("GREETING".into(), "good morning".into())]),
+            ready_url: "http://127.0.0.1:1/readyz".into(),
+            log: folder.join("log"),
+        })
+    }
+
+    #[tokio::test]
+    async fn a_start_that_fails_shows_the_status_and_the_log() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = shell(folder.path(), "echo $GREETING; exit 2")
+            .start()
+            .await
+            .unwrap_err();
+        let text = format!("{error:#}");
+        assert!(
+            text.contains("good morning") && text.contains("exit status: 2"),
+            "{text}"
+        );
+    }
+
+    #[tokio::test]
+    async fn terminate_waits_and_kill_needs_no_consent() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done";
+        let mut process = shell(folder.path(), script);
+        process.spawn().unwrap();
+        wait_for_log(&process, 1).await;
+        assert_eq!(
+            process.terminate(Duration::from_secs(10)).await.unwrap().code(),
+            Some(7)
+        );
+
+        process.spawn().unwrap();
+        wait_for_log(&process, 2).await;
+        process.kill().await.unwrap();
+        assert_eq!(process.pid(), None);
+    }
+
+    async fn wait_for_log(process: &Process, lines: usize) {
+        let seen = async || Ok((process.log()?.lines().count() >= lines).then_some(()));
+        wait::until(Duration::from_secs(10), "the script to be up", seen)
+            .await
+            .unwrap();
+    }
+}

@@ -1,0 +1,48 @@
+//! A progress line on standard error: redrawn in place on a terminal, one line per change elsewhere.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::time::Duration;
+
+/// Gone from the terminal once dropped.
+pub struct Progress {
+    bar: ProgressBar,
+    last: String,
+}
+
+impl Progress {
+    /// Starts a spinner without text.
+    pub fn start() -> Self {
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Self {
+            bar,
+            last: String::new(),
+        }
+    }
+
+    /// Shows `text`; where nothing can be redrawn, prints it if it is news.
+    pub fn show(&mut self, text: String) {
+        if self.bar.is_hidden() {
+            if text != self.last {
+                eprintln!("{text}");
+            }
+            self.last = text;
+        } else {
+            self.bar.set_message(text);
+        }
+    }
+
+    /// Prints a line of output (standard output) above the progress line.
+    pub fn print(&self, text: &str) {
+        self.bar.suspend(|| println!("{text}"));
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,284 @@
+//! A partner's webhook endpoint: records every request, and answers as told.
+
+use anyhow::{Context, Result, bail};
+use axum::body::Bytes;
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use serde_json::Value;
+use signing::webhook::Secret;
+use std::collections::HashMap;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+/// Larger bodies are refused with 413 and not recorded.
+const BODY_LIMIT: usize = 64 * 1024;
+
+/// One request as it came in.
+#[derive(Clone, Debug)]
+pub struct Received {
+    /// When its head had been read.
+    pub at: Instant,
+    pub path: String,
+    pub headers: HeaderMap,
+    /// The body as sent.
+    pub body: Bytes,
+    /// The body parsed; `Null` if it isn't JSON.
+    pub json: Value,
+    pub signature: Signature,
+}
+
+/// Whether the Standard Webhooks signature is that of the path's secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signature {
+    /// The path has no secret.
+    Unchecked,
+    Valid,
+    /// Wrong, or one of the three headers is missing or unreadable.
+    Invalid,
+}
+
+/// What to answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer {
+    pub status: u16,
+    /// Time between the recording and the answer.
+    pub delay: Duration,
+}
+
+type Decide = Arc<dyn Fn(&Received) -> Answer + Send + Sync>;
+
+/// Serves on 127.0.0.1 until it is dropped.
+pub struct Receiver {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    server: JoinHandle<()>,
+}
+
+#[derive(Default)]
+struct Shared {
+    book: Mutex<Book>,
+    arrived: Notify,
+}
+
+#[derive(Default)]
+struct Book {
+    received: Vec<Received>,
+    secrets: HashMap<String, Secret>,
+    answers: HashMap<String, Decide>,
+}
+
+impl Received {
+    /// The `topup_id` of the body, empty if there is none.
+    pub fn topup_id(&self) -> &str {
+        self.json["topup_id"].as_str().unwrap_or_default()
+    }
+}
+
+impl Answer {
+    /// An immediate answer.
+    pub fn status(status: u16) -> Self {
+        Self {
+            status,
+            delay: Duration::ZERO,
+        }
+    }
+}
+
+impl Receiver {
+    /// Starts on a free port; every path is served and answered 200.
+    pub async fn start() -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .await
+            .context("cannot listen on 127.0.0.1")?;
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared::default());
+        let router = axum::Router::new()
+            .fallback(receive)
+            .with_state(Arc::clone(&shared));
+        let server = tokio::spawn(async move {
+            if let Err(error) = axum::serve(listener, router).await {
+                eprintln!("the webhook receiver stopped: {error}");
+            }
+        });
+        Ok(Self {
+            address,
+            shared,
+            server,
+        })
+    }
+
+    /// The webhook URL of a path: `/a`.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Checks the signature of what comes to `path` from now on. `webhook_secret` is `whsec_…`.
+    pub fn verify(&self, path: &str, webhook_secret: &str) -> Result<()> {
+        let secret = Secret::parse(webhook_secret)?;
+        self.shared.book().secrets.insert(path.into(), secret);
+        Ok(())
+    }
+
+    /// Decides the answers for `path` from now on. The request is recorded after `decide` returned,
+    /// so `decide` may look at the world at the moment of arrival.
+    pub fn answer(&self, path: &str, decide: impl Fn(&Received) -> Answer + Send + Sync + 'static) {
+        self.shared.book().answers.insert(path.into(), Arc::new(decide));
+    }
+
+    /// Everything that came so far, in order.
+    pub fn received(&self) -> Vec<Received> {
+        self.shared.book().received.clone()
+    }
+
+    /// Waits for at least `count` requests over all paths; returns all.
+    pub async fn wait_for(&self, count: usize, timeout: Duration) -> Result<Vec<Received>> {
+        self.wait_until(timeout, &format!("{count} webhooks"), |received| {
+            received.len() >= count
+        })
+        .await
+    }
+
+    /// Waits until what has come satisfies `condition`; returns all of it. The error names `what`.
+    pub async fn wait_until(
+        &self,
+        timeout: Duration,
+        what: &str,
+        condition: impl Fn(&[Received]) -> bool,
+    ) -> Result<Vec<Received>> {
+        let waiting = async {
+            loop {
+                let arrived = self.shared.arrived.notified();
+                tokio::pin!(arrived);
+                // Registered before looking, or an arrival between look and wait would be missed.
+                arrived.as_mut().enable();
+                {
+                    let book = self.shared.book();
+                    if condition(&book.received) {
+                        return book.received.clone();
+                    }
+                }
+                arrived.await;
+            }
+        };
+        match tokio::time::timeout(timeout, waiting).await {
+            Ok(received) => Ok(received),
+            Err(_) => bail!(
+                "waited {timeout:?} in vain for {what}; {} came",
+                self.received().len()
+            ),
+        }
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+impl Shared {
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn receive(State(shared): State<Arc<Shared>>, request: Request) -> StatusCode {
+    let at = Instant::now();
+    let (head, body) = request.into_parts();
+    let Ok(body) = axum::body::to_bytes(body, BODY_LIMIT).await else {
+        return StatusCode::PAYLOAD_TOO_LARGE;
+    };
+    let path = head.uri.path().to_owned();
+    let (signature, decide) = {
+        let book = shared.book();
+        (
+            check(book.secrets.get(&path), &head.headers, &body),
+            book.answers.get(&path).cloned(),
+        )
+    };
+    let json = serde_json::from_slice(&body).unwrap_or_default();
+    let received = Received {
+        at,
+        path,
+        headers: head.headers,
+        body,
+        json,
+        signature,
+    };
+    let answer = decide.map_or(Answer::status(200), |decide| decide(&received));
+    shared.book().received.push(received);
+    shared.arrived.notify_waiters();
+    // Part of the endpoint's behaviour, not a way to wait for something.
+    tokio::time::sleep(answer.delay).await;
+    StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+}
+
+fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature {
+    let Some(secret) = secret else {
+        return Signature::Unchecked;
+    };
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let timestamp = header("webhook-timestamp").and_then(signing::parse_unix_time);
+    let valid = match (header("webhook-id"), timestamp, header("webhook-signature")) {
+        (Some(id), Some(timestamp), Some(signature)) => secret.verify(id, timestamp, body, signature),
+        _ => false,
+    };
+    if valid {
+        Signature::Valid
+    } else {
+        Signature::Invalid
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http;
+
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+    const BODY: &str = r#"{"test": 2432232314}"#;
+
+    async fn post(url: String, signature: &str) -> u16 {
+        let request = http::client().unwrap().post(url).body(BODY);
+        let request = request.header("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek");
+        let request = request
+            .header("webhook-timestamp", "1614265330")
+            .header("webhook-signature", signature);
+        request.send().await.unwrap().status().as_u16()
+    }
+
+    #[tokio::test]
+    async fn signatures_are_checked_per_path() {
+        let receiver = Receiver::start().await.unwrap();
+        receiver.verify("/checked", SECRET).unwrap();
+        let good = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
+        assert_eq!(post(receiver.url("/checked"), good).await, 200);
+        assert_eq!(post(receiver.url("/checked"), "v1,AAAA").await, 200);
+        assert_eq!(post(receiver.url("/open"), "v1,AAAA").await, 200);
+        let all = receiver.wait_for(3, Duration::from_secs(5)).await.unwrap();
+        let signatures: Vec<_> = all.iter().map(|one| one.signature).collect();
+        assert_eq!(
+            signatures,
+            [Signature::Valid, Signature::Invalid, Signature::Unchecked]
+        );
+        assert_eq!(all[0].json["test"], 2_432_232_314_u64);
+        assert_eq!(all[0].body, BODY);
+    }
+
+    #[tokio::test]
+    async fn answers_as_told_and_waits_for_arrivals_to_come() {
+        let receiver = Receiver::start().await.unwrap();
+        receiver.answer("/down", |_| Answer::status(503));
+        let (answer, all) = tokio::join!(
+            post(receiver.url("/down"), "v1,"),
+            receiver.wait_for(1, Duration::from_secs(5))
+        );
+        assert_eq!((answer, all.unwrap().len()), (503, 1));
+        let error = receiver.wait_for(2, Duration::from_millis(20)).await.unwrap_err();
+        assert!(error.to_string().contains("2 webhooks; 1 came"), "{error}");
+    }
+}

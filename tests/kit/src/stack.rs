@@ -1,0 +1,373 @@
+//! A whole pipeline of a test's own: its database, its streams, its processes on ports of their own.
+//!
+//! ```ignore
+//! let stack = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0s").start().await?;
+//! let partner = stack.create_partner("sandbox", Some(&receiver.url("/a"))).await?;
+//! let answer = stack.client(&partner)?.order("order-1", &[(stack.option("ready")?, 2)]).await?;
+//! ```
+
+use crate::client::Client;
+use crate::database::Database;
+use crate::esimctl::{CatalogueOption, Esimctl, Partner};
+use crate::nats::{NatsServer, OwnStreams};
+use crate::process::{Process, Program};
+use crate::{bin_dir, http, ports, required};
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+use tokio::process::Command;
+use uuid::Uuid;
+
+/// Thirty-two known bytes: what tests store is no secret.
+const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
+const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
+
+/// What runs as a process, in the order of their start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    Sandbox,
+    Ingress,
+    Provisioner,
+    Notifier,
+}
+
+impl Stage {
+    const ALL: [Self; 4] = [Self::Sandbox, Self::Ingress, Self::Provisioner, Self::Notifier];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sandbox => "sandbox",
+            Self::Ingress => "ingress",
+            Self::Provisioner => "provisioner",
+            Self::Notifier => "notifier",
+        }
+    }
+}
+
+/// What the sandbox provider really sold.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Ledger {
+    pub purchases: u64,
+    pub units: u64,
+    pub orders: Vec<LedgerOrder>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+pub struct LedgerOrder {
+    pub order_id: String,
+    pub units: u64,
+    pub purchased_times: u64,
+}
+
+/// What to start; by default one of each stage, on the shared NATS server of `TEST_NATS_URL`.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Builder {
+    env: Vec<(Stage, String, String)>,
+    left_out: BTreeSet<Stage>,
+    replicas: BTreeMap<Stage, usize>,
+    own_nats: bool,
+}
+
+impl Builder {
+    /// Sets or overrides a setting of every replica of a stage.
+    pub fn env(mut self, stage: Stage, name: &str, value: &str) -> Self {
+        self.env.push((stage, name.into(), value.into()));
+        self
+    }
+
+    /// Doesn't start the stage; [`Stack::process`] can do it later.
+    pub fn without(mut self, stage: Stage) -> Self {
+        self.left_out.insert(stage);
+        self
+    }
+
+    /// Runs several processes of a stage. One sandbox only: its ledger has one owner.
+    pub fn replicas(mut self, stage: Stage, count: usize) -> Self {
+        self.replicas.insert(stage, count);
+        self
+    }
+
+    /// Runs a `nats-server` of the test's own, which it may stop and wipe.
+    pub fn own_nats(mut self) -> Self {
+        self.own_nats = true;
+        self
+    }
+
+    /// Creates the database, migrates it, loads the sandbox's catalogue, starts every stage and
+    /// waits until all are ready.
+    pub async fn start(self) -> Result<Stack> {
+        let dir = tempfile::Builder::new().prefix("stack-").tempdir()?;
+        let database = Database::create().await?;
+        let prefix = format!("{}_", Uuid::now_v7().simple());
+        let (nats, streams, nats_url) = if self.own_nats {
+            let server = NatsServer::start(dir.path()).await?;
+            let url = server.url().to_owned();
+            (Some(server), None, url)
+        } else {
+            let url = required("TEST_NATS_URL")?;
+            (None, Some(OwnStreams::new(&url, &prefix)), url)
+        };
+
+        let common = env([
+            ("DATABASE_URL", database.url()),
+            ("NATS_URL", &nats_url),
+            ("STREAM_PREFIX", &prefix),
+            ("MASTER_KEY", MASTER_KEY),
+            ("LOG", "info"),
+            ("LOG_FORMAT", "text"),
+        ]);
+        let esimctl = Esimctl::new(common.clone());
+        let _: serde_json::Value = esimctl.run(&["migrate"]).await?;
+        import_catalogue(&esimctl, dir.path()).await?;
+        let options = esimctl.options().await?;
+
+        let plan = Plan {
+            dir: dir.path(),
+            common: &common,
+            sandbox_port: ports::free()?,
+            ingress_port: ports::free()?,
+        };
+        let mut processes = BTreeMap::new();
+        for stage in Stage::ALL {
+            let count = self.replicas.get(&stage).copied().unwrap_or(1);
+            ensure!(
+                stage != Stage::Sandbox || count == 1,
+                "there is one sandbox: its ledger has one owner"
+            );
+            let mut replicas = Vec::new();
+            for replica in 0..count {
+                let mut program = plan.program(stage, replica)?;
+                let overrides = self.env.iter().filter(|(of, _, _)| *of == stage);
+                program
+                    .env
+                    .extend(overrides.map(|(_, name, value)| (name.clone(), value.clone())));
+                replicas.push(Process::new(program));
+            }
+            processes.insert(stage, replicas);
+        }
+        let (base_url, sandbox_url) = (plan.base_url(), plan.sandbox_url());
+        let mut stack = Stack {
+            processes,
+            nats,
+            _streams: streams,
+            database,
+            dir,
+            esimctl,
+            options,
+            base_url,
+            sandbox_url,
+            prefix,
+        };
+        let started = stack.start_all(&self.left_out).await;
+        started.with_context(|| format!("starting a stack in {}", stack.dir.path().display()))?;
+        Ok(stack)
+    }
+}
+
+/// A running pipeline. When it is dropped, its processes are killed, its database and streams
+/// deleted; its logs stay, and are named, if the test panicked.
+#[derive(Debug)]
+pub struct Stack {
+    // In the order of their end: processes before what they use.
+    processes: BTreeMap<Stage, Vec<Process>>,
+    nats: Option<NatsServer>,
+    _streams: Option<OwnStreams>,
+    /// To look at what was stored.
+    pub database: Database,
+    dir: TempDir,
+    pub esimctl: Esimctl,
+    options: Vec<CatalogueOption>,
+    /// Of the first ingress: `http://127.0.0.1:20001`.
+    pub base_url: String,
+    pub sandbox_url: String,
+    /// `STREAM_PREFIX`.
+    pub prefix: String,
+}
+
+impl Stack {
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// One of each stage, default settings.
+    pub async fn start() -> Result<Self> {
+        Self::builder().start().await
+    }
+
+    /// Makes a partner with a random name; `environment` is `sandbox` or `live`.
+    pub async fn create_partner(&self, environment: &str, webhook_url: Option<&str>) -> Result<Partner> {
+        let name = format!("partner {}", Uuid::now_v7());
+        self.esimctl.create_partner(&name, environment, webhook_url).await
+    }
+
+    /// A client of the first ingress.
+    pub fn client(&self, partner: &Partner) -> Result<Client> {
+        Client::of(&self.base_url, partner)
+    }
+
+    /// The base URL of each ingress.
+    pub fn base_urls(&self) -> Vec<String> {
+        let replicas = self.processes.get(&Stage::Ingress).into_iter().flatten();
+        replicas
+            .filter_map(|one| one.program().env.get("LISTEN"))
+            .map(|listen| format!("http://{listen}"))
+            .collect()
+    }
+
+    /// The `option_id` of a sandbox option: `ready`, `delayed`, `refused`, `out-of-stock`.
+    pub fn option(&self, name: &str) -> Result<&str> {
+        let found = self.options.iter().find(|option| option.name == name);
+        Ok(&found
+            .with_context(|| format!("the sandbox offers no option named {name}"))?
+            .option_id)
+    }
+
+    /// What the sandbox provider sold so far.
+    pub async fn ledger(&self) -> Result<Ledger> {
+        let answer = http::client()?
+            .get(format!("{}/ledger", self.sandbox_url))
+            .send()
+            .await?;
+        answer
+            .error_for_status()?
+            .json()
+            .await
+            .context("unexpected shape of the ledger")
+    }
+
+    /// The first process of a stage: to kill it, stop it, start it again, read its log.
+    pub fn process(&mut self, stage: Stage) -> Result<&mut Process> {
+        self.replicas(stage)
+            .first_mut()
+            .with_context(|| format!("no {} in this stack", stage.name()))
+    }
+
+    /// All processes of a stage.
+    pub fn replicas(&mut self, stage: Stage) -> &mut [Process] {
+        self.processes.get_mut(&stage).map_or(&mut [], Vec::as_mut_slice)
+    }
+
+    /// The `nats-server` of a stack that has one of its own.
+    pub fn nats(&mut self) -> Result<&mut NatsServer> {
+        self.nats
+            .as_mut()
+            .context("build the stack with own_nats() to control its NATS server")
+    }
+
+    async fn start_all(&mut self, left_out: &BTreeSet<Stage>) -> Result<()> {
+        let stages = self
+            .processes
+            .iter_mut()
+            .filter(|(stage, _)| !left_out.contains(stage));
+        futures_util::future::try_join_all(stages.flat_map(|(_, replicas)| replicas).map(Process::start))
+            .await?;
+        Ok(())
+    }
+}
+
+impl Drop for Stack {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.dir.disable_cleanup(true);
+            eprintln!(
+                "the logs of this test's processes are in {}",
+                self.dir.path().display()
+            );
+        }
+    }
+}
+
+/// What is known before the processes are described.
+struct Plan<'a> {
+    dir: &'a Path,
+    common: &'a BTreeMap<String, String>,
+    sandbox_port: u16,
+    /// Of the first ingress.
+    ingress_port: u16,
+}
+
+impl Plan<'_> {
+    fn sandbox_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.sandbox_port)
+    }
+
+    fn base_url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.ingress_port)
+    }
+
+    fn program(&self, stage: Stage, replica: usize) -> Result<Program> {
+        let name = format!("{}-{replica}", stage.name());
+        let listen = match (stage, replica) {
+            (Stage::Sandbox, _) => self.sandbox_port,
+            (Stage::Ingress, 0) => self.ingress_port,
+            _ => ports::free()?,
+        };
+        let admin = ports::free()?;
+        let listening = env([
+            ("LISTEN", format!("127.0.0.1:{listen}").as_str()),
+            ("ADMIN_LISTEN", format!("127.0.0.1:{admin}").as_str()),
+        ]);
+        let ledger = self.dir.join("ledger").display().to_string();
+        let keys = [
+            ("SANDBOX_ACCESS_KEY", SANDBOX_ACCESS_KEY),
+            ("SANDBOX_SECRET_KEY", SANDBOX_SECRET_KEY),
+        ];
+        let own = match stage {
+            Stage::Sandbox => env([keys[0], keys[1], ("SANDBOX_LEDGER", &ledger)]),
+            Stage::Ingress => BTreeMap::new(),
+            Stage::Provisioner => env([keys[0], keys[1], ("SANDBOX_URL", &self.sandbox_url())]),
+            Stage::Notifier => env([
+                ("PUBLIC_URL", self.base_url().as_str()),
+                ("WEBHOOK_ALLOW", "127.0.0.0/8"),
+            ]),
+        };
+        let ready_port = if stage == Stage::Sandbox { listen } else { admin };
+        Ok(Program {
+            log: self.dir.join(format!("{name}.log")),
+            name,
+            binary: bin_dir().join(stage.name()),
+            args: Vec::new(),
+            env: self
+                .common
+                .clone()
+                .into_iter()
+                .chain(listening)
+                .chain(own)
+                .collect(),
+            ready_url: format!("http://127.0.0.1:{ready_port}/readyz"),
+        })
+    }
+}
+
+fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
+    pairs
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// `sandbox catalogue > file`, `esimctl option import file`.
+async fn import_catalogue(esimctl: &Esimctl, dir: &Path) -> Result<()> {
+    let binary = bin_dir().join("sandbox");
+    let output = Command::new(&binary).arg("catalogue").kill_on_drop(true).output();
+    let output = tokio::time::timeout(Duration::from_secs(30), output)
+        .await
+        .context("sandbox catalogue: no end after 30 s")?
+        .with_context(|| format!("cannot run {}", binary.display()))?;
+    ensure!(
+        output.status.success(),
+        "sandbox catalogue: {}",
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    let file = dir.join("catalogue.json");
+    std::fs::write(&file, &output.stdout)?;
+    let _: serde_json::Value = esimctl
+        .run(&["option", "import", &file.display().to_string()])
+        .await?;
+    Ok(())
+}
