@@ -35,9 +35,19 @@ need() {
     fail "$1 is missing: install it (Debian: apt-get install $2; macOS, not tried: xcode-select --install, or brew install $2)"
 }
 
+# `need_rust`: cargo and what it needs to build this workspace.
+need_rust() {
+  command -v cargo >/dev/null || fail "cargo is missing: install Rust (https://rustup.rs)"
+  need cc build-essential
+}
+
 # --- settings: the environment, else what .local/env remembers, else the default ------------------
 
 SETTINGS=()
+# What the services take from the caller's environment; deploy/local/up --help names them too.
+SERVICE_SETTINGS=(BRAND PLACEMENT_WAIT MAX_ITEMS MAX_UNITS PROVIDERS USIMSA_URL USIMSA_ACCESS_KEY USIMSA_SECRET_KEY
+  PROVIDER_CONCURRENCY PROVIDER_TIMEOUT SETTLE WEBHOOK_ALLOW WEBHOOK_TIMEOUT DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY
+  LOG LOG_FORMAT SHUTDOWN_TIMEOUT)
 
 remembered() {
   [[ ! -f $ENV_FILE ]] || sed -n "s/^$1=//p" "$ENV_FILE"
@@ -79,14 +89,15 @@ save_settings() {
   mv "$ENV_FILE.new" "$ENV_FILE"
 }
 
-# `load_settings`: exports what .local/env holds.
+# `load_settings`: exports what .local/env holds, and sets BIN, the absolute BIN_DIR.
 load_settings() {
   local line
-  [[ -f $ENV_FILE ]] || fail "there is no $ENV_FILE; run deploy/local/up first"
   while IFS= read -r line; do export "${line?}"; done <"$ENV_FILE"
+  BIN=${BIN_DIR-}
+  [[ $BIN == /* ]] || BIN=$ROOT/$BIN
 }
 
-# `lock`: one up or down at a time. Processes that outlive the script are started with 8 closed.
+# `lock`: one up or down at a time. What outlives the scripts is started with their locks (7: tests/run) closed.
 lock() {
   mkdir -p "$LOCAL_DIR/run" "$LOCAL_DIR/log" "$LOCAL_DIR/data"
   command -v flock >/dev/null || return 0 # macOS has none
@@ -140,7 +151,7 @@ launch() {
     ! answers "${!port}" || fail "$name: port ${!port} is in use by another program; choose one with $port=…"
   done
   ! command -v setsid >/dev/null || session=setsid
-  (cd / && exec "$session" "$@") </dev/null >>"$LOCAL_DIR/log/$name.log" 2>&1 8>&- &
+  (cd / && exec "$session" "$@") </dev/null >>"$LOCAL_DIR/log/$name.log" 2>&1 7>&- 8>&- &
   PID=$! LAUNCHED+=" $name "
   printf '%s\n' "$PID" >"$LOCAL_DIR/run/$name.pid"
   printf '%s %s\n' "$(birth "$PID")" "$fingerprint" >"$LOCAL_DIR/run/$name.stamp"
