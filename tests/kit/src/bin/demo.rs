@@ -1,0 +1,239 @@
+//! The main job, shown: a partner orders three eSIMs and gets three webhooks.
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use qrcode::QrCode;
+use qrcode::render::unicode::Dense1x2;
+use serde_json::Value;
+use std::collections::HashSet;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use testkit::client::{Client, ORDERS, Product};
+use testkit::esimctl::Esimctl;
+use testkit::progress::Progress;
+use testkit::receiver::{Received, Receiver, Signature};
+use uuid::Uuid;
+
+/// Where the partner's webhooks go.
+const PATH: &str = "/webhooks";
+/// Sandbox options and how many eSIMs of each.
+const ORDER: [(&str, u32); 2] = [("ready", 2), ("delayed", 1)];
+/// The fields of a webhook, in the order of the specification.
+const FIELDS: [&str; 9] = [
+    "topup_id",
+    "option_id",
+    "iccid",
+    "smdp",
+    "activate_code",
+    "download_link",
+    "qrcode_img_url",
+    "expired_date",
+    "external_order_id",
+];
+
+/// Makes a sandbox partner, orders three eSIMs over two options, and shows the webhooks that come.
+///
+/// Exit status 0 only if every webhook came, with a valid signature.
+#[derive(Parser)]
+#[command(
+    after_help = "deploy/local/demo brings everything up and runs this with the settings of .local/env."
+)]
+struct Settings {
+    /// Where the ingress listens, for example `http://127.0.0.1:18080`.
+    #[arg(long, env = "BASE_URL")]
+    base_url: String,
+    /// Seconds to wait for the webhooks.
+    #[arg(long, default_value_t = 60)]
+    timeout: u64,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match show(&Settings::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\ndemo: {error:#}\nThe services' logs are .local/log/<process>.log.");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// An order that was accepted.
+struct Order {
+    external_order_id: String,
+    products: Vec<Product>,
+    sent: Instant,
+    answer_took: Duration,
+}
+
+async fn show(settings: &Settings) -> Result<()> {
+    println!("Sandbox test data: the eSIMs below are made up, nothing is bought, so they may be printed.\n");
+    let endpoint = Receiver::start().await?;
+    let esimctl = Esimctl::new([]);
+    let name = format!("demo {}", Uuid::now_v7());
+    let partner = esimctl
+        .create_partner(&name, "sandbox", Some(&endpoint.url(PATH)))
+        .await?;
+    endpoint.verify(PATH, &partner.webhook_secret)?;
+    println!(
+        "Partner     {} with access key {}",
+        partner.partner_id, partner.access_key
+    );
+    println!("Webhooks    {}", endpoint.url(PATH));
+
+    let order = place(settings, &esimctl, &Client::of(&settings.base_url, &partner)?).await?;
+    let webhooks = follow(&endpoint, &order, Duration::from_secs(settings.timeout)).await;
+
+    let expected = order.products.len();
+    if let Some(link) = webhooks
+        .first()
+        .and_then(|webhook| webhook.json["download_link"].as_str())
+    {
+        println!("\nThe first eSIM, for a phone's camera:\n\n{}", draw(link)?);
+    }
+    println!("{} of {expected} webhooks arrived", webhooks.len());
+    report(&order, &webhooks);
+    if let Some(stages) = stored_times(&esimctl, &order).await {
+        println!("{stages}");
+    }
+
+    ensure!(
+        webhooks.len() == expected,
+        "{} webhooks are missing",
+        expected - webhooks.len()
+    );
+    let invalid = webhooks
+        .iter()
+        .filter(|webhook| webhook.signature != Signature::Valid)
+        .count();
+    ensure!(invalid == 0, "{invalid} webhooks carry no valid signature");
+    Ok(())
+}
+
+async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Result<Order> {
+    let mut items = Vec::new();
+    for (name, qty) in ORDER {
+        items.push((esimctl.sandbox_option(name).await?, qty));
+    }
+    let items: Vec<(&str, u32)> = items
+        .iter()
+        .map(|(option_id, qty)| (option_id.as_str(), *qty))
+        .collect();
+    let external_order_id = format!("demo-{}", Uuid::now_v7());
+    println!(
+        "\nPOST {}{ORDERS}\n{}",
+        settings.base_url,
+        testkit::client::order(&external_order_id, &items)
+    );
+
+    let sent = Instant::now();
+    let answer = client
+        .order(&external_order_id, &items)
+        .await
+        .context("the order got no answer")?;
+    println!("\n{} after {}", answer.status, millis(answer.took));
+    let products = answer.products()?;
+    for product in &products {
+        println!("  topup {} of option {}", product.topup_id, product.option_id);
+    }
+    let expected: usize = ORDER.iter().map(|(_, qty)| *qty as usize).sum();
+    if products.len() != expected {
+        bail!("the answer has {} topups instead of {expected}", products.len());
+    }
+    Ok(Order {
+        external_order_id,
+        products,
+        sent,
+        answer_took: answer.took,
+    })
+}
+
+/// Prints each topup's first webhook as it comes; ends when all have come or time is up.
+async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Received> {
+    let topups: HashSet<&str> = order
+        .products
+        .iter()
+        .map(|product| product.topup_id.as_str())
+        .collect();
+    let mut first: Vec<Received> = Vec::new();
+    let mut progress = Progress::start();
+    println!();
+    while first.len() < topups.len() {
+        progress.show(format!(
+            "{} of {} webhooks arrived, waiting for the others",
+            first.len(),
+            topups.len()
+        ));
+        let seen: HashSet<String> = first
+            .iter()
+            .map(|webhook| webhook.topup_id().to_owned())
+            .collect();
+        let is_new =
+            |webhook: &Received| topups.contains(webhook.topup_id()) && !seen.contains(webhook.topup_id());
+        let left = timeout.saturating_sub(order.sent.elapsed());
+        let waiting = receiver.wait_until(left, "the next webhook", |all| all.iter().any(is_new));
+        let Ok(all) = waiting.await else { break };
+        let Some(webhook) = all.into_iter().find(is_new) else {
+            break;
+        };
+        let number = first.len() + 1;
+        progress.print(&describe(&webhook, number, topups.len(), webhook.at - order.sent));
+        first.push(webhook);
+    }
+    first
+}
+
+fn describe(webhook: &Received, number: usize, of: usize, after: Duration) -> String {
+    let verdict = match webhook.signature {
+        Signature::Valid => "signature valid",
+        Signature::Invalid | Signature::Unchecked => "SIGNATURE INVALID",
+    };
+    let fields = FIELDS.map(|field| {
+        let value = webhook.json[field].as_str().unwrap_or("(missing)");
+        format!("  {field:<18}{value}\n")
+    });
+    let fields = fields.concat();
+    format!(
+        "Webhook {number} of {of}, {} after the order, {verdict}\n{fields}",
+        millis(after)
+    )
+}
+
+/// A QR code in half blocks, with the light modules drawn: readable on a dark terminal.
+fn draw(text: &str) -> Result<String> {
+    let code = QrCode::new(text).context("the download link doesn't fit a QR code")?;
+    Ok(code
+        .render()
+        .dark_color(Dense1x2::Light)
+        .light_color(Dense1x2::Dark)
+        .build())
+}
+
+/// How long everything took as seen by the partner.
+fn report(order: &Order, received: &[Received]) {
+    let after: Vec<Duration> = received.iter().map(|webhook| webhook.at - order.sent).collect();
+    println!(
+        "  answer         {:>8} after the order was sent",
+        millis(order.answer_took)
+    );
+    if let (Some(first), Some(last)) = (after.iter().min(), after.iter().max()) {
+        println!("  first webhook  {:>8}", millis(*first));
+        println!(
+            "  last webhook   {:>8}   (option `delayed` takes the provider about 2 s)",
+            millis(*last)
+        );
+    }
+}
+
+/// How long each stage took by the times stored with the order; nothing if they can't be had.
+async fn stored_times(esimctl: &Esimctl, order: &Order) -> Option<String> {
+    let _: Value = esimctl
+        .run(&["order", "show", &order.external_order_id])
+        .await
+        .ok()?;
+    None
+}
+
+fn millis(duration: Duration) -> String {
+    format!("{} ms", duration.as_millis())
+}

@@ -1,0 +1,232 @@
+//! What happened: one entry per topup, counters, latencies.
+
+use hdrhistogram::Histogram;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use tokio::sync::{Notify, Semaphore};
+
+/// Shared by the tasks of one thread. A topup is known by its 26 digits as a number.
+#[derive(Default)]
+pub struct Book {
+    topups: RefCell<HashMap<u128, Topup>>,
+    totals: RefCell<Totals>,
+    /// Topups accepted without webhook.
+    waiting: Cell<u64>,
+    window_end: Cell<Option<Instant>>,
+    permits: RefCell<Option<Rc<Semaphore>>>,
+    complete: Notify,
+}
+
+/// The answer and the webhook come in either order.
+#[derive(Default)]
+struct Topup {
+    sent: Option<Instant>,
+    arrived: Option<Instant>,
+}
+
+/// Counters over the whole run and, where they say so, over the window.
+#[derive(Clone, Default)]
+pub struct Totals {
+    /// Orders answered 201.
+    pub orders: u64,
+    pub orders_in_window: u64,
+    /// Topups in those answers.
+    pub topups: u64,
+    /// First webhooks of topups.
+    pub webhooks: u64,
+    pub webhooks_in_window: u64,
+    /// Further webhooks of the same topup.
+    pub duplicates: u64,
+    pub errors: u64,
+    /// Number and first example by kind.
+    pub errors_by_kind: BTreeMap<String, (u64, String)>,
+    pub answer: Latency,
+    pub order_to_webhook: Latency,
+}
+
+/// Latencies in microseconds, three significant digits.
+#[derive(Clone)]
+pub struct Latency(Histogram<u64>);
+
+impl Default for Latency {
+    #[expect(clippy::expect_used, reason = "three significant digits are always allowed")]
+    fn default() -> Self {
+        Self(Histogram::new(3).expect("a histogram of three digits"))
+    }
+}
+
+impl Latency {
+    fn record(&mut self, latency: Duration) {
+        self.0
+            .saturating_record(u64::try_from(latency.as_micros()).unwrap_or(u64::MAX));
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// In milliseconds; `1.0` is the maximum.
+    pub fn quantile(&self, quantile: f64) -> f64 {
+        Duration::from_micros(self.0.value_at_quantile(quantile)).as_secs_f64() * 1000.0
+    }
+}
+
+impl Book {
+    /// Says when the window ends.
+    pub fn open(&self, window_end: Instant) {
+        self.window_end.set(Some(window_end));
+    }
+
+    /// Webhooks give these permits back, one each.
+    pub fn release_to(&self, permits: Option<Rc<Semaphore>>) {
+        self.permits.replace(permits);
+    }
+
+    /// An order was answered 201 with these topups. `sent` is where latencies count from.
+    pub fn accepted(&self, sent: Instant, answered: Instant, topups: &[u128]) {
+        let mut book = self.topups.borrow_mut();
+        let mut totals = self.totals.borrow_mut();
+        totals.orders += 1;
+        totals.orders_in_window += u64::from(self.in_window(answered));
+        totals.answer.record(answered.saturating_duration_since(sent));
+        for topup_id in topups {
+            let topup = book.entry(*topup_id).or_default();
+            if topup.sent.replace(sent).is_some() {
+                totals.fail("topup_id given twice", &topup_id.to_string());
+                continue;
+            }
+            totals.topups += 1;
+            match topup.arrived {
+                Some(arrived) => totals
+                    .order_to_webhook
+                    .record(arrived.saturating_duration_since(sent)),
+                None => self.waiting.update(|waiting| waiting + 1),
+            }
+        }
+    }
+
+    /// A webhook came.
+    pub fn webhook(&self, topup_id: u128, at: Instant) {
+        let mut book = self.topups.borrow_mut();
+        let mut totals = self.totals.borrow_mut();
+        let topup = book.entry(topup_id).or_default();
+        if topup.arrived.is_some() {
+            totals.duplicates += 1;
+            return;
+        }
+        topup.arrived = Some(at);
+        totals.webhooks += 1;
+        totals.webhooks_in_window += u64::from(self.in_window(at));
+        if let Some(permits) = &*self.permits.borrow() {
+            permits.add_permits(1);
+        }
+        if let Some(sent) = topup.sent {
+            totals.order_to_webhook.record(at.saturating_duration_since(sent));
+            self.waiting.update(|waiting| waiting - 1);
+            if self.waiting.get() == 0 {
+                self.complete.notify_one();
+            }
+        }
+    }
+
+    /// Something went wrong; the first `example` of a kind is kept.
+    pub fn failed(&self, kind: &str, example: &str) {
+        self.totals.borrow_mut().fail(kind, example);
+    }
+
+    /// Topups accepted without webhook so far.
+    pub fn waiting(&self) -> u64 {
+        self.waiting.get()
+    }
+
+    /// Returns when `waiting` may have become zero; look again.
+    pub async fn nothing_waiting(&self) {
+        self.complete.notified().await;
+    }
+
+    /// Webhooks of topups in no 201 that was read: of orders whose answer was lost.
+    pub fn unasked(&self) -> u64 {
+        let totals = self.totals.borrow();
+        totals.webhooks - (totals.topups - self.waiting())
+    }
+
+    pub fn totals(&self) -> std::cell::Ref<'_, Totals> {
+        self.totals.borrow()
+    }
+
+    fn in_window(&self, at: Instant) -> bool {
+        self.window_end.get().is_some_and(|end| at <= end)
+    }
+}
+
+impl Totals {
+    fn fail(&mut self, kind: &str, example: &str) {
+        self.errors += 1;
+        let entry = self
+            .errors_by_kind
+            .entry(kind.to_owned())
+            .or_insert_with(|| (0, shorten(example)));
+        entry.0 += 1;
+    }
+}
+
+/// The first 200 characters.
+fn shorten(text: &str) -> String {
+    text.chars().take(200).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_and_webhooks_meet_in_either_order() {
+        let book = Book::default();
+        let start = Instant::now();
+        let after = |millis| start + Duration::from_millis(millis);
+        book.open(after(100));
+        book.accepted(start, after(10), &[1, 2]);
+        book.webhook(3, after(15));
+        assert_eq!((book.waiting(), book.unasked()), (2, 1));
+        book.webhook(1, after(20));
+        book.accepted(after(5), after(25), &[3]);
+        book.webhook(2, after(150));
+        book.webhook(2, after(160));
+
+        assert_eq!((book.waiting(), book.unasked()), (0, 0));
+        let totals = book.totals();
+        assert_eq!((totals.orders, totals.topups, totals.webhooks), (2, 3, 3));
+        assert_eq!(
+            (totals.webhooks_in_window, totals.duplicates, totals.errors),
+            (2, 1, 0)
+        );
+        assert!((totals.order_to_webhook.quantile(1.0) - 150.0).abs() < 1.0);
+        assert!((totals.order_to_webhook.quantile(0.01) - 10.0).abs() < 0.1);
+        assert!((totals.answer.quantile(1.0) - 20.0).abs() < 0.1);
+    }
+
+    #[test]
+    fn a_topup_id_that_is_given_twice_is_an_error() {
+        let book = Book::default();
+        book.accepted(Instant::now(), Instant::now(), &[1]);
+        book.accepted(Instant::now(), Instant::now(), &[1]);
+        assert_eq!((book.totals().errors, book.waiting()), (1, 1));
+        book.failed("status 500", "first");
+        book.failed("status 500", "second");
+        assert_eq!(
+            book.totals().errors_by_kind["status 500"],
+            (2, "first".to_owned())
+        );
+    }
+
+    #[test]
+    fn webhooks_release_permits_once_per_topup() {
+        let (book, permits) = (Book::default(), Rc::new(Semaphore::new(0)));
+        book.release_to(Some(Rc::clone(&permits)));
+        book.webhook(1, Instant::now());
+        book.webhook(1, Instant::now());
+        assert_eq!(permits.available_permits(), 1);
+    }
+}

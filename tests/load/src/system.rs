@@ -1,0 +1,250 @@
+//! What the processes of the pipeline cost, read from `/proc`; empty where there is none (macOS).
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+/// Ticks per second of the times in `/proc/<pid>/stat`: 100 on every architecture we run on.
+const TICKS: u64 = 100;
+/// What ingress takes when it is not told.
+const DEFAULT_PLACEMENT_WAIT: &str = "2s";
+
+/// What a process and its descendants used since they started.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// User and system time; includes children that have ended.
+    pub cpu: Duration,
+    /// The peak of resident memory (`VmHWM`). With descendants: the sum of their peaks, with shared
+    /// memory counted once; an upper bound, since the peaks need not coincide.
+    pub peak_memory_kib: u64,
+}
+
+/// By the name of the pid file; `load` is this process.
+pub type Sample = BTreeMap<String, Usage>;
+
+/// Whether the ingress that was measured was optimised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Build {
+    Release,
+    Debug,
+    Unknown,
+}
+
+/// Looks at every process with a pid file in `run_dir`.
+pub fn sample(run_dir: &Path) -> Result<Sample> {
+    let processes = processes();
+    let pids = pids(run_dir)?
+        .into_iter()
+        .chain([("load".to_owned(), std::process::id())]);
+    let usages = pids
+        .filter(|(_, pid)| processes.contains_key(pid))
+        .map(|(name, pid)| (name, usage(pid, &processes)));
+    Ok(usages.collect())
+}
+
+/// The `PLACEMENT_WAIT` with which the ingress runs, as its environment or command line has it.
+pub fn placement_wait(run_dir: &Path) -> String {
+    let wait = || {
+        let folder = proc_folder(ingress(run_dir)?);
+        let read = |file: &str| fs::read(format!("{folder}/{file}")).unwrap_or_default();
+        placement_wait_in(&read("cmdline"), &read("environ"))
+    };
+    wait().unwrap_or_else(|| format!("{DEFAULT_PLACEMENT_WAIT} (default)"))
+}
+
+/// Release or debug, by the path of the ingress that runs; `BIN_DIR` where it can't be read.
+pub fn build(run_dir: &Path) -> Build {
+    let running = ingress(run_dir).and_then(|pid| fs::read_link(format!("{}/exe", proc_folder(pid))).ok());
+    let path = running
+        .or_else(|| std::env::var_os("BIN_DIR").map(Into::into))
+        .unwrap_or_default();
+    let has = |name: &str| path.components().any(|part| part.as_os_str() == name);
+    match (has("release"), has("debug")) {
+        (true, _) => Build::Release,
+        (_, true) => Build::Debug,
+        _ => Build::Unknown,
+    }
+}
+
+fn ingress(run_dir: &Path) -> Option<u32> {
+    pids(run_dir)
+        .ok()?
+        .into_iter()
+        .find(|(name, _)| name.starts_with("ingress"))
+        .map(|(_, pid)| pid)
+}
+
+fn pids(run_dir: &Path) -> Result<BTreeMap<String, u32>> {
+    let mut pids = BTreeMap::new();
+    let files =
+        fs::read_dir(run_dir).with_context(|| format!("{} (is the pipeline running?)", run_dir.display()))?;
+    for file in files {
+        let path = file?.path();
+        if path.extension().is_none_or(|extension| extension != "pid") {
+            continue;
+        }
+        let name = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        // PostgreSQL writes more lines than the pid into its own file.
+        let text = fs::read_to_string(&path)?;
+        if let Some(pid) = text.lines().next().and_then(|line| line.trim().parse().ok()) {
+            pids.insert(name, pid);
+        }
+    }
+    Ok(pids)
+}
+
+fn proc_folder(pid: u32) -> String {
+    format!("/proc/{pid}")
+}
+
+/// From `/proc/<pid>/stat`.
+#[derive(Debug, PartialEq, Eq)]
+struct Stat {
+    parent: u32,
+    ticks: u64,
+}
+
+fn processes() -> BTreeMap<u32, Stat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(|pid| {
+        Some((
+            pid,
+            parse_stat(&fs::read_to_string(format!("{}/stat", proc_folder(pid))).ok()?)?,
+        ))
+    })
+    .collect()
+}
+
+/// The name, in parentheses, may hold anything; the fields follow the last one.
+fn parse_stat(stat: &str) -> Option<Stat> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    // Field 3 of proc(5) is the first here: ppid is 4; utime, stime, cutime, cstime are 14 to 17.
+    let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
+    Some(Stat {
+        parent: u32::try_from(number(1)?).ok()?,
+        ticks,
+    })
+}
+
+fn usage(root: u32, processes: &BTreeMap<u32, Stat>) -> Usage {
+    let family: Vec<u32> = processes
+        .keys()
+        .copied()
+        .filter(|pid| descends(*pid, root, processes))
+        .collect();
+    let ticks: u64 = family.iter().map(|pid| processes[pid].ticks).sum();
+    let memory: Vec<(u64, u64)> = family.iter().map(|pid| memory(*pid)).collect();
+    let own: u64 = memory
+        .iter()
+        .map(|(peak, shared)| peak.saturating_sub(*shared))
+        .sum();
+    let shared = memory.iter().map(|(_, shared)| *shared).max().unwrap_or_default();
+    Usage {
+        cpu: Duration::from_millis(ticks * 1000 / TICKS),
+        peak_memory_kib: own + shared,
+    }
+}
+
+fn descends(pid: u32, root: u32, processes: &BTreeMap<u32, Stat>) -> bool {
+    let parent = |pid: &u32| processes.get(pid).map(|stat| stat.parent);
+    // Deeper families don't exist; the bound guards against a pid that was reused while we looked.
+    std::iter::successors(Some(pid), parent)
+        .take(32)
+        .any(|ancestor| ancestor == root)
+}
+
+/// `VmHWM` and `RssShmem` in KiB.
+fn memory(pid: u32) -> (u64, u64) {
+    let status = fs::read_to_string(format!("{}/status", proc_folder(pid))).unwrap_or_default();
+    let field = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name))?;
+        value.split_ascii_whitespace().next()?.parse().ok()
+    };
+    (
+        field("VmHWM:").unwrap_or_default(),
+        field("RssShmem:").unwrap_or_default(),
+    )
+}
+
+/// Both files are NUL-separated; the command line wins, as it does in the ingress.
+fn placement_wait_in(cmdline: &[u8], environ: &[u8]) -> Option<String> {
+    let texts = |bytes: &[u8]| -> Vec<String> {
+        bytes
+            .split(|byte| *byte == 0)
+            .map(|text| String::from_utf8_lossy(text).into_owned())
+            .collect()
+    };
+    let args = texts(cmdline);
+    let inline = args.iter().find_map(|arg| arg.strip_prefix("--placement-wait="));
+    let separate = || {
+        args.iter()
+            .skip_while(|arg| *arg != "--placement-wait")
+            .nth(1)
+            .map(String::as_str)
+    };
+    let flag = inline.or_else(separate).map(str::to_owned);
+    flag.or_else(|| {
+        texts(environ)
+            .iter()
+            .find_map(|pair| pair.strip_prefix("PLACEMENT_WAIT=").map(str::to_owned))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stat_is_parsed_whatever_the_name() {
+        let stat = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 2 3 4 100 20 3 4 20 0 1 0 99 5 6";
+        assert_eq!(
+            parse_stat(stat),
+            Some(Stat {
+                parent: 7,
+                ticks: 127
+            })
+        );
+        assert_eq!(parse_stat("42 (short) S 7"), None);
+    }
+
+    #[test]
+    fn descendants_are_found() {
+        let stat = |parent| Stat { parent, ticks: 1 };
+        let processes = BTreeMap::from([(1, stat(0)), (2, stat(1)), (3, stat(2)), (4, stat(1))]);
+        assert!(descends(3, 2, &processes) && descends(2, 2, &processes));
+        assert!(!descends(4, 2, &processes) && !descends(1, 2, &processes));
+    }
+
+    #[test]
+    fn placement_wait_comes_from_flag_or_environment() {
+        let environ = b"A=1\0PLACEMENT_WAIT=0s\0";
+        assert_eq!(placement_wait_in(b"ingress\0", environ).as_deref(), Some("0s"));
+        assert_eq!(
+            placement_wait_in(b"ingress\0--placement-wait\x003s\0", environ).as_deref(),
+            Some("3s")
+        );
+        assert_eq!(
+            placement_wait_in(b"ingress\0--placement-wait=4s\0", b"").as_deref(),
+            Some("4s")
+        );
+        assert_eq!(placement_wait_in(b"ingress\0", b"A=1\0"), None);
+    }
+
+    #[test]
+    fn this_process_is_sampled() {
+        let no_pid_files = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let sample = sample(no_pid_files).unwrap();
+        assert_eq!(sample.len(), usize::from(Path::new("/proc/self/stat").exists()));
+        assert!(sample.values().all(|usage| usage.peak_memory_kib > 0));
+    }
+}

@@ -1,0 +1,243 @@
+//! As much of HTTP/1.1 as a generator and a sink need: messages with a `Content-Length` over
+//! connections that are kept open. A full implementation would take processor time from what is
+//! measured.
+
+use std::io::{self, ErrorKind};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const HEAD_LIMIT: usize = 16 * 1024;
+const BODY_LIMIT: usize = 1024 * 1024;
+/// Digits of a `topup_id`.
+const TOPUP_ID_DIGITS: usize = 26;
+
+/// The head of a request or an answer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Bytes up to and including the empty line.
+    length: usize,
+    /// Bytes of the body.
+    body: usize,
+    /// The status of an answer, 0 for a request.
+    pub status: u16,
+    /// The other side won't take another message on this connection.
+    pub close: bool,
+}
+
+/// Parses a head; `None` if it isn't complete yet.
+fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
+    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+        return if bytes.len() > HEAD_LIMIT {
+            Err(malformed("the head is too long"))
+        } else {
+            Ok(None)
+        };
+    };
+    let mut lines = bytes[..end]
+        .split(|byte| *byte == b'\n')
+        .map(<[u8]>::trim_ascii_end);
+    let first = lines.next().unwrap_or_default();
+    let status = match first.strip_prefix(b"HTTP/1.1 ") {
+        Some(rest) => number(rest.get(..3).unwrap_or_default()).ok_or_else(|| malformed("no status"))?,
+        None => 0,
+    };
+    let status = u16::try_from(status).map_err(|_| malformed("no status"))?;
+    let mut head = Head {
+        length: end + 4,
+        body: 0,
+        status,
+        close: false,
+    };
+    for line in lines {
+        let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+            continue;
+        };
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        if name.eq_ignore_ascii_case(b"content-length") {
+            head.body = number(value).ok_or_else(|| malformed("no content length"))?;
+        } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
+            return Err(malformed("a transfer encoding, which is not supported here"));
+        } else if name.eq_ignore_ascii_case(b"connection") {
+            head.close = value.eq_ignore_ascii_case(b"close");
+        }
+    }
+    if head.body > BODY_LIMIT {
+        return Err(malformed("the body is too long"));
+    }
+    Ok(Some(head))
+}
+
+fn number(digits: &[u8]) -> Option<usize> {
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}
+
+fn malformed(what: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, what)
+}
+
+/// The topup ids in a JSON text, found by their field name; ids that aren't 26 digits are left out.
+pub fn topup_ids(json: &[u8]) -> impl Iterator<Item = u128> {
+    const NAME: &[u8] = b"\"topup_id\"";
+    let mut rest = json;
+    let values = std::iter::from_fn(move || {
+        let name = rest.windows(NAME.len()).position(|window| window == NAME)?;
+        rest = &rest[name + NAME.len()..];
+        Some(rest)
+    });
+    values.filter_map(|value| {
+        let value = value
+            .trim_ascii_start()
+            .strip_prefix(b":")?
+            .trim_ascii_start()
+            .strip_prefix(b"\"")?;
+        let digits = value.get(..TOPUP_ID_DIGITS)?;
+        let complete = value.get(TOPUP_ID_DIGITS) == Some(&b'"') && digits.iter().all(u8::is_ascii_digit);
+        complete.then(|| {
+            digits
+                .iter()
+                .fold(0, |id, digit| id * 10 + u128::from(digit - b'0'))
+        })
+    })
+}
+
+/// A connection and what was read from it beyond the current message.
+pub struct Connection {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+    /// Bytes of the buffer that belong to the message returned last.
+    used: usize,
+}
+
+impl Connection {
+    /// Takes over a connected stream.
+    pub fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        Ok(Self {
+            stream,
+            buffer: Vec::with_capacity(4096),
+            used: 0,
+        })
+    }
+
+    pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes).await
+    }
+
+    /// Reads the next message: its head and its body. `None` if the other side closed before it.
+    pub async fn read(&mut self) -> io::Result<Option<(Head, &[u8])>> {
+        self.buffer.drain(..self.used);
+        self.used = 0;
+        let mut head = None;
+        loop {
+            if head.is_none() {
+                head = parse_head(&self.buffer)?;
+            }
+            if let Some(head) = head.take_if(|head| self.buffer.len() >= head.length + head.body) {
+                self.used = head.length + head.body;
+                let body = &self.buffer[head.length..self.used];
+                return Ok(Some((head, body)));
+            }
+            self.buffer.reserve(4096);
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return if self.buffer.is_empty() {
+                    Ok(None)
+                } else {
+                    Err(ErrorKind::UnexpectedEof.into())
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::net::TcpListener;
+
+    #[test]
+    fn heads_are_parsed() {
+        let answer = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\ncontent-LENGTH: 12\r\n\r\n{";
+        let head = parse_head(answer).unwrap().unwrap();
+        assert_eq!(
+            head,
+            Head {
+                length: answer.len() - 1,
+                body: 12,
+                status: 201,
+                close: false
+            }
+        );
+        let request = b"POST /0 HTTP/1.1\r\nconnection: Close\r\n\r\n";
+        let head = parse_head(request).unwrap().unwrap();
+        assert_eq!(
+            head,
+            Head {
+                length: request.len(),
+                body: 0,
+                status: 0,
+                close: true
+            }
+        );
+    }
+
+    #[test]
+    fn heads_that_are_incomplete_or_wrong_are_told_apart() {
+        assert_eq!(parse_head(b"").unwrap(), None);
+        assert_eq!(
+            parse_head(b"HTTP/1.1 201 Created\r\ncontent-length: 1\r\n").unwrap(),
+            None
+        );
+        for bad in [
+            "HTTP/1.1 2\r\n\r\n",
+            "HTTP/1.1 abc\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 99999999\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+        ] {
+            assert_eq!(
+                parse_head(bad.as_bytes()).unwrap_err().kind(),
+                ErrorKind::InvalidData,
+                "{bad}"
+            );
+        }
+        assert!(parse_head(&vec![b'a'; HEAD_LIMIT + 1]).is_err());
+    }
+
+    #[test]
+    fn topup_ids_are_found() {
+        let json = br#"{"products":[{"topup_id":"20250129123456123456789012","option_id":"a"},
+            {"option_id":"b", "topup_id" : "20250129123456123456789013"}, {"topup_id":"1"}, {"topup_id":7}]}"#;
+        let ids: Vec<u128> = topup_ids(json).collect();
+        assert_eq!(
+            ids,
+            [
+                20_250_129_123_456_123_456_789_012,
+                20_250_129_123_456_123_456_789_013
+            ]
+        );
+        assert_eq!(topup_ids(b"").count() + topup_ids(b"\"topup_id\"").count(), 0);
+    }
+
+    #[tokio::test]
+    async fn messages_are_read_however_they_are_cut() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let mut server = Connection::new(listener.accept().await.unwrap().0).unwrap();
+        let writing = async {
+            let text = "HTTP/1.1 201 Created\r\ncontent-length: 3\r\n\r\nabcHTTP/1.1 500 X\r\ncontent-length: 1\r\n\r\nd";
+            for byte in text.as_bytes() {
+                client.write_all(&[*byte]).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            drop(client);
+        };
+        let reading = async {
+            let (head, body) = server.read().await.unwrap().unwrap();
+            assert_eq!((head.status, body), (201, &b"abc"[..]));
+            let (head, body) = server.read().await.unwrap().unwrap();
+            assert_eq!((head.status, body), (500, &b"d"[..]));
+            assert!(server.read().await.unwrap().is_none());
+        };
+        tokio::join!(writing, reading);
+    }
+}
