@@ -1,0 +1,135 @@
+//! Typed ids: a partner's id can't be passed where an order's is meant.
+
+use std::{fmt, marker::PhantomData, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// A UUID that names a `Kind`.
+#[derive(Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Id<Kind>(Uuid, #[serde(skip)] PhantomData<fn() -> Kind>);
+
+/// Names a partner account.
+pub type PartnerId = Id<kind::Partner>;
+/// Names an order; what partners see in `API connection error (Order ID: …)`.
+pub type OrderId = Id<kind::Order>;
+/// Names the part of an order that is bought from one provider in one purchase. It is the order id
+/// that the provider sees, the same in every attempt.
+pub type PlacementId = Id<kind::Placement>;
+/// Names a product option of the catalogue.
+pub type OptionId = Id<kind::ProductOption>;
+
+/// The kinds of things that have ids.
+pub mod kind {
+    /// A partner account.
+    pub enum Partner {}
+    /// An order.
+    pub enum Order {}
+    /// The unit of purchase.
+    pub enum Placement {}
+    /// A product option.
+    pub enum ProductOption {}
+}
+
+impl<Kind> Id<Kind> {
+    /// Makes a new id; ids made later sort later.
+    pub fn new() -> Self {
+        Uuid::now_v7().into()
+    }
+
+    /// The UUID itself.
+    pub fn uuid(self) -> Uuid {
+        self.0
+    }
+}
+
+impl<Kind> Default for Id<Kind> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<Kind> From<Uuid> for Id<Kind> {
+    fn from(uuid: Uuid) -> Self {
+        Self(uuid, PhantomData)
+    }
+}
+
+impl<Kind> FromStr for Id<Kind> {
+    type Err = uuid::Error;
+
+    /// Takes the hyphenated form only, in either case.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<uuid::fmt::Hyphenated>().map(|hyphenated| hyphenated.into_uuid().into())
+    }
+}
+
+impl<Kind> Clone for Id<Kind> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Kind> Copy for Id<Kind> {}
+
+impl<Kind> PartialEq for Id<Kind> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl<Kind> Eq for Id<Kind> {}
+
+impl<Kind> PartialOrd for Id<Kind> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<Kind> Ord for Id<Kind> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.cmp(&other.0)
+    }
+}
+
+impl<Kind> std::hash::Hash for Id<Kind> {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.0.hash(state);
+    }
+}
+
+impl<Kind> fmt::Display for Id<Kind> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<Kind> fmt::Debug for Id<Kind> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_hyphenated_form_is_an_id() {
+        let id = OptionId::new();
+        assert_eq!(id.to_string().parse::<OptionId>().unwrap(), id);
+        assert_eq!(id.to_string().to_uppercase().parse::<OptionId>().unwrap(), id);
+        for bad in ["", "1", &id.uuid().simple().to_string(), &format!("{{{id}}}"), &format!("{id} ")] {
+            assert!(bad.parse::<OptionId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn ids_travel_as_plain_text() {
+        let id = OrderId::new();
+        let text = serde_json::to_string(&id).unwrap();
+        assert_eq!(text, format!("\"{id}\""));
+        assert_eq!(serde_json::from_str::<OrderId>(&text).unwrap(), id);
+    }
+}

@@ -1,0 +1,146 @@
+//! The text forms of an eSIM profile: activation code and ICCID.
+
+use std::fmt;
+
+/// The longest SM-DP+ host name, as DNS allows.
+const MAX_HOST: usize = 253;
+/// The longest matching id we take; GSMA SGP.22 names no limit, QR codes do.
+const MAX_MATCHING_ID: usize = 255;
+
+/// A text has no place in an activation code.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum InvalidProfile {
+    /// The SM-DP+ address is no host name.
+    #[error("the SM-DP+ address is not a host name")]
+    Smdp,
+    /// The matching id isn't made of ASCII letters, digits and hyphens.
+    #[error("the activation code is not made of letters, digits and hyphens")]
+    MatchingId,
+    /// Not of the shape `LPA:1$<smdp>$<code>`.
+    #[error("the text is not of the shape LPA:1$<smdp>$<code>")]
+    Shape,
+    /// Not 18 to 20 digits.
+    #[error("the ICCID is not 18 to 20 digits")]
+    Iccid,
+}
+
+/// What installs an eSIM: a **bearer credential**, whoever has it can use the line. Never printed
+/// by `Debug`; [`ActivationCode::download_link`] is the one way to its text.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ActivationCode {
+    smdp: String,
+    matching_id: String,
+}
+
+impl ActivationCode {
+    /// Takes the SM-DP+ host name and the matching id (GSMA: letters, digits and hyphens).
+    pub fn new(smdp: &str, matching_id: &str) -> Result<Self, InvalidProfile> {
+        let host = !smdp.is_empty()
+            && smdp.len() <= MAX_HOST
+            && smdp.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'));
+        if !host {
+            return Err(InvalidProfile::Smdp);
+        }
+        let code = !matching_id.is_empty()
+            && matching_id.len() <= MAX_MATCHING_ID
+            && matching_id.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if !code {
+            return Err(InvalidProfile::MatchingId);
+        }
+        Ok(Self { smdp: smdp.to_owned(), matching_id: matching_id.to_owned() })
+    }
+
+    /// Parses `LPA:1$<smdp>$<code>`.
+    pub fn parse(download_link: &str) -> Result<Self, InvalidProfile> {
+        let rest = download_link.strip_prefix("LPA:1$").ok_or(InvalidProfile::Shape)?;
+        let (smdp, matching_id) = rest.split_once('$').ok_or(InvalidProfile::Shape)?;
+        Self::new(smdp, matching_id)
+    }
+
+    /// The host name of the server that provisions the profile.
+    pub fn smdp(&self) -> &str {
+        &self.smdp
+    }
+
+    /// The activation code alone, the webhook's `activate_code`.
+    pub fn matching_id(&self) -> &str {
+        &self.matching_id
+    }
+
+    /// `LPA:1$<smdp>$<code>`.
+    pub fn download_link(&self) -> String {
+        format!("LPA:1${}${}", self.smdp, self.matching_id)
+    }
+}
+
+impl fmt::Debug for ActivationCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ActivationCode([REDACTED])")
+    }
+}
+
+/// The number of an eSIM: 18 to 20 digits. Luhn isn't checked: published real ones fail it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Iccid(String);
+
+impl Iccid {
+    /// Takes the digits, without the `F` with which providers pad them.
+    pub fn parse(text: &str) -> Result<Self, InvalidProfile> {
+        let digits = text.trim_end_matches(['F', 'f']);
+        let valid = (18..=20).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
+        if valid { Ok(Self(digits.to_owned())) } else { Err(InvalidProfile::Iccid) }
+    }
+
+    /// The digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_matching_id_need_not_be_hexadecimal() {
+        let code = ActivationCode::new("smdp.example.com", "QR-G-5C-1LS-1W1Z9P7").unwrap();
+        assert_eq!(code.download_link(), "LPA:1$smdp.example.com$QR-G-5C-1LS-1W1Z9P7");
+        assert_eq!(ActivationCode::parse(&code.download_link()), Ok(code));
+    }
+
+    #[test]
+    fn what_could_break_out_of_the_shape_is_refused() {
+        assert_eq!(ActivationCode::new("", "A"), Err(InvalidProfile::Smdp));
+        assert_eq!(ActivationCode::new("a/b", "A"), Err(InvalidProfile::Smdp));
+        assert_eq!(ActivationCode::new("a.b", ""), Err(InvalidProfile::MatchingId));
+        // A second `$` would announce a confirmation code, which our webhook can't carry.
+        assert_eq!(ActivationCode::parse("LPA:1$a.b$C$$1"), Err(InvalidProfile::MatchingId));
+        assert_eq!(ActivationCode::parse("LPA:2$a.b$C"), Err(InvalidProfile::Shape));
+        assert_eq!(ActivationCode::parse("https://a.b"), Err(InvalidProfile::Shape));
+    }
+
+    #[test]
+    fn codes_are_not_printed() {
+        let code = ActivationCode::new("smdp.example.com", "SECRET").unwrap();
+        assert!(!format!("{code:?}").contains("SECRET"));
+    }
+
+    #[test]
+    fn iccids_are_18_to_20_digits_without_padding() {
+        assert_eq!(Iccid::parse("8982123456789012345F").unwrap().as_str(), "8982123456789012345");
+        for bad in ["", "89821234567890123", "898212345678901234567", "8982123456789O12345"] {
+            assert_eq!(Iccid::parse(bad), Err(InvalidProfile::Iccid), "{bad}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_text_parses_or_is_refused(text in "\\PC*") {
+            if let Ok(code) = ActivationCode::parse(&text) {
+                prop_assert_eq!(code.download_link(), text);
+            }
+        }
+    }
+}

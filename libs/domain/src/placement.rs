@@ -1,0 +1,198 @@
+//! The state machine of a placement, the unit of purchase. The statements of `libs/store` move
+//! rows along exactly these transitions; everything that could buy twice is decided here.
+//!
+//! The two rules that money rests on:
+//! - a purchase is sent only by the holder of a *fresh* attempt, recorded before it is sent;
+//! - an attempt whose outcome is unknown stays `placing` until it is looked up: only what certainly
+//!   bought nothing goes back to `accepted`, from where the next attempt may be recorded.
+
+use std::time::Duration;
+
+use crate::PlacementState;
+
+/// What the transitions depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Placement {
+    /// Its state.
+    pub state: PlacementState,
+    /// The number of the last recorded attempt; 0 before the first.
+    pub attempt: u32,
+    /// A look-up since the last attempt answered that there is no such purchase.
+    pub not_found: bool,
+}
+
+/// Something that happened to a placement. Events of an attempt name its number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A provisioner takes it up to buy it.
+    Claim,
+    /// The provider has the purchase of this attempt (it answered so, or it was looked up).
+    Bought(u32),
+    /// The provider refused: this attempt bought nothing and another would not either.
+    Rejected(u32),
+    /// This attempt certainly bought nothing, another may.
+    NotBought(u32),
+    /// A look-up says that there is no such purchase. `settled`: it was made so long after the
+    /// attempt was recorded that the attempt can't arrive any more.
+    NotFound {
+        /// The attempt that was looked up.
+        attempt: u32,
+        /// Whether the settling delay has passed.
+        settled: bool,
+    },
+    /// Ingress answers the order with 422 on the verdict of this attempt; `None` if the placement
+    /// has not been tried, or certainly bought nothing so far.
+    Refuse(Option<u32>),
+    /// It can't be settled without an operator.
+    Park,
+}
+
+/// The event comes too late or doesn't apply: nothing changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ignored;
+
+impl Placement {
+    /// A placement as ingress stores it.
+    pub const NEW: Self = Self { state: PlacementState::Accepted, attempt: 0, not_found: false };
+
+    /// The placement after `event`.
+    pub fn after(self, event: Event) -> Result<Self, Ignored> {
+        use PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
+        let to = |state| Ok(Self { state, ..self });
+        let current = |attempt| attempt == self.attempt;
+        match (self.state, event) {
+            (Accepted, Event::Claim) => {
+                Ok(Self { state: Placing, attempt: self.attempt + 1, not_found: false })
+            }
+            (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
+            // Money was spent where nobody expected it: never dropped, an operator must see it.
+            (Accepted | Placing | Refused | Failed, Event::Bought(attempt)) if attempt <= self.attempt => {
+                to(Parked)
+            }
+            (Placing, Event::Rejected(attempt)) if current(attempt) => to(Failed),
+            (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
+            (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
+                if settled && self.not_found {
+                    to(Accepted)
+                } else {
+                    Ok(Self { not_found: true, ..self })
+                }
+            }
+            (Placing, Event::Refuse(Some(attempt))) if current(attempt) => to(Refused),
+            (Accepted, Event::Refuse(None)) => to(Refused),
+            (Placing | Placed, Event::Park) => to(Parked),
+            _ => Err(Ignored),
+        }
+    }
+}
+
+/// When to ask again for profiles that weren't ready, by the age of the purchase: soon at first,
+/// then ever more rarely, at most once a minute; hourly once it is overdue.
+pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
+    if age >= overdue {
+        return Duration::from_secs(3600);
+    }
+    (age / 2).clamp(Duration::from_secs(1), Duration::from_secs(60))
+}
+
+/// When to try again what certainly bought nothing, by the number of attempts so far.
+pub fn next_attempt(attempt: u32) -> Duration {
+    Duration::from_secs(1 << attempt.clamp(1, 8)).min(Duration::from_secs(120))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
+
+    fn placing(attempt: u32) -> Placement {
+        Placement { state: Placing, attempt, not_found: false }
+    }
+
+    #[test]
+    fn the_straight_way() {
+        let placed = Placement::NEW.after(Event::Claim).unwrap().after(Event::Bought(1)).unwrap();
+        assert_eq!((placed.state, placed.attempt), (Placed, 1));
+    }
+
+    #[test]
+    fn an_attempt_in_progress_is_never_claimed_again() {
+        assert_eq!(placing(1).after(Event::Claim), Err(Ignored));
+    }
+
+    #[test]
+    fn only_the_second_settled_not_found_allows_another_attempt() {
+        let unsettled = Event::NotFound { attempt: 1, settled: false };
+        let settled = Event::NotFound { attempt: 1, settled: true };
+        let once = placing(1).after(settled).unwrap();
+        assert_eq!(once.state, Placing);
+        assert_eq!(once.after(unsettled).unwrap().state, Placing);
+        assert_eq!(once.after(settled).unwrap().state, Accepted);
+    }
+
+    #[test]
+    fn a_refusal_and_a_retry_exclude_each_other() {
+        let retried = placing(1).after(Event::NotBought(1)).unwrap().after(Event::Claim).unwrap();
+        assert_eq!(retried.after(Event::Refuse(Some(1))), Err(Ignored));
+        let refused = placing(1).after(Event::Refuse(Some(1))).unwrap();
+        assert_eq!(refused.after(Event::NotBought(1)), Err(Ignored));
+        assert_eq!(refused.after(Event::Claim), Err(Ignored));
+        assert_eq!(placing(1).after(Event::Refuse(None)), Err(Ignored));
+    }
+
+    #[test]
+    fn an_unexpected_purchase_is_parked_never_dropped() {
+        assert_eq!(placing(2).after(Event::Bought(1)).unwrap().state, Parked);
+        for state in [Refused, Failed, Accepted] {
+            let placement = Placement { state, ..placing(1) };
+            assert_eq!(placement.after(Event::Bought(1)).unwrap().state, Parked, "{state:?}");
+        }
+    }
+
+    #[test]
+    fn waits_grow_and_are_bounded() {
+        let overdue = Duration::from_secs(1800);
+        assert_eq!(next_collect(Duration::ZERO, overdue), Duration::from_secs(1));
+        assert_eq!(next_collect(Duration::from_secs(20), overdue), Duration::from_secs(10));
+        assert_eq!(next_collect(Duration::from_secs(600), overdue), Duration::from_secs(60));
+        assert_eq!(next_collect(overdue, overdue), Duration::from_secs(3600));
+        assert_eq!(next_attempt(1), Duration::from_secs(2));
+        assert_eq!(next_attempt(u32::MAX), Duration::from_secs(120));
+    }
+
+    fn event() -> impl Strategy<Value = Event> {
+        let attempt = 0..4_u32;
+        prop_oneof![
+            Just(Event::Claim),
+            attempt.clone().prop_map(Event::Bought),
+            attempt.clone().prop_map(Event::Rejected),
+            attempt.clone().prop_map(Event::NotBought),
+            (attempt.clone(), any::<bool>())
+                .prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
+            proptest::option::of(attempt).prop_map(Event::Refuse),
+            Just(Event::Park),
+        ]
+    }
+
+    proptest! {
+        /// Whatever happens in whatever order: a purchase is only ever sent from `accepted`, by a new
+        /// attempt number, and what the provider has bought stays visible.
+        #[test]
+        fn nothing_bought_is_bought_again(events in proptest::collection::vec(event(), 1..40)) {
+            let mut placement = Placement::NEW;
+            for event in events {
+                let Ok(next) = placement.after(event) else { continue };
+                prop_assert!(next.attempt >= placement.attempt);
+                if next.attempt > placement.attempt {
+                    prop_assert_eq!((placement.state, event), (Accepted, Event::Claim));
+                }
+                if matches!(placement.state, Placed | Parked) {
+                    prop_assert!(matches!(next.state, Placed | Parked));
+                }
+                placement = next;
+            }
+        }
+    }
+}

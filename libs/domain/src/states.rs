@@ -1,0 +1,151 @@
+//! The states of what the pipeline keeps, by the names the database and the operator see.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+/// A stored or given name is none of ours.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0:?} is no {1}")]
+pub struct UnknownName(pub String, pub &'static str);
+
+/// Where a partner or an option belongs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Environment {
+    /// Test data; nothing is bought for real.
+    Sandbox,
+    /// Real purchases.
+    Live,
+}
+
+/// The state of a placement; its transitions are in [`crate::placement`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlacementState {
+    /// Certainly nothing bought so far; may be bought by the next attempt.
+    Accepted,
+    /// An attempt is recorded whose outcome isn't known yet.
+    Placing,
+    /// Bought; its topups finish one by one.
+    Placed,
+    /// Not bought, and its order was answered with 422.
+    Refused,
+    /// Not bought and given up, after its order was answered with success.
+    Failed,
+    /// Can't be settled without an operator.
+    Parked,
+}
+
+/// The state of a topup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TopupState {
+    /// No profile yet.
+    Pending,
+    /// Its profile is stored and its delivery exists.
+    Ready,
+    /// Will never have a profile.
+    Failed,
+    /// Can't be settled without an operator.
+    Parked,
+}
+
+/// The state of a delivery, the obligation to tell the partner of one topup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeliveryState {
+    /// Still to be attempted.
+    Pending,
+    /// The partner's endpoint acknowledged it.
+    Delivered,
+    /// Every attempt of the schedule failed; can be replayed.
+    Exhausted,
+    /// The partner has no webhook URL; becomes pending when one is set.
+    NoEndpoint,
+}
+
+impl Environment {
+    /// The stored name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandbox => "sandbox",
+            Self::Live => "live",
+        }
+    }
+}
+
+impl fmt::Display for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Environment {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "sandbox" => Ok(Self::Sandbox),
+            "live" => Ok(Self::Live),
+            other => Err(UnknownName(other.to_owned(), "environment (sandbox or live)")),
+        }
+    }
+}
+
+impl PlacementState {
+    /// Every state.
+    pub const ALL: [Self; 6] =
+        [Self::Accepted, Self::Placing, Self::Placed, Self::Refused, Self::Failed, Self::Parked];
+
+    /// The stored name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Accepted => "accepted",
+            Self::Placing => "placing",
+            Self::Placed => "placed",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+            Self::Parked => "parked",
+        }
+    }
+}
+
+impl FromStr for PlacementState {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|state| state.as_str() == name)
+            .ok_or_else(|| UnknownName(name.to_owned(), "placement state"))
+    }
+}
+
+impl TopupState {
+    /// The stored name.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "pending",
+            Self::Ready => "ready",
+            Self::Failed => "failed",
+            Self::Parked => "parked",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_round_trip() {
+        for state in PlacementState::ALL {
+            assert_eq!(state.as_str().parse(), Ok(state));
+        }
+        for environment in [Environment::Sandbox, Environment::Live] {
+            assert_eq!(environment.as_str().parse(), Ok(environment));
+        }
+        assert!("SANDBOX".parse::<Environment>().is_err());
+    }
+}

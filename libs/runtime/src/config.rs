@@ -1,0 +1,144 @@
+//! Configuration: clap derive with an environment variable for every flag. `--help` is the reference.
+
+use std::{ffi::OsString, process::exit, time::Duration};
+
+use clap::{Args, Parser, ValueEnum, error::ErrorKind};
+
+/// What every process of the pipeline can be told.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Process")]
+pub struct CommonConfig {
+    /// What is logged: a level, or directives such as `info,ingress=debug`
+    #[arg(long, env = "LOG", default_value = "info")]
+    pub log: String,
+    /// How it is logged; `auto` is text on a terminal and JSON elsewhere
+    #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Auto)]
+    pub log_format: LogFormat,
+    /// How long a stop may take: what is in flight is finished until then
+    #[arg(long, env = "SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "25s")]
+    pub shutdown_timeout: Duration,
+}
+
+impl Default for CommonConfig {
+    fn default() -> Self {
+        Self { log: "info".into(), log_format: LogFormat::Auto, shutdown_timeout: Duration::from_secs(25) }
+    }
+}
+
+/// The shape of log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Text on a terminal, JSON elsewhere.
+    Auto,
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Parses a duration such as `2s`, `500ms` or `1m 30s`; a plain `0` is zero.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    if text.trim() == "0" {
+        return Ok(Duration::ZERO);
+    }
+    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `2s` or `500ms`"))
+}
+
+/// Reads the configuration of this process from its arguments and environment. A bad one ends the
+/// process with one line that names the setting, exit status 2.
+pub fn parse<C: Parser>() -> C {
+    try_parse(std::env::args_os()).unwrap_or_else(|line| {
+        eprintln!("{line}");
+        exit(2)
+    })
+}
+
+fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, String> {
+    C::try_parse_from(arguments).map_err(|error| {
+        if matches!(
+            error.kind(),
+            ErrorKind::DisplayHelp
+                | ErrorKind::DisplayVersion
+                | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand
+        ) {
+            error.exit();
+        }
+        one_line::<C>(&error)
+    })
+}
+
+/// clap's message without its usage block, folded into one line that also names the variables.
+fn one_line<C: Parser>(error: &clap::Error) -> String {
+    let command = C::command();
+    let text = error.to_string();
+    let message: Vec<&str> = text
+        .lines()
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect();
+    let message = message.join(" ");
+    let variables: Vec<String> = command
+        .get_arguments()
+        .filter(|argument| {
+            argument.get_long().is_some_and(|long| {
+                message
+                    .split(|c: char| !(c.is_alphanumeric() || c == '-'))
+                    .any(|word| word.strip_prefix("--") == Some(long))
+            })
+        })
+        .filter_map(|argument| argument.get_env().and_then(|name| name.to_str()).map(String::from))
+        .collect();
+    let hint = if variables.is_empty() {
+        String::new()
+    } else {
+        format!(" (environment: {})", variables.join(", "))
+    };
+    format!("{}: {message}{hint}", command.get_name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Parser, Debug)]
+    #[command(name = "probe")]
+    struct Probe {
+        /// Where
+        #[arg(long, env = "RUNTIME_PROBE_TARGET_URL")]
+        target_url: String,
+        /// How long
+        #[arg(long, env = "RUNTIME_PROBE_WAIT", value_parser = duration, default_value = "2s")]
+        wait: Duration,
+    }
+
+    fn line(arguments: &[&str]) -> String {
+        try_parse::<Probe>(arguments.iter().map(OsString::from)).unwrap_err()
+    }
+
+    #[test]
+    fn a_missing_setting_is_one_line_with_flag_and_variable() {
+        let line = line(&["probe"]);
+        assert!(line.contains("--target-url") && line.contains("RUNTIME_PROBE_TARGET_URL"), "{line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+
+    #[test]
+    fn a_bad_value_is_one_line_with_the_reason() {
+        let line = line(&["probe", "--target-url", "x", "--wait", "soon"]);
+        assert!(line.contains("--wait") && line.contains("soon") && line.contains("`2s`"), "{line}");
+        assert_eq!(line.lines().count(), 1);
+    }
+
+    #[test]
+    fn an_unknown_flag_is_named() {
+        assert!(line(&["probe", "--colour"]).contains("--colour"));
+    }
+
+    #[test]
+    fn durations_read_as_people_write_them() {
+        assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("0"), Ok(Duration::ZERO));
+        assert!(duration("2").is_err());
+    }
+}

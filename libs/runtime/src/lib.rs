@@ -1,0 +1,64 @@
+//! What every service of the pipeline needs to run: configuration, telemetry, a clock, a
+//! lifecycle of two stops, and the admin endpoint that tells whether the process is well.
+//!
+//! A service's `main.rs` is one call of [`main`]; its `run` is what tests start.
+
+pub mod clock;
+pub mod config;
+pub mod health;
+pub mod lifecycle;
+pub mod telemetry;
+
+pub use config::CommonConfig;
+pub use lifecycle::Shutdown;
+
+use std::process::ExitCode;
+
+/// Exit status of a process that refuses its configuration.
+const BAD_CONFIGURATION: u8 = 2;
+
+/// Runs a service: reads its configuration, starts telemetry, runs until a signal or a failure,
+/// stops softly, then hard, flushes telemetry.
+///
+/// Exit status 0 after a clean stop, 1 after a failure (logged once), 2 for a bad configuration
+/// (one line on standard error).
+pub fn main<C, F, R>(service: &'static str, run: F) -> ExitCode
+where
+    C: clap::Parser + AsRef<CommonConfig>,
+    F: FnOnce(C, Shutdown) -> R,
+    R: Future<Output = anyhow::Result<()>>,
+{
+    let config: C = config::parse();
+    let common = config.as_ref().clone();
+    let telemetry = match telemetry::start(service, &common) {
+        Ok(telemetry) => telemetry,
+        Err(error) => {
+            eprintln!("{service}: {error:#}");
+            return ExitCode::from(BAD_CONFIGURATION);
+        }
+    };
+    // reqwest and async-nats take the process's provider; a second installation is the same one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let outcome = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|tokio| {
+            tokio.block_on(async {
+                let shutdown = Shutdown::new();
+                lifecycle::supervise(&shutdown, common.shutdown_timeout, run(config, shutdown.clone())).await
+            })
+        });
+    let code = match outcome {
+        Ok(()) => {
+            tracing::info!("stopped");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            tracing::error!(error = format!("{error:#}"), "{service} failed");
+            ExitCode::FAILURE
+        }
+    };
+    telemetry.flush();
+    code
+}

@@ -1,0 +1,162 @@
+//! One lifecycle for every service: a soft stop (take nothing new, finish what is in flight), then
+//! a hard stop at a deadline. A task of ours that dies stops the process with a failure.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{anyhow, bail};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+/// Tells a service to stop, and keeps track of its tasks. Clones are the same lifecycle.
+#[derive(Clone, Default)]
+pub struct Shutdown {
+    soft: CancellationToken,
+    tracker: TaskTracker,
+    failure: Arc<Mutex<Option<anyhow::Error>>>,
+}
+
+impl Shutdown {
+    /// A lifecycle that has not been told to stop.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Cancelled when the service shall take nothing new and finish what is in flight.
+    pub fn soft(&self) -> CancellationToken {
+        self.soft.clone()
+    }
+
+    /// Begins the soft stop.
+    pub fn stop(&self) {
+        self.soft.cancel();
+    }
+
+    /// Whether the soft stop has begun.
+    pub fn is_stopping(&self) -> bool {
+        self.soft.is_cancelled()
+    }
+
+    /// Tracks short tasks (one order, one delivery): the stop waits for them.
+    pub fn tracker(&self) -> &TaskTracker {
+        &self.tracker
+    }
+
+    /// Runs a task that lives as long as the service. If it fails or panics, or ends although
+    /// nobody asked for a stop, the service stops with that failure.
+    pub fn spawn<F>(&self, name: &'static str, task: F)
+    where
+        F: Future<Output = anyhow::Result<()>> + Send + 'static,
+    {
+        let running = tokio::spawn(task);
+        let shutdown = self.clone();
+        self.tracker.spawn(async move {
+            let failure = match running.await {
+                Ok(Ok(())) if shutdown.is_stopping() => return,
+                Ok(Ok(())) => anyhow!("{name} ended by itself"),
+                Ok(Err(error)) => error.context(format!("{name} failed")),
+                Err(panic) => anyhow!("{name} panicked: {panic}"),
+            };
+            shutdown.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+            shutdown.stop();
+        });
+    }
+
+    /// Waits until every tracked task has ended, and returns the first failure among them.
+    pub async fn finished(&self) -> anyhow::Result<()> {
+        self.tracker.close();
+        self.tracker.wait().await;
+        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(failure) => Err(failure),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Runs `service` until it ends, SIGTERM or SIGINT begin the soft stop, and `timeout` after that
+/// the hard stop: what still runs is abandoned and reported as a failure.
+pub(crate) async fn supervise(
+    shutdown: &Shutdown,
+    timeout: Duration,
+    service: impl Future<Output = anyhow::Result<()>>,
+) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let whole = async {
+        let result = service.await;
+        shutdown.stop();
+        // The first cause counts: a service often fails because a task of its own died.
+        shutdown.finished().await.and(result)
+    };
+    let deadline = async {
+        shutdown.soft().cancelled().await;
+        tokio::time::sleep(timeout).await;
+    };
+    let mut whole = std::pin::pin!(whole);
+    let mut deadline = std::pin::pin!(deadline);
+    for _ in 0..3 {
+        tokio::select! {
+            result = &mut whole => return result,
+            () = &mut deadline => bail!("the stop took longer than SHUTDOWN_TIMEOUT ({timeout:?}); gave up what was in flight"),
+            _ = terminate.recv() => tracing::info!("SIGTERM: finishing what is in flight"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: finishing what is in flight"),
+        }
+        if shutdown.is_stopping() {
+            tracing::info!("stopping already; a third signal ends the process at once");
+        }
+        shutdown.stop();
+    }
+    bail!("stopped at once by repeated signals")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_task_that_ends_by_itself_stops_the_service_with_a_failure() {
+        let shutdown = Shutdown::new();
+        shutdown.spawn("loop", async { Ok(()) });
+        shutdown.soft().cancelled().await;
+        let failure = shutdown.finished().await.unwrap_err();
+        assert!(failure.to_string().contains("loop ended by itself"), "{failure}");
+    }
+
+    #[tokio::test]
+    async fn a_task_that_panics_stops_the_service_with_a_failure() {
+        let shutdown = Shutdown::new();
+        shutdown.spawn("loop", async { panic!("broken") });
+        shutdown.soft().cancelled().await;
+        assert!(shutdown.finished().await.unwrap_err().to_string().contains("loop panicked"));
+    }
+
+    #[tokio::test]
+    async fn a_stop_waits_for_what_is_in_flight() {
+        let shutdown = Shutdown::new();
+        let (finish, wait) = tokio::sync::oneshot::channel::<()>();
+        let soft = shutdown.soft();
+        shutdown.tracker().spawn(async move {
+            soft.cancelled().await;
+            let _ = wait.await;
+        });
+        shutdown.stop();
+        let stopping = tokio::spawn({
+            let shutdown = shutdown.clone();
+            async move { shutdown.finished().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!stopping.is_finished());
+        finish.send(()).unwrap();
+        stopping.await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_service_that_does_not_stop_in_time_is_abandoned() {
+        let shutdown = Shutdown::new();
+        shutdown.stop();
+        let result = supervise(&shutdown, Duration::from_millis(20), std::future::pending()).await;
+        assert!(result.unwrap_err().to_string().contains("SHUTDOWN_TIMEOUT"));
+    }
+}

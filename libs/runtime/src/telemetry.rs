@@ -1,0 +1,54 @@
+//! Logs and spans. Spans always carry W3C trace context, so that one trace runs through the
+//! whole pipeline whether or not somebody records it.
+
+use std::io::IsTerminal;
+
+use anyhow::Context;
+use opentelemetry::{global, trace::TracerProvider};
+use opentelemetry_sdk::{propagation::TraceContextPropagator, trace::SdkTracerProvider};
+use tracing_subscriber::{
+    EnvFilter, Layer, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+};
+
+use crate::{CommonConfig, config::LogFormat};
+
+/// What has to be flushed when the process ends.
+pub struct Telemetry {
+    tracer: SdkTracerProvider,
+}
+
+impl Telemetry {
+    /// Sends what is still buffered.
+    pub fn flush(self) {
+        if let Err(error) = self.tracer.shutdown() {
+            eprintln!("telemetry was not flushed: {error}");
+        }
+    }
+}
+
+/// Starts logging (to standard error) and tracing for this process; once per process.
+pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
+    let filter = EnvFilter::try_new(&config.log)
+        .with_context(|| format!("LOG={:?} is not a log filter such as `info`", config.log))?;
+    global::set_text_map_propagator(TraceContextPropagator::new());
+    let provider = SdkTracerProvider::builder().build();
+    let spans = tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer(service))
+        .with_location(false)
+        .with_threads(false)
+        .with_tracked_inactivity(false)
+        .with_filter(LevelFilter::INFO);
+    let json = match config.log_format {
+        LogFormat::Auto => !std::io::stderr().is_terminal(),
+        LogFormat::Text => false,
+        LogFormat::Json => true,
+    };
+    let lines = fmt::layer().with_writer(std::io::stderr);
+    let lines = if json { lines.json().flatten_event(true).boxed() } else { lines.boxed() };
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(spans)
+        .try_init()
+        .context("telemetry was started twice")?;
+    Ok(Telemetry { tracer: provider })
+}

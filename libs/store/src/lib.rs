@@ -1,0 +1,105 @@
+//! PostgreSQL, the truth of the pipeline: the schema and every statement, as free functions over a
+//! connection. Nothing else knows SQL.
+//!
+//! What is hot works on batches: one statement moves many rows. Each statement that moves a
+//! placement moves it along a transition of [`domain::placement`], by a condition on its state and
+//! attempt, so that doing it twice changes nothing.
+
+pub mod deliveries;
+pub mod options;
+pub mod orders;
+pub mod partners;
+pub mod placements;
+pub mod schema;
+pub mod vault;
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
+
+pub use sqlx::{PgConnection, PgPool};
+
+/// What can go wrong with the database. Cheap to clone: one failed batch fails all who are in it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The database didn't do it, or nobody knows whether it did.
+    #[error("database: {0}")]
+    Database(#[source] Arc<sqlx::Error>),
+    /// A stored secret can't be used.
+    #[error(transparent)]
+    Vault(#[from] vault::VaultError),
+    /// A stored text is none that we write.
+    #[error("the database holds what this version does not know: {0}")]
+    Unreadable(String),
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Database(Arc::new(error))
+    }
+}
+
+impl From<domain::states::UnknownName> for Error {
+    fn from(error: domain::states::UnknownName) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
+impl From<domain::topup_id::NotATopupId> for Error {
+    fn from(error: domain::topup_id::NotATopupId) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
+impl Error {
+    /// The constraint that was violated, if that is what happened.
+    pub fn constraint(&self) -> Option<&str> {
+        match self {
+            Self::Database(error) => error.as_database_error().and_then(sqlx::error::DatabaseError::constraint),
+            _ => None,
+        }
+    }
+
+    /// Whether the data of the statement is at fault (or a deadlock with other data): the rows of a
+    /// batch are worth trying one by one. Otherwise the database is.
+    pub fn is_about_data(&self) -> bool {
+        match self {
+            Self::Database(error) => error
+                .as_database_error()
+                .and_then(sqlx::error::DatabaseError::code)
+                .is_some_and(|code| ["21", "22", "23", "40"].iter().any(|class| code.starts_with(class))),
+            Self::Vault(_) | Self::Unreadable(_) => true,
+        }
+    }
+}
+
+/// A pool for the database at `url`. Connects when first used: a service starts without its database.
+pub fn pool(url: &str, connections: u32, application: &str) -> Result<PgPool, Error> {
+    let options: PgConnectOptions = url.parse()?;
+    Ok(PgPoolOptions::new()
+        .max_connections(connections)
+        .acquire_timeout(Duration::from_secs(5))
+        // A connection that died is noticed when it is used; a ping before each use costs a round trip.
+        .test_before_acquire(false)
+        .connect_lazy_with(options.application_name(application)))
+}
+
+/// Seconds, as the statements take them.
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// A stored number that can't be negative.
+fn unsigned(number: i32) -> u32 {
+    u32::try_from(number).unwrap_or_default()
+}
+
+/// A number for a column of type `integer`.
+fn signed(number: impl TryInto<i32>) -> i32 {
+    number.try_into().unwrap_or(i32::MAX)
+}
+
+/// An age in seconds that the database computed.
+fn age(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()
+}

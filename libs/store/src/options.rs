@@ -1,0 +1,105 @@
+//! The catalogue: the product options that partners may order.
+
+use domain::{Environment, OptionId};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::Error;
+
+/// A product option, as operators import and list it.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ProductOption {
+    /// What partners send as `option_id`.
+    pub option_id: OptionId,
+    /// Its name, for people.
+    pub name: String,
+    /// The provider that sells it.
+    pub provider: String,
+    /// What the provider calls it.
+    pub provider_option_id: String,
+    /// Where it belongs.
+    pub environment: Environment,
+    /// Whether it can be ordered.
+    #[serde(default = "enabled")]
+    pub enabled: bool,
+}
+
+fn enabled() -> bool {
+    true
+}
+
+struct OptionRow {
+    option_id: Uuid,
+    name: String,
+    provider: String,
+    provider_option_id: String,
+    environment: String,
+    enabled: bool,
+    version: i64,
+}
+
+impl OptionRow {
+    fn read(self) -> Result<(ProductOption, i64), Error> {
+        let option = ProductOption {
+            option_id: self.option_id.into(),
+            name: self.name,
+            provider: self.provider,
+            provider_option_id: self.provider_option_id,
+            environment: self.environment.parse()?,
+            enabled: self.enabled,
+        };
+        Ok((option, self.version))
+    }
+}
+
+/// Adds an option or changes the one with its id. Returns whether anything changed.
+pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool, Error> {
+    let changed = sqlx::query!(
+        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled)
+         VALUES ($1, $2, $3, $4, $5, $6)
+         ON CONFLICT (option_id) DO UPDATE
+         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6
+         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled)
+            IS DISTINCT FROM ($2, $3, $4, $5, $6)",
+        option.option_id.uuid(),
+        option.name,
+        option.provider,
+        option.provider_option_id,
+        option.environment.as_str(),
+        option.enabled,
+    )
+    .execute(connection)
+    .await?;
+    Ok(changed.rows_affected() > 0)
+}
+
+/// Every option that changed after `version`, with the version of its change; 0 for the whole catalogue.
+pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<(ProductOption, i64)>, Error> {
+    sqlx::query_as!(
+        OptionRow,
+        "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
+         FROM options WHERE version > $1 ORDER BY environment, provider, name, option_id",
+        version,
+    )
+    .fetch_all(connection)
+    .await?
+    .into_iter()
+    .map(OptionRow::read)
+    .collect()
+}
+
+/// The options with these ids.
+pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<(ProductOption, i64)>, Error> {
+    sqlx::query_as!(
+        OptionRow,
+        "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
+         FROM options WHERE option_id = ANY($1)",
+        ids,
+    )
+    .fetch_all(connection)
+    .await?
+    .into_iter()
+    .map(OptionRow::read)
+    .collect()
+}

@@ -1,0 +1,342 @@
+//! Orders: stored in batches, refused whole, shown to operators.
+
+use std::time::Duration;
+
+use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{Error, seconds, signed};
+
+/// How long a placement may wait for its job's message before its stage takes it up by itself.
+const FIRST_REDRIVE: Duration = Duration::from_secs(10);
+
+/// An order to be stored.
+#[derive(Clone, Debug)]
+pub struct NewOrder {
+    /// Its id.
+    pub order_id: OrderId,
+    /// Whose it is.
+    pub partner_id: PartnerId,
+    /// The partner's own id of it, unique for this partner.
+    pub external_order_id: String,
+    /// W3C trace context of the POST.
+    pub traceparent: Option<String>,
+    /// The request will be answered within this time from now, or never.
+    pub answer_within: Duration,
+    /// What is bought from whom; together they have one topup per unit.
+    pub placements: Vec<NewPlacement>,
+}
+
+/// The part of a new order that is bought from one provider.
+#[derive(Clone, Debug)]
+pub struct NewPlacement {
+    /// Its id.
+    pub placement_id: PlacementId,
+    /// The provider.
+    pub provider: String,
+    /// Its units.
+    pub topups: Vec<NewTopup>,
+}
+
+/// One unit of a new order.
+#[derive(Clone, Debug)]
+pub struct NewTopup {
+    /// Its id.
+    pub topup_id: TopupId,
+    /// Its place in the answer, from 0.
+    pub position: usize,
+    /// What was ordered.
+    pub option_id: OptionId,
+    /// What the provider calls that.
+    pub provider_option_id: String,
+}
+
+/// Stores a batch of orders with all their parts in one statement. Says for each order whether it was
+/// stored; if not, its external id was taken.
+///
+/// The rows are written in the order of their unique key, so that two replicas that store the same
+/// keys wait for each other instead of deadlocking.
+pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>, Error> {
+    let mut sorted: Vec<&NewOrder> = orders.iter().collect();
+    sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
+    let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
+    let partner_ids: Vec<Uuid> = sorted.iter().map(|order| order.partner_id.uuid()).collect();
+    let external_ids: Vec<String> = sorted.iter().map(|order| order.external_order_id.clone()).collect();
+    let traceparents: Vec<Option<String>> = sorted.iter().map(|order| order.traceparent.clone()).collect();
+    let answers: Vec<f64> = sorted.iter().map(|order| seconds(order.answer_within)).collect();
+
+    let mut placements = Placements::default();
+    let mut topups = Topups::default();
+    for order in &sorted {
+        for placement in &order.placements {
+            placements.ids.push(placement.placement_id.uuid());
+            placements.orders.push(order.order_id.uuid());
+            placements.providers.push(placement.provider.clone());
+            for topup in &placement.topups {
+                topups.ids.push(topup.topup_id.to_string());
+                topups.placements.push(placement.placement_id.uuid());
+                topups.positions.push(signed(topup.position));
+                topups.options.push(topup.option_id.uuid());
+                topups.provider_options.push(topup.provider_option_id.clone());
+            }
+        }
+    }
+    let stored: Vec<Uuid> = sqlx::query_scalar!(
+        r#"WITH stored AS (
+               INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by)
+               SELECT order_id, partner_id, external_order_id, traceparent, now() + make_interval(secs => answer_within)
+               FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[])
+                    AS new(order_id, partner_id, external_order_id, traceparent, answer_within)
+               ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING
+               RETURNING order_id
+           ), placed AS (
+               INSERT INTO placements (placement_id, order_id, provider, redrive_at)
+               SELECT new.placement_id, new.order_id, new.provider, now() + make_interval(secs => $6)
+               FROM unnest($7::uuid[], $8::uuid[], $9::text[]) AS new(placement_id, order_id, provider)
+               JOIN stored ON stored.order_id = new.order_id
+               RETURNING placement_id, order_id, provider
+           ), units AS (
+               INSERT INTO topups (topup_id, placement_id, order_id, provider, position, option_id, provider_option_id)
+               SELECT new.topup_id, new.placement_id, placed.order_id, placed.provider, new.position,
+                      new.option_id, new.provider_option_id
+               FROM unnest($10::text[], $11::uuid[], $12::int[], $13::uuid[], $14::text[])
+                    AS new(topup_id, placement_id, position, option_id, provider_option_id)
+               JOIN placed ON placed.placement_id = new.placement_id
+           )
+           SELECT order_id AS "order_id!" FROM stored"#,
+        &order_ids,
+        &partner_ids,
+        &external_ids,
+        &traceparents as &[Option<String>],
+        &answers,
+        seconds(FIRST_REDRIVE),
+        &placements.ids,
+        &placements.orders,
+        &placements.providers,
+        &topups.ids,
+        &topups.placements,
+        &topups.positions,
+        &topups.options,
+        &topups.provider_options,
+    )
+    .fetch_all(connection)
+    .await?;
+    let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
+    Ok(orders.iter().map(|order| stored.contains(&order.order_id.uuid())).collect())
+}
+
+#[derive(Default)]
+struct Placements {
+    ids: Vec<Uuid>,
+    orders: Vec<Uuid>,
+    providers: Vec<String>,
+}
+
+#[derive(Default)]
+struct Topups {
+    ids: Vec<String>,
+    placements: Vec<Uuid>,
+    positions: Vec<i32>,
+    options: Vec<Uuid>,
+    provider_options: Vec<String>,
+}
+
+/// Whether an external id is taken for this partner.
+pub async fn is_taken(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    external_order_id: &str,
+) -> Result<bool, Error> {
+    let taken = sqlx::query_scalar!(
+        r#"SELECT EXISTS (
+               SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
+           ) AS "taken!""#,
+        partner_id.uuid(),
+        external_order_id,
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(taken)
+}
+
+/// The transition [`domain::placement::Event::Refuse`] for all placements of an order at once: those
+/// in `verdicts` at the attempt that the verdict speaks of, all others only if nothing of them was
+/// bought and none is being bought. Either all move and the order is refused, or nothing changes.
+pub async fn refuse(
+    connection: &mut PgConnection,
+    order_id: OrderId,
+    verdicts: &[(PlacementId, u32)],
+    reason: &str,
+) -> Result<bool, Error> {
+    let placements: Vec<Uuid> = verdicts.iter().map(|(placement, _)| placement.uuid()).collect();
+    let attempts: Vec<i32> = verdicts.iter().map(|(_, attempt)| signed(*attempt)).collect();
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    let moved = sqlx::query!(
+        "UPDATE placements p SET state = 'refused', reason = $4, redrive_at = NULL
+         WHERE p.order_id = $1 AND (
+             p.state = 'accepted' OR (p.state = 'placing' AND EXISTS (
+                 SELECT FROM unnest($2::uuid[], $3::int[]) AS verdict(placement_id, attempt)
+                 WHERE verdict.placement_id = p.placement_id AND verdict.attempt = p.attempt
+             ))
+         )",
+        order_id.uuid(),
+        &placements,
+        &attempts,
+        reason,
+    )
+    .execute(&mut *transaction)
+    .await?
+    .rows_affected();
+    let all = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#,
+        order_id.uuid()
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    if moved == 0 || i64::try_from(moved) != Ok(all) {
+        transaction.rollback().await?;
+        return Ok(false);
+    }
+    sqlx::query!("UPDATE orders SET refused = true WHERE order_id = $1", order_id.uuid())
+        .execute(&mut *transaction)
+        .await?;
+    sqlx::query!(
+        "UPDATE topups SET state = 'failed', reason = $2 WHERE order_id = $1",
+        order_id.uuid(),
+        reason
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(true)
+}
+
+/// An order with everything an operator asks about. It holds no activation code.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct OrderView {
+    /// Our id.
+    pub order_id: Uuid,
+    /// Whose it is.
+    pub partner_id: Uuid,
+    /// The partner's own id.
+    pub external_order_id: String,
+    /// Answered with 422.
+    pub refused: bool,
+    /// W3C trace context of the POST.
+    pub traceparent: Option<String>,
+    /// When it was stored.
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    /// Its purchases.
+    pub placements: Vec<PlacementView>,
+    /// Its units, in the order of the answer.
+    pub topups: Vec<TopupView>,
+}
+
+/// A purchase, as operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct PlacementView {
+    /// Its id, which is the provider's order id.
+    pub placement_id: Uuid,
+    /// The provider.
+    pub provider: String,
+    /// `accepted`, `placing`, `placed`, `refused`, `failed` or `parked`.
+    pub state: String,
+    /// The last recorded attempt.
+    pub attempt: i32,
+    /// Why it is in this state, if it isn't the straight way.
+    pub reason: Option<String>,
+    /// When that attempt was recorded.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub attempted_at: Option<OffsetDateTime>,
+    /// When the provider had it.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub placed_at: Option<OffsetDateTime>,
+    /// When it is taken up next.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub redrive_at: Option<OffsetDateTime>,
+}
+
+/// One unit and its delivery, as operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct TopupView {
+    /// Its id.
+    pub topup_id: String,
+    /// What was ordered.
+    pub option_id: Uuid,
+    /// The purchase it belongs to.
+    pub placement_id: Uuid,
+    /// `pending`, `ready`, `failed` or `parked`.
+    pub state: String,
+    /// Why it failed or is parked.
+    pub reason: Option<String>,
+    /// The eSIM's number, once there is one.
+    pub iccid: Option<String>,
+    /// When its profile was stored.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub ready_at: Option<OffsetDateTime>,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before it is ready.
+    pub delivery: Option<String>,
+    /// Webhook attempts that have ended.
+    pub delivery_attempts: Option<i32>,
+    /// Status of the last webhook attempt's answer.
+    pub delivery_status: Option<i32>,
+    /// What kept the last webhook attempt from counting.
+    pub delivery_error: Option<String>,
+    /// When the partner acknowledged it.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivered_at: Option<OffsetDateTime>,
+    /// When the next webhook attempt is due.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivery_due_at: Option<OffsetDateTime>,
+}
+
+/// Every order with this id: our order id, a topup id, or a partner's external id (which several
+/// partners may use), newest first, at most 20.
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>, Error> {
+    let heads = sqlx::query!(
+        "SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at
+         FROM orders
+         WHERE order_id::text = lower($1) OR external_order_id = $1
+            OR order_id = (SELECT order_id FROM topups WHERE topup_id = $1)
+         ORDER BY created_at DESC LIMIT 20",
+        id,
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut orders = Vec::with_capacity(heads.len());
+    for head in heads {
+        let placements = sqlx::query_as!(
+            PlacementView,
+            "SELECT placement_id, provider, state, attempt, reason, attempted_at, placed_at, redrive_at
+             FROM placements WHERE order_id = $1 ORDER BY placement_id",
+            head.order_id,
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        let topups = sqlx::query_as!(
+            TopupView,
+            r#"SELECT t.topup_id, t.option_id, t.placement_id, t.state, t.reason, t.iccid, t.ready_at,
+                      d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
+                      d.error AS "delivery_error?", d.delivered_at, d.redrive_at AS delivery_due_at
+               FROM topups t LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+               WHERE t.order_id = $1 ORDER BY t.position"#,
+            head.order_id,
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        orders.push(OrderView {
+            order_id: head.order_id,
+            partner_id: head.partner_id,
+            external_order_id: head.external_order_id,
+            refused: head.refused,
+            traceparent: head.traceparent,
+            created_at: head.created_at,
+            placements,
+            topups,
+        });
+    }
+    Ok(orders)
+}

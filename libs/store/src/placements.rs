@@ -1,0 +1,502 @@
+//! Placements: claimed by provisioners, settled in batches.
+
+use std::{collections::HashMap, time::Duration};
+
+use domain::{Iccid, OrderId, PartnerId, PlacementId, PlacementState, TopupId, TopupState};
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{Error, age, seconds, signed, unsigned};
+
+/// How long a delivery waits for its readiness event before the notifier takes it up by itself.
+const FIRST_DELIVERY: Duration = Duration::from_secs(25);
+
+/// Which placements a provisioner takes up.
+#[derive(Clone, Copy, Debug)]
+pub enum Claim<'a> {
+    /// Those that job messages name, as far as they are still `accepted`.
+    Named(&'a [PlacementId]),
+    /// Those of a provider that are due, at most so many, longest overdue first.
+    Due {
+        /// The provider.
+        provider: &'a str,
+        /// The most to take.
+        limit: usize,
+    },
+}
+
+/// A placement that this provisioner now works on, until its lease ends.
+#[derive(Clone, Debug)]
+pub struct Claimed {
+    /// Its id.
+    pub placement_id: PlacementId,
+    /// Its order.
+    pub order_id: OrderId,
+    /// Whose order that is.
+    pub partner_id: PartnerId,
+    /// The state from which it was taken up. From `accepted` the claim recorded a new attempt,
+    /// which its holder alone may send; from any other state nothing may be bought.
+    pub was: PlacementState,
+    /// The last recorded attempt, including one recorded by this claim.
+    pub attempt: u32,
+    /// How long ago that attempt was recorded.
+    pub attempt_age: Duration,
+    /// How long ago the provider was known to have it.
+    pub placed_age: Option<Duration>,
+    /// Whether the partner certainly has its answer by now, or never gets one.
+    pub answered: bool,
+    /// W3C trace context of the POST.
+    pub traceparent: Option<String>,
+    /// Its units, in the order of the answer.
+    pub topups: Vec<ClaimedTopup>,
+}
+
+/// A unit of a claimed placement.
+#[derive(Clone, Debug)]
+pub struct ClaimedTopup {
+    /// Its id.
+    pub topup_id: TopupId,
+    /// What to buy.
+    pub provider_option_id: String,
+    /// The provider's unit that is already assigned to it.
+    pub provider_unit_id: Option<String>,
+    /// Whether it still waits for a profile.
+    pub pending: bool,
+}
+
+struct ClaimedRow {
+    placement_id: Uuid,
+    order_id: Uuid,
+    partner_id: Uuid,
+    was: String,
+    attempt: i32,
+    attempt_age: f64,
+    placed_age: Option<f64>,
+    answered: bool,
+    traceparent: Option<String>,
+    topup_ids: Vec<String>,
+    provider_option_ids: Vec<String>,
+    provider_unit_ids: Vec<Option<String>>,
+    states: Vec<String>,
+}
+
+impl TryFrom<ClaimedRow> for Claimed {
+    type Error = Error;
+
+    fn try_from(row: ClaimedRow) -> Result<Self, Error> {
+        let units = row.topup_ids.into_iter().zip(row.provider_option_ids);
+        let details = row.provider_unit_ids.into_iter().zip(row.states);
+        let topups = units.zip(details).map(|((topup_id, provider_option_id), (provider_unit_id, state))| {
+            Ok(ClaimedTopup {
+                topup_id: topup_id.try_into()?,
+                provider_option_id,
+                provider_unit_id,
+                pending: state == TopupState::Pending.as_str(),
+            })
+        });
+        Ok(Self {
+            placement_id: row.placement_id.into(),
+            order_id: row.order_id.into(),
+            partner_id: row.partner_id.into(),
+            was: row.was.parse()?,
+            attempt: unsigned(row.attempt),
+            attempt_age: age(row.attempt_age),
+            placed_age: row.placed_age.map(age),
+            answered: row.answered,
+            traceparent: row.traceparent,
+            topups: topups.collect::<Result<_, Error>>()?,
+        })
+    }
+}
+
+/// Takes placements up in one statement: [`domain::placement::Event::Claim`] for those that are
+/// `accepted`, which records the attempt before anything is sent; for all others only the lease, so
+/// that no other provisioner takes them up until `lease` has passed.
+pub async fn claim(
+    connection: &mut PgConnection,
+    which: Claim<'_>,
+    lease: Duration,
+) -> Result<Vec<Claimed>, Error> {
+    let (named, provider, limit) = match which {
+        Claim::Named(placements) => (placements, "", 0),
+        Claim::Due { provider, limit } => (&[][..], provider, limit),
+    };
+    let named: Vec<Uuid> = named.iter().map(|placement| placement.uuid()).collect();
+    sqlx::query_as!(
+        ClaimedRow,
+        r#"WITH named AS (
+               SELECT placement_id, state FROM placements
+               WHERE placement_id = ANY($1) AND state = 'accepted'
+               FOR UPDATE SKIP LOCKED
+           ), due AS (
+               SELECT placement_id, state FROM placements
+               WHERE provider = $2 AND redrive_at <= now()
+               ORDER BY redrive_at LIMIT $3
+               FOR UPDATE SKIP LOCKED
+           ), claimed AS (
+               UPDATE placements p
+               SET state = CASE WHEN p.state = 'accepted' THEN 'placing' ELSE p.state END,
+                   attempt = p.attempt + (p.state = 'accepted')::int,
+                   attempted_at = CASE WHEN p.state = 'accepted' THEN now() ELSE p.attempted_at END,
+                   not_found_at = CASE WHEN p.state = 'accepted' THEN NULL ELSE p.not_found_at END,
+                   redrive_at = now() + make_interval(secs => $4)
+               FROM (SELECT * FROM named UNION ALL SELECT * FROM due) AS taken
+               WHERE p.placement_id = taken.placement_id
+               RETURNING p.*, taken.state AS was
+           )
+           SELECT c.placement_id AS "placement_id!", c.order_id AS "order_id!", o.partner_id AS "partner_id!",
+                  c.was AS "was!", c.attempt AS "attempt!",
+                  extract(epoch FROM now() - c.attempted_at)::float8 AS "attempt_age!",
+                  extract(epoch FROM now() - c.placed_at)::float8 AS placed_age,
+                  o.answer_by <= now() AS "answered!", o.traceparent,
+                  t.topup_ids AS "topup_ids!", t.provider_option_ids AS "provider_option_ids!",
+                  t.provider_unit_ids AS "provider_unit_ids!: Vec<Option<String>>", t.states AS "states!"
+           FROM claimed c
+           JOIN orders o ON o.order_id = c.order_id
+           CROSS JOIN LATERAL (
+               SELECT array_agg(topup_id ORDER BY position) AS topup_ids,
+                      array_agg(provider_option_id ORDER BY position) AS provider_option_ids,
+                      array_agg(provider_unit_id ORDER BY position) AS provider_unit_ids,
+                      array_agg(state ORDER BY position) AS states
+               FROM topups WHERE topups.placement_id = c.placement_id
+           ) t"#,
+        &named,
+        provider,
+        i64::try_from(limit).unwrap_or(i64::MAX),
+        seconds(lease),
+    )
+    .fetch_all(connection)
+    .await?
+    .into_iter()
+    .map(Claimed::try_from)
+    .collect()
+}
+
+/// What became of an attempt, or of a look after it.
+#[derive(Clone, Debug)]
+pub struct Settlement {
+    /// The placement.
+    pub placement_id: PlacementId,
+    /// The attempt that this is about.
+    pub attempt: u32,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// See [`domain::placement::Event`].
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// The provider has it. Units that became ready get their profile and their delivery.
+    Bought {
+        /// What is known of its units.
+        units: Vec<Unit>,
+        /// When to ask for the profiles that are missing; `None` when none is.
+        collect_in: Option<Duration>,
+        /// Profiles are missing for so long that an operator must see it.
+        overdue: bool,
+    },
+    /// Certainly nothing was bought; may be tried again.
+    NotBought {
+        /// When.
+        retry_in: Duration,
+        /// Why.
+        reason: String,
+    },
+    /// The provider refused for good.
+    Rejected {
+        /// What it said.
+        reason: String,
+    },
+    /// A look-up found no such purchase.
+    NotFound {
+        /// Whether the settling delay has passed.
+        settled: bool,
+        /// When to look again.
+        look_in: Duration,
+    },
+    /// Nobody knows.
+    Unknown {
+        /// When to look the purchase up.
+        look_in: Duration,
+        /// Why nobody knows.
+        reason: String,
+    },
+    /// Can't be settled without an operator.
+    Parked {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What is known of one unit that the provider has.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    /// Our unit.
+    pub topup_id: TopupId,
+    /// The provider's unit that is assigned to it.
+    pub provider_unit_id: String,
+    /// What became of it so far.
+    pub progress: Progress,
+}
+
+/// What became of a unit so far.
+#[derive(Clone, Debug)]
+pub enum Progress {
+    /// No profile yet.
+    Pending,
+    /// Its profile has come.
+    Ready {
+        /// The eSIM's number.
+        iccid: Iccid,
+        /// The sealed profile.
+        profile: Vec<u8>,
+    },
+    /// It will never have a profile.
+    Failed(String),
+}
+
+/// What a settlement changed.
+#[derive(Clone, Debug, Default)]
+pub struct Settled {
+    /// Whether it applied at all; a late or repeated one doesn't.
+    pub moved: bool,
+    /// It was bought where nobody expected it, and is parked now.
+    pub unexpected: bool,
+    /// Topups that became ready by it, each with a new delivery.
+    pub ready: Vec<TopupId>,
+}
+
+/// Records a batch of settlements, each along its transition, in one transaction.
+pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>, Error> {
+    let bought = Bought::of(settlements);
+    let moves = Moves::of(settlements);
+    let mut changes = HashMap::new();
+    // One statement is a transaction of its own; only a mixed batch needs a larger one.
+    if moves.is_empty() {
+        bought.record(connection, &mut changes).await?;
+    } else {
+        let mut transaction = sqlx::Connection::begin(connection).await?;
+        moves.record(&mut transaction, &mut changes).await?;
+        bought.record(&mut transaction, &mut changes).await?;
+        transaction.commit().await?;
+    }
+    Ok(settlements.iter().map(|one| changes.remove(&one.placement_id).unwrap_or_default()).collect())
+}
+
+type Changes = HashMap<PlacementId, Settled>;
+
+/// The purchases of a batch, as the columns of their statement.
+#[derive(Default)]
+struct Bought {
+    placements: Vec<Uuid>,
+    attempts: Vec<i32>,
+    collect_in: Vec<Option<f64>>,
+    overdue: Vec<bool>,
+    unit_placements: Vec<Uuid>,
+    topups: Vec<String>,
+    provider_units: Vec<String>,
+    states: Vec<&'static str>,
+    iccids: Vec<Option<String>>,
+    profiles: Vec<Option<Vec<u8>>>,
+    reasons: Vec<Option<String>>,
+}
+
+impl Bought {
+    fn of(settlements: &[Settlement]) -> Self {
+        let mut columns = Self::default();
+        for settlement in settlements {
+            let Outcome::Bought { units, collect_in, overdue } = &settlement.outcome else { continue };
+            columns.placements.push(settlement.placement_id.uuid());
+            columns.attempts.push(signed(settlement.attempt));
+            columns.collect_in.push(collect_in.map(seconds));
+            columns.overdue.push(*overdue);
+            for unit in units {
+                let (state, iccid, profile, reason) = match &unit.progress {
+                    Progress::Pending => (TopupState::Pending, None, None, None),
+                    Progress::Ready { iccid, profile } => {
+                        (TopupState::Ready, Some(iccid.as_str().to_owned()), Some(profile.clone()), None)
+                    }
+                    Progress::Failed(reason) => (TopupState::Failed, None, None, Some(reason.clone())),
+                };
+                columns.unit_placements.push(settlement.placement_id.uuid());
+                columns.topups.push(unit.topup_id.to_string());
+                columns.provider_units.push(unit.provider_unit_id.clone());
+                columns.states.push(state.as_str());
+                columns.iccids.push(iccid);
+                columns.profiles.push(profile);
+                columns.reasons.push(reason);
+            }
+        }
+        columns
+    }
+
+    /// A profile is stored, its topup is ready and its delivery exists: all in one statement.
+    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+        if self.placements.is_empty() {
+            return Ok(());
+        }
+        let rows = sqlx::query!(
+            r#"WITH moved AS (
+                   UPDATE placements p
+                   SET state = CASE WHEN new.overdue THEN 'parked' ELSE 'placed' END,
+                       reason = CASE WHEN new.overdue THEN 'bought, but its profiles do not come' END,
+                       placed_at = coalesce(p.placed_at, now()),
+                       redrive_at = now() + make_interval(secs => new.collect_in)
+                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[])
+                        AS new(placement_id, attempt, collect_in, overdue)
+                   WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
+                     AND p.state IN ('placing', 'placed', 'parked')
+                   RETURNING p.placement_id, p.order_id
+               ), unit AS (
+                   UPDATE topups t
+                   SET state = new.state, provider_unit_id = new.provider_unit_id, iccid = new.iccid,
+                       profile = new.profile, reason = new.reason,
+                       ready_at = CASE WHEN new.state = 'ready' THEN now() END
+                   FROM unnest($5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::text[])
+                        AS new(placement_id, topup_id, provider_unit_id, state, iccid, profile, reason)
+                   JOIN moved ON moved.placement_id = new.placement_id
+                   WHERE t.topup_id = new.topup_id AND t.placement_id = new.placement_id AND t.state = 'pending'
+                     AND (t.provider_unit_id IS NULL OR t.provider_unit_id = new.provider_unit_id)
+                     AND (new.state <> 'pending' OR t.provider_unit_id IS NULL)
+                   RETURNING t.topup_id, t.placement_id, t.state
+               ), born AS (
+                   INSERT INTO deliveries (topup_id, partner_id, redrive_at)
+                   SELECT unit.topup_id, o.partner_id, greatest(o.answer_by, now() + make_interval(secs => $12))
+                   FROM unit
+                   JOIN moved ON moved.placement_id = unit.placement_id
+                   JOIN orders o ON o.order_id = moved.order_id
+                   WHERE unit.state = 'ready'
+               )
+               SELECT moved.placement_id AS "placement_id!", unit.topup_id AS "topup_id?"
+               FROM moved LEFT JOIN unit ON unit.placement_id = moved.placement_id AND unit.state = 'ready'"#,
+            &self.placements,
+            &self.attempts,
+            &self.collect_in as &[Option<f64>],
+            &self.overdue,
+            &self.unit_placements,
+            &self.topups,
+            &self.provider_units,
+            &self.states as &[&str],
+            &self.iccids as &[Option<String>],
+            &self.profiles as &[Option<Vec<u8>>],
+            &self.reasons as &[Option<String>],
+            seconds(FIRST_DELIVERY),
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        for row in rows {
+            let settled = changes.entry(row.placement_id.into()).or_default();
+            settled.moved = true;
+            settled.ready.extend(row.topup_id.map(TopupId::try_from).transpose()?);
+        }
+        if self.placements.iter().all(|placement| changes.contains_key(&PlacementId::from(*placement))) {
+            return Ok(());
+        }
+        self.park_unexpected(connection, changes).await
+    }
+
+    /// Bought by an attempt that isn't the current one any more, or for a placement that is closed.
+    async fn park_unexpected(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+        let rows = sqlx::query_scalar!(
+            "UPDATE placements p
+             SET state = 'parked', redrive_at = NULL,
+                 reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
+                          || ' at attempt ' || p.attempt
+             FROM unnest($1::uuid[], $2::int[]) AS new(placement_id, attempt)
+             WHERE p.placement_id = new.placement_id AND new.attempt <= p.attempt
+               AND p.state IN ('accepted', 'placing', 'refused', 'failed')
+               AND NOT (p.state = 'placing' AND p.attempt = new.attempt)
+             RETURNING p.placement_id",
+            &self.placements,
+            &self.attempts,
+        )
+        .fetch_all(connection)
+        .await?;
+        for placement in rows {
+            let settled = Settled { moved: true, unexpected: true, ready: Vec::new() };
+            changes.insert(placement.into(), settled);
+        }
+        Ok(())
+    }
+}
+
+/// The settlements of a batch that bought nothing, as the columns of their statement.
+#[derive(Default)]
+struct Moves {
+    placements: Vec<Uuid>,
+    attempts: Vec<i32>,
+    kinds: Vec<&'static str>,
+    redrive_in: Vec<Option<f64>>,
+    reasons: Vec<Option<String>>,
+}
+
+impl Moves {
+    fn of(settlements: &[Settlement]) -> Self {
+        let mut columns = Self::default();
+        for settlement in settlements {
+            let (kind, redrive_in, reason) = match &settlement.outcome {
+                Outcome::Bought { .. } => continue,
+                Outcome::NotBought { retry_in, reason } => ("not_bought", Some(*retry_in), Some(reason.clone())),
+                Outcome::Rejected { reason } => ("rejected", None, Some(reason.clone())),
+                Outcome::NotFound { settled: true, look_in } => ("settled_not_found", Some(*look_in), None),
+                Outcome::NotFound { settled: false, look_in } => ("not_found", Some(*look_in), None),
+                Outcome::Unknown { look_in, reason } => ("unknown", Some(*look_in), Some(reason.clone())),
+                Outcome::Parked { reason } => ("parked", None, Some(reason.clone())),
+            };
+            columns.placements.push(settlement.placement_id.uuid());
+            columns.attempts.push(signed(settlement.attempt));
+            columns.kinds.push(kind);
+            columns.redrive_in.push(redrive_in.map(seconds));
+            columns.reasons.push(reason);
+        }
+        columns
+    }
+
+    fn is_empty(&self) -> bool {
+        self.placements.is_empty()
+    }
+
+    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+        let rows = sqlx::query_scalar!(
+            r#"WITH moved AS (
+                   UPDATE placements p
+                   SET state = CASE
+                           WHEN new.kind = 'not_bought' THEN 'accepted'
+                           WHEN new.kind = 'settled_not_found' AND p.not_found_at IS NOT NULL THEN 'accepted'
+                           WHEN new.kind = 'rejected' THEN 'failed'
+                           WHEN new.kind = 'parked' THEN 'parked'
+                           ELSE p.state
+                       END,
+                       not_found_at = CASE
+                           WHEN new.kind IN ('not_found', 'settled_not_found') THEN coalesce(p.not_found_at, now())
+                           ELSE p.not_found_at
+                       END,
+                       reason = coalesce(new.reason, p.reason),
+                       redrive_at = now() + make_interval(secs => new.redrive_in)
+                   FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[])
+                        AS new(placement_id, attempt, kind, redrive_in, reason)
+                   WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
+                     AND (p.state = 'placing'
+                          OR (p.state IN ('placed', 'parked') AND new.kind IN ('unknown', 'not_found', 'settled_not_found'))
+                          OR (p.state = 'placed' AND new.kind = 'parked'))
+                   RETURNING p.placement_id, p.state, p.reason
+               ), failed AS (
+                   UPDATE topups t SET state = 'failed', reason = moved.reason
+                   FROM moved
+                   WHERE t.placement_id = moved.placement_id AND moved.state = 'failed' AND t.state = 'pending'
+               )
+               SELECT placement_id AS "placement_id!" FROM moved"#,
+            &self.placements,
+            &self.attempts,
+            &self.kinds as &[&str],
+            &self.redrive_in as &[Option<f64>],
+            &self.reasons as &[Option<String>],
+        )
+        .fetch_all(connection)
+        .await?;
+        for placement in rows {
+            changes.entry(placement.into()).or_default().moved = true;
+        }
+        Ok(())
+    }
+}

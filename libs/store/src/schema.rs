@@ -1,0 +1,68 @@
+//! Migrations, applied by `esimctl migrate`, and the check that every service makes at its start.
+
+use sqlx::{PgConnection, PgPool, migrate::Migrator};
+
+use crate::Error;
+
+static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
+
+/// The schema isn't the one this version works on.
+#[derive(Debug, thiserror::Error)]
+pub enum SchemaError {
+    /// Migrations of this version haven't been applied.
+    #[error("the database schema is at version {found}, this version needs {needed}: run `esimctl migrate`")]
+    Behind {
+        /// The newest migration that was applied, 0 if none was.
+        found: i64,
+        /// The newest migration of this version.
+        needed: i64,
+    },
+    /// Somebody applied migrations that this version doesn't know.
+    #[error(
+        "the database schema is at version {found}, newer than the {known} that this version knows: deploy a newer version"
+    )]
+    Ahead {
+        /// The newest migration that was applied.
+        found: i64,
+        /// The newest migration of this version.
+        known: i64,
+    },
+    /// The database doesn't answer.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+/// The newest migration of this version.
+pub fn latest() -> i64 {
+    MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or_default()
+}
+
+/// Applies what is missing; safe to run again and by several at once.
+pub async fn migrate(pool: &PgPool) -> Result<(), sqlx::migrate::MigrateError> {
+    MIGRATIONS.run(pool).await
+}
+
+/// Whether the database has exactly the schema of this version.
+pub async fn check(connection: &mut PgConnection) -> Result<(), SchemaError> {
+    let found = applied(connection).await?;
+    let known = latest();
+    match found.cmp(&known) {
+        std::cmp::Ordering::Less => Err(SchemaError::Behind { found, needed: known }),
+        std::cmp::Ordering::Equal => Ok(()),
+        std::cmp::Ordering::Greater => Err(SchemaError::Ahead { found, known }),
+    }
+}
+
+/// Not a checked statement: the table belongs to the migrator and may not exist yet.
+async fn applied(connection: &mut PgConnection) -> Result<i64, Error> {
+    let exists: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
+        .fetch_one(&mut *connection)
+        .await?;
+    if !exists {
+        return Ok(0);
+    }
+    let version = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success")
+        .fetch_one(connection)
+        .await?;
+    Ok(version)
+}

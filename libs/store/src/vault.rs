@@ -1,0 +1,178 @@
+//! Secrets at rest: XChaCha20-Poly1305 under a master key, bound to the row they belong to.
+//!
+//! A sealed value is: length of the key id (1 byte), key id, nonce (24 bytes), ciphertext with tag.
+
+use std::sync::Arc;
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use chacha20poly1305::{
+    KeyInit, XChaCha20Poly1305, XNonce,
+    aead::{Aead, Payload},
+};
+use domain::{PartnerId, TopupId};
+use secrecy::{ExposeSecret, SecretString};
+
+const NONCE: usize = 24;
+
+/// What a sealed value is; it opens only as what it was sealed for.
+#[derive(Clone, Copy, Debug)]
+pub enum Purpose<'a> {
+    /// A partner's request-signing key.
+    SecretKey(PartnerId),
+    /// A partner's webhook-signing key.
+    WebhookSecret(PartnerId),
+    /// The profile of a topup.
+    Profile(&'a TopupId),
+}
+
+impl Purpose<'_> {
+    fn associated_data(self) -> String {
+        match self {
+            Self::SecretKey(id) => format!("partners.secret_key/{id}"),
+            Self::WebhookSecret(id) => format!("partners.webhook_secret/{id}"),
+            Self::Profile(id) => format!("topups.profile/{id}"),
+        }
+    }
+}
+
+/// Master keys or a sealed value can't be used. Says which, never shows a secret.
+#[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
+pub enum VaultError {
+    /// Not `<id>:<Base64 of 32 bytes>`.
+    #[error("master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters")]
+    BadKey(usize),
+    /// There is no key at all.
+    #[error("there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`openssl rand -base64 32` makes one; write it as `<id>:<key>`)")]
+    NoKey,
+    /// Two keys have one id.
+    #[error("two master keys have the id {0:?}")]
+    DuplicateKey(String),
+    /// The value was sealed under a key that isn't there.
+    #[error("a stored secret needs the master key {0:?}, which is not configured")]
+    MissingKey(String),
+    /// The value was changed, or belongs to another row.
+    #[error("a stored secret cannot be decrypted")]
+    Damaged,
+}
+
+struct MasterKey {
+    id: String,
+    cipher: XChaCha20Poly1305,
+}
+
+/// The master keys: the first seals, all open. Cheap to clone.
+#[derive(Clone)]
+pub struct Vault(Arc<[MasterKey]>);
+
+impl Vault {
+    /// Parses keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas or line ends; lines
+    /// that start with `#` are comments.
+    pub fn parse(text: &SecretString) -> Result<Self, VaultError> {
+        let entries = text
+            .expose_secret()
+            .split(['\n', ','])
+            .map(str::trim)
+            .filter(|entry| !entry.is_empty() && !entry.starts_with('#'));
+        let mut keys: Vec<MasterKey> = Vec::new();
+        for (index, entry) in entries.enumerate() {
+            let bad = || VaultError::BadKey(index + 1);
+            let (id, encoded) = entry.split_once(':').ok_or_else(bad)?;
+            let bytes = BASE64_STANDARD.decode(encoded).map_err(|_| bad())?;
+            if id.is_empty() || id.len() > 32 {
+                return Err(bad());
+            }
+            if keys.iter().any(|key| key.id == id) {
+                return Err(VaultError::DuplicateKey(id.to_owned()));
+            }
+            let cipher = XChaCha20Poly1305::new_from_slice(&bytes).map_err(|_| bad())?;
+            keys.push(MasterKey { id: id.to_owned(), cipher });
+        }
+        if keys.is_empty() { Err(VaultError::NoKey) } else { Ok(Self(keys.into())) }
+    }
+
+    /// Seals a secret for one purpose.
+    pub fn seal(&self, purpose: Purpose<'_>, secret: &[u8]) -> Result<Vec<u8>, VaultError> {
+        let key = self.0.first().ok_or(VaultError::NoKey)?;
+        let nonce: [u8; NONCE] = rand::random();
+        let aad = purpose.associated_data();
+        let sealed = key
+            .cipher
+            .encrypt(&XNonce::from(nonce), Payload { msg: secret, aad: aad.as_bytes() })
+            .map_err(|_| VaultError::Damaged)?;
+        let id_length = u8::try_from(key.id.len()).map_err(|_| VaultError::Damaged)?;
+        Ok([&[id_length], key.id.as_bytes(), &nonce, &sealed].concat())
+    }
+
+    /// Opens what was sealed for the same purpose.
+    pub fn open(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+        let (&id_length, rest) = sealed.split_first().ok_or(VaultError::Damaged)?;
+        let (id, rest) = rest.split_at_checked(id_length.into()).ok_or(VaultError::Damaged)?;
+        let (nonce, ciphertext) = rest.split_first_chunk::<NONCE>().ok_or(VaultError::Damaged)?;
+        let id = str::from_utf8(id).map_err(|_| VaultError::Damaged)?;
+        let key = self
+            .0
+            .iter()
+            .find(|key| key.id == id)
+            .ok_or_else(|| VaultError::MissingKey(id.to_owned()))?;
+        let aad = purpose.associated_data();
+        key.cipher
+            .decrypt(&XNonce::from(*nonce), Payload { msg: ciphertext, aad: aad.as_bytes() })
+            .map_err(|_| VaultError::Damaged)
+    }
+}
+
+impl std::fmt::Debug for Vault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Vault([REDACTED])")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(id: &str, byte: u8) -> String {
+        format!("{id}:{}", BASE64_STANDARD.encode([byte; 32]))
+    }
+
+    fn vault(text: &str) -> Result<Vault, VaultError> {
+        Vault::parse(&SecretString::from(text))
+    }
+
+    #[test]
+    fn a_secret_opens_only_for_its_row_and_unchanged() {
+        let vault = vault(&key("a", 1)).unwrap();
+        let (mine, other) = (PartnerId::new(), PartnerId::new());
+        let sealed = vault.seal(Purpose::SecretKey(mine), b"secret").unwrap();
+        assert_eq!(vault.open(Purpose::SecretKey(mine), &sealed).unwrap(), b"secret");
+        assert_eq!(vault.open(Purpose::SecretKey(other), &sealed), Err(VaultError::Damaged));
+        assert_eq!(vault.open(Purpose::WebhookSecret(mine), &sealed), Err(VaultError::Damaged));
+        for cut in [0, 1, 2, 10, sealed.len() - 1] {
+            assert!(vault.open(Purpose::SecretKey(mine), &sealed[..cut]).is_err());
+        }
+        let mut changed = sealed;
+        *changed.last_mut().unwrap() ^= 1;
+        assert_eq!(vault.open(Purpose::SecretKey(mine), &changed), Err(VaultError::Damaged));
+    }
+
+    #[test]
+    fn keys_rotate() {
+        let partner = Purpose::SecretKey(PartnerId::new());
+        let sealed = vault(&key("old", 1)).unwrap().seal(partner, b"secret").unwrap();
+        let rotated = vault(&format!("# newest first\n{}\n{}\n", key("new", 2), key("old", 1))).unwrap();
+        assert_eq!(rotated.open(partner, &sealed).unwrap(), b"secret");
+        let resealed = rotated.seal(partner, b"secret").unwrap();
+        let after = vault(&key("new", 2)).unwrap();
+        assert_eq!(after.open(partner, &resealed).unwrap(), b"secret");
+        assert_eq!(after.open(partner, &sealed), Err(VaultError::MissingKey("old".into())));
+    }
+
+    #[test]
+    fn bad_keys_are_refused_by_number() {
+        assert_eq!(vault("").unwrap_err(), VaultError::NoKey);
+        assert_eq!(vault("nonsense").unwrap_err(), VaultError::BadKey(1));
+        assert_eq!(vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(), VaultError::BadKey(2));
+        let twice = format!("{},{}", key("a", 1), key("a", 2));
+        assert_eq!(vault(&twice).unwrap_err(), VaultError::DuplicateKey("a".into()));
+    }
+}
