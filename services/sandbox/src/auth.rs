@@ -1,0 +1,131 @@
+//! Authentication of the protocol: three `x-gat-*` headers and a signature over method, path with
+//! query, timestamp and access key.
+
+use std::sync::Arc;
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+use runtime::clock;
+use signing::SecretKey;
+
+use crate::{error::Error, routes::Sandbox};
+
+/// How far a caller's clock may be off, either way.
+const WINDOW_MS: u64 = 5 * 60 * 1000;
+
+/// The one account of the sandbox.
+pub struct Credentials {
+    pub access_key: String,
+    pub secret: SecretKey,
+}
+
+/// Proof that the request was signed with our secret, lately.
+pub struct Authenticated;
+
+impl FromRequestParts<Arc<Sandbox>> for Authenticated {
+    type Rejection = Error;
+
+    async fn from_request_parts(parts: &mut Parts, sandbox: &Arc<Sandbox>) -> Result<Self, Error> {
+        check(parts, &sandbox.credentials, clock::unix_milliseconds()).map_err(Error::Unauthorized)
+    }
+}
+
+fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated, &'static str> {
+    let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let timestamp = header("x-gat-timestamp").ok_or("x-gat-timestamp is missing")?;
+    let access_key = header("x-gat-access-key").ok_or("x-gat-access-key is missing")?;
+    let signature = header("x-gat-signature").ok_or("x-gat-signature is missing")?;
+
+    let sent_ms =
+        signing::parse_unix_time(timestamp).ok_or("x-gat-timestamp is not Unix time in milliseconds")?;
+    if sent_ms.abs_diff(now_ms) > WINDOW_MS {
+        return Err("x-gat-timestamp is more than 5 minutes off");
+    }
+    if access_key != ours.access_key {
+        return Err("x-gat-access-key is unknown");
+    }
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    if !signing::usimsa::verify(
+        &ours.secret,
+        parts.method.as_str(),
+        path,
+        timestamp,
+        access_key,
+        signature,
+    ) {
+        return Err("x-gat-signature is wrong");
+    }
+    Ok(Authenticated)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::Request;
+
+    const NOW: i64 = 1_700_000_000_000;
+    const PATH: &str = "/api/v2/order/a%2Fb?x=1";
+
+    /// A request that is right but for `change`; `check`'s error.
+    fn refused(change: impl FnOnce(&mut Parts)) -> Option<&'static str> {
+        let ours = Credentials {
+            access_key: "AK".into(),
+            secret: SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap(),
+        };
+        let timestamp = NOW.to_string();
+        let signature = signing::usimsa::sign(&ours.secret, "GET", PATH, &timestamp, "AK");
+        let request = Request::get(PATH)
+            .header("x-gat-timestamp", timestamp)
+            .header("x-gat-access-key", "AK")
+            .header("x-gat-signature", signature);
+        let (mut parts, ()) = request.body(()).unwrap().into_parts();
+        change(&mut parts);
+        check(&parts, &ours, NOW).err()
+    }
+
+    fn with(name: &'static str, value: &str) -> Option<&'static str> {
+        refused(|parts| drop(parts.headers.insert(name, value.parse().unwrap())))
+    }
+
+    #[test]
+    fn only_a_fresh_signature_over_this_request_passes() {
+        assert_eq!(refused(|_| {}), None);
+        assert_eq!(
+            refused(|parts| parts.method = "POST".parse().unwrap()),
+            Some("x-gat-signature is wrong")
+        );
+        assert_eq!(
+            refused(|parts| parts.uri = "/api/v2/order/a%2Fb?x=2".parse().unwrap()),
+            Some("x-gat-signature is wrong")
+        );
+        assert_eq!(with("x-gat-signature", "AAAA"), Some("x-gat-signature is wrong"));
+        assert_eq!(
+            with("x-gat-access-key", "other"),
+            Some("x-gat-access-key is unknown")
+        );
+        assert_eq!(
+            with("x-gat-timestamp", &(NOW + 1).to_string()),
+            Some("x-gat-signature is wrong")
+        );
+        for far in [NOW - 300_001, NOW + 300_001] {
+            assert_eq!(
+                with("x-gat-timestamp", &far.to_string()),
+                Some("x-gat-timestamp is more than 5 minutes off")
+            );
+        }
+        assert_eq!(
+            with("x-gat-timestamp", "-1"),
+            Some("x-gat-timestamp is not Unix time in milliseconds")
+        );
+    }
+
+    #[test]
+    fn each_header_is_needed() {
+        for (name, message) in [
+            ("x-gat-timestamp", "x-gat-timestamp is missing"),
+            ("x-gat-access-key", "x-gat-access-key is missing"),
+            ("x-gat-signature", "x-gat-signature is missing"),
+        ] {
+            assert_eq!(refused(|parts| drop(parts.headers.remove(name))), Some(message));
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! An append-only file of JSON lines. A record is one `write(2)`: once [`Journal::append`] has
+//! returned, the record is the kernel's and no death of this process loses it. There is no fsync:
+//! a machine that loses power may forget the last seconds of a sandbox.
+
+use std::{
+    fs::{File, OpenOptions, TryLockError},
+    io::{self, BufRead, BufReader, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+};
+
+use anyhow::{Context, bail, ensure};
+use serde::{Serialize, de::DeserializeOwned};
+
+/// The open file, locked against a second process.
+pub struct Journal {
+    file: File,
+    /// Bytes of whole lines.
+    len: u64,
+    /// A write failed half-way: what it left behind `len` goes before the next one.
+    torn: bool,
+}
+
+impl Journal {
+    /// Opens or creates the file and hands each record to `replay`, oldest first.
+    ///
+    /// A last line without its end was never answered for: it is reported and cut off. Any other
+    /// line that can't be read, or that `replay` refuses, is an error that names file and line.
+    pub fn open<R: DeserializeOwned>(
+        path: &Path,
+        mut replay: impl FnMut(R) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Self> {
+        let name = path.display();
+        let file = OpenOptions::new()
+            .read(true)
+            .append(true)
+            .create(true)
+            .mode(0o600)
+            .open(path)
+            .with_context(|| format!("cannot open the ledger {name}"))?;
+        ensure!(
+            file.metadata()?.is_file(),
+            "the ledger {name} is not a regular file"
+        );
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => bail!("the ledger {name} is in use by another process"),
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock the ledger {name}"));
+            }
+        }
+
+        let mut len = 0;
+        let mut reader = BufReader::new(&file);
+        let mut line = Vec::new();
+        for number in 1.. {
+            line.clear();
+            let read = reader
+                .read_until(b'\n', &mut line)
+                .with_context(|| format!("cannot read {name}"))?;
+            if line.last() != Some(&b'\n') {
+                if read > 0 {
+                    tracing::warn!(ledger = %name, line = number, bytes = read, "skipped a torn last line");
+                    file.set_len(len)
+                        .with_context(|| format!("cannot cut a torn line off {name}"))?;
+                }
+                break;
+            }
+            serde_json::from_slice(&line)
+                .map_err(anyhow::Error::from)
+                .and_then(&mut replay)
+                .with_context(|| format!("the ledger {name} is corrupt in line {number}"))?;
+            len += read as u64;
+        }
+        Ok(Self {
+            file,
+            len,
+            torn: false,
+        })
+    }
+
+    /// Appends one record. After an error the file is as before, at the latest when the next
+    /// record is appended.
+    pub fn append(&mut self, record: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(record)?;
+        line.push(b'\n');
+        if self.torn {
+            self.file.set_len(self.len)?;
+            self.torn = false;
+        }
+        let written = self.file.write(&line);
+        if let Ok(written) = written
+            && written == line.len()
+        {
+            self.len += line.len() as u64;
+            return Ok(());
+        }
+        self.torn = true;
+        written.and(Err(io::ErrorKind::WriteZero.into()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    fn read(path: &Path) -> anyhow::Result<Vec<u32>> {
+        let mut records = Vec::new();
+        Journal::open(path, |record: u32| {
+            ensure!(record != 13, "unlucky");
+            records.push(record);
+            Ok(())
+        })?;
+        Ok(records)
+    }
+
+    #[test]
+    fn what_was_appended_is_replayed_and_a_torn_end_is_cut_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let mut journal = Journal::open(&path, |_: u32| Ok(())).unwrap();
+        journal.append(&1).unwrap();
+        journal.append(&2).unwrap();
+        drop(journal);
+        fs::write(&path, [&fs::read(&path).unwrap()[..], b"3"].concat()).unwrap();
+        assert_eq!(read(&path).unwrap(), [1, 2]);
+        Journal::open(&path, |_: u32| Ok(())).unwrap().append(&4).unwrap();
+        assert_eq!(read(&path).unwrap(), [1, 2, 4]);
+    }
+
+    #[test]
+    fn what_a_failed_write_left_is_removed_before_the_next_record() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let mut journal = Journal::open(&path, |_: u32| Ok(())).unwrap();
+        journal.append(&1).unwrap();
+        journal.file.write_all(b"{\"half").unwrap();
+        journal.torn = true;
+        journal.append(&2).unwrap();
+        drop(journal);
+        assert_eq!(read(&path).unwrap(), [1, 2]);
+    }
+
+    #[test]
+    fn a_corrupt_line_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        for (text, reason) in [
+            ("1\nnonsense\n3\n", "expected ident"),
+            ("1\n13\n", "unlucky"),
+            ("1\n\n3\n", "EOF"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let error = format!("{:#}", read(&path).unwrap_err());
+            assert!(
+                error.contains(&format!("{} is corrupt in line 2", path.display())),
+                "{error}"
+            );
+            assert!(error.contains(reason), "{error}");
+            assert_eq!(error.lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn a_file_has_one_process_and_is_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let _open = Journal::open(&path, |_: u32| Ok(())).unwrap();
+        assert!(
+            read(&path)
+                .unwrap_err()
+                .to_string()
+                .contains("in use by another process")
+        );
+        assert!(
+            read(Path::new("/dev/null"))
+                .unwrap_err()
+                .to_string()
+                .contains("not a regular file")
+        );
+    }
+}

@@ -1,0 +1,472 @@
+//! The ledger: what was really bought. The file is the truth; an index in memory answers.
+//!
+//! One lock covers file and index, so their orders agree; what happens under it is one short
+//! write into the page cache, which is cheaper than handing it to another thread.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    io,
+    path::Path,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use rand::RngExt;
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+use crate::{
+    journal::Journal,
+    profile::{self, FIRST_UNITS, Seed, UnitNumber},
+    protocol::{Product, Profile},
+};
+
+/// The format of the file; a file of another one is not read.
+const VERSION: u32 = 1;
+
+/// A line of the file; `P` is a [`Purchase`], owned when read and borrowed when written.
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Record<P> {
+    /// The first line.
+    Opened(Opened),
+    Bought(P),
+    Canceled {
+        at_ms: i64,
+        unit: UnitNumber,
+    },
+}
+
+/// Where the unit numbers start and what the profiles are made from.
+#[derive(Deserialize, Serialize)]
+struct Opened {
+    version: u32,
+    first_unit: UnitNumber,
+    /// 64 hex digits.
+    seed: String,
+}
+
+impl Opened {
+    fn new(first_unit: UnitNumber, seed: Seed) -> Self {
+        Self {
+            version: VERSION,
+            first_unit,
+            seed: hex::encode(seed),
+        }
+    }
+
+    fn check(&self) -> anyhow::Result<Seed> {
+        let (version, first_unit) = (self.version, self.first_unit);
+        ensure!(
+            version == VERSION,
+            "version {version} is not {VERSION}, which this sandbox reads"
+        );
+        ensure!(
+            FIRST_UNITS.contains(&first_unit),
+            "units can't start at {first_unit}"
+        );
+        let mut seed = Seed::default();
+        // hex's own error would quote characters of the seed.
+        hex::decode_to_slice(&self.seed, &mut seed).map_err(|_| anyhow!("the seed is not 64 hex digits"))?;
+        Ok(seed)
+    }
+}
+
+/// Something bought: its units are numbered from `first_unit` on, product by product.
+#[derive(Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Purchase {
+    /// When, to the millisecond.
+    #[serde(rename = "at_ms", with = "time::serde::timestamp::milliseconds")]
+    pub at: OffsetDateTime,
+    /// The caller's id.
+    pub order_id: String,
+    pub first_unit: UnitNumber,
+    pub products: Vec<Product>,
+}
+
+impl Purchase {
+    /// How many units were bought.
+    pub fn size(&self) -> u64 {
+        self.products.iter().map(|product| u64::from(product.qty)).sum()
+    }
+
+    /// Each unit with its option id, in the order of the products.
+    pub fn units(&self) -> impl Iterator<Item = (UnitNumber, &str)> {
+        let options = self
+            .products
+            .iter()
+            .flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
+        (self.first_unit..).zip(options)
+    }
+}
+
+/// Why nothing was bought.
+#[derive(Debug)]
+pub enum NotBought {
+    /// The order id bought before.
+    Duplicate,
+    /// The ledger can't be written.
+    Failed(io::Error),
+}
+
+/// What is known of an order.
+pub struct Order {
+    /// More than one only if an order id bought more than once.
+    pub purchases: Vec<Arc<Purchase>>,
+    /// Those of its units that were canceled.
+    pub canceled: BTreeSet<UnitNumber>,
+}
+
+/// What was bought, as `GET /ledger` shows it. Canceled units were bought, too.
+#[derive(Serialize)]
+pub struct Summary {
+    pub purchases: usize,
+    pub units: u64,
+    /// In the order of the first purchase.
+    pub orders: Vec<OrderSummary>,
+}
+
+/// What was bought under one order id.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct OrderSummary {
+    pub order_id: String,
+    pub units: u64,
+    pub purchased_times: usize,
+}
+
+/// The ledger of one file.
+pub struct Ledger {
+    seed: Seed,
+    books: Mutex<Books>,
+}
+
+struct Books {
+    journal: Journal,
+    accounts: Accounts,
+}
+
+/// The index of the file.
+#[derive(Default)]
+struct Accounts {
+    first_unit: UnitNumber,
+    next_unit: UnitNumber,
+    /// Oldest first.
+    purchases: Vec<Arc<Purchase>>,
+    /// Where in `purchases` those of an order are.
+    by_order_id: HashMap<String, Vec<usize>>,
+    canceled: BTreeSet<UnitNumber>,
+}
+
+impl Ledger {
+    /// Opens or creates the ledger in `path`. Errors name the file, and the line if one is corrupt.
+    pub fn open(path: &Path) -> anyhow::Result<Self> {
+        let mut seed: Option<Seed> = None;
+        let mut accounts = Accounts::default();
+        let mut journal = Journal::open(path, |record: Record<Purchase>| {
+            match (record, seed) {
+                (Record::Opened(opened), None) => {
+                    seed = Some(opened.check()?);
+                    accounts.start(opened.first_unit);
+                }
+                (Record::Opened(_), Some(_)) => bail!("a second `opened` record"),
+                (_, None) => bail!("the first record is not `opened`"),
+                (Record::Bought(purchase), _) => {
+                    let expected = accounts.next_unit;
+                    ensure!(
+                        purchase.first_unit == expected,
+                        "the next unit is {expected}: a record is missing"
+                    );
+                    accounts.enter(purchase);
+                }
+                (Record::Canceled { unit, .. }, _) => {
+                    ensure!(accounts.sold(unit), "unit {unit} was never bought");
+                    accounts.canceled.insert(unit);
+                }
+            }
+            Ok(())
+        })?;
+        let seed = if let Some(seed) = seed {
+            seed
+        } else {
+            let first_unit = rand::rng().random_range(FIRST_UNITS);
+            let seed: Seed = rand::rng().random();
+            journal
+                .append(&Record::<()>::Opened(Opened::new(first_unit, seed)))
+                .with_context(|| format!("cannot write the ledger {}", path.display()))?;
+            accounts.start(first_unit);
+            seed
+        };
+        Ok(Self {
+            seed,
+            books: Mutex::new(Books { journal, accounts }),
+        })
+    }
+
+    /// Buys `products` under `order_id`, unless that id bought before. When this returns, the
+    /// purchase is in the file.
+    pub fn buy(
+        &self,
+        order_id: String,
+        products: Vec<Product>,
+        now: OffsetDateTime,
+    ) -> Result<Arc<Purchase>, NotBought> {
+        let mut books = self.lock();
+        let Books { journal, accounts } = &mut *books;
+        if accounts.by_order_id.contains_key(&order_id) {
+            return Err(NotBought::Duplicate);
+        }
+        let at = now.truncate_to_millisecond();
+        let purchase = Purchase {
+            at,
+            order_id,
+            first_unit: accounts.next_unit,
+            products,
+        };
+        journal
+            .append(&Record::Bought(&purchase))
+            .map_err(NotBought::Failed)?;
+        Ok(accounts.enter(purchase))
+    }
+
+    /// Whether the order id bought anything.
+    pub fn has(&self, order_id: &str) -> bool {
+        self.lock().accounts.by_order_id.contains_key(order_id)
+    }
+
+    /// What was bought under an order id.
+    pub fn order(&self, order_id: &str) -> Option<Order> {
+        let books = self.lock();
+        let accounts = &books.accounts;
+        let places = accounts.by_order_id.get(order_id)?;
+        let purchases: Vec<_> = places
+            .iter()
+            .map(|place| Arc::clone(&accounts.purchases[*place]))
+            .collect();
+        let canceled = purchases
+            .iter()
+            .flat_map(|purchase| {
+                accounts
+                    .canceled
+                    .range(purchase.first_unit..purchase.first_unit + purchase.size())
+            })
+            .copied()
+            .collect();
+        Some(Order { purchases, canceled })
+    }
+
+    /// Cancels a unit; `false` if it was never bought. A second time changes nothing.
+    pub fn cancel(&self, unit: UnitNumber, now: OffsetDateTime) -> io::Result<bool> {
+        let mut books = self.lock();
+        let Books { journal, accounts } = &mut *books;
+        if !accounts.sold(unit) {
+            return Ok(false);
+        }
+        if !accounts.canceled.contains(&unit) {
+            let at_ms = now.unix_timestamp() * 1000 + i64::from(now.millisecond());
+            journal.append(&Record::<()>::Canceled { at_ms, unit })?;
+            accounts.canceled.insert(unit);
+        }
+        Ok(true)
+    }
+
+    /// The profile of a unit bought at `bought_at`.
+    pub fn profile(&self, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
+        profile::profile(self.seed, unit, bought_at)
+    }
+
+    /// Everything that was bought. Its cost grows with the number of purchases.
+    pub fn summary(&self) -> Summary {
+        let purchases = self.lock().accounts.purchases.clone();
+        // Counted after the lock is released: purchases don't wait for that.
+        let mut orders: Vec<OrderSummary> = Vec::new();
+        let mut places: HashMap<&str, usize> = HashMap::new();
+        for purchase in &purchases {
+            let place = *places.entry(&purchase.order_id).or_insert_with(|| {
+                let order_id = purchase.order_id.clone();
+                orders.push(OrderSummary {
+                    order_id,
+                    units: 0,
+                    purchased_times: 0,
+                });
+                orders.len() - 1
+            });
+            orders[place].units += purchase.size();
+            orders[place].purchased_times += 1;
+        }
+        let units = orders.iter().map(|order| order.units).sum();
+        Summary {
+            purchases: purchases.len(),
+            units,
+            orders,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        // Nothing under the lock panics half-way through a change.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Accounts {
+    fn start(&mut self, first_unit: UnitNumber) {
+        self.first_unit = first_unit;
+        self.next_unit = first_unit;
+    }
+
+    fn enter(&mut self, purchase: Purchase) -> Arc<Purchase> {
+        let purchase = Arc::new(purchase);
+        self.next_unit += purchase.size();
+        if let Some(places) = self.by_order_id.get_mut(&purchase.order_id) {
+            places.push(self.purchases.len());
+        } else {
+            self.by_order_id
+                .insert(purchase.order_id.clone(), vec![self.purchases.len()]);
+        }
+        self.purchases.push(Arc::clone(&purchase));
+        purchase
+    }
+
+    fn sold(&self, unit: UnitNumber) -> bool {
+        (self.first_unit..self.next_unit).contains(&unit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use time::macros::datetime;
+
+    const NOW: OffsetDateTime = datetime!(2026-11-20 12:00:00.123_456 UTC);
+
+    fn product(option: &str, qty: u32) -> Product {
+        Product {
+            option_id: option.into(),
+            qty,
+        }
+    }
+
+    fn summary(ledger: &Ledger) -> serde_json::Value {
+        serde_json::to_value(ledger.summary()).unwrap()
+    }
+
+    #[test]
+    fn a_reopened_ledger_is_the_same() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let ledger = Ledger::open(&path).unwrap();
+        let one = ledger
+            .buy("one".into(), vec![product("a", 2), product("b", 1)], NOW)
+            .unwrap();
+        let two = ledger.buy("two".into(), vec![product("a", 1)], NOW).unwrap();
+        assert!(matches!(
+            ledger.buy("one".into(), vec![product("a", 1)], NOW),
+            Err(NotBought::Duplicate)
+        ));
+        assert_eq!(
+            one.units().map(|(_, option)| option).collect::<Vec<_>>(),
+            ["a", "a", "b"]
+        );
+        assert_eq!(two.first_unit, one.first_unit + 3);
+        assert!(ledger.cancel(two.first_unit, NOW).unwrap());
+        assert!(ledger.cancel(two.first_unit, NOW).unwrap());
+        assert!(!ledger.cancel(two.first_unit + 1, NOW).unwrap());
+        assert!(!ledger.cancel(one.first_unit - 1, NOW).unwrap());
+        let code = ledger.profile(one.first_unit, one.at).activate_code;
+        let before = summary(&ledger);
+        drop(ledger);
+        assert_eq!(
+            fs::read_to_string(&path).unwrap().lines().count(),
+            4,
+            "a repeated cancel wrote a line"
+        );
+
+        let again = Ledger::open(&path).unwrap();
+        assert_eq!(summary(&again), before);
+        assert_eq!(again.order("one").unwrap().purchases, std::slice::from_ref(&one));
+        assert_eq!(again.order("two").unwrap().canceled, [two.first_unit].into());
+        assert!(again.order("three").is_none());
+        assert_eq!(again.profile(one.first_unit, one.at).activate_code, code);
+        let three = again.buy("three".into(), vec![product("a", 1)], NOW).unwrap();
+        assert_eq!(three.first_unit, two.first_unit + 1);
+    }
+
+    /// The witness must show it, however it came about.
+    #[test]
+    fn an_order_bought_twice_shows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let ledger = Ledger::open(&path).unwrap();
+        let bought = ledger.buy("one".into(), vec![product("a", 2)], NOW).unwrap();
+        drop(ledger);
+        let mut text = fs::read_to_string(&path).unwrap();
+        let line = text.lines().last().unwrap();
+        let next = (bought.first_unit + 2).to_string();
+        text += &(line.replace(&bought.first_unit.to_string(), &next) + "\n");
+        fs::write(&path, text).unwrap();
+        let summary = Ledger::open(&path).unwrap().summary();
+        assert_eq!((summary.purchases, summary.units), (2, 4));
+        assert_eq!(
+            summary.orders,
+            [OrderSummary {
+                order_id: "one".into(),
+                units: 4,
+                purchased_times: 2
+            }]
+        );
+    }
+
+    #[test]
+    fn a_file_that_is_no_ledger_stops_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        let seed = "00".repeat(32);
+        let opened =
+            format!(r#"{{"opened":{{"version":1,"first_unit":100000000000000,"seed":"{seed}"}}}}"#) + "\n";
+        let bought = concat!(
+            r#"{"bought":{"at_ms":0,"order_id":"o","first_unit":100000000000000,"#,
+            r#""products":[{"optionId":"a","qty":1}]}}"#,
+            "\n"
+        );
+        let canceled = "{\"canceled\":{\"at_ms\":0,\"unit\":100000000000000}}\n";
+        for (text, line, reason) in [
+            (bought.to_owned(), 1, "the first record is not `opened`"),
+            (opened.replace(":1,", ":2,"), 1, "version 2"),
+            (opened.replace(&seed, "zz"), 1, "not 64 hex digits"),
+            (
+                opened.replace("0000,", ","),
+                1,
+                "units can't start at 10000000000",
+            ),
+            (opened.repeat(2), 2, "a second `opened` record"),
+            (
+                format!("{opened}{bought}{bought}"),
+                3,
+                "the next unit is 100000000000001",
+            ),
+            (format!("{opened}{canceled}"), 2, "never bought"),
+            (format!("{opened}{{}}\n{bought}"), 2, "expected value"),
+        ] {
+            fs::write(&path, text).unwrap();
+            let Err(error) = Ledger::open(&path) else {
+                panic!("opened, expected: {reason}")
+            };
+            let error = format!("{error:#}");
+            assert!(
+                error.contains(&format!("line {line}: ")) && error.contains(reason),
+                "{error}"
+            );
+        }
+    }
+
+    /// Only the header was torn: nothing had been bought.
+    #[test]
+    fn a_torn_header_begins_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ledger.jsonl");
+        fs::write(&path, "{\"record\":\"ope").unwrap();
+        drop(Ledger::open(&path).unwrap());
+        Ledger::open(&path).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 1);
+    }
+}

@@ -1,0 +1,13 @@
+use std::process::ExitCode;
+
+use sandbox::{Command, Config};
+
+fn main() -> ExitCode {
+    match runtime::config::parse::<Config>().command {
+        Some(Command::Catalogue) => {
+            println!("{:#}", sandbox::outcomes::catalogue());
+            ExitCode::SUCCESS
+        }
+        Some(Command::Serve) | None => runtime::main::<Config, _, _>("sandbox", sandbox::run),
+    }
+}

@@ -1,0 +1,114 @@
+//! Profiles, computed from the unit's number and the ledger's seed: nothing of them is stored,
+//! and a unit has the same profile after every restart.
+
+use rand::{Rng, SeedableRng, rngs::ChaCha20Rng};
+use time::{Duration, OffsetDateTime};
+
+use crate::protocol::Profile;
+
+/// Identifies a unit: 15 digits, consecutive from a random start that each ledger has of its own,
+/// so that two ledgers hardly ever share one.
+pub type UnitNumber = u64;
+
+/// What activation codes are made from; a secret.
+pub type Seed = [u8; 32];
+
+/// Where the numbers of a ledger may start: 15 digits with room to count.
+pub const FIRST_UNITS: std::ops::Range<UnitNumber> = 100_000_000_000_000..900_000_000_000_000;
+
+const SMDP: &str = "smdp.sandbox.example";
+const VALID_FOR: Duration = Duration::days(30);
+
+/// The profile of a unit bought at `bought_at`.
+pub fn profile(seed: Seed, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
+    let activate_code = activate_code(seed, unit);
+    Profile {
+        iccid: iccid(unit),
+        smdp: SMDP,
+        download_link: format!("LPA:1${SMDP}${activate_code}"),
+        activate_code,
+        expired_date: bought_at.saturating_add(VALID_FOR).date().to_string(),
+    }
+}
+
+/// `8982`, the unit's 15 digits, and the check digit.
+fn iccid(unit: UnitNumber) -> String {
+    let digits = format!("8982{unit:015}");
+    let check = (10 - luhn_sum(&digits, 1) % 10) % 10;
+    format!("{digits}{check}")
+}
+
+/// The Luhn sum; the digit in place `p` from the right, plus `shift`, is doubled where that is odd.
+fn luhn_sum(digits: &str, shift: usize) -> u32 {
+    let weighted = digits.bytes().rev().enumerate().map(|(place, digit)| {
+        let digit = u32::from(digit - b'0');
+        if (place + shift).is_multiple_of(2) {
+            digit
+        } else {
+            digit * 2 / 10 + digit * 2 % 10
+        }
+    });
+    weighted.sum()
+}
+
+/// 128 bits of the `ChaCha20` stream that the unit's number selects.
+fn activate_code(seed: Seed, unit: UnitNumber) -> String {
+    let mut stream = ChaCha20Rng::from_seed(seed);
+    stream.set_stream(unit);
+    let mut code = [0; 16];
+    stream.fill_bytes(&mut code);
+    hex::encode_upper(code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    #[test]
+    fn iccids_have_twenty_digits_and_a_valid_check_digit() {
+        for unit in (FIRST_UNITS.start..FIRST_UNITS.start + 1000).chain([FIRST_UNITS.end]) {
+            let iccid = iccid(unit);
+            assert_eq!(iccid.len(), 20);
+            assert!(iccid.starts_with("8982"));
+            assert_eq!(luhn_sum(&iccid, 0) % 10, 0, "{iccid}");
+        }
+        // A published example of the algorithm.
+        assert_eq!(luhn_sum("79927398713", 0) % 10, 0);
+        assert_ne!(luhn_sum("79927398710", 0) % 10, 0);
+    }
+
+    #[test]
+    fn a_profile_is_the_same_each_time_and_its_own() {
+        let at = time::macros::datetime!(2026-11-20 12:00 UTC);
+        let one = profile([7; 32], 123_456_789_012_345, at);
+        assert_eq!(
+            one.activate_code,
+            profile([7; 32], 123_456_789_012_345, at).activate_code
+        );
+        assert_eq!(one.expired_date, "2026-12-20");
+        assert_eq!(
+            one.download_link,
+            format!("LPA:1$smdp.sandbox.example${}", one.activate_code)
+        );
+        let codes: HashSet<_> = (0..1000).map(|unit| activate_code([7; 32], unit)).collect();
+        assert_eq!(codes.len(), 1000);
+        let is_code = |code: &str| {
+            code.len() == 32
+                && code
+                    .bytes()
+                    .all(|b| b.is_ascii_digit() || (b'A'..=b'F').contains(&b))
+        };
+        assert!(codes.iter().all(|code| is_code(code)));
+        assert_ne!(
+            one.activate_code,
+            profile([8; 32], 123_456_789_012_345, at).activate_code
+        );
+    }
+
+    /// A ledger outlives builds of the sandbox: the generator must not change under it.
+    #[test]
+    fn codes_do_not_change_between_builds() {
+        assert_eq!(activate_code([0; 32], 0), "76B8E0ADA0F13D90405D6AE55386BD28");
+    }
+}

@@ -1,0 +1,106 @@
+//! The wire of the USIMSA protocol. Business errors sit in a body with HTTP status 200.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+/// The codes of the answers. Where the protocol's own code is known it is used; the others are
+/// **made up for this sandbox** and say so.
+pub mod code {
+    /// Done.
+    pub const OK: &str = "0000";
+    /// The request isn't what the protocol describes. Made up.
+    pub const MALFORMED: &str = "9000";
+    /// A product can't be ordered.
+    pub const INVALID_PRODUCT: &str = "9001";
+    /// No such order or topup: nothing was bought under that id. Made up.
+    pub const NOT_FOUND: &str = "9002";
+    /// The order id was processed before: fetch that order.
+    pub const DUPLICATE: &str = "9003";
+    /// A product is out of stock. Made up.
+    pub const OUT_OF_STOCK: &str = "9005";
+    /// Authentication failed; the only one with HTTP status 401. Made up.
+    pub const UNAUTHORIZED: &str = "9010";
+    /// The provider failed; whether it bought is open. HTTP status 500.
+    pub const SERVER_ERROR: &str = "9999";
+}
+
+/// Body of `POST /api/v2/order`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NewOrder {
+    /// The caller's id of the purchase; one id buys once.
+    pub order_id: String,
+    pub products: Vec<Product>,
+}
+
+/// An option and how many units of it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Product {
+    pub option_id: String,
+    pub qty: u32,
+}
+
+/// The body of every answer that lists products.
+#[derive(Serialize)]
+pub struct Products<T> {
+    pub products: Vec<T>,
+    pub code: &'static str,
+    pub message: Cow<'static, str>,
+}
+
+/// The body of an answer without products.
+#[derive(Serialize)]
+pub struct Status {
+    pub code: &'static str,
+    pub message: Cow<'static, str>,
+}
+
+/// A unit in the answer to a purchase.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BoughtUnit<'a> {
+    pub topup_id: String,
+    pub option_id: &'a str,
+}
+
+/// A unit in the answer to `GET /api/v2/order/{orderId}`; the profile's fields are there once
+/// `status` is `READY`. `qrCodeImgUrl` is left out, as the protocol allows: it would put the
+/// activation code into one more place.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Unit<'a> {
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    pub topup_id: String,
+    pub option_id: &'a str,
+    pub status: UnitStatus,
+    #[serde(flatten)]
+    pub profile: Option<Profile>,
+}
+
+/// The state of a unit.
+#[derive(Serialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum UnitStatus {
+    Pending,
+    Ready,
+    Canceled,
+}
+
+/// What installs an eSIM: a credential, so it has no `Debug`.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Profile {
+    /// 20 digits, Luhn-valid.
+    pub iccid: String,
+    pub smdp: &'static str,
+    /// 32 upper-case hexadecimal digits.
+    pub activate_code: String,
+    /// `LPA:1$<smdp>$<activateCode>`.
+    pub download_link: String,
+    /// `YYYY-MM-DD`.
+    pub expired_date: String,
+}

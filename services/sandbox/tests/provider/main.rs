@@ -1,0 +1,433 @@
+//! The provider as its callers meet it: a real socket, a real ledger file, real restarts.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod support;
+
+use std::{
+    collections::HashSet,
+    fs,
+    time::{Duration, Instant},
+};
+
+use reqwest::{Method, StatusCode};
+use runtime::{Shutdown, clock};
+use sandbox::outcomes::option_id;
+use serde_json::{Value, json};
+use signing::SecretKey;
+
+use crate::support::{ACCESS_KEY, Caller, Started, binary, config, free_address, ledger_file, start_binary};
+
+fn option(name: &str) -> String {
+    option_id(name).to_string()
+}
+
+fn strings<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
+    products
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|unit| unit[field].as_str().unwrap())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let (ready, other) = (option("ready"), "live-option-that-nobody-scripted");
+    let answer = sandbox.caller.order("order-1", &[(&ready, 2), (other, 1)]).await;
+    assert_eq!(
+        (&answer["code"], &answer["message"]),
+        (&json!("0000"), &json!(""))
+    );
+    assert_eq!(strings(&answer["products"], "optionId"), [&ready, &ready, other]);
+    let topups = strings(&answer["products"], "topupId");
+    assert_eq!(topups.iter().collect::<HashSet<_>>().len(), 3);
+    assert!(
+        topups
+            .iter()
+            .all(|id| id.bytes().all(|digit| digit.is_ascii_digit()))
+    );
+
+    let fetched = sandbox.caller.fetch("order-1").await;
+    assert_eq!(fetched["code"], "0000");
+    assert_eq!(strings(&fetched["products"], "topupId"), topups);
+    assert_eq!(strings(&fetched["products"], "status"), ["READY"; 3]);
+    assert_eq!(
+        strings(&fetched["products"], "iccid")
+            .iter()
+            .collect::<HashSet<_>>()
+            .len(),
+        3
+    );
+    let unit = fetched["products"][0].as_object().unwrap();
+    let mut fields: Vec<_> = unit.keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    assert_eq!(
+        fields,
+        [
+            "activateCode",
+            "createdAt",
+            "downloadLink",
+            "expiredDate",
+            "iccid",
+            "optionId",
+            "smdp",
+            "status",
+            "topupId"
+        ]
+    );
+    assert_eq!(unit["smdp"], "smdp.sandbox.example");
+    let code = unit["activateCode"].as_str().unwrap();
+    assert_eq!(unit["downloadLink"], format!("LPA:1$smdp.sandbox.example${code}"));
+
+    let ledger = sandbox.caller.ledger().await;
+    assert_eq!(
+        ledger,
+        json!({ "purchases": 1, "units": 3, "orders": [{ "order_id": "order-1", "units": 3, "purchased_times": 1 }] })
+    );
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn a_delayed_unit_has_no_profile_until_about_two_seconds_later() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let bought = Instant::now();
+    sandbox
+        .caller
+        .order("order-1", &[(&option("delayed"), 1), (&option("ready"), 1)])
+        .await;
+    let first = sandbox.caller.fetch("order-1").await;
+    if bought.elapsed() < Duration::from_secs(2) {
+        assert_eq!(strings(&first["products"], "status"), ["PENDING", "READY"]);
+        assert!(
+            first["products"][0].get("iccid").is_none() && first["products"][0].get("activateCode").is_none()
+        );
+    }
+    loop {
+        let asked = bought.elapsed();
+        let unit = sandbox.caller.fetch("order-1").await["products"][0].take();
+        if unit["status"] == "READY" {
+            assert!(unit["activateCode"].is_string());
+            assert!(bought.elapsed() >= Duration::from_millis(1990));
+            break;
+        }
+        assert!(asked < Duration::from_millis(2010), "still {unit}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let (ready, refused, sold_out) = (option("ready"), option("refused"), option("out-of-stock"));
+    assert_eq!(
+        sandbox
+            .caller
+            .order("order-1", &[(&ready, 2), (&refused, 1)])
+            .await,
+        json!({ "products": [], "code": "9001", "message": "Option is not on sale" })
+    );
+    assert_eq!(
+        sandbox.caller.order("order-1", &[(&sold_out, 1)]).await,
+        json!({ "products": [], "code": "9005", "message": "Out of stock" })
+    );
+    assert_eq!(
+        sandbox.caller.fetch("order-1").await,
+        json!({ "products": [], "code": "9002", "message": "Order not found" })
+    );
+    assert_eq!(
+        sandbox.caller.ledger().await,
+        json!({ "purchases": 0, "units": 0, "orders": [] })
+    );
+    // The id bought nothing, so it is still free.
+    assert_eq!(
+        sandbox.caller.order("order-1", &[(&ready, 1)]).await["code"],
+        "0000"
+    );
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn an_order_id_buys_once() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let ready = option("ready");
+    let body = json!({ "orderId": "a b/c", "products": [{ "optionId": ready, "qty": 2 }] }).to_string();
+    let orders = (0..16).map(|_| sandbox.caller.send(Method::POST, "/api/v2/order", body.clone()));
+    let answers = futures_util::future::join_all(orders).await;
+    let codes: Vec<_> = answers
+        .iter()
+        .map(|(_, answer)| answer["code"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        codes.iter().filter(|code| **code == "0000").count(),
+        1,
+        "{codes:?}"
+    );
+    assert_eq!(
+        codes.iter().filter(|code| **code == "9003").count(),
+        15,
+        "{codes:?}"
+    );
+    assert_eq!(
+        sandbox.caller.order("a b/c", &[(&option("refused"), 1)]).await["code"],
+        "9003"
+    );
+    assert_eq!(
+        sandbox.caller.fetch("a%20b%2Fc").await["products"]
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    let ledger = sandbox.caller.ledger().await;
+    assert_eq!(
+        ledger["orders"],
+        json!([{ "order_id": "a b/c", "units": 2, "purchased_times": 1 }])
+    );
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let answer = sandbox.caller.order("order-1", &[(&option("ready"), 2)]).await;
+    let topup = answer["products"][1]["topupId"].as_str().unwrap();
+    for _ in 0..2 {
+        assert_eq!(
+            sandbox.caller.cancel(topup).await,
+            json!({ "code": "0000", "message": "" })
+        );
+    }
+    let unknown = json!({ "code": "9002", "message": "Topup not found" });
+    assert_eq!(sandbox.caller.cancel("1").await, unknown);
+    assert_eq!(sandbox.caller.cancel("none").await, unknown);
+    let fetched = sandbox.caller.fetch("order-1").await;
+    assert_eq!(strings(&fetched["products"], "status"), ["READY", "CANCELED"]);
+    assert!(fetched["products"][1].get("activateCode").is_none());
+    assert_eq!(sandbox.caller.ledger().await["units"], 2);
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let body = json!({ "orderId": "o", "products": [{ "optionId": option("ready"), "qty": 1 }] }).to_string();
+    let now = clock::unix_milliseconds();
+    let wrong = SecretKey::from_base64("d3Jvbmc=").unwrap();
+    for (timestamp, key, secret, message) in [
+        (now, ACCESS_KEY, &wrong, "x-gat-signature is wrong"),
+        (now, "other", &caller.secret, "x-gat-access-key is unknown"),
+        (
+            now - 301_000,
+            ACCESS_KEY,
+            &caller.secret,
+            "x-gat-timestamp is more than 5 minutes off",
+        ),
+        (
+            now / 1000,
+            ACCESS_KEY,
+            &caller.secret,
+            "x-gat-timestamp is more than 5 minutes off",
+        ),
+    ] {
+        let answer = caller
+            .send_at(
+                Method::POST,
+                "/api/v2/order",
+                body.clone(),
+                &timestamp.to_string(),
+                key,
+                secret,
+            )
+            .await;
+        assert_eq!(
+            answer,
+            (
+                StatusCode::UNAUTHORIZED,
+                json!({ "code": "9010", "message": message })
+            )
+        );
+    }
+    for (method, path) in [
+        (Method::POST, "/api/v2/order"),
+        (Method::GET, "/api/v2/order/o"),
+        (Method::POST, "/api/v2/cancel/1"),
+    ] {
+        let response = caller
+            .http
+            .request(method, format!("{}{path}", caller.base))
+            .send()
+            .await
+            .unwrap();
+        assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
+        let answer: Value = response.json().await.unwrap();
+        assert_eq!(
+            answer,
+            json!({ "code": "9010", "message": "x-gat-timestamp is missing" })
+        );
+    }
+    assert_eq!(caller.ledger().await["purchases"], 0);
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_the_protocol_is_answered_in_json() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let (status, answer) = caller
+        .send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#)
+        .await;
+    assert_eq!(
+        (status, answer),
+        (
+            StatusCode::OK,
+            json!({ "products": [], "code": "9000", "message": "products is empty" })
+        )
+    );
+    let large = vec![b' '; 1024 * 1024 + 1];
+    for (method, path, body, status) in [
+        (
+            Method::POST,
+            "/api/v2/order",
+            large,
+            StatusCode::PAYLOAD_TOO_LARGE,
+        ),
+        (
+            Method::GET,
+            "/api/v2/order",
+            Vec::new(),
+            StatusCode::METHOD_NOT_ALLOWED,
+        ),
+        (Method::GET, "/api/v2/balance", Vec::new(), StatusCode::NOT_FOUND),
+    ] {
+        let answer = caller.send(method, path, body).await;
+        assert_eq!(
+            answer,
+            (
+                status,
+                json!({ "code": "9000", "message": status.canonical_reason() })
+            )
+        );
+    }
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn a_restart_remembers_everything_but_a_torn_line() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let ready = option("ready");
+    let bought = sandbox.caller.order("order-1", &[(&ready, 2)]).await;
+    sandbox
+        .caller
+        .cancel(bought["products"][0]["topupId"].as_str().unwrap())
+        .await;
+    let (fetched, ledger) = (
+        sandbox.caller.fetch("order-1").await,
+        sandbox.caller.ledger().await,
+    );
+    sandbox.stop().await;
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, [&whole[..], br#"{"bought":{"at_ms":17"#].concat()).unwrap();
+
+    let sandbox = Started::new(&path).await;
+    assert_eq!(sandbox.caller.ledger().await, ledger);
+    assert_eq!(sandbox.caller.fetch("order-1").await, fetched);
+    assert_eq!(
+        sandbox.caller.order("order-1", &[(&ready, 1)]).await["code"],
+        "9003"
+    );
+    assert_eq!(
+        sandbox.caller.order("order-2", &[(&ready, 1)]).await["code"],
+        "0000"
+    );
+    sandbox.stop().await;
+
+    let sandbox = Started::new(&path).await;
+    assert_eq!(sandbox.caller.ledger().await["purchases"], 2);
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn a_corrupt_line_stops_the_start() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    sandbox.caller.order("order-1", &[(&option("ready"), 1)]).await;
+    sandbox.stop().await;
+    let text = fs::read_to_string(&path).unwrap();
+    let (opened, bought) = text.split_once('\n').unwrap();
+    fs::write(&path, format!("{opened}\nrubbish\n{bought}")).unwrap();
+    let error = format!(
+        "{:#}",
+        sandbox::run(config(&path), Shutdown::new()).await.unwrap_err()
+    );
+    assert!(
+        error.starts_with(&format!("the ledger {} is corrupt in line 2: ", path.display())),
+        "{error}"
+    );
+    assert_eq!(error.lines().count(), 1);
+}
+
+#[tokio::test]
+async fn no_answered_purchase_is_lost_to_kill_9() {
+    let (_folder, path) = ledger_file();
+    let address = free_address();
+    let process = start_binary(&path, address);
+    let caller = Caller::new(address).await;
+    let ready = option("ready");
+    for n in 0..50 {
+        assert_eq!(
+            caller.order(&format!("order-{n}"), &[(&ready, 1)]).await["code"],
+            "0000"
+        );
+    }
+    let fetched = caller.fetch("order-49").await;
+    drop(process);
+
+    let _process = start_binary(&path, address);
+    let caller = Caller::new(address).await;
+    let ledger = caller.ledger().await;
+    assert_eq!((&ledger["purchases"], &ledger["units"]), (&json!(50), &json!(50)));
+    assert_eq!(caller.fetch("order-49").await, fetched);
+}
+
+#[test]
+fn the_command_line_says_what_it_needs() {
+    let catalogue = binary().arg("catalogue").output().unwrap();
+    assert!(catalogue.status.success() && catalogue.stderr.is_empty());
+    let catalogue: Value = serde_json::from_slice(&catalogue.stdout).unwrap();
+    assert_eq!(catalogue["options"][0]["option_id"], option("ready"));
+
+    for arguments in [&[][..], &["serve"]] {
+        let refused = binary().args(arguments).output().unwrap();
+        assert_eq!(refused.status.code(), Some(2));
+        let line = String::from_utf8(refused.stderr).unwrap();
+        assert_eq!(line.lines().count(), 1, "{line}");
+        for setting in ["SANDBOX_LEDGER", "SANDBOX_ACCESS_KEY", "SANDBOX_SECRET_KEY"] {
+            assert!(line.contains(setting), "{line}");
+        }
+    }
+
+    let (_folder, path) = ledger_file();
+    let bad = binary()
+        .args(["--access-key", "k", "--secret-key", "no*base64", "--ledger"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    assert_eq!(bad.status.code(), Some(2));
+    let line = String::from_utf8(bad.stderr).unwrap();
+    assert!(
+        line.contains("SANDBOX_SECRET_KEY") && !line.contains("no*base64"),
+        "{line}"
+    );
+}
