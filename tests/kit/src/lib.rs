@@ -39,6 +39,12 @@ pub fn bin_dir() -> PathBuf {
     workspace().join(folder)
 }
 
+/// The folder of the local start: `LOCAL_DIR`, or `.local` in the repository. `run/<process>.pid` and
+/// `log/<process>.log` are in it.
+pub fn local_dir() -> PathBuf {
+    std::env::var_os("LOCAL_DIR").map_or_else(|| workspace().join(".local"), PathBuf::from)
+}
+
 /// A setting that tests can't do without; the error names it.
 fn required(name: &str) -> Result<String> {
     std::env::var(name).with_context(|| format!("{name} must be set; tests/run does that"))

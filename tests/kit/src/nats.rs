@@ -115,3 +115,56 @@ impl Drop for OwnStreams {
         cleanup::run(&format!("streams {}*", self.prefix), self.delete());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use async_nats::jetstream::{self, Context as JetStream, stream::Config};
+
+    async fn connect(server: &NatsServer) -> JetStream {
+        jetstream::new(async_nats::connect(server.url()).await.unwrap())
+    }
+
+    async fn streams(jetstream: &JetStream) -> Vec<String> {
+        jetstream.stream_names().try_collect().await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_server_keeps_its_streams_until_it_is_wiped() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut server = NatsServer::start(folder.path()).await.unwrap();
+        let stream = Config {
+            name: "KEPT".into(),
+            subjects: vec!["kept".into()],
+            ..Config::default()
+        };
+        connect(&server).await.create_stream(stream).await.unwrap();
+        assert!(server.wipe().is_err(), "it still runs");
+
+        server.stop().await.unwrap();
+        server.start_again().await.unwrap();
+        assert_eq!(streams(&connect(&server).await).await, ["KEPT"]);
+
+        server.kill().await.unwrap();
+        server.wipe().unwrap();
+        server.start_again().await.unwrap();
+        assert!(streams(&connect(&server).await).await.is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn only_streams_with_the_prefix_are_deleted() {
+        let folder = tempfile::tempdir().unwrap();
+        let server = NatsServer::start(folder.path()).await.unwrap();
+        let jetstream = connect(&server).await;
+        for name in ["a_JOBS", "a_READY", "b_JOBS"] {
+            let stream = Config {
+                name: name.into(),
+                subjects: vec![name.into()],
+                ..Config::default()
+            };
+            jetstream.create_stream(stream).await.unwrap();
+        }
+        drop(OwnStreams::new(server.url(), "a_"));
+        assert_eq!(streams(&jetstream).await, ["b_JOBS"]);
+    }
+}

@@ -46,21 +46,26 @@ pub struct Totals {
     pub order_to_webhook: Latency,
 }
 
+/// Longer latencies count as this one.
+const LONGEST: Duration = Duration::from_hours(1);
+
 /// Latencies in microseconds, three significant digits.
 #[derive(Clone)]
 pub struct Latency(Histogram<u64>);
 
 impl Default for Latency {
-    #[expect(clippy::expect_used, reason = "three significant digits are always allowed")]
+    #[expect(
+        clippy::expect_used,
+        reason = "these bounds are constants that histograms accept"
+    )]
     fn default() -> Self {
-        Self(Histogram::new(3).expect("a histogram of three digits"))
+        Self(Histogram::new_with_bounds(1, micros(LONGEST), 3).expect("bounds of a histogram"))
     }
 }
 
 impl Latency {
     fn record(&mut self, latency: Duration) {
-        self.0
-            .saturating_record(u64::try_from(latency.as_micros()).unwrap_or(u64::MAX));
+        self.0.saturating_record(micros(latency));
     }
 
     pub fn is_empty(&self) -> bool {
@@ -170,6 +175,10 @@ impl Totals {
             .or_insert_with(|| (0, shorten(example)));
         entry.0 += 1;
     }
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// The first 200 characters.

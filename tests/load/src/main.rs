@@ -101,7 +101,7 @@ struct Settings {
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     database_url: String,
     /// The folder with `<process>.pid` files.
-    #[arg(long, default_value_os_t = testkit::workspace().join(".local/run"))]
+    #[arg(long, default_value_os_t = testkit::local_dir().join("run"))]
     run_dir: PathBuf,
 }
 

@@ -52,7 +52,8 @@ async fn main() -> ExitCode {
     match show(&Settings::parse()).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("\ndemo: {error:#}\nThe services' logs are .local/log/<process>.log.");
+            let logs = testkit::local_dir().join("log");
+            eprintln!("\ndemo: {error:#}\nThe services' logs are in {}.", logs.display());
             ExitCode::FAILURE
         }
     }
