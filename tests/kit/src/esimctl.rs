@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::time::Duration;
+use time::OffsetDateTime;
 use tokio::process::Command;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
@@ -35,6 +36,37 @@ pub struct CatalogueOption {
     /// `sandbox` or `live`.
     pub environment: String,
     pub enabled: bool,
+}
+
+/// The times that are stored with an order, as `esimctl order show` prints them.
+#[derive(Clone, Debug, Deserialize)]
+pub struct OrderTimes {
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    pub placements: Vec<PlacementTimes>,
+    pub topups: Vec<TopupTimes>,
+}
+
+/// One purchase.
+#[derive(Clone, Debug, Deserialize)]
+pub struct PlacementTimes {
+    pub placement_id: String,
+    /// When the provider had it.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub placed_at: Option<OffsetDateTime>,
+}
+
+/// One unit.
+#[derive(Clone, Debug, Deserialize)]
+pub struct TopupTimes {
+    pub topup_id: String,
+    pub placement_id: String,
+    /// When its profile was stored.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub ready_at: Option<OffsetDateTime>,
+    /// When the partner acknowledged its webhook.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivered_at: Option<OffsetDateTime>,
 }
 
 /// Runs `esimctl` with a fixed set of settings.
@@ -95,6 +127,11 @@ impl Esimctl {
             args.extend(["--webhook-url", url]);
         }
         self.run(&args).await
+    }
+
+    /// `order show` with our order id, a topup id or an external order id: every order that has it.
+    pub async fn order_times(&self, id: &str) -> Result<Vec<OrderTimes>> {
+        self.run(&["order", "show", id]).await
     }
 
     /// `option list`.

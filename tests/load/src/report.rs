@@ -41,7 +41,7 @@ pub struct Report {
     /// Orders that the open loop planned and couldn't send in the window.
     unsent_orders: u32,
     errors: BTreeMap<String, Errors>,
-    /// From the last answer to the last webhook.
+    /// From the last answer to the last webhook, or until it was given up.
     drain_seconds: f64,
     processes: BTreeMap<String, Process>,
 }
@@ -222,16 +222,21 @@ impl Display for Report {
             )?;
         }
         writeln!(f, "{} duplicate webhooks", self.duplicate_webhooks)?;
+        let arrived = self.accepted_topups - self.missing_webhooks;
+        writeln!(f, "{} orders accepted", self.accepted_orders)?;
         write!(
             f,
-            "{} orders accepted; {} of {} topups arrived, the last {:.1} s after the last answer",
-            self.accepted_orders,
-            self.accepted_topups - self.missing_webhooks,
-            self.accepted_topups,
-            self.drain_seconds
+            "{arrived} of {} accepted topups arrived, ",
+            self.accepted_topups
         )?;
-        if self.missing_webhooks > 0 {
-            write!(f, "\n{} TOPUPS ARE MISSING", self.missing_webhooks)?;
+        if self.missing_webhooks == 0 {
+            write!(f, "the last {:.1} s after the last answer", self.drain_seconds)?;
+        } else {
+            write!(
+                f,
+                "{} ARE MISSING, given up after {:.1} s",
+                self.missing_webhooks, self.drain_seconds
+            )?;
         }
         Ok(())
     }

@@ -138,12 +138,15 @@ impl Connection {
                 return Ok(Some((head, body)));
             }
             self.buffer.reserve(4096);
-            if self.stream.read_buf(&mut self.buffer).await? == 0 {
-                return if self.buffer.is_empty() {
-                    Ok(None)
-                } else {
-                    Err(ErrorKind::UnexpectedEof.into())
-                };
+            match self.stream.read_buf(&mut self.buffer).await {
+                Ok(0) if !self.buffer.is_empty() => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(0) => return Ok(None),
+                Ok(_) => {}
+                // Between messages, a reset is an end like any other.
+                Err(error) if error.kind() == ErrorKind::ConnectionReset && self.buffer.is_empty() => {
+                    return Ok(None);
+                }
+                Err(error) => return Err(error),
             }
         }
     }
