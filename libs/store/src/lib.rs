@@ -5,16 +5,19 @@
 //! placement moves it along a transition of [`domain::placement`], by a condition on its state and
 //! attempt, so that doing it twice changes nothing.
 
+pub mod config;
 pub mod deliveries;
 pub mod options;
 pub mod orders;
 pub mod partners;
 pub mod placements;
+pub mod profile;
 pub mod schema;
 pub mod vault;
 
 use std::{sync::Arc, time::Duration};
 
+use secrecy::{ExposeSecret, SecretString};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 pub use sqlx::{PgConnection, PgPool};
@@ -74,8 +77,8 @@ impl Error {
 }
 
 /// A pool for the database at `url`. Connects when first used: a service starts without its database.
-pub fn pool(url: &str, connections: u32, application: &str) -> Result<PgPool, Error> {
-    let options: PgConnectOptions = url.parse()?;
+fn pool(url: &SecretString, connections: u32, application: &str) -> Result<PgPool, Error> {
+    let options: PgConnectOptions = url.expose_secret().parse()?;
     Ok(PgPoolOptions::new()
         .max_connections(connections)
         .acquire_timeout(Duration::from_secs(5))

@@ -1,0 +1,167 @@
+//! Group commit: many tasks hand in one item each and wait; one writer takes whatever has queued
+//! while its last write ran and writes it in one go. No timer: alone, an item waits for nobody.
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, oneshot};
+
+/// The writer has ended; the process is stopping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed;
+
+/// Writes batches of items. What it returns matches the items one to one.
+pub trait Writer: Send + Sync + 'static {
+    /// What is written.
+    type Item: Send + Sync + 'static;
+    /// What is known of an item afterwards.
+    type Output: Send + 'static;
+    /// Why it wasn't written.
+    type Error: Clone + Send + 'static;
+
+    /// Writes all items or none.
+    fn write(
+        &self,
+        items: &[Self::Item],
+    ) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
+
+    /// Whether one item may be at fault, so that the others are worth writing without it.
+    fn one_is_at_fault(error: &Self::Error) -> bool;
+}
+
+type Entry<W> = (
+    <W as Writer>::Item,
+    oneshot::Sender<Result<<W as Writer>::Output, <W as Writer>::Error>>,
+);
+
+/// The way to the writer. Clones lead to the same one.
+pub struct GroupCommit<W: Writer> {
+    queue: mpsc::Sender<Entry<W>>,
+}
+
+impl<W: Writer> Clone for GroupCommit<W> {
+    fn clone(&self) -> Self {
+        Self { queue: self.queue.clone() }
+    }
+}
+
+impl<W: Writer> GroupCommit<W> {
+    /// Starts the writer, which ends when the last clone is dropped. `most` bounds a batch, and with
+    /// it what may wait.
+    pub fn start(writer: W, most: usize) -> Self {
+        let (queue, entries) = mpsc::channel(most * 4);
+        tokio::spawn(run(Arc::new(writer), entries, most));
+        Self { queue }
+    }
+
+    /// Writes one item together with whatever else is waiting.
+    pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
+        let (answer, written) = oneshot::channel();
+        self.queue.send((item, answer)).await.map_err(|_| Closed)?;
+        written.await.map_err(|_| Closed)
+    }
+}
+
+async fn run<W: Writer>(writer: Arc<W>, mut entries: mpsc::Receiver<Entry<W>>, most: usize) {
+    let mut batch = Vec::with_capacity(most);
+    while entries.recv_many(&mut batch, most).await > 0 {
+        let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
+        let results = write_batch(writer.as_ref(), &items).await;
+        for (answer, result) in answers.into_iter().zip(results) {
+            // Whoever handed it in may have gone; it is written all the same.
+            let _ = answer.send(result);
+        }
+    }
+}
+
+async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::Output, W::Error>> {
+    match writer.write(items).await {
+        Ok(outputs) => outputs.into_iter().map(Ok).collect(),
+        Err(error) if items.len() > 1 && W::one_is_at_fault(&error) => {
+            let mut results = Vec::with_capacity(items.len());
+            for item in items {
+                let alone = writer.write(std::slice::from_ref(item)).await;
+                results.push(alone.and_then(|outputs| outputs.into_iter().next().ok_or_else(|| error.clone())));
+            }
+            results
+        }
+        Err(error) => items.iter().map(|_| Err(error.clone())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// Doubles numbers, refuses 13, and records the batches it saw.
+    struct Doubler {
+        gate: Arc<Semaphore>,
+        batches: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl Writer for Doubler {
+        type Item = u32;
+        type Output = u32;
+        type Error = &'static str;
+
+        async fn write(&self, items: &[u32]) -> Result<Vec<u32>, &'static str> {
+            let _turn = self.gate.acquire().await.unwrap();
+            self.batches.lock().unwrap().push(items.len());
+            if items.contains(&13) {
+                return Err("unlucky");
+            }
+            if items.contains(&0) {
+                return Err("down");
+            }
+            Ok(items.iter().map(|item| item * 2).collect())
+        }
+
+        fn one_is_at_fault(error: &&'static str) -> bool {
+            *error == "unlucky"
+        }
+    }
+
+    async fn write_all(items: &[u32]) -> (Vec<Result<u32, &'static str>>, Vec<usize>) {
+        let gate = Arc::new(Semaphore::new(0));
+        let batches = Arc::new(Mutex::new(Vec::new()));
+        let commit = GroupCommit::start(Doubler { gate: gate.clone(), batches: batches.clone() }, 100);
+        let writes: Vec<_> = items
+            .iter()
+            .map(|item| {
+                let (commit, item) = (commit.clone(), *item);
+                tokio::spawn(async move { commit.write(item).await.unwrap() })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        gate.add_permits(1);
+        let mut results = Vec::new();
+        for write in writes {
+            results.push(write.await.unwrap());
+        }
+        let batches = batches.lock().unwrap().clone();
+        (results, batches)
+    }
+
+    #[tokio::test]
+    async fn what_queues_is_written_together() {
+        let (results, batches) = write_all(&[1, 2, 3, 4]).await;
+        assert_eq!(results, [Ok(2), Ok(4), Ok(6), Ok(8)]);
+        assert!(batches.len() < 4, "{batches:?}");
+    }
+
+    #[tokio::test]
+    async fn one_bad_item_fails_alone() {
+        let (results, _) = write_all(&[1, 13, 3]).await;
+        assert_eq!(results, [Ok(2), Err("unlucky"), Ok(6)]);
+    }
+
+    #[tokio::test]
+    async fn when_the_writer_is_at_fault_nobody_is_written() {
+        let (results, batches) = write_all(&[0, 0, 0]).await;
+        assert_eq!(results, [Err("down"), Err("down"), Err("down")]);
+        assert!(batches.len() <= 2, "{batches:?}");
+    }
+}

@@ -1,0 +1,200 @@
+//! The streams and consumers, made where they are missing, and the connection to them.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use async_nats::{
+    Client,
+    connection::State,
+    jetstream::{
+        self,
+        consumer::{AckPolicy, PullConsumer, pull},
+        stream::{Config, DiscardPolicy, RetentionPolicy, StorageType},
+    },
+};
+use clap::Args;
+use domain::PartnerId;
+
+const MIB: i64 = 1024 * 1024;
+/// The largest message that a stream takes; ours have some 200 bytes.
+const MAX_MESSAGE: i32 = 64 * 1024;
+
+/// Where JetStream is and how its streams are made.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "NATS")]
+pub struct NatsConfig {
+    /// Where NATS is, e.g. `nats://user:password@host:4222`; several separated by commas
+    #[arg(long, env = "NATS_URL", hide_env_values = true)]
+    pub nats_url: String,
+    /// Put before the names of streams and subjects, so that several systems can share a server
+    #[arg(long, env = "STREAM_PREFIX", default_value = "", value_parser = prefix)]
+    pub stream_prefix: String,
+    /// Copies of each stream; 3 in a cluster of three servers
+    #[arg(long, env = "STREAM_REPLICAS", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
+    pub stream_replicas: u8,
+}
+
+fn prefix(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
+    if plain { Ok(text.to_owned()) } else { Err("only letters, digits, `_` and `-` are allowed".into()) }
+}
+
+/// A connection to NATS with the names of everything on it. Cheap to clone.
+#[derive(Clone)]
+pub struct Nats {
+    client: Client,
+    pub(crate) context: jetstream::Context,
+    config: NatsConfig,
+}
+
+impl Nats {
+    /// Connects; when NATS isn't there yet, goes on trying in the background. `name` is what the
+    /// server shows for this connection.
+    pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
+        let servers: Vec<async_nats::ServerAddr> = config
+            .nats_url
+            .split(',')
+            .map(|url| url.trim().parse().context("NATS_URL is not the address of a NATS server"))
+            .collect::<Result<_, _>>()?;
+        let client = async_nats::ConnectOptions::new()
+            .name(name)
+            .retry_on_initial_connect()
+            .reconnect_delay_callback(|attempts| Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10)))
+            .event_callback(|event| async move { tracing::info!(%event, "nats") })
+            .connect(servers)
+            .await
+            .context("cannot start the connection to NATS_URL")?;
+        let context = jetstream::ContextBuilder::new()
+            .timeout(Duration::from_secs(5))
+            .ack_timeout(Duration::from_secs(5))
+            .max_ack_inflight(50_000)
+            .backpressure_on_inflight(false)
+            .build(client.clone());
+        Ok(Self { client, context, config: config.clone() })
+    }
+
+    /// The connection, for what isn't JetStream.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Whether a message would go out now. While it wouldn't, nothing is queued for later: whatever
+    /// it would announce is in PostgreSQL.
+    pub fn is_connected(&self) -> bool {
+        self.client.connection_state() == State::Connected
+    }
+
+    /// Waits until messages would go out, looking several times a second.
+    pub async fn connected(&self) {
+        while !self.is_connected() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Sends what is still queued, acknowledgements above all. The last thing before a process ends.
+    pub async fn flush(&self) {
+        if self.is_connected() {
+            let _ = tokio::time::timeout(Duration::from_secs(2), self.client.flush()).await;
+        }
+    }
+
+    /// The subject of a provider's jobs.
+    pub fn job_subject(&self, provider: &str) -> String {
+        format!("{}topup.job.{provider}", self.config.stream_prefix)
+    }
+
+    /// The subject of a partner's readiness events.
+    pub fn ready_subject(&self, partner: PartnerId) -> String {
+        format!("{}topup.ready.{partner}", self.config.stream_prefix)
+    }
+
+    /// The subject of what no handler could read, by the kind of message it should have been.
+    pub fn dead_subject(&self, kind: &str) -> String {
+        format!("{}topup.dead.{kind}", self.config.stream_prefix)
+    }
+
+    /// The subject on which one ingress waits for verdicts.
+    pub fn verdict_subject(&self, instance: &str) -> String {
+        format!("{}topup.verdict.{instance}", self.config.stream_prefix)
+    }
+
+    /// The subject of heartbeats: of a provider, or `*` for all.
+    pub fn heartbeat_subject(&self, provider: &str) -> String {
+        format!("{}topup.heartbeat.{provider}", self.config.stream_prefix)
+    }
+
+    /// A stream's name on this server.
+    pub fn stream_name(&self, base: &str) -> String {
+        format!("{}{base}", self.config.stream_prefix)
+    }
+
+    /// Makes the streams that are missing.
+    pub async fn ensure_streams(&self) -> anyhow::Result<()> {
+        let work = |base: &str, subject: String| Config {
+            name: self.stream_name(base),
+            subjects: vec![subject],
+            retention: RetentionPolicy::WorkQueue,
+            storage: StorageType::File,
+            discard: DiscardPolicy::New,
+            max_bytes: 1024 * MIB,
+            max_message_size: MAX_MESSAGE,
+            duplicate_window: Duration::from_secs(120),
+            num_replicas: self.config.stream_replicas.into(),
+            ..Config::default()
+        };
+        let dead = Config {
+            name: self.stream_name("TOPUP_DEAD"),
+            subjects: vec![self.dead_subject(">")],
+            retention: RetentionPolicy::Limits,
+            storage: StorageType::File,
+            discard: DiscardPolicy::Old,
+            max_bytes: 256 * MIB,
+            max_age: Duration::from_secs(30 * 24 * 3600),
+            num_replicas: self.config.stream_replicas.into(),
+            ..Config::default()
+        };
+        let jobs = work("TOPUP_JOBS", format!("{}topup.job.>", self.config.stream_prefix));
+        let ready = work("TOPUP_READY", format!("{}topup.ready.>", self.config.stream_prefix));
+        for config in [jobs, ready, dead] {
+            let name = config.name.clone();
+            self.context
+                .get_or_create_stream(config)
+                .await
+                .with_context(|| format!("cannot make the stream {name}"))?;
+        }
+        Ok(())
+    }
+
+    /// The durable consumer `name` of a stream, and what it needs, made where missing.
+    pub(crate) async fn consumer(&self, source: &Source) -> anyhow::Result<PullConsumer> {
+        self.ensure_streams().await?;
+        self.context
+            .create_consumer_on_stream(
+                pull::Config {
+                    durable_name: Some(source.durable.clone()),
+                    filter_subject: source.subject.clone(),
+                    ack_policy: AckPolicy::Explicit,
+                    ack_wait: source.ack_wait,
+                    max_deliver: -1,
+                    max_ack_pending: 20_000,
+                    ..pull::Config::default()
+                },
+                self.stream_name(source.stream),
+            )
+            .await
+            .with_context(|| format!("cannot make the consumer {}", source.durable))
+    }
+}
+
+/// Where a stage's messages come from.
+#[derive(Clone, Debug)]
+pub struct Source {
+    /// The stream, without prefix.
+    pub stream: &'static str,
+    /// The consumer's durable name; replicas share it.
+    pub durable: String,
+    /// Which of the stream's subjects.
+    pub subject: String,
+    /// After this time an unacknowledged message comes again: more than a handler may take.
+    pub ack_wait: Duration,
+}

@@ -1,0 +1,260 @@
+//! The loop of a stage: claim, act, record, acknowledge. Work comes from two sides that share one
+//! set of permits: messages, in batches, and overdue rows, whenever messages leave permits free.
+//!
+//! A message is acknowledged when its row is settled, or when there is nothing to claim for it any
+//! more. Nothing here publishes on behalf of a stage or changes a row: that is [`Stage`]'s.
+
+use std::{
+    collections::HashMap,
+    hash::Hash,
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_nats::jetstream::{AckKind, Message, message::Acker};
+use futures_util::{FutureExt, StreamExt};
+use runtime::Shutdown;
+use serde::de::DeserializeOwned;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::{Nats, streams::Source, trace::TRACEPARENT};
+
+/// How long one pull stays open.
+const PULL: Duration = Duration::from_secs(3);
+/// How long a message waits to be tried again when our own database was away.
+const RETRY: Duration = Duration::from_secs(1);
+/// How often overdue rows are looked for.
+const REDRIVE: Duration = Duration::from_millis(500);
+
+/// One stage of the pipeline.
+pub trait Stage: Send + Sync + 'static {
+    /// The kind of message, as dead letters name it.
+    const KIND: &'static str;
+    /// What a message says.
+    type Message: DeserializeOwned + Send + Sync + 'static;
+    /// What is claimed: a row that this process alone works on until its lease ends.
+    type Work: Send + 'static;
+    /// What names both a message and the row it is about.
+    type Key: Eq + Hash + Send;
+
+    /// What the message is about.
+    fn key(&self, message: &Self::Message) -> Self::Key;
+    /// What was claimed.
+    fn work_key(&self, work: &Self::Work) -> Self::Key;
+    /// Claims the rows that messages name, as far as they still need something.
+    fn claim(&self, messages: &[Self::Message]) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
+    /// Claims overdue rows, at most so many.
+    fn claim_due(&self, limit: usize) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
+    /// Acts, records and publishes. Returns when nothing is left to do before the row's next turn.
+    fn run(&self, work: Self::Work, trigger: Trigger<Self::Message>) -> impl Future<Output = ()> + Send;
+}
+
+/// What made a stage take a row up.
+#[derive(Debug)]
+pub struct Trigger<M> {
+    /// The message; none when the row was overdue.
+    pub message: Option<M>,
+    /// The message's trace context.
+    pub traceparent: Option<String>,
+    /// Since when this process has it.
+    pub taken: Instant,
+}
+
+/// Runs a stage until the soft stop: with at most `permits` rows at once, half of them for messages
+/// that a pull may bring.
+pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, source: Source, permits: usize, shutdown: &Shutdown) {
+    let worker = Worker {
+        stage,
+        nats: nats.clone(),
+        source,
+        permits: Arc::new(Semaphore::new(permits)),
+        pull: permits.div_ceil(2),
+        shutdown: shutdown.clone(),
+    };
+    let worker = Arc::new(worker);
+    shutdown.spawn("message loop", worker.clone().messages());
+    shutdown.spawn("redrive loop", worker.redrive());
+}
+
+struct Worker<S> {
+    stage: Arc<S>,
+    nats: Nats,
+    source: Source,
+    permits: Arc<Semaphore>,
+    /// How many messages one pull may bring.
+    pull: usize,
+    shutdown: Shutdown,
+}
+
+impl<S: Stage> Worker<S> {
+    async fn messages(self: Arc<Self>) -> anyhow::Result<()> {
+        let stop = self.shutdown.soft();
+        let mut wait = Duration::ZERO;
+        while !stop.is_cancelled() {
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = tokio::time::sleep(wait) => {}
+            }
+            tokio::select! {
+                () = stop.cancelled() => break,
+                () = self.nats.connected() => {}
+            }
+            // Whatever was wrong, streams and consumer are made again where they are missing.
+            match self.pull_until_broken().await {
+                Ok(()) => wait = Duration::ZERO,
+                Err(error) => {
+                    tracing::warn!(consumer = self.source.durable, error = format!("{error:#}"), "pulling again");
+                    wait = Duration::from_millis(500);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn pull_until_broken(self: &Arc<Self>) -> anyhow::Result<()> {
+        let consumer = self.nats.consumer(&self.source).await?;
+        let stop = self.shutdown.soft();
+        loop {
+            let most = u32::try_from(self.pull)?;
+            let permits = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                permits = Arc::clone(&self.permits).acquire_many_owned(most) => permits?,
+            };
+            let batch = consumer.batch().max_messages(self.pull).expires(PULL).messages().await?;
+            let mut chunks = pin!(batch.ready_chunks(self.pull));
+            let mut permits = Some(permits);
+            loop {
+                let chunk = tokio::select! {
+                    () = stop.cancelled() => None,
+                    chunk = chunks.next() => chunk,
+                };
+                let Some(chunk) = chunk else { break };
+                let messages: Vec<Message> = chunk
+                    .into_iter()
+                    .collect::<Result<_, _>>()
+                    .map_err(|error| anyhow::anyhow!("{error}"))?;
+                let taken = permits.as_mut().and_then(|permits| permits.split(messages.len()));
+                self.take(messages, taken).await;
+            }
+            drop(permits);
+            if stop.is_cancelled() {
+                // What came with the pull and was not started goes to another replica at once.
+                while let Some(Some(chunk)) = chunks.next().now_or_never() {
+                    for message in chunk.into_iter().flatten() {
+                        acknowledge(&message.split().1, AckKind::Nak(None)).await;
+                    }
+                }
+                return Ok(());
+            }
+        }
+    }
+
+    /// Claims what a chunk of messages names, and starts it.
+    async fn take(self: &Arc<Self>, messages: Vec<Message>, permits: Option<OwnedSemaphorePermit>) {
+        let taken = Instant::now();
+        let mut readable = Vec::with_capacity(messages.len());
+        let mut origins = Vec::with_capacity(messages.len());
+        for message in messages {
+            match serde_json::from_slice::<S::Message>(&message.payload) {
+                Ok(read) => {
+                    let (message, acker) = message.split();
+                    let traceparent = message
+                        .headers
+                        .as_ref()
+                        .and_then(|headers| headers.get(TRACEPARENT))
+                        .map(|value| value.as_str().to_owned());
+                    readable.push(read);
+                    origins.push((traceparent, acker));
+                }
+                Err(error) => self.bury(message, &error.to_string()).await,
+            }
+        }
+        let claimed = match self.stage.claim(&readable).await {
+            Ok(claimed) => claimed,
+            Err(error) => {
+                tracing::warn!(error = format!("{error:#}"), "cannot claim; trying again");
+                for (_, acker) in origins {
+                    acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
+                }
+                return;
+            }
+        };
+        let mut claimed: HashMap<S::Key, S::Work> =
+            claimed.into_iter().map(|work| (self.stage.work_key(&work), work)).collect();
+        let mut permits = permits;
+        for (message, (traceparent, acker)) in readable.into_iter().zip(origins) {
+            match claimed.remove(&self.stage.key(&message)) {
+                // Done, under way elsewhere or due later: a late or repeated message is a no-op.
+                None => acknowledge(&acker, AckKind::Ack).await,
+                Some(work) => {
+                    let permit = permits.as_mut().and_then(|permits| permits.split(1));
+                    let trigger = Trigger { message: Some(message), traceparent, taken };
+                    let stage = Arc::clone(&self.stage);
+                    self.shutdown.tracker().spawn(async move {
+                        stage.run(work, trigger).await;
+                        acknowledge(&acker, AckKind::Ack).await;
+                        drop(permit);
+                    });
+                }
+            }
+        }
+    }
+
+    /// Puts an unreadable message aside. It is acknowledged only once the dead-letter stream has it.
+    async fn bury(&self, message: Message, reason: &str) {
+        let (message, acker) = message.split();
+        match self.nats.bury(S::KIND, &message, reason).await {
+            Ok(()) => {
+                tracing::error!(subject = %message.subject, reason, "unreadable message moved to TOPUP_DEAD");
+                acknowledge(&acker, AckKind::Ack).await;
+            }
+            Err(error) => {
+                tracing::warn!(error = format!("{error:#}"), "cannot reach TOPUP_DEAD; the message comes again");
+                acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
+            }
+        }
+    }
+
+    async fn redrive(self: Arc<Self>) -> anyhow::Result<()> {
+        let stop = self.shutdown.soft();
+        let mut full = false;
+        loop {
+            let pause = if full { Duration::from_millis(10) } else { REDRIVE };
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(pause) => {}
+            }
+            // Never the last permits that an open pull counts on: it holds its own already.
+            let free = self.permits.available_permits();
+            let Some(free) = u32::try_from(free).ok().filter(|free| *free > 0) else { continue };
+            let Ok(mut permits) = Arc::clone(&self.permits).try_acquire_many_owned(free) else { continue };
+            let limit = usize::try_from(free)?;
+            let due = match self.stage.claim_due(limit).await {
+                Ok(due) => due,
+                Err(error) => {
+                    tracing::warn!(error = format!("{error:#}"), "cannot look for overdue rows");
+                    full = false;
+                    continue;
+                }
+            };
+            full = due.len() == limit;
+            for work in due {
+                let permit = permits.split(1);
+                let trigger = Trigger { message: None, traceparent: None, taken: Instant::now() };
+                let stage = Arc::clone(&self.stage);
+                self.shutdown.tracker().spawn(async move {
+                    stage.run(work, trigger).await;
+                    drop(permit);
+                });
+            }
+        }
+    }
+}
+
+async fn acknowledge(acker: &Acker, kind: AckKind) {
+    // Without it the message comes again and is a no-op then.
+    if let Err(error) = acker.ack_with(kind).await {
+        tracing::debug!(%error, "a message was not acknowledged");
+    }
+}

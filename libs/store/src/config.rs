@@ -1,0 +1,83 @@
+//! The settings of what touches the database, shared by every binary.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use secrecy::SecretString;
+use sqlx::PgPool;
+
+use crate::{
+    Error,
+    vault::{Vault, VaultError},
+};
+
+/// Where the database is.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "PostgreSQL")]
+pub struct DatabaseConfig {
+    /// Where PostgreSQL is, e.g. `postgres://user:password@host:5432/database`
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    pub database_url: SecretString,
+    /// The most connections this process opens
+    #[arg(long, env = "DATABASE_CONNECTIONS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub database_connections: u32,
+}
+
+/// `DATABASE_URL` can't be understood. Doesn't show it: it holds a password.
+#[derive(Debug, thiserror::Error)]
+#[error("DATABASE_URL is not of the form postgres://user:password@host:port/database")]
+pub struct BadDatabaseUrl;
+
+impl DatabaseConfig {
+    /// A pool that connects when first used; `application` is what the server shows for it.
+    pub fn pool(&self, application: &str) -> Result<PgPool, BadDatabaseUrl> {
+        crate::pool(&self.database_url, self.database_connections, application).map_err(|_: Error| BadDatabaseUrl)
+    }
+}
+
+/// The keys that secrets at rest are encrypted under.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Master key")]
+pub struct MasterKeyConfig {
+    /// Keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas; the first encrypts
+    #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
+    pub master_key: Option<SecretString>,
+    /// A file with such keys, one per line, instead of `MASTER_KEY`
+    #[arg(long, env = "MASTER_KEY_FILE")]
+    pub master_key_file: Option<PathBuf>,
+}
+
+/// There is no usable master key.
+#[derive(Debug, thiserror::Error)]
+pub enum MasterKeyError {
+    /// Two answers to one question.
+    #[error("both MASTER_KEY and MASTER_KEY_FILE are set: set one")]
+    Both,
+    /// The file can't be read.
+    #[error("MASTER_KEY_FILE={path}: {cause}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        cause: std::io::Error,
+    },
+    /// The keys can't be used.
+    #[error(transparent)]
+    Vault(#[from] VaultError),
+}
+
+impl MasterKeyConfig {
+    /// The vault under these keys.
+    pub fn vault(&self) -> Result<Vault, MasterKeyError> {
+        match (&self.master_key, &self.master_key_file) {
+            (Some(_), Some(_)) => Err(MasterKeyError::Both),
+            (Some(keys), None) => Ok(Vault::parse(keys)?),
+            (None, Some(path)) => {
+                let keys = std::fs::read_to_string(path)
+                    .map_err(|cause| MasterKeyError::Unreadable { path: path.clone(), cause })?;
+                Ok(Vault::parse(&keys.into())?)
+            }
+            (None, None) => Err(VaultError::NoKey.into()),
+        }
+    }
+}

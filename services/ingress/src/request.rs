@@ -1,0 +1,232 @@
+//! What a create-order body says, and everything that is wrong with it at once. Pure.
+
+use domain::OptionId;
+use serde_json::Value;
+
+/// The longest `external_order_id`, in characters.
+const MAX_EXTERNAL_ID: usize = 255;
+
+/// How large an order may be.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Items in `products`.
+    pub items: usize,
+    /// Units in total.
+    pub units: u64,
+}
+
+/// The body isn't JSON, or there is none.
+#[derive(Debug, PartialEq, Eq)]
+pub struct InvalidJson;
+
+/// One item of an order whose shape is right.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Item {
+    /// What is ordered; `None` if the text can't be the id of any option.
+    pub option_id: Option<OptionId>,
+    /// How often.
+    pub quantity: u64,
+}
+
+/// A body as far as it could be read, with all its faults.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Draft {
+    /// The partner's order id, if it is a valid one.
+    pub external_order_id: Option<String>,
+    /// The items whose shape is right.
+    pub items: Vec<Item>,
+    /// What is wrong, as the partner will read it: the external id first, then the products by index.
+    pub errors: Vec<String>,
+}
+
+/// Reads a body.
+pub fn read(body: &[u8], limits: Limits) -> Result<Draft, InvalidJson> {
+    let value: Value = serde_json::from_slice(body).map_err(|_| InvalidJson)?;
+    let mut draft = Draft::default();
+    match external_order_id(value.get("external_order_id")) {
+        Ok(id) => draft.external_order_id = Some(id.to_owned()),
+        Err(error) => draft.errors.push(error),
+    }
+    products(value.get("products"), limits, &mut draft);
+    Ok(draft)
+}
+
+fn external_order_id(value: Option<&Value>) -> Result<&str, String> {
+    let text = match value {
+        None | Some(Value::Null) => return Err("External order id can't be blank".into()),
+        Some(Value::String(text)) => text,
+        Some(_) => return Err("External order id must be a string".into()),
+    };
+    if text.trim().is_empty() {
+        return Err("External order id can't be blank".into());
+    }
+    if text.chars().count() > MAX_EXTERNAL_ID {
+        return Err(format!("External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)"));
+    }
+    if text.contains('\0') {
+        return Err("External order id can't contain a NUL character".into());
+    }
+    Ok(text)
+}
+
+fn products(value: Option<&Value>, limits: Limits, draft: &mut Draft) {
+    let items = match value {
+        None | Some(Value::Null) => &[][..],
+        Some(Value::Array(items)) => items,
+        Some(_) => {
+            draft.errors.push("Products must be an array".into());
+            return;
+        }
+    };
+    if items.is_empty() {
+        draft.errors.push("Products can't be blank".into());
+        return;
+    }
+    if items.len() > limits.items {
+        draft.errors.push(format!("Products can't have more than {} items", limits.items));
+        return;
+    }
+    for (index, item) in items.iter().enumerate() {
+        if !item.is_object() {
+            draft.errors.push(format!("Products[{index}] must be an object"));
+            continue;
+        }
+        let option = option_id(item.get("option_id"));
+        if option.is_none() {
+            draft.errors.push(format!("Products[{index}] option_id can't be blank"));
+        }
+        let quantity = quantity(item.get("qty"));
+        if quantity.is_none() {
+            draft.errors.push(format!("Products[{index}] qty must be a positive integer"));
+        }
+        // An item with a fault still says whether its option exists.
+        if let Some(option_id) = option {
+            draft.items.push(Item { option_id, quantity: quantity.unwrap_or(0) });
+        }
+    }
+    let units = draft.items.iter().fold(0_u64, |sum, item| sum.saturating_add(item.quantity));
+    if units > limits.units {
+        draft.errors.push(format!("Products can't have more than {} units in total", limits.units));
+    }
+}
+
+/// `None` is blank; `Some(None)` is there but can't be any option's id.
+#[expect(clippy::option_option, reason = "blank and impossible are different faults")]
+fn option_id(value: Option<&Value>) -> Option<Option<OptionId>> {
+    match value {
+        None | Some(Value::Null) => None,
+        Some(Value::String(text)) if text.trim().is_empty() => None,
+        Some(Value::String(text)) => Some(text.parse().ok()),
+        Some(_) => Some(None),
+    }
+}
+
+/// A positive integer; one that is too large to count is the largest that can be.
+fn quantity(value: Option<&Value>) -> Option<u64> {
+    let Some(Value::Number(number)) = value else { return None };
+    if let Some(quantity) = number.as_u64() {
+        return (quantity > 0).then_some(quantity);
+    }
+    // JSON has no bound for integers; beyond 64 bits they read as floating point.
+    number.as_f64().filter(|quantity| *quantity >= 1.8e19).map(|_| u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    const LIMITS: Limits = Limits { items: 3, units: 10 };
+    const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
+
+    fn errors(body: &Value) -> Vec<String> {
+        read(body.to_string().as_bytes(), LIMITS).unwrap().errors
+    }
+
+    #[test]
+    fn a_good_order_is_read_as_sent() {
+        let body = json!({"external_order_id": " A-1 ", "products": [{"option_id": OPTION, "qty": 2, "note": 1}]});
+        let draft = read(body.to_string().as_bytes(), LIMITS).unwrap();
+        assert_eq!(draft.external_order_id.as_deref(), Some(" A-1 "));
+        assert_eq!(draft.items, [Item { option_id: OPTION.parse().ok(), quantity: 2 }]);
+        assert!(draft.errors.is_empty());
+    }
+
+    #[test]
+    fn all_faults_come_at_once_and_in_order() {
+        let body = json!({"external_order_id": "", "products": [{"qty": 0}, 7, {"option_id": "x", "qty": 1.5}]});
+        assert_eq!(
+            errors(&body),
+            [
+                "External order id can't be blank",
+                "Products[0] option_id can't be blank",
+                "Products[0] qty must be a positive integer",
+                "Products[1] must be an object",
+                "Products[2] qty must be a positive integer",
+            ]
+        );
+    }
+
+    #[test]
+    fn external_ids_are_short_strings_without_nul() {
+        let with = |id: Value| errors(&json!({"external_order_id": id, "products": [{"option_id": OPTION, "qty": 1}]}));
+        assert_eq!(with(json!("ä".repeat(255))), [""; 0]);
+        assert_eq!(with(json!("ä".repeat(256))), ["External order id is too long (maximum is 255 characters)"]);
+        assert_eq!(with(json!("a\0b")), ["External order id can't contain a NUL character"]);
+        assert_eq!(with(json!(17)), ["External order id must be a string"]);
+        assert_eq!(with(json!(null)), ["External order id can't be blank"]);
+        assert_eq!(with(json!(" \t\u{a0}")), ["External order id can't be blank"]);
+    }
+
+    #[test]
+    fn quantities_are_positive_integers_within_the_limit() {
+        let with = |qty: &str| {
+            let body = format!(r#"{{"external_order_id":"a","products":[{{"option_id":"{OPTION}","qty":{qty}}}]}}"#);
+            read(body.as_bytes(), LIMITS).unwrap().errors
+        };
+        assert_eq!(with("10"), [""; 0]);
+        for bad in ["0", "-1", "1.0", "1e2", "\"1\"", "true", "null", "[]"] {
+            assert_eq!(with(bad), ["Products[0] qty must be a positive integer"], "{bad}");
+        }
+        for large in ["11", "18446744073709551615", "99999999999999999999999"] {
+            assert_eq!(with(large), ["Products can't have more than 10 units in total"], "{large}");
+        }
+    }
+
+    #[test]
+    fn other_json_has_the_blank_faults() {
+        for body in ["[]", "1", "null", "\"x\"", "{}"] {
+            let draft = read(body.as_bytes(), LIMITS).unwrap();
+            assert_eq!(draft.errors, ["External order id can't be blank", "Products can't be blank"], "{body}");
+        }
+        for body in ["", " ", "{", "{}x", "\u{feff}{}", "{\"a\":\"\\ud800\"}"] {
+            assert_eq!(read(body.as_bytes(), LIMITS), Err(InvalidJson), "{body}");
+        }
+        assert_eq!(read(b"\"\xff\"", LIMITS), Err(InvalidJson));
+    }
+
+    #[test]
+    fn too_many_items_are_said_once() {
+        let body = json!({"external_order_id": "a", "products": [0, 0, 0, 0]});
+        assert_eq!(errors(&body), ["Products can't have more than 3 items"]);
+    }
+
+    proptest! {
+        #[test]
+        fn any_body_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = read(&body, LIMITS);
+        }
+
+        #[test]
+        fn a_draft_without_faults_is_complete(id in "\\PC{0,300}", qty in any::<i64>()) {
+            let body = json!({"external_order_id": id, "products": [{"option_id": OPTION, "qty": qty}]});
+            let draft = read(body.to_string().as_bytes(), LIMITS).unwrap();
+            if draft.errors.is_empty() {
+                prop_assert_eq!(draft.external_order_id, Some(id));
+                prop_assert!(draft.items.iter().all(|item| (1..=10).contains(&item.quantity)));
+            }
+        }
+    }
+}
