@@ -1,1 +1,128 @@
+//! Ingress takes orders: it authenticates a partner's request, checks it, stores the order and
+//! publishes a job for each of its placements.
+//!
+//! Its guarantee: a 201 is sent only after the order is committed, a 4xx only when nothing was
+//! bought and nothing will be. What it publishes only makes things happen sooner: provisioners take
+//! up what was never published.
+//!
+//! Its cast: [`server`] writes answers and knows when they have left, [`auth`] says who asks,
+//! [`request`] what is asked, [`directory`] which partners and options there are, [`orders`] sees an
+//! order through, [`verdicts`] hears what provisioners say meanwhile, [`qr`] draws pictures.
 
+pub mod auth;
+pub mod directory;
+pub mod error;
+pub mod orders;
+pub mod qr;
+pub mod request;
+pub mod routes;
+pub mod server;
+pub mod verdicts;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use clap::Parser;
+use pipeline::{Nats, NatsConfig};
+use runtime::{
+    CommonConfig, Shutdown,
+    health::{self, Readiness},
+};
+use store::config::{DatabaseConfig, MasterKeyConfig};
+
+use crate::{
+    auth::HeaderNames, directory::Directory, orders::Orders, request::Limits, verdicts::Verdicts,
+};
+
+/// Takes signed orders from partners
+#[derive(Parser, Clone, Debug)]
+#[command(name = "ingress", version)]
+pub struct Config {
+    /// Where partners are served
+    #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
+    pub listen: SocketAddr,
+    /// Where `/livez` and `/readyz` are served
+    #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
+    pub admin_listen: SocketAddr,
+    /// The word in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
+    #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
+    pub brand: String,
+    /// How long an answer waits for the provider's verdict, so that a refusal can be told; 0 never waits
+    #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = runtime::config::duration)]
+    pub placement_wait: Duration,
+    /// The most items of an order
+    #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
+    pub max_items: u16,
+    /// The most units of an order
+    #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub max_units: u32,
+    /// The providers that provisioners are configured for; options of others don't exist for live partners
+    #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',')]
+    pub providers: Vec<String>,
+    #[command(flatten)]
+    pub database: DatabaseConfig,
+    #[command(flatten)]
+    pub nats: NatsConfig,
+    #[command(flatten)]
+    pub master_key: MasterKeyConfig,
+    #[command(flatten)]
+    pub common: CommonConfig,
+}
+
+impl AsRef<CommonConfig> for Config {
+    fn as_ref(&self) -> &CommonConfig {
+        &self.common
+    }
+}
+
+fn brand(text: &str) -> Result<String, String> {
+    let token = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if token { Ok(text.to_owned()) } else { Err("only letters, digits and `-` are allowed".into()) }
+}
+
+/// What requests are handled with.
+pub struct App {
+    headers: HeaderNames,
+    limits: Limits,
+    directory: Arc<Directory>,
+    orders: Arc<Orders>,
+}
+
+/// Serves partners until the soft stop.
+pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    let pool = config.database.pool("ingress")?;
+    let vault = config.master_key.vault()?;
+    let nats = Nats::connect(&config.nats, "ingress").await?;
+    let listener = health::listen("LISTEN", config.listen).await?;
+
+    // Ready without NATS: orders are accepted and flow when it is back.
+    let readiness = Readiness::new(&shutdown, &["database"]);
+    health::serve(config.admin_listen, readiness.clone()).await?;
+    let directory = Arc::new(Directory::new(pool.clone(), vault));
+    shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
+    let verdicts = Verdicts::new(nats.clone());
+    shutdown.spawn("verdicts", Arc::clone(&verdicts).listen(shutdown.clone()));
+
+    let orders = Orders::new(
+        pool,
+        Arc::clone(&directory),
+        verdicts,
+        nats.clone(),
+        rand::random(),
+        config.providers,
+        config.placement_wait,
+        shutdown.clone(),
+    );
+    let app = App {
+        headers: HeaderNames::new(&config.brand),
+        limits: Limits { items: config.max_items.into(), units: config.max_units.into() },
+        directory,
+        orders: Arc::new(orders),
+    };
+    tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
+    shutdown.spawn("server", server::serve(listener, routes::router(Arc::new(app)), shutdown.clone()));
+
+    shutdown.soft().cancelled().await;
+    let finished = shutdown.finished().await;
+    nats.flush().await;
+    finished
+}

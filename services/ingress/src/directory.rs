@@ -1,0 +1,181 @@
+//! Partners and catalogue in memory. Refreshed twice a second by what changed, so that a revoked
+//! partner stops within a second; what isn't there is looked up before it is denied, so that a new
+//! partner works at once. Neither needs NATS, and what is known outlives the database.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use domain::{Environment, OptionId, PartnerId};
+use governor::{DefaultDirectRateLimiter, Quota};
+use runtime::{Shutdown, health::Readiness};
+use signing::SecretKey;
+use store::{
+    Error, PgPool,
+    options::ProductOption,
+    partners::{self, Credentials},
+    vault::Vault,
+};
+
+const REFRESH: Duration = Duration::from_millis(500);
+/// How many unknown keys or options are looked up per second before they are denied unseen.
+const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
+
+/// A partner, as far as its requests are concerned.
+#[derive(Clone, Debug)]
+pub struct Partner {
+    /// Its id.
+    pub partner_id: PartnerId,
+    /// Where it belongs.
+    pub environment: Environment,
+    /// Whether its requests are denied.
+    pub disabled: bool,
+    /// What its requests are signed with.
+    pub key: Key,
+}
+
+/// What a partner's requests are signed with.
+#[derive(Clone, Debug)]
+pub enum Key {
+    /// The partner has none.
+    Missing,
+    /// It is stored, but can't be decrypted.
+    Unusable,
+    /// It is known.
+    Known(SecretKey),
+}
+
+/// Partners by access key, options by id.
+pub struct Directory {
+    pool: PgPool,
+    vault: Vault,
+    partners: RwLock<HashMap<String, Arc<Partner>>>,
+    options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
+    look_ups: DefaultDirectRateLimiter,
+}
+
+impl Directory {
+    /// Knows nothing yet, and looks everything up until [`Directory::refresh`] runs.
+    pub fn new(pool: PgPool, vault: Vault) -> Self {
+        Self {
+            pool,
+            vault,
+            partners: RwLock::default(),
+            options: RwLock::default(),
+            look_ups: DefaultDirectRateLimiter::direct(Quota::per_second(LOOK_UPS)),
+        }
+    }
+
+    /// The partner with this access key.
+    pub async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
+        let known = self.partners.read().unwrap_or_else(PoisonError::into_inner).get(access_key).cloned();
+        if known.is_some() || self.look_ups.check().is_err() {
+            return Ok(known);
+        }
+        let mut connection = self.pool.acquire().await?;
+        let found = partners::by_access_key(&mut connection, access_key).await?;
+        Ok(found.map(|credentials| self.learn_partner(credentials)))
+    }
+
+    /// Those of `ids` that are options, by id.
+    pub async fn options(&self, ids: &[OptionId]) -> Result<HashMap<OptionId, Arc<ProductOption>>, Error> {
+        let mut found = HashMap::with_capacity(ids.len());
+        let mut missing = Vec::new();
+        {
+            let known = self.options.read().unwrap_or_else(PoisonError::into_inner);
+            for id in ids {
+                match known.get(id) {
+                    Some(option) => drop(found.insert(*id, Arc::clone(option))),
+                    None => missing.push(id.uuid()),
+                }
+            }
+        }
+        if !missing.is_empty() && self.look_ups.check().is_ok() {
+            let mut connection = self.pool.acquire().await?;
+            for (option, _) in store::options::by_ids(&mut connection, &missing).await? {
+                found.insert(option.option_id, self.learn_option(option));
+            }
+        }
+        Ok(found)
+    }
+
+    fn learn_partner(&self, credentials: Credentials) -> Arc<Partner> {
+        let key = match &credentials.secret_key {
+            None => Key::Missing,
+            Some(sealed) => {
+                partners::open_secret_key(&self.vault, credentials.partner_id, sealed).map_or_else(
+                    |error| {
+                        tracing::error!(partner.id = %credentials.partner_id, %error, "a partner's secret key is unusable");
+                        Key::Unusable
+                    },
+                    Key::Known,
+                )
+            }
+        };
+        let partner = Arc::new(Partner {
+            partner_id: credentials.partner_id,
+            environment: credentials.environment,
+            disabled: credentials.disabled,
+            key,
+        });
+        let mut partners = self.partners.write().unwrap_or_else(PoisonError::into_inner);
+        partners.insert(credentials.access_key, Arc::clone(&partner));
+        partner
+    }
+
+    fn learn_option(&self, option: ProductOption) -> Arc<ProductOption> {
+        let option = Arc::new(option);
+        let mut options = self.options.write().unwrap_or_else(PoisonError::into_inner);
+        options.insert(option.option_id, Arc::clone(&option));
+        option
+    }
+
+    /// Keeps up with the database until the soft stop. The first time it is reached, its schema is
+    /// checked; a wrong one is an error.
+    pub async fn refresh(self: Arc<Self>, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
+        let stop = shutdown.soft();
+        let mut checked = false;
+        let mut seen = (0, 0);
+        loop {
+            match self.changes(&mut checked, seen).await {
+                Ok(now_seen) => {
+                    seen = now_seen;
+                    readiness.well("database");
+                }
+                Err(store::schema::SchemaError::Store(error)) => {
+                    // Ready all the same once it was there: partners get the specified 500.
+                    tracing::warn!(%error, "partners and catalogue were not refreshed");
+                }
+                Err(wrong) => return Err(wrong.into()),
+            }
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(REFRESH) => {}
+            }
+        }
+    }
+
+    async fn changes(
+        &self,
+        checked: &mut bool,
+        (mut partners_seen, mut options_seen): (i64, i64),
+    ) -> Result<(i64, i64), store::schema::SchemaError> {
+        let mut connection = self.pool.acquire().await.map_err(Error::from)?;
+        if !*checked {
+            store::schema::check(&mut connection).await?;
+            *checked = true;
+        }
+        for credentials in partners::changed_since(&mut connection, partners_seen).await? {
+            partners_seen = partners_seen.max(credentials.version);
+            self.learn_partner(credentials);
+        }
+        for (option, version) in store::options::changed_since(&mut connection, options_seen).await? {
+            options_seen = options_seen.max(version);
+            self.learn_option(option);
+        }
+        Ok((partners_seen, options_seen))
+    }
+}

@@ -1,0 +1,409 @@
+//! An order's way through ingress: checked, stored in a group commit, its jobs published, and
+//! answered, by the provider's verdict if that comes in time.
+//!
+//! Everything from the commit on runs in a task of its own: a partner that hangs up ends the
+//! request's future, and must not end what follows its order's commit.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use domain::{Environment, OrderId, PlacementId, TopupIds};
+use pipeline::{
+    GroupCommit, Nats,
+    group_commit::Writer,
+    payload::{Reply, Said, TopupJob, VerdictTo},
+    trace,
+};
+use runtime::Shutdown;
+use serde::Serialize;
+use store::{
+    PgPool,
+    orders::{NewOrder, NewPlacement, NewTopup},
+};
+use tokio::sync::oneshot;
+use tracing::{Instrument, Span, info_span};
+
+use crate::{
+    directory::{Directory, Partner},
+    error::ApiError,
+    request::{Draft, Item},
+    verdicts::{Arrived, Verdicts, Waiting},
+};
+
+/// The provider that sells to sandbox partners, whatever they order.
+const SANDBOX: &str = "sandbox";
+/// The most orders of one commit.
+const BATCH: usize = 256;
+/// How long the answer may take beyond the wait for the verdict, counted from the commit.
+const ANSWER: Duration = Duration::from_secs(4);
+/// How often an order gets fresh topup ids because others had them.
+const FRESH_IDS: usize = 3;
+
+/// What the request's handler is told to answer.
+pub enum Outcome {
+    /// 201 with this body, to be sent before the deadline; `left` wants to know when it has left.
+    Created {
+        /// The response's JSON.
+        body: Bytes,
+        /// After this it must not be sent.
+        deadline: Instant,
+        /// To be told when it has left.
+        left: oneshot::Sender<()>,
+    },
+    /// Anything else.
+    Error(ApiError),
+}
+
+/// What orders need.
+pub struct Orders {
+    pool: PgPool,
+    commit: GroupCommit<InsertOrders>,
+    directory: Arc<Directory>,
+    verdicts: Arc<Verdicts>,
+    nats: Nats,
+    topup_ids: TopupIds,
+    providers: Vec<String>,
+    placement_wait: Duration,
+    shutdown: Shutdown,
+}
+
+/// The group commit of orders: one statement for a batch.
+struct InsertOrders(PgPool);
+
+/// What is known of an order after its commit.
+struct Inserted {
+    /// Whether it was stored; if not, its external id was taken.
+    stored: bool,
+    /// When the statement was sent: the database's clock for this order started later.
+    sent: Instant,
+}
+
+impl Writer for InsertOrders {
+    type Item = NewOrder;
+    type Output = Inserted;
+    type Error = store::Error;
+
+    async fn write(&self, orders: &[NewOrder]) -> Result<Vec<Inserted>, store::Error> {
+        let mut connection = self.0.acquire().await?;
+        let sent = Instant::now();
+        let stored = store::orders::insert(&mut connection, orders).await?;
+        Ok(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
+    }
+
+    fn one_is_at_fault(error: &store::Error) -> bool {
+        error.is_about_data()
+    }
+}
+
+/// The body of a 201.
+#[derive(Serialize)]
+struct Created<'a> {
+    products: Vec<CreatedProduct<'a>>,
+}
+
+#[derive(Serialize)]
+struct CreatedProduct<'a> {
+    topup_id: &'a str,
+    option_id: domain::OptionId,
+}
+
+impl Orders {
+    /// Ready to take orders for the providers that are configured.
+    #[expect(clippy::too_many_arguments, reason = "called once, with what the service is made of")]
+    pub fn new(
+        pool: PgPool,
+        directory: Arc<Directory>,
+        verdicts: Arc<Verdicts>,
+        nats: Nats,
+        random_start: u64,
+        providers: Vec<String>,
+        placement_wait: Duration,
+        shutdown: Shutdown,
+    ) -> Self {
+        Self {
+            commit: GroupCommit::start(InsertOrders(pool.clone()), BATCH),
+            pool,
+            directory,
+            verdicts,
+            nats,
+            topup_ids: TopupIds::new(random_start),
+            providers,
+            placement_wait,
+            shutdown,
+        }
+    }
+
+    /// Turns a draft into an order, or says everything that is wrong with it.
+    pub async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
+        let internal = |error: store::Error| ApiError::Internal(error.into());
+        let Draft { external_order_id, items, mut errors } = draft;
+        let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
+        let mut options = self.directory.options(&ids).await.map_err(internal)?;
+        options.retain(|_, option| {
+            let available = match partner.environment {
+                Environment::Sandbox => true,
+                Environment::Live => {
+                    option.environment == Environment::Live && self.providers.contains(&option.provider)
+                }
+            };
+            available && option.enabled
+        });
+        let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
+        if !items.iter().all(exists) {
+            errors.push("Product with option_id not found".into());
+        }
+        match external_order_id {
+            Some(external_order_id) if errors.is_empty() => {
+                let placements = self.placements(partner, &items, &options);
+                Ok(NewOrder {
+                    order_id: OrderId::new(),
+                    partner_id: partner.partner_id,
+                    external_order_id,
+                    traceparent: trace::context_of(&Span::current()),
+                    answer_within: ANSWER,
+                    placements,
+                })
+            }
+            // The id is checked too, so that all that is wrong is said at once.
+            Some(external_order_id) => {
+                let mut connection = self.pool.acquire().await.map_err(|error| internal(error.into()))?;
+                let taken = store::orders::is_taken(&mut connection, partner.partner_id, &external_order_id);
+                if taken.await.map_err(internal)? {
+                    errors.insert(0, TAKEN.into());
+                }
+                Err(ApiError::Unprocessable(errors))
+            }
+            None => Err(ApiError::Unprocessable(errors)),
+        }
+    }
+
+    /// One placement for each provider, in the order in which the items name them.
+    fn placements(
+        &self,
+        partner: &Partner,
+        items: &[Item],
+        options: &HashMap<domain::OptionId, Arc<store::options::ProductOption>>,
+    ) -> Vec<NewPlacement> {
+        let now = runtime::clock::now();
+        let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
+        let mut position = 0;
+        for item in items {
+            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else { continue };
+            // A sandbox partner never buys for real: other providers' options go by our own id.
+            let (provider, provider_option_id) = match partner.environment {
+                Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
+                _ => (option.provider.as_str(), option.provider_option_id.clone()),
+            };
+            let index = placements.iter().position(|placement| placement.provider == provider).unwrap_or_else(|| {
+                let placement_id = PlacementId::new();
+                let new = NewPlacement { placement_id, provider: provider.to_owned(), topups: Vec::new() };
+                placements.push(new);
+                placements.len() - 1
+            });
+            for _ in 0..item.quantity {
+                placements[index].topups.push(NewTopup {
+                    topup_id: self.topup_ids.next(now),
+                    position,
+                    option_id: option.option_id,
+                    provider_option_id: provider_option_id.clone(),
+                });
+                position += 1;
+            }
+        }
+        placements
+    }
+
+    /// Stores an order and sees it through to its answer, which the handler gets; the handler may be
+    /// gone by then.
+    pub fn submit(self: &Arc<Self>, order: NewOrder) -> oneshot::Receiver<Outcome> {
+        let (answer, outcome) = oneshot::channel();
+        let orders = Arc::clone(self);
+        let task = async move { orders.store_and_answer(order, answer).await };
+        self.shutdown.tracker().spawn(task.instrument(Span::current()));
+        outcome
+    }
+
+    async fn store_and_answer(&self, mut order: NewOrder, answer: oneshot::Sender<Outcome>) {
+        let providers = || order.placements.iter().map(|placement| placement.provider.as_str());
+        let waits =
+            !self.placement_wait.is_zero() && self.verdicts.promised(providers(), self.placement_wait);
+        if waits {
+            order.answer_within += self.placement_wait;
+        }
+        let sent = match self.store(&mut order).await {
+            Ok(inserted) if inserted.stored => inserted.sent,
+            Ok(_) => {
+                let taken = ApiError::Unprocessable(vec![TAKEN.into()]);
+                let _ = answer.send(Outcome::Error(taken));
+                return;
+            }
+            Err(error) => {
+                let _ = answer.send(Outcome::Error(ApiError::Internal(error)));
+                return;
+            }
+        };
+        let deadline = sent + order.answer_within;
+        if waits {
+            self.answer_by_verdict(&order, sent, deadline, answer).await;
+        } else {
+            answered(&order, deadline, answer).await;
+            self.publish(&order, None).await;
+        }
+    }
+
+    async fn store(&self, order: &mut NewOrder) -> anyhow::Result<Inserted> {
+        let span = info_span!("INSERT orders", otel.kind = "client", db.system.name = "postgresql");
+        let mut tries = 0;
+        loop {
+            let written = self.commit.write(order.clone()).instrument(span.clone()).await;
+            match written.map_err(|_| anyhow::anyhow!("the process is stopping"))? {
+                Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
+                    tries += 1;
+                    let now = runtime::clock::now();
+                    for topup in order.placements.iter_mut().flat_map(|placement| &mut placement.topups) {
+                        topup.topup_id = self.topup_ids.next(now);
+                    }
+                }
+                result => return Ok(result?),
+            }
+        }
+    }
+
+    async fn publish(&self, order: &NewOrder, verdict: Option<VerdictTo>) {
+        for placement in &order.placements {
+            let span = info_span!(
+                "publish topup.job",
+                otel.kind = "producer",
+                messaging.system = "nats",
+                messaging.operation.name = "publish",
+                messaging.destination.name = "TOPUP_JOBS",
+                messaging.message.id = %placement.placement_id,
+            );
+            let job = TopupJob::V1 { placement_id: placement.placement_id, verdict: verdict.clone() };
+            let subject = self.nats.job_subject(&placement.provider);
+            let id = placement.placement_id.to_string();
+            self.nats.publish(subject, &id, &job, &span).instrument(span.clone()).await;
+        }
+    }
+
+    /// Publishes the jobs and answers by what the provisioners say, or without it when the time is
+    /// over.
+    async fn answer_by_verdict(
+        &self,
+        order: &NewOrder,
+        sent: Instant,
+        deadline: Instant,
+        answer: oneshot::Sender<Outcome>,
+    ) {
+        let mut waiting = self.verdicts.wait_for(order.order_id);
+        let until = sent + self.placement_wait;
+        let left_over = deadline.saturating_duration_since(Instant::now());
+        self.publish(order, Some(self.verdicts.address(left_over))).await;
+
+        let mut said = Vec::with_capacity(order.placements.len());
+        collect(&mut waiting, order.placements.len(), until, &mut said).await;
+        match self.refuse(order, &said).await {
+            Ok(None) => {
+                let mut answered = std::pin::pin!(answered(order, deadline, answer));
+                loop {
+                    tokio::select! {
+                        () = &mut answered => break,
+                        Some(late) = waiting.next() => said.push(late),
+                    }
+                }
+                for arrived in said {
+                    waiting.reply(arrived, Reply::Answered).await;
+                }
+                waiting.end(Reply::Answered).await;
+            }
+            Ok(Some(errors)) => {
+                tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
+                let _ = answer.send(Outcome::Error(ApiError::Unprocessable(errors)));
+                for arrived in said {
+                    waiting.reply(arrived, Reply::Refused).await;
+                }
+                waiting.end(Reply::Refused).await;
+            }
+            // Refused or not, nobody knows; no reply is given, and the provisioner settles it.
+            Err(error) => {
+                let _ = answer.send(Outcome::Error(ApiError::Internal(error.into())));
+            }
+        }
+    }
+
+    /// Refuses the order if that is what the verdicts come to and no part of it is bought or being
+    /// bought. The errors to answer with, `None` if the order stands.
+    async fn refuse(&self, order: &NewOrder, said: &[Arrived]) -> Result<Option<Vec<String>>, store::Error> {
+        let Some(errors) = refusal(order, said) else { return Ok(None) };
+        let verdicts: Vec<_> = said.iter().map(|arrived| (arrived.placement_id, arrived.attempt)).collect();
+        let mut connection = self.pool.acquire().await?;
+        let reason = errors.join("; ");
+        let refused = store::orders::refuse(&mut connection, order.order_id, &verdicts, &reason).await?;
+        Ok(refused.then_some(errors))
+    }
+}
+
+const TAKEN: &str = "External order id has already been taken";
+
+/// Verdicts until all placements have one, one of them is under way (which settles the answer), or
+/// the time is over.
+async fn collect(waiting: &mut Waiting, placements: usize, until: Instant, said: &mut Vec<Arrived>) {
+    let gathering = async {
+        while said.len() < placements {
+            let Some(arrived) = waiting.next().await else { return };
+            let settled = arrived.said == Said::UnderWay;
+            said.retain(|earlier| earlier.placement_id != arrived.placement_id);
+            said.push(arrived);
+            if settled {
+                return;
+            }
+        }
+    };
+    // Out of time is an answer like any other: 201, and the pipeline goes on.
+    let _ = tokio::time::timeout_at(until.into(), gathering).await;
+}
+
+/// The messages of a 422, in the order of the placements, unless something is under way.
+fn refusal(order: &NewOrder, said: &[Arrived]) -> Option<Vec<String>> {
+    if said.iter().any(|arrived| arrived.said == Said::UnderWay) {
+        return None;
+    }
+    let verdict_of = |placement: &NewPlacement| {
+        said.iter().find(|arrived| arrived.placement_id == placement.placement_id).map(|arrived| &arrived.said)
+    };
+    let mut errors: Vec<String> = Vec::new();
+    for verdict in order.placements.iter().filter_map(verdict_of) {
+        let error = match verdict {
+            Said::Refused { status, message } => {
+                format!("eSIM Request failed - Status: {status}, Message: {message}")
+            }
+            Said::NotSent => format!("API connection error (Order ID: {})", order.order_id),
+            Said::UnderWay => continue,
+        };
+        if !errors.contains(&error) {
+            errors.push(error);
+        }
+    }
+    (!errors.is_empty()).then_some(errors)
+}
+
+/// Hands the 201 to the handler and waits until it has left, or never will.
+async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Outcome>) {
+    let mut topups: Vec<&NewTopup> =
+        order.placements.iter().flat_map(|placement| &placement.topups).collect();
+    topups.sort_unstable_by_key(|topup| topup.position);
+    let products = topups
+        .into_iter()
+        .map(|topup| CreatedProduct { topup_id: topup.topup_id.as_str(), option_id: topup.option_id })
+        .collect();
+    let Ok(body) = serde_json::to_vec(&Created { products }) else { return };
+    let (left, departure) = oneshot::channel();
+    if answer.send(Outcome::Created { body: body.into(), deadline, left }).is_ok() {
+        // Past the deadline nothing leaves any more, whatever became of the connection.
+        let _ = tokio::time::timeout_at(deadline.into(), departure).await;
+    }
+}

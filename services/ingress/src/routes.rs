@@ -1,0 +1,116 @@
+//! What is served, and how a request becomes an order.
+
+use std::{any::Any, sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Router,
+    body::Body,
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use bytes::{Bytes, BytesMut};
+use futures_util::StreamExt;
+use pipeline::trace;
+use tower_http::catch_panic::CatchPanicLayer;
+use tracing::{Instrument, field, info_span};
+
+use crate::{
+    App,
+    auth::AuthenticatedPartner,
+    error::{self, ApiError},
+    orders::Outcome,
+    qr, request,
+    server::{AnswerBody, Answers},
+};
+
+/// The largest body that is read, in bytes.
+const MAX_BODY: usize = 1024 * 1024;
+/// How long a body may take to arrive.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Both forms of the path that the specification writes.
+const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
+
+/// The public router.
+pub fn router(app: Arc<App>) -> Router {
+    let mut router = Router::new().route("/qr/{text}/{size}", get(qr::draw));
+    for path in ORDERS {
+        router = router.route(path, post(create_order));
+    }
+    router
+        .fallback(|| async { ApiError::NotFound })
+        .method_not_allowed_fallback(|| async { ApiError::MethodNotAllowed })
+        .with_state(app)
+        .layer(CatchPanicLayer::custom(panicked))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    tracing::error!(panic = text.unwrap_or("of an unknown kind"), "a handler panicked; answered with 500");
+    error::internal()
+}
+
+async fn create_order(
+    State(app): State<Arc<App>>,
+    Extension(answers): Extension<Arc<Answers>>,
+    request: Request,
+) -> Response {
+    let span = info_span!(
+        "POST /api/v1/api_partner/orders",
+        otel.kind = "server",
+        http.request.method = "POST",
+        http.route = "/api/v1/api_partner/orders",
+        http.response.status_code = field::Empty,
+        partner.id = field::Empty,
+        order.id = field::Empty,
+    );
+    trace::link(&span, request.headers().get(trace::TRACEPARENT).and_then(|value| value.to_str().ok()));
+    let response = async { answer(&app, answers, request).await.unwrap_or_else(ApiError::into_response) }
+        .instrument(span.clone())
+        .await;
+    span.record("http.response.status_code", response.status().as_u16());
+    response
+}
+
+async fn answer(app: &Arc<App>, answers: Arc<Answers>, request: Request) -> Result<Response, ApiError> {
+    let (mut parts, body) = request.into_parts();
+    let AuthenticatedPartner(partner) = AuthenticatedPartner::from_request_parts(&mut parts, app).await?;
+    let span = tracing::Span::current();
+    span.record("partner.id", field::display(partner.partner_id));
+    let body = read_body(&parts.headers, body).await?;
+    let draft = request::read(&body, app.limits).map_err(|request::InvalidJson| ApiError::InvalidJson)?;
+    let order = app.orders.check(&partner, draft).await?;
+    span.record("order.id", field::display(order.order_id));
+    match app.orders.submit(order).await {
+        Ok(Outcome::Created { body, deadline, left }) => {
+            let body = AnswerBody::new(body, answers, deadline, left);
+            let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+            Ok((StatusCode::CREATED, headers, body).into_response())
+        }
+        Ok(Outcome::Error(error)) => Err(error),
+        Err(_) => Err(ApiError::Internal(anyhow::anyhow!("the order's task ended without an answer"))),
+    }
+}
+
+async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    if announced.is_some_and(|length| length > MAX_BODY) {
+        return Err(ApiError::BodyTooLarge(MAX_BODY));
+    }
+    let read = async {
+        let mut pieces = body.into_data_stream();
+        let mut whole = BytesMut::new();
+        while let Some(piece) = pieces.next().await {
+            // The partner hung up in the middle: nobody is there to read what is answered.
+            let piece = piece.map_err(|_| ApiError::InvalidJson)?;
+            if whole.len() + piece.len() > MAX_BODY {
+                return Err(ApiError::BodyTooLarge(MAX_BODY));
+            }
+            whole.extend_from_slice(&piece);
+        }
+        Ok(whole.freeze())
+    };
+    tokio::time::timeout(BODY_TIMEOUT, read).await.unwrap_or(Err(ApiError::BodyTimeout))
+}
