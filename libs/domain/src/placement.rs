@@ -53,7 +53,11 @@ pub struct Ignored;
 
 impl Placement {
     /// A placement as ingress stores it.
-    pub const NEW: Self = Self { state: PlacementState::Accepted, attempt: 0, not_found: false };
+    pub const NEW: Self = Self {
+        state: PlacementState::Accepted,
+        attempt: 0,
+        not_found: false,
+    };
 
     /// The placement after `event`.
     pub fn after(self, event: Event) -> Result<Self, Ignored> {
@@ -61,9 +65,11 @@ impl Placement {
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
-            (Accepted, Event::Claim) => {
-                Ok(Self { state: Placing, attempt: self.attempt + 1, not_found: false })
-            }
+            (Accepted, Event::Claim) => Ok(Self {
+                state: Placing,
+                attempt: self.attempt + 1,
+                not_found: false,
+            }),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
             // Money was spent where nobody expected it: never dropped, an operator must see it.
             (Accepted | Placing | Refused | Failed, Event::Bought(attempt)) if attempt <= self.attempt => {
@@ -75,7 +81,10 @@ impl Placement {
                 if settled && self.not_found {
                     to(Accepted)
                 } else {
-                    Ok(Self { not_found: true, ..self })
+                    Ok(Self {
+                        not_found: true,
+                        ..self
+                    })
                 }
             }
             (Placing, Event::Refuse(Some(attempt))) if current(attempt) => to(Refused),
@@ -108,12 +117,20 @@ mod tests {
     use PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
 
     fn placing(attempt: u32) -> Placement {
-        Placement { state: Placing, attempt, not_found: false }
+        Placement {
+            state: Placing,
+            attempt,
+            not_found: false,
+        }
     }
 
     #[test]
     fn the_straight_way() {
-        let placed = Placement::NEW.after(Event::Claim).unwrap().after(Event::Bought(1)).unwrap();
+        let placed = Placement::NEW
+            .after(Event::Claim)
+            .unwrap()
+            .after(Event::Bought(1))
+            .unwrap();
         assert_eq!((placed.state, placed.attempt), (Placed, 1));
     }
 
@@ -124,8 +141,14 @@ mod tests {
 
     #[test]
     fn only_the_second_settled_not_found_allows_another_attempt() {
-        let unsettled = Event::NotFound { attempt: 1, settled: false };
-        let settled = Event::NotFound { attempt: 1, settled: true };
+        let unsettled = Event::NotFound {
+            attempt: 1,
+            settled: false,
+        };
+        let settled = Event::NotFound {
+            attempt: 1,
+            settled: true,
+        };
         let once = placing(1).after(settled).unwrap();
         assert_eq!(once.state, Placing);
         assert_eq!(once.after(unsettled).unwrap().state, Placing);
@@ -134,7 +157,11 @@ mod tests {
 
     #[test]
     fn a_refusal_and_a_retry_exclude_each_other() {
-        let retried = placing(1).after(Event::NotBought(1)).unwrap().after(Event::Claim).unwrap();
+        let retried = placing(1)
+            .after(Event::NotBought(1))
+            .unwrap()
+            .after(Event::Claim)
+            .unwrap();
         assert_eq!(retried.after(Event::Refuse(Some(1))), Err(Ignored));
         let refused = placing(1).after(Event::Refuse(Some(1))).unwrap();
         assert_eq!(refused.after(Event::NotBought(1)), Err(Ignored));
@@ -147,7 +174,11 @@ mod tests {
         assert_eq!(placing(2).after(Event::Bought(1)).unwrap().state, Parked);
         for state in [Refused, Failed, Accepted] {
             let placement = Placement { state, ..placing(1) };
-            assert_eq!(placement.after(Event::Bought(1)).unwrap().state, Parked, "{state:?}");
+            assert_eq!(
+                placement.after(Event::Bought(1)).unwrap().state,
+                Parked,
+                "{state:?}"
+            );
         }
     }
 
@@ -155,8 +186,14 @@ mod tests {
     fn waits_grow_and_are_bounded() {
         let overdue = Duration::from_secs(1800);
         assert_eq!(next_collect(Duration::ZERO, overdue), Duration::from_secs(1));
-        assert_eq!(next_collect(Duration::from_secs(20), overdue), Duration::from_secs(10));
-        assert_eq!(next_collect(Duration::from_secs(600), overdue), Duration::from_secs(60));
+        assert_eq!(
+            next_collect(Duration::from_secs(20), overdue),
+            Duration::from_secs(10)
+        );
+        assert_eq!(
+            next_collect(Duration::from_secs(600), overdue),
+            Duration::from_secs(60)
+        );
         assert_eq!(next_collect(overdue, overdue), Duration::from_secs(3600));
         assert_eq!(next_attempt(1), Duration::from_secs(2));
         assert_eq!(next_attempt(u32::MAX), Duration::from_secs(120));

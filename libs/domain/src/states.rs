@@ -95,8 +95,14 @@ impl FromStr for Environment {
 
 impl PlacementState {
     /// Every state.
-    pub const ALL: [Self; 6] =
-        [Self::Accepted, Self::Placing, Self::Placed, Self::Refused, Self::Failed, Self::Parked];
+    pub const ALL: [Self; 6] = [
+        Self::Accepted,
+        Self::Placing,
+        Self::Placed,
+        Self::Refused,
+        Self::Failed,
+        Self::Parked,
+    ];
 
     /// The stored name.
     pub fn as_str(self) -> &'static str {

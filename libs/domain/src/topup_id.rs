@@ -71,7 +71,9 @@ pub struct TopupIds {
 impl TopupIds {
     /// A generator that starts at a random place of its own.
     pub fn new(random_start: u64) -> Self {
-        Self { next: AtomicU64::new(random_start % RANGE) }
+        Self {
+            next: AtomicU64::new(random_start % RANGE),
+        }
     }
 
     /// The next id, at the UTC time `now`.
@@ -110,7 +112,12 @@ mod tests {
 
     #[test]
     fn other_texts_are_no_ids() {
-        for bad in ["", "2025012912345612345678901", "2025012912345612345678901x", "٢0250129123456123456789012"] {
+        for bad in [
+            "",
+            "2025012912345612345678901",
+            "2025012912345612345678901x",
+            "٢0250129123456123456789012",
+        ] {
             assert_eq!(bad.parse::<TopupId>(), Err(NotATopupId));
         }
     }

@@ -40,7 +40,9 @@ pub struct GroupCommit<W: Writer> {
 
 impl<W: Writer> Clone for GroupCommit<W> {
     fn clone(&self) -> Self {
-        Self { queue: self.queue.clone() }
+        Self {
+            queue: self.queue.clone(),
+        }
     }
 }
 
@@ -80,7 +82,8 @@ async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::
             let mut results = Vec::with_capacity(items.len());
             for item in items {
                 let alone = writer.write(std::slice::from_ref(item)).await;
-                results.push(alone.and_then(|outputs| outputs.into_iter().next().ok_or_else(|| error.clone())));
+                results
+                    .push(alone.and_then(|outputs| outputs.into_iter().next().ok_or_else(|| error.clone())));
             }
             results
         }
@@ -127,7 +130,13 @@ mod tests {
     async fn write_all(items: &[u32]) -> (Vec<Result<u32, &'static str>>, Vec<usize>) {
         let gate = Arc::new(Semaphore::new(0));
         let batches = Arc::new(Mutex::new(Vec::new()));
-        let commit = GroupCommit::start(Doubler { gate: gate.clone(), batches: batches.clone() }, 100);
+        let commit = GroupCommit::start(
+            Doubler {
+                gate: gate.clone(),
+                batches: batches.clone(),
+            },
+            100,
+        );
         let writes: Vec<_> = items
             .iter()
             .map(|item| {

@@ -107,9 +107,15 @@ mod tests {
     #[test]
     fn a_job_is_small_and_tagged() {
         let placement_id = PlacementId::new();
-        let job = TopupJob::V1 { placement_id, verdict: None };
+        let job = TopupJob::V1 {
+            placement_id,
+            verdict: None,
+        };
         let text = serde_json::to_string(&job).unwrap();
-        assert_eq!(text, format!(r#"{{"type":"topup.job.v1","placement_id":"{placement_id}"}}"#));
+        assert_eq!(
+            text,
+            format!(r#"{{"type":"topup.job.v1","placement_id":"{placement_id}"}}"#)
+        );
         assert_eq!(serde_json::from_str::<TopupJob>(&text).unwrap(), job);
     }
 

@@ -31,7 +31,10 @@ impl Nats {
         if let Some(context) = trace::context_of(span) {
             headers.insert(trace::TRACEPARENT, context);
         }
-        let message = PublishMessage::build().payload(payload).headers(headers).message_id(message_id);
+        let message = PublishMessage::build()
+            .payload(payload)
+            .headers(headers)
+            .message_id(message_id);
         let sent = match self.context.send_publish(subject.clone(), message.clone()).await {
             Ok(sent) => sent,
             Err(error) => {
@@ -63,7 +66,12 @@ impl Nats {
     }
 
     /// Keeps a message that no handler can read, with the reason; returns once the stream has it.
-    pub(crate) async fn bury(&self, kind: &str, message: &async_nats::Message, reason: &str) -> anyhow::Result<()> {
+    pub(crate) async fn bury(
+        &self,
+        kind: &str,
+        message: &async_nats::Message,
+        reason: &str,
+    ) -> anyhow::Result<()> {
         const KEPT: usize = 64 * 1024;
         let mut headers = HeaderMap::new();
         headers.insert("Dead-Subject", message.subject.as_str());
@@ -72,7 +80,10 @@ impl Nats {
         headers.insert("Dead-Size", message.payload.len().to_string());
         let payload = message.payload.slice(..message.payload.len().min(KEPT));
         let publish = PublishMessage::build().payload(payload).headers(headers);
-        self.context.send_publish(self.dead_subject(kind), publish).await?.await?;
+        self.context
+            .send_publish(self.dead_subject(kind), publish)
+            .await?
+            .await?;
         Ok(())
     }
 }

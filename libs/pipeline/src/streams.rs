@@ -14,6 +14,7 @@ use async_nats::{
 };
 use clap::Args;
 use domain::PartnerId;
+use runtime::config::BadSetting;
 
 const MIB: i64 = 1024 * 1024;
 /// The largest message that a stream takes; ours have some 200 bytes.
@@ -35,8 +36,14 @@ pub struct NatsConfig {
 }
 
 fn prefix(text: &str) -> Result<String, String> {
-    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
-    if plain { Ok(text.to_owned()) } else { Err("only letters, digits, `_` and `-` are allowed".into()) }
+    let plain = text
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
+    if plain {
+        Ok(text.to_owned())
+    } else {
+        Err("only letters, digits, `_` and `-` are allowed".into())
+    }
 }
 
 /// A connection to NATS with the names of everything on it. Cheap to clone.
@@ -54,12 +61,15 @@ impl Nats {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
             .split(',')
-            .map(|url| url.trim().parse().context("NATS_URL is not the address of a NATS server"))
-            .collect::<Result<_, _>>()?;
+            .map(|url| url.trim().parse())
+            .collect::<Result<_, _>>()
+            .map_err(|_| BadSetting::new("NATS_URL is not of the form nats://user:password@host:port"))?;
         let client = async_nats::ConnectOptions::new()
             .name(name)
             .retry_on_initial_connect()
-            .reconnect_delay_callback(|attempts| Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10)))
+            .reconnect_delay_callback(|attempts| {
+                Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10))
+            })
             .event_callback(|event| async move { tracing::info!(%event, "nats") })
             .connect(servers)
             .await
@@ -70,7 +80,11 @@ impl Nats {
             .max_ack_inflight(50_000)
             .backpressure_on_inflight(false)
             .build(client.clone());
-        Ok(Self { client, context, config: config.clone() })
+        Ok(Self {
+            client,
+            context,
+            config: config.clone(),
+        })
     }
 
     /// The connection, for what isn't JetStream.
@@ -154,7 +168,10 @@ impl Nats {
             ..Config::default()
         };
         let jobs = work("TOPUP_JOBS", format!("{}topup.job.>", self.config.stream_prefix));
-        let ready = work("TOPUP_READY", format!("{}topup.ready.>", self.config.stream_prefix));
+        let ready = work(
+            "TOPUP_READY",
+            format!("{}topup.ready.>", self.config.stream_prefix),
+        );
         for config in [jobs, ready, dead] {
             let name = config.name.clone();
             self.context

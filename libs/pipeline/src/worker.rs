@@ -43,7 +43,10 @@ pub trait Stage: Send + Sync + 'static {
     /// What was claimed.
     fn work_key(&self, work: &Self::Work) -> Self::Key;
     /// Claims the rows that messages name, as far as they still need something.
-    fn claim(&self, messages: &[Self::Message]) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
+    fn claim(
+        &self,
+        messages: &[Self::Message],
+    ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
     /// Claims overdue rows, at most so many.
     fn claim_due(&self, limit: usize) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
     /// Acts, records and publishes. Returns when nothing is left to do before the row's next turn.
@@ -104,7 +107,11 @@ impl<S: Stage> Worker<S> {
             match self.pull_until_broken().await {
                 Ok(()) => wait = Duration::ZERO,
                 Err(error) => {
-                    tracing::warn!(consumer = self.source.durable, error = format!("{error:#}"), "pulling again");
+                    tracing::warn!(
+                        consumer = self.source.durable,
+                        error = format!("{error:#}"),
+                        "pulling again"
+                    );
                     wait = Duration::from_millis(500);
                 }
             }
@@ -121,7 +128,12 @@ impl<S: Stage> Worker<S> {
                 () = stop.cancelled() => return Ok(()),
                 permits = Arc::clone(&self.permits).acquire_many_owned(most) => permits?,
             };
-            let batch = consumer.batch().max_messages(self.pull).expires(PULL).messages().await?;
+            let batch = consumer
+                .batch()
+                .max_messages(self.pull)
+                .expires(PULL)
+                .messages()
+                .await?;
             let mut chunks = pin!(batch.ready_chunks(self.pull));
             let mut permits = Some(permits);
             loop {
@@ -180,8 +192,10 @@ impl<S: Stage> Worker<S> {
                 return;
             }
         };
-        let mut claimed: HashMap<S::Key, S::Work> =
-            claimed.into_iter().map(|work| (self.stage.work_key(&work), work)).collect();
+        let mut claimed: HashMap<S::Key, S::Work> = claimed
+            .into_iter()
+            .map(|work| (self.stage.work_key(&work), work))
+            .collect();
         let mut permits = permits;
         for (message, (traceparent, acker)) in readable.into_iter().zip(origins) {
             match claimed.remove(&self.stage.key(&message)) {
@@ -189,7 +203,11 @@ impl<S: Stage> Worker<S> {
                 None => acknowledge(&acker, AckKind::Ack).await,
                 Some(work) => {
                     let permit = permits.as_mut().and_then(|permits| permits.split(1));
-                    let trigger = Trigger { message: Some(message), traceparent, taken };
+                    let trigger = Trigger {
+                        message: Some(message),
+                        traceparent,
+                        taken,
+                    };
                     let stage = Arc::clone(&self.stage);
                     self.shutdown.tracker().spawn(async move {
                         stage.run(work, trigger).await;
@@ -210,7 +228,10 @@ impl<S: Stage> Worker<S> {
                 acknowledge(&acker, AckKind::Ack).await;
             }
             Err(error) => {
-                tracing::warn!(error = format!("{error:#}"), "cannot reach TOPUP_DEAD; the message comes again");
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "cannot reach TOPUP_DEAD; the message comes again"
+                );
                 acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
             }
         }
@@ -227,8 +248,12 @@ impl<S: Stage> Worker<S> {
             }
             // Never the last permits that an open pull counts on: it holds its own already.
             let free = self.permits.available_permits();
-            let Some(free) = u32::try_from(free).ok().filter(|free| *free > 0) else { continue };
-            let Ok(mut permits) = Arc::clone(&self.permits).try_acquire_many_owned(free) else { continue };
+            let Some(free) = u32::try_from(free).ok().filter(|free| *free > 0) else {
+                continue;
+            };
+            let Ok(mut permits) = Arc::clone(&self.permits).try_acquire_many_owned(free) else {
+                continue;
+            };
             let limit = usize::try_from(free)?;
             let due = match self.stage.claim_due(limit).await {
                 Ok(due) => due,
@@ -241,7 +266,11 @@ impl<S: Stage> Worker<S> {
             full = due.len() == limit;
             for work in due {
                 let permit = permits.split(1);
-                let trigger = Trigger { message: None, traceparent: None, taken: Instant::now() };
+                let trigger = Trigger {
+                    message: None,
+                    traceparent: None,
+                    taken: Instant::now(),
+                };
                 let stage = Arc::clone(&self.stage);
                 self.shutdown.tracker().spawn(async move {
                     stage.run(work, trigger).await;

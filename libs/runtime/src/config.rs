@@ -21,7 +21,11 @@ pub struct CommonConfig {
 
 impl Default for CommonConfig {
     fn default() -> Self {
-        Self { log: "info".into(), log_format: LogFormat::Auto, shutdown_timeout: Duration::from_secs(25) }
+        Self {
+            log: "info".into(),
+            log_format: LogFormat::Auto,
+            shutdown_timeout: Duration::from_secs(25),
+        }
     }
 }
 
@@ -43,6 +47,26 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
     humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `2s` or `500ms`"))
 }
+
+/// A setting can't be used. A service that fails with this error ends with one line on standard
+/// error and exit status 2, like one that clap refuses.
+#[derive(Debug)]
+pub struct BadSetting(String);
+
+impl BadSetting {
+    /// Says which setting, and why.
+    pub fn new(reason: impl std::fmt::Display) -> anyhow::Error {
+        anyhow::Error::new(Self(reason.to_string()))
+    }
+}
+
+impl std::fmt::Display for BadSetting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadSetting {}
 
 /// Reads the configuration of this process from its arguments and environment. A bad one ends the
 /// process with one line that names the setting, exit status 2.
@@ -87,7 +111,12 @@ fn one_line<C: Parser>(error: &clap::Error) -> String {
                     .any(|word| word.strip_prefix("--") == Some(long))
             })
         })
-        .filter_map(|argument| argument.get_env().and_then(|name| name.to_str()).map(String::from))
+        .filter_map(|argument| {
+            argument
+                .get_env()
+                .and_then(|name| name.to_str())
+                .map(String::from)
+        })
         .collect();
     let hint = if variables.is_empty() {
         String::new()
@@ -119,14 +148,20 @@ mod tests {
     #[test]
     fn a_missing_setting_is_one_line_with_flag_and_variable() {
         let line = line(&["probe"]);
-        assert!(line.contains("--target-url") && line.contains("RUNTIME_PROBE_TARGET_URL"), "{line}");
+        assert!(
+            line.contains("--target-url") && line.contains("RUNTIME_PROBE_TARGET_URL"),
+            "{line}"
+        );
         assert_eq!(line.lines().count(), 1);
     }
 
     #[test]
     fn a_bad_value_is_one_line_with_the_reason() {
         let line = line(&["probe", "--target-url", "x", "--wait", "soon"]);
-        assert!(line.contains("--wait") && line.contains("soon") && line.contains("`2s`"), "{line}");
+        assert!(
+            line.contains("--wait") && line.contains("soon") && line.contains("`2s`"),
+            "{line}"
+        );
         assert_eq!(line.lines().count(), 1);
     }
 

@@ -24,8 +24,14 @@ pub struct Readiness {
 impl Readiness {
     /// Not ready until each of `parts` has been reported well.
     pub fn new(shutdown: &Shutdown, parts: &[&'static str]) -> Self {
-        let missing = parts.iter().map(|part| (*part, "not ready yet".to_owned())).collect();
-        Self { missing: Arc::new(Mutex::new(missing)), shutdown: shutdown.clone() }
+        let missing = parts
+            .iter()
+            .map(|part| (*part, "not ready yet".to_owned()))
+            .collect();
+        Self {
+            missing: Arc::new(Mutex::new(missing)),
+            shutdown: shutdown.clone(),
+        }
     }
 
     /// Reports a part as well.
@@ -54,7 +60,9 @@ impl Readiness {
 
 /// Binds `address`, or says which setting to change.
 pub async fn listen(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.with_context(|| format!("cannot listen on {setting}={address}"))
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("cannot listen on {setting}={address}"))
 }
 
 /// Serves the admin endpoint until every other tracked task of the service has ended: probes
@@ -75,7 +83,14 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
 
 async fn ready(State(readiness): State<Readiness>) -> impl IntoResponse {
     let missing = readiness.missing();
-    let status = if missing.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let status = if missing.is_empty() {
+        StatusCode::OK
+    } else {
+        StatusCode::SERVICE_UNAVAILABLE
+    };
     let ready = missing.is_empty();
-    (status, Json(serde_json::json!({ "ready": ready, "missing": missing })))
+    (
+        status,
+        Json(serde_json::json!({ "ready": ready, "missing": missing })),
+    )
 }

@@ -54,6 +54,10 @@ where
             tracing::info!("stopped");
             ExitCode::SUCCESS
         }
+        Err(error) if error.is::<config::BadSetting>() => {
+            eprintln!("{service}: {error}");
+            ExitCode::from(BAD_CONFIGURATION)
+        }
         Err(error) => {
             tracing::error!(error = format!("{error:#}"), "{service} failed");
             ExitCode::FAILURE

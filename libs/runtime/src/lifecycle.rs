@@ -59,7 +59,11 @@ impl Shutdown {
                 Ok(Err(error)) => error.context(format!("{name} failed")),
                 Err(panic) => anyhow!("{name} panicked: {panic}"),
             };
-            shutdown.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+            shutdown
+                .failure
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert(failure);
             shutdown.stop();
         });
     }
@@ -129,7 +133,14 @@ mod tests {
         let shutdown = Shutdown::new();
         shutdown.spawn("loop", async { panic!("broken") });
         shutdown.soft().cancelled().await;
-        assert!(shutdown.finished().await.unwrap_err().to_string().contains("loop panicked"));
+        assert!(
+            shutdown
+                .finished()
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("loop panicked")
+        );
     }
 
     #[tokio::test]

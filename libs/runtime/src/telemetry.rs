@@ -43,8 +43,14 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         LogFormat::Text => false,
         LogFormat::Json => true,
     };
-    let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
-    let lines = if json { lines.json().flatten_event(true).boxed() } else { lines.boxed() };
+    let lines = fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
+    let lines = if json {
+        lines.json().flatten_event(true).boxed()
+    } else {
+        lines.boxed()
+    };
     tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .with(spans)

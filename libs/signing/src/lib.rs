@@ -107,16 +107,31 @@ mod tests {
 
     #[test]
     fn unusable_keys_are_refused_and_good_ones_never_printed() {
-        assert_eq!(SecretKey::from_base64("%%").unwrap_err(), InvalidSecret::NotBase64);
+        assert_eq!(
+            SecretKey::from_base64("%%").unwrap_err(),
+            InvalidSecret::NotBase64
+        );
         assert_eq!(SecretKey::from_base64("").unwrap_err(), InvalidSecret::Empty);
         let printed = format!("{:?}", SecretKey::from_base64("a2V5cw==").unwrap());
-        assert!(printed.contains("REDACTED") && !printed.contains("keys"), "{printed}");
+        assert!(
+            printed.contains("REDACTED") && !printed.contains("keys"),
+            "{printed}"
+        );
     }
 
     #[test]
     fn unix_times_are_plain_digits() {
         assert_eq!(parse_unix_time("1700000000"), Some(1_700_000_000));
-        for bad in ["", "+1700000000", "-1", " 1", "1.0", "1e9", "99999999999999999999", "١٢"] {
+        for bad in [
+            "",
+            "+1700000000",
+            "-1",
+            " 1",
+            "1.0",
+            "1e9",
+            "99999999999999999999",
+            "١٢",
+        ] {
             assert_eq!(parse_unix_time(bad), None, "{bad}");
         }
     }

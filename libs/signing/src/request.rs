@@ -51,13 +51,35 @@ mod tests {
     #[test]
     fn only_the_exact_signature_is_accepted() {
         let good = sign(&secret(), "POST", PATH, "1700000000", "AK");
-        let check = |signature: &str| verify(&secret(), "POST", PATH, "1700000000", "AK", signature.as_bytes());
+        let check =
+            |signature: &str| verify(&secret(), "POST", PATH, "1700000000", "AK", signature.as_bytes());
         assert!(check(&good));
         assert!(!check(&good.to_uppercase()));
         assert!(!check(&good[..63]));
         assert!(!check(""));
-        assert!(!verify(&secret(), "POST", "/v1/api_partner/orders", "1700000000", "AK", good.as_bytes()));
-        assert!(!verify(&secret(), "POST", PATH, "1700000001", "AK", good.as_bytes()));
-        assert!(!verify(&secret(), "POST", PATH, "1700000000", "AK2", good.as_bytes()));
+        assert!(!verify(
+            &secret(),
+            "POST",
+            "/v1/api_partner/orders",
+            "1700000000",
+            "AK",
+            good.as_bytes()
+        ));
+        assert!(!verify(
+            &secret(),
+            "POST",
+            PATH,
+            "1700000001",
+            "AK",
+            good.as_bytes()
+        ));
+        assert!(!verify(
+            &secret(),
+            "POST",
+            PATH,
+            "1700000000",
+            "AK2",
+            good.as_bytes()
+        ));
     }
 }

@@ -5,7 +5,13 @@ use crate::{BASE64, SecretKey, same};
 use base64::Engine;
 
 /// Signs a call. `path_and_query` starts with `/api`; `timestamp` is the text of `x-gat-timestamp`.
-pub fn sign(secret: &SecretKey, method: &str, path_and_query: &str, timestamp: &str, access_key: &str) -> String {
+pub fn sign(
+    secret: &SecretKey,
+    method: &str,
+    path_and_query: &str,
+    timestamp: &str,
+    access_key: &str,
+) -> String {
     let parts = [method, path_and_query, timestamp, access_key].map(str::as_bytes);
     let [method, path_and_query, timestamp, access_key] = parts;
     BASE64.encode(secret.mac(&[method, b" ", path_and_query, b"\n", timestamp, b"\n", access_key]))
@@ -34,7 +40,21 @@ mod tests {
         let secret = SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap();
         let signature = sign(&secret, "GET", "/api/v2/order/a?b=c", "1700000000000", "AK");
         assert_eq!(signature, "cqLpAL8g3QYLt4RP7qxE6uXRVCXdxTvghe3FOHXyz84=");
-        assert!(verify(&secret, "GET", "/api/v2/order/a?b=c", "1700000000000", "AK", &signature));
-        assert!(!verify(&secret, "GET", "/api/v2/order/a", "1700000000000", "AK", &signature));
+        assert!(verify(
+            &secret,
+            "GET",
+            "/api/v2/order/a?b=c",
+            "1700000000000",
+            "AK",
+            &signature
+        ));
+        assert!(!verify(
+            &secret,
+            "GET",
+            "/api/v2/order/a",
+            "1700000000000",
+            "AK",
+            &signature
+        ));
     }
 }

@@ -31,7 +31,8 @@ pub struct BadDatabaseUrl;
 impl DatabaseConfig {
     /// A pool that connects when first used; `application` is what the server shows for it.
     pub fn pool(&self, application: &str) -> Result<PgPool, BadDatabaseUrl> {
-        crate::pool(&self.database_url, self.database_connections, application).map_err(|_: Error| BadDatabaseUrl)
+        crate::pool(&self.database_url, self.database_connections, application)
+            .map_err(|_: Error| BadDatabaseUrl)
     }
 }
 
@@ -73,8 +74,10 @@ impl MasterKeyConfig {
             (Some(_), Some(_)) => Err(MasterKeyError::Both),
             (Some(keys), None) => Ok(Vault::parse(keys)?),
             (None, Some(path)) => {
-                let keys = std::fs::read_to_string(path)
-                    .map_err(|cause| MasterKeyError::Unreadable { path: path.clone(), cause })?;
+                let keys = std::fs::read_to_string(path).map_err(|cause| MasterKeyError::Unreadable {
+                    path: path.clone(),
+                    cause,
+                })?;
                 Ok(Vault::parse(&keys.into())?)
             }
             (None, None) => Err(VaultError::NoKey.into()),

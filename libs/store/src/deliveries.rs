@@ -63,7 +63,11 @@ pub async fn take(
 ) -> Result<Vec<Delivery>, Error> {
     let (first, limit, per_partner, under_way) = match which {
         Take::First(topups) => (topups, 0, 0, &[][..]),
-        Take::Due { limit, per_partner, under_way } => (&[][..], limit, per_partner, under_way),
+        Take::Due {
+            limit,
+            per_partner,
+            under_way,
+        } => (&[][..], limit, per_partner, under_way),
     };
     let first: Vec<String> = first.iter().map(TopupId::to_string).collect();
     let busy_partners: Vec<Uuid> = under_way.iter().map(|(partner, _)| partner.uuid()).collect();
@@ -170,8 +174,14 @@ pub async fn record(connection: &mut PgConnection, attempts: &[Attempted]) -> Re
     for attempted in attempts {
         let (state, error, retry_in) = match &attempted.result {
             AttemptResult::Delivered => ("delivered", None, None),
-            AttemptResult::Failed { error, retry_in: Some(wait) } => ("pending", Some(error.clone()), Some(*wait)),
-            AttemptResult::Failed { error, retry_in: None } => ("exhausted", Some(error.clone()), None),
+            AttemptResult::Failed {
+                error,
+                retry_in: Some(wait),
+            } => ("pending", Some(error.clone()), Some(*wait)),
+            AttemptResult::Failed {
+                error,
+                retry_in: None,
+            } => ("exhausted", Some(error.clone()), None),
         };
         topups.push(attempted.topup_id.to_string());
         numbers.push(signed(attempted.attempt));

@@ -58,7 +58,9 @@ impl Error {
     /// The constraint that was violated, if that is what happened.
     pub fn constraint(&self) -> Option<&str> {
         match self {
-            Self::Database(error) => error.as_database_error().and_then(sqlx::error::DatabaseError::constraint),
+            Self::Database(error) => error
+                .as_database_error()
+                .and_then(sqlx::error::DatabaseError::constraint),
             _ => None,
         }
     }
@@ -70,7 +72,11 @@ impl Error {
             Self::Database(error) => error
                 .as_database_error()
                 .and_then(sqlx::error::DatabaseError::code)
-                .is_some_and(|code| ["21", "22", "23", "40"].iter().any(|class| code.starts_with(class))),
+                .is_some_and(|code| {
+                    ["21", "22", "23", "40"]
+                        .iter()
+                        .any(|class| code.starts_with(class))
+                }),
             Self::Vault(_) | Self::Unreadable(_) => true,
         }
     }

@@ -75,7 +75,10 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
 }
 
 /// Every option that changed after `version`, with the version of its change; 0 for the whole catalogue.
-pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<(ProductOption, i64)>, Error> {
+pub async fn changed_since(
+    connection: &mut PgConnection,
+    version: i64,
+) -> Result<Vec<(ProductOption, i64)>, Error> {
     sqlx::query_as!(
         OptionRow,
         "SELECT option_id, name, provider, provider_option_id, environment, enabled, version

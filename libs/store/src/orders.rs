@@ -63,7 +63,10 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
     let partner_ids: Vec<Uuid> = sorted.iter().map(|order| order.partner_id.uuid()).collect();
-    let external_ids: Vec<String> = sorted.iter().map(|order| order.external_order_id.clone()).collect();
+    let external_ids: Vec<String> = sorted
+        .iter()
+        .map(|order| order.external_order_id.clone())
+        .collect();
     let traceparents: Vec<Option<String>> = sorted.iter().map(|order| order.traceparent.clone()).collect();
     let answers: Vec<f64> = sorted.iter().map(|order| seconds(order.answer_within)).collect();
 
@@ -124,7 +127,10 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     .fetch_all(connection)
     .await?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
-    Ok(orders.iter().map(|order| stored.contains(&order.order_id.uuid())).collect())
+    Ok(orders
+        .iter()
+        .map(|order| stored.contains(&order.order_id.uuid()))
+        .collect())
 }
 
 #[derive(Default)]
@@ -199,9 +205,12 @@ pub async fn refuse(
         transaction.rollback().await?;
         return Ok(false);
     }
-    sqlx::query!("UPDATE orders SET refused = true WHERE order_id = $1", order_id.uuid())
-        .execute(&mut *transaction)
-        .await?;
+    sqlx::query!(
+        "UPDATE orders SET refused = true WHERE order_id = $1",
+        order_id.uuid()
+    )
+    .execute(&mut *transaction)
+    .await?;
     sqlx::query!(
         "UPDATE topups SET state = 'failed', reason = $2 WHERE order_id = $1",
         order_id.uuid(),

@@ -72,7 +72,10 @@ pub struct Credentials {
 /// Stores a new partner.
 pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<(), Error> {
     let secret_key = vault.seal(Purpose::SecretKey(new.partner_id), new.secret_key.expose())?;
-    let webhook_secret = vault.seal(Purpose::WebhookSecret(new.partner_id), new.webhook_secret.expose())?;
+    let webhook_secret = vault.seal(
+        Purpose::WebhookSecret(new.partner_id),
+        new.webhook_secret.expose(),
+    )?;
     sqlx::query!(
         "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
@@ -208,7 +211,10 @@ pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Resul
 }
 
 /// The credentials of the partner with this access key.
-pub async fn by_access_key(connection: &mut PgConnection, access_key: &str) -> Result<Option<Credentials>, Error> {
+pub async fn by_access_key(
+    connection: &mut PgConnection,
+    access_key: &str,
+) -> Result<Option<Credentials>, Error> {
     sqlx::query_as!(
         CredentialsRow,
         r#"SELECT partner_id, environment, access_key, secret_key, disabled_at IS NOT NULL AS "disabled!", version
@@ -228,7 +234,11 @@ pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> R
 }
 
 /// Opens a partner's sealed webhook-signing key.
-pub fn open_webhook_secret(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<webhook::Secret, Error> {
+pub fn open_webhook_secret(
+    vault: &Vault,
+    partner_id: PartnerId,
+    sealed: &[u8],
+) -> Result<webhook::Secret, Error> {
     let bytes = vault.open(Purpose::WebhookSecret(partner_id), sealed)?;
     webhook::Secret::from_bytes(bytes).map_err(|_| crate::vault::VaultError::Damaged.into())
 }

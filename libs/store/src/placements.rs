@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use crate::{Error, age, seconds, signed, unsigned};
 
-/// How long a delivery waits for its readiness event before the notifier takes it up by itself.
-const FIRST_DELIVERY: Duration = Duration::from_secs(25);
+/// How long a delivery that is announced by a readiness event waits for it, and is left to it, before
+/// the notifier takes it up by itself.
+const ANNOUNCED: Duration = Duration::from_secs(30);
 
 /// Which placements a provisioner takes up.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +42,8 @@ pub struct Claimed {
     pub attempt: u32,
     /// How long ago that attempt was recorded.
     pub attempt_age: Duration,
+    /// How long ago its order was stored.
+    pub age: Duration,
     /// How long ago the provider was known to have it.
     pub placed_age: Option<Duration>,
     /// Whether the partner certainly has its answer by now, or never gets one.
@@ -71,6 +74,7 @@ struct ClaimedRow {
     was: String,
     attempt: i32,
     attempt_age: f64,
+    age: f64,
     placed_age: Option<f64>,
     answered: bool,
     traceparent: Option<String>,
@@ -86,14 +90,16 @@ impl TryFrom<ClaimedRow> for Claimed {
     fn try_from(row: ClaimedRow) -> Result<Self, Error> {
         let units = row.topup_ids.into_iter().zip(row.provider_option_ids);
         let details = row.provider_unit_ids.into_iter().zip(row.states);
-        let topups = units.zip(details).map(|((topup_id, provider_option_id), (provider_unit_id, state))| {
-            Ok(ClaimedTopup {
-                topup_id: topup_id.try_into()?,
-                provider_option_id,
-                provider_unit_id,
-                pending: state == TopupState::Pending.as_str(),
-            })
-        });
+        let topups = units
+            .zip(details)
+            .map(|((topup_id, provider_option_id), (provider_unit_id, state))| {
+                Ok(ClaimedTopup {
+                    topup_id: topup_id.try_into()?,
+                    provider_option_id,
+                    provider_unit_id,
+                    pending: state == TopupState::Pending.as_str(),
+                })
+            });
         Ok(Self {
             placement_id: row.placement_id.into(),
             order_id: row.order_id.into(),
@@ -101,6 +107,7 @@ impl TryFrom<ClaimedRow> for Claimed {
             was: row.was.parse()?,
             attempt: unsigned(row.attempt),
             attempt_age: age(row.attempt_age),
+            age: age(row.age),
             placed_age: row.placed_age.map(age),
             answered: row.answered,
             traceparent: row.traceparent,
@@ -147,6 +154,7 @@ pub async fn claim(
            SELECT c.placement_id AS "placement_id!", c.order_id AS "order_id!", o.partner_id AS "partner_id!",
                   c.was AS "was!", c.attempt AS "attempt!",
                   extract(epoch FROM now() - c.attempted_at)::float8 AS "attempt_age!",
+                  extract(epoch FROM now() - c.created_at)::float8 AS "age!",
                   extract(epoch FROM now() - c.placed_at)::float8 AS placed_age,
                   o.answer_by <= now() AS "answered!", o.traceparent,
                   t.topup_ids AS "topup_ids!", t.provider_option_ids AS "provider_option_ids!",
@@ -194,6 +202,9 @@ pub enum Outcome {
         collect_in: Option<Duration>,
         /// Profiles are missing for so long that an operator must see it.
         overdue: bool,
+        /// Whether a readiness event is going to announce new deliveries. Otherwise they are due as
+        /// soon as the order must have been answered.
+        announced: bool,
     },
     /// Certainly nothing was bought; may be tried again.
     NotBought {
@@ -267,7 +278,10 @@ pub struct Settled {
 }
 
 /// Records a batch of settlements, each along its transition, in one transaction.
-pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>, Error> {
+pub async fn settle(
+    connection: &mut PgConnection,
+    settlements: &[Settlement],
+) -> Result<Vec<Settled>, Error> {
     let bought = Bought::of(settlements);
     let moves = Moves::of(settlements);
     let mut changes = HashMap::new();
@@ -280,7 +294,10 @@ pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -
         bought.record(&mut transaction, &mut changes).await?;
         transaction.commit().await?;
     }
-    Ok(settlements.iter().map(|one| changes.remove(&one.placement_id).unwrap_or_default()).collect())
+    Ok(settlements
+        .iter()
+        .map(|one| changes.remove(&one.placement_id).unwrap_or_default())
+        .collect())
 }
 
 type Changes = HashMap<PlacementId, Settled>;
@@ -292,6 +309,7 @@ struct Bought {
     attempts: Vec<i32>,
     collect_in: Vec<Option<f64>>,
     overdue: Vec<bool>,
+    lease: Vec<f64>,
     unit_placements: Vec<Uuid>,
     topups: Vec<String>,
     provider_units: Vec<String>,
@@ -305,17 +323,31 @@ impl Bought {
     fn of(settlements: &[Settlement]) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
-            let Outcome::Bought { units, collect_in, overdue } = &settlement.outcome else { continue };
+            let Outcome::Bought {
+                units,
+                collect_in,
+                overdue,
+                announced,
+            } = &settlement.outcome
+            else {
+                continue;
+            };
             columns.placements.push(settlement.placement_id.uuid());
             columns.attempts.push(signed(settlement.attempt));
             columns.collect_in.push(collect_in.map(seconds));
             columns.overdue.push(*overdue);
+            columns
+                .lease
+                .push(seconds(if *announced { ANNOUNCED } else { Duration::ZERO }));
             for unit in units {
                 let (state, iccid, profile, reason) = match &unit.progress {
                     Progress::Pending => (TopupState::Pending, None, None, None),
-                    Progress::Ready { iccid, profile } => {
-                        (TopupState::Ready, Some(iccid.as_str().to_owned()), Some(profile.clone()), None)
-                    }
+                    Progress::Ready { iccid, profile } => (
+                        TopupState::Ready,
+                        Some(iccid.as_str().to_owned()),
+                        Some(profile.clone()),
+                        None,
+                    ),
                     Progress::Failed(reason) => (TopupState::Failed, None, None, Some(reason.clone())),
                 };
                 columns.unit_placements.push(settlement.placement_id.uuid());
@@ -342,11 +374,11 @@ impl Bought {
                        reason = CASE WHEN new.overdue THEN 'bought, but its profiles do not come' END,
                        placed_at = coalesce(p.placed_at, now()),
                        redrive_at = now() + make_interval(secs => new.collect_in)
-                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[])
-                        AS new(placement_id, attempt, collect_in, overdue)
+                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[], $12::float8[])
+                        AS new(placement_id, attempt, collect_in, overdue, lease)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND p.state IN ('placing', 'placed', 'parked')
-                   RETURNING p.placement_id, p.order_id
+                   RETURNING p.placement_id, p.order_id, new.lease
                ), unit AS (
                    UPDATE topups t
                    SET state = new.state, provider_unit_id = new.provider_unit_id, iccid = new.iccid,
@@ -361,7 +393,7 @@ impl Bought {
                    RETURNING t.topup_id, t.placement_id, t.state
                ), born AS (
                    INSERT INTO deliveries (topup_id, partner_id, redrive_at)
-                   SELECT unit.topup_id, o.partner_id, greatest(o.answer_by, now() + make_interval(secs => $12))
+                   SELECT unit.topup_id, o.partner_id, greatest(o.answer_by, now() + make_interval(secs => moved.lease))
                    FROM unit
                    JOIN moved ON moved.placement_id = unit.placement_id
                    JOIN orders o ON o.order_id = moved.order_id
@@ -380,23 +412,33 @@ impl Bought {
             &self.iccids as &[Option<String>],
             &self.profiles as &[Option<Vec<u8>>],
             &self.reasons as &[Option<String>],
-            seconds(FIRST_DELIVERY),
+            &self.lease,
         )
         .fetch_all(&mut *connection)
         .await?;
         for row in rows {
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
-            settled.ready.extend(row.topup_id.map(TopupId::try_from).transpose()?);
+            settled
+                .ready
+                .extend(row.topup_id.map(TopupId::try_from).transpose()?);
         }
-        if self.placements.iter().all(|placement| changes.contains_key(&PlacementId::from(*placement))) {
+        if self
+            .placements
+            .iter()
+            .all(|placement| changes.contains_key(&PlacementId::from(*placement)))
+        {
             return Ok(());
         }
         self.park_unexpected(connection, changes).await
     }
 
     /// Bought by an attempt that isn't the current one any more, or for a placement that is closed.
-    async fn park_unexpected(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+    async fn park_unexpected(
+        &self,
+        connection: &mut PgConnection,
+        changes: &mut Changes,
+    ) -> Result<(), Error> {
         let rows = sqlx::query_scalar!(
             "UPDATE placements p
              SET state = 'parked', redrive_at = NULL,
@@ -413,7 +455,11 @@ impl Bought {
         .fetch_all(connection)
         .await?;
         for placement in rows {
-            let settled = Settled { moved: true, unexpected: true, ready: Vec::new() };
+            let settled = Settled {
+                moved: true,
+                unexpected: true,
+                ready: Vec::new(),
+            };
             changes.insert(placement.into(), settled);
         }
         Ok(())
@@ -436,10 +482,18 @@ impl Moves {
         for settlement in settlements {
             let (kind, redrive_in, reason) = match &settlement.outcome {
                 Outcome::Bought { .. } => continue,
-                Outcome::NotBought { retry_in, reason } => ("not_bought", Some(*retry_in), Some(reason.clone())),
+                Outcome::NotBought { retry_in, reason } => {
+                    ("not_bought", Some(*retry_in), Some(reason.clone()))
+                }
                 Outcome::Rejected { reason } => ("rejected", None, Some(reason.clone())),
-                Outcome::NotFound { settled: true, look_in } => ("settled_not_found", Some(*look_in), None),
-                Outcome::NotFound { settled: false, look_in } => ("not_found", Some(*look_in), None),
+                Outcome::NotFound {
+                    settled: true,
+                    look_in,
+                } => ("settled_not_found", Some(*look_in), None),
+                Outcome::NotFound {
+                    settled: false,
+                    look_in,
+                } => ("not_found", Some(*look_in), None),
                 Outcome::Unknown { look_in, reason } => ("unknown", Some(*look_in), Some(reason.clone())),
                 Outcome::Parked { reason } => ("parked", None, Some(reason.clone())),
             };

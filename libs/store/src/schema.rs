@@ -1,5 +1,7 @@
 //! Migrations, applied by `esimctl migrate`, and the check that every service makes at its start.
 
+use std::time::Duration;
+
 use sqlx::{PgConnection, PgPool, migrate::Migrator};
 
 use crate::Error;
@@ -34,12 +36,29 @@ pub enum SchemaError {
 
 /// The newest migration of this version.
 pub fn latest() -> i64 {
-    MIGRATIONS.iter().map(|migration| migration.version).max().unwrap_or_default()
+    MIGRATIONS
+        .iter()
+        .map(|migration| migration.version)
+        .max()
+        .unwrap_or_default()
 }
 
 /// Applies what is missing; safe to run again and by several at once.
 pub async fn migrate(pool: &PgPool) -> Result<(), sqlx::migrate::MigrateError> {
     MIGRATIONS.run(pool).await
+}
+
+/// Waits until the database is there and checks its schema, trying again twice a second. Ends early
+/// only for a schema of another version; the caller stops waiting when the process shall stop.
+pub async fn wait(pool: &PgPool) -> Result<(), SchemaError> {
+    loop {
+        let checked = async { check(&mut *pool.acquire().await.map_err(Error::from)?).await };
+        match checked.await {
+            Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
+            result => return result,
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+    }
 }
 
 /// Whether the database has exactly the schema of this version.

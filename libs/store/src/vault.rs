@@ -39,10 +39,14 @@ impl Purpose<'_> {
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VaultError {
     /// Not `<id>:<Base64 of 32 bytes>`.
-    #[error("master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters")]
+    #[error(
+        "master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters"
+    )]
     BadKey(usize),
     /// There is no key at all.
-    #[error("there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`openssl rand -base64 32` makes one; write it as `<id>:<key>`)")]
+    #[error(
+        "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`openssl rand -base64 32` makes one; write it as `<id>:<key>`)"
+    )]
     NoKey,
     /// Two keys have one id.
     #[error("two master keys have the id {0:?}")]
@@ -85,9 +89,16 @@ impl Vault {
                 return Err(VaultError::DuplicateKey(id.to_owned()));
             }
             let cipher = XChaCha20Poly1305::new_from_slice(&bytes).map_err(|_| bad())?;
-            keys.push(MasterKey { id: id.to_owned(), cipher });
+            keys.push(MasterKey {
+                id: id.to_owned(),
+                cipher,
+            });
         }
-        if keys.is_empty() { Err(VaultError::NoKey) } else { Ok(Self(keys.into())) }
+        if keys.is_empty() {
+            Err(VaultError::NoKey)
+        } else {
+            Ok(Self(keys.into()))
+        }
     }
 
     /// Seals a secret for one purpose.
@@ -97,7 +108,13 @@ impl Vault {
         let aad = purpose.associated_data();
         let sealed = key
             .cipher
-            .encrypt(&XNonce::from(nonce), Payload { msg: secret, aad: aad.as_bytes() })
+            .encrypt(
+                &XNonce::from(nonce),
+                Payload {
+                    msg: secret,
+                    aad: aad.as_bytes(),
+                },
+            )
             .map_err(|_| VaultError::Damaged)?;
         let id_length = u8::try_from(key.id.len()).map_err(|_| VaultError::Damaged)?;
         Ok([&[id_length], key.id.as_bytes(), &nonce, &sealed].concat())
@@ -106,7 +123,9 @@ impl Vault {
     /// Opens what was sealed for the same purpose.
     pub fn open(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         let (&id_length, rest) = sealed.split_first().ok_or(VaultError::Damaged)?;
-        let (id, rest) = rest.split_at_checked(id_length.into()).ok_or(VaultError::Damaged)?;
+        let (id, rest) = rest
+            .split_at_checked(id_length.into())
+            .ok_or(VaultError::Damaged)?;
         let (nonce, ciphertext) = rest.split_first_chunk::<NONCE>().ok_or(VaultError::Damaged)?;
         let id = str::from_utf8(id).map_err(|_| VaultError::Damaged)?;
         let key = self
@@ -116,7 +135,13 @@ impl Vault {
             .ok_or_else(|| VaultError::MissingKey(id.to_owned()))?;
         let aad = purpose.associated_data();
         key.cipher
-            .decrypt(&XNonce::from(*nonce), Payload { msg: ciphertext, aad: aad.as_bytes() })
+            .decrypt(
+                &XNonce::from(*nonce),
+                Payload {
+                    msg: ciphertext,
+                    aad: aad.as_bytes(),
+                },
+            )
             .map_err(|_| VaultError::Damaged)
     }
 }
@@ -145,14 +170,23 @@ mod tests {
         let (mine, other) = (PartnerId::new(), PartnerId::new());
         let sealed = vault.seal(Purpose::SecretKey(mine), b"secret").unwrap();
         assert_eq!(vault.open(Purpose::SecretKey(mine), &sealed).unwrap(), b"secret");
-        assert_eq!(vault.open(Purpose::SecretKey(other), &sealed), Err(VaultError::Damaged));
-        assert_eq!(vault.open(Purpose::WebhookSecret(mine), &sealed), Err(VaultError::Damaged));
+        assert_eq!(
+            vault.open(Purpose::SecretKey(other), &sealed),
+            Err(VaultError::Damaged)
+        );
+        assert_eq!(
+            vault.open(Purpose::WebhookSecret(mine), &sealed),
+            Err(VaultError::Damaged)
+        );
         for cut in [0, 1, 2, 10, sealed.len() - 1] {
             assert!(vault.open(Purpose::SecretKey(mine), &sealed[..cut]).is_err());
         }
         let mut changed = sealed;
         *changed.last_mut().unwrap() ^= 1;
-        assert_eq!(vault.open(Purpose::SecretKey(mine), &changed), Err(VaultError::Damaged));
+        assert_eq!(
+            vault.open(Purpose::SecretKey(mine), &changed),
+            Err(VaultError::Damaged)
+        );
     }
 
     #[test]
@@ -164,14 +198,20 @@ mod tests {
         let resealed = rotated.seal(partner, b"secret").unwrap();
         let after = vault(&key("new", 2)).unwrap();
         assert_eq!(after.open(partner, &resealed).unwrap(), b"secret");
-        assert_eq!(after.open(partner, &sealed), Err(VaultError::MissingKey("old".into())));
+        assert_eq!(
+            after.open(partner, &sealed),
+            Err(VaultError::MissingKey("old".into()))
+        );
     }
 
     #[test]
     fn bad_keys_are_refused_by_number() {
         assert_eq!(vault("").unwrap_err(), VaultError::NoKey);
         assert_eq!(vault("nonsense").unwrap_err(), VaultError::BadKey(1));
-        assert_eq!(vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(), VaultError::BadKey(2));
+        assert_eq!(
+            vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(),
+            VaultError::BadKey(2)
+        );
         let twice = format!("{},{}", key("a", 1), key("a", 2));
         assert_eq!(vault(&twice).unwrap_err(), VaultError::DuplicateKey("a".into()));
     }

@@ -51,9 +51,11 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let names = &app.headers;
         let header = |name: &str| parts.headers.get(name).filter(|value| !is_blank(value));
-        let (Some(access_key), Some(signature), Some(timestamp)) =
-            (header(&names.access_key), header(&names.signature), header(&names.timestamp))
-        else {
+        let (Some(access_key), Some(signature), Some(timestamp)) = (
+            header(&names.access_key),
+            header(&names.signature),
+            header(&names.timestamp),
+        ) else {
             return Err(denied("Missing required authentication headers."));
         };
 
@@ -68,7 +70,9 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
 
         let unknown = || {
             let header = &names.access_key_spelled;
-            denied(format!("Invalid or missing access key. Please provide a valid {header} header."))
+            denied(format!(
+                "Invalid or missing access key. Please provide a valid {header} header."
+            ))
         };
         // Anything but visible ASCII is present, but can't be anybody's key.
         let access_key = access_key.to_str().map_err(|_| unknown())?;
@@ -84,7 +88,9 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
             Key::Missing => return Err(denied("Missing secret key in partner record.")),
             Key::Unusable => {
                 let id = partner.partner_id;
-                return Err(ApiError::Internal(anyhow::anyhow!("the secret key of partner {id} is unusable")));
+                return Err(ApiError::Internal(anyhow::anyhow!(
+                    "the secret key of partner {id} is unusable"
+                )));
             }
             Key::Known(secret) => secret,
         };

@@ -71,7 +71,12 @@ impl Directory {
 
     /// The partner with this access key.
     pub async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
-        let known = self.partners.read().unwrap_or_else(PoisonError::into_inner).get(access_key).cloned();
+        let known = self
+            .partners
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(access_key)
+            .cloned();
         if known.is_some() || self.look_ups.check().is_err() {
             return Ok(known);
         }

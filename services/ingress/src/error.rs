@@ -30,19 +30,25 @@ pub enum ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let simple = |status: StatusCode, message: &str| (status, Json(json!({ "error": message }))).into_response();
+        let simple =
+            |status: StatusCode, message: &str| (status, Json(json!({ "error": message }))).into_response();
         match self {
             Self::InvalidJson => simple(StatusCode::BAD_REQUEST, "Invalid JSON format"),
             Self::Unauthorized(message) => {
                 let body = json!({ "error": { "code": "unauthorized", "message": message } });
                 (StatusCode::UNAUTHORIZED, Json(body)).into_response()
             }
-            Self::Unprocessable(errors) => {
-                (StatusCode::UNPROCESSABLE_ENTITY, Json(json!({ "errors": errors }))).into_response()
-            }
+            Self::Unprocessable(errors) => (
+                StatusCode::UNPROCESSABLE_ENTITY,
+                Json(json!({ "errors": errors })),
+            )
+                .into_response(),
             Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
             Self::MethodNotAllowed => simple(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
-            Self::BodyTimeout => closing(simple(StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time")),
+            Self::BodyTimeout => closing(simple(
+                StatusCode::REQUEST_TIMEOUT,
+                "Request body did not arrive in time",
+            )),
             Self::BodyTooLarge(limit) => {
                 let message = format!("Request body is larger than {limit} bytes");
                 closing(simple(StatusCode::PAYLOAD_TOO_LARGE, &message))
@@ -57,11 +63,17 @@ impl IntoResponse for ApiError {
 
 /// The specified 500.
 pub fn internal() -> Response {
-    (StatusCode::INTERNAL_SERVER_ERROR, Json(json!({ "error": "Internal server error" }))).into_response()
+    (
+        StatusCode::INTERNAL_SERVER_ERROR,
+        Json(json!({ "error": "Internal server error" })),
+    )
+        .into_response()
 }
 
 /// The rest of the body is not going to be read, so the connection can't be used again.
 fn closing(mut response: Response) -> Response {
-    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+        .headers_mut()
+        .insert(header::CONNECTION, HeaderValue::from_static("close"));
     response
 }

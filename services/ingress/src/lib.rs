@@ -25,13 +25,12 @@ use clap::Parser;
 use pipeline::{Nats, NatsConfig};
 use runtime::{
     CommonConfig, Shutdown,
+    config::BadSetting,
     health::{self, Readiness},
 };
 use store::config::{DatabaseConfig, MasterKeyConfig};
 
-use crate::{
-    auth::HeaderNames, directory::Directory, orders::Orders, request::Limits, verdicts::Verdicts,
-};
+use crate::{auth::HeaderNames, directory::Directory, orders::Orders, request::Limits, verdicts::Verdicts};
 
 /// Takes signed orders from partners
 #[derive(Parser, Clone, Debug)]
@@ -75,8 +74,15 @@ impl AsRef<CommonConfig> for Config {
 }
 
 fn brand(text: &str) -> Result<String, String> {
-    let token = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    if token { Ok(text.to_owned()) } else { Err("only letters, digits and `-` are allowed".into()) }
+    let token = !text.is_empty()
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if token {
+        Ok(text.to_owned())
+    } else {
+        Err("only letters, digits and `-` are allowed".into())
+    }
 }
 
 /// What requests are handled with.
@@ -89,8 +95,8 @@ pub struct App {
 
 /// Serves partners until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let pool = config.database.pool("ingress")?;
-    let vault = config.master_key.vault()?;
+    let pool = config.database.pool("ingress").map_err(BadSetting::new)?;
+    let vault = config.master_key.vault().map_err(BadSetting::new)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = health::listen("LISTEN", config.listen).await?;
 
@@ -98,7 +104,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let directory = Arc::new(Directory::new(pool.clone(), vault));
-    shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
+    shutdown.spawn(
+        "directory",
+        Arc::clone(&directory).refresh(readiness, shutdown.clone()),
+    );
     let verdicts = Verdicts::new(nats.clone());
     shutdown.spawn("verdicts", Arc::clone(&verdicts).listen(shutdown.clone()));
 
@@ -114,12 +123,18 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     );
     let app = App {
         headers: HeaderNames::new(&config.brand),
-        limits: Limits { items: config.max_items.into(), units: config.max_units.into() },
+        limits: Limits {
+            items: config.max_items.into(),
+            units: config.max_units.into(),
+        },
         directory,
         orders: Arc::new(orders),
     };
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
-    shutdown.spawn("server", server::serve(listener, routes::router(Arc::new(app)), shutdown.clone()));
+    shutdown.spawn(
+        "server",
+        server::serve(listener, routes::router(Arc::new(app)), shutdown.clone()),
+    );
 
     shutdown.soft().cancelled().await;
     let finished = shutdown.finished().await;

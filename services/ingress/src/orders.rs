@@ -91,7 +91,10 @@ impl Writer for InsertOrders {
         let mut connection = self.0.acquire().await?;
         let sent = Instant::now();
         let stored = store::orders::insert(&mut connection, orders).await?;
-        Ok(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
+        Ok(stored
+            .into_iter()
+            .map(|stored| Inserted { stored, sent })
+            .collect())
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
@@ -113,7 +116,10 @@ struct CreatedProduct<'a> {
 
 impl Orders {
     /// Ready to take orders for the providers that are configured.
-    #[expect(clippy::too_many_arguments, reason = "called once, with what the service is made of")]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "called once, with what the service is made of"
+    )]
     pub fn new(
         pool: PgPool,
         directory: Arc<Directory>,
@@ -140,7 +146,11 @@ impl Orders {
     /// Turns a draft into an order, or says everything that is wrong with it.
     pub async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
         let internal = |error: store::Error| ApiError::Internal(error.into());
-        let Draft { external_order_id, items, mut errors } = draft;
+        let Draft {
+            external_order_id,
+            items,
+            mut errors,
+        } = draft;
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
         let mut options = self.directory.options(&ids).await.map_err(internal)?;
         options.retain(|_, option| {
@@ -170,7 +180,11 @@ impl Orders {
             }
             // The id is checked too, so that all that is wrong is said at once.
             Some(external_order_id) => {
-                let mut connection = self.pool.acquire().await.map_err(|error| internal(error.into()))?;
+                let mut connection = self
+                    .pool
+                    .acquire()
+                    .await
+                    .map_err(|error| internal(error.into()))?;
                 let taken = store::orders::is_taken(&mut connection, partner.partner_id, &external_order_id);
                 if taken.await.map_err(internal)? {
                     errors.insert(0, TAKEN.into());
@@ -192,18 +206,27 @@ impl Orders {
         let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
         let mut position = 0;
         for item in items {
-            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else { continue };
+            let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
+                continue;
+            };
             // A sandbox partner never buys for real: other providers' options go by our own id.
             let (provider, provider_option_id) = match partner.environment {
                 Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
                 _ => (option.provider.as_str(), option.provider_option_id.clone()),
             };
-            let index = placements.iter().position(|placement| placement.provider == provider).unwrap_or_else(|| {
-                let placement_id = PlacementId::new();
-                let new = NewPlacement { placement_id, provider: provider.to_owned(), topups: Vec::new() };
-                placements.push(new);
-                placements.len() - 1
-            });
+            let index = placements
+                .iter()
+                .position(|placement| placement.provider == provider)
+                .unwrap_or_else(|| {
+                    let placement_id = PlacementId::new();
+                    let new = NewPlacement {
+                        placement_id,
+                        provider: provider.to_owned(),
+                        topups: Vec::new(),
+                    };
+                    placements.push(new);
+                    placements.len() - 1
+                });
             for _ in 0..item.quantity {
                 placements[index].topups.push(NewTopup {
                     topup_id: self.topup_ids.next(now),
@@ -228,7 +251,12 @@ impl Orders {
     }
 
     async fn store_and_answer(&self, mut order: NewOrder, answer: oneshot::Sender<Outcome>) {
-        let providers = || order.placements.iter().map(|placement| placement.provider.as_str());
+        let providers = || {
+            order
+                .placements
+                .iter()
+                .map(|placement| placement.provider.as_str())
+        };
         let waits =
             !self.placement_wait.is_zero() && self.verdicts.promised(providers(), self.placement_wait);
         if waits {
@@ -256,7 +284,11 @@ impl Orders {
     }
 
     async fn store(&self, order: &mut NewOrder) -> anyhow::Result<Inserted> {
-        let span = info_span!("INSERT orders", otel.kind = "client", db.system.name = "postgresql");
+        let span = info_span!(
+            "INSERT orders",
+            otel.kind = "client",
+            db.system.name = "postgresql"
+        );
         let mut tries = 0;
         loop {
             let written = self.commit.write(order.clone()).instrument(span.clone()).await;
@@ -264,7 +296,11 @@ impl Orders {
                 Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
                     tries += 1;
                     let now = runtime::clock::now();
-                    for topup in order.placements.iter_mut().flat_map(|placement| &mut placement.topups) {
+                    for topup in order
+                        .placements
+                        .iter_mut()
+                        .flat_map(|placement| &mut placement.topups)
+                    {
                         topup.topup_id = self.topup_ids.next(now);
                     }
                 }
@@ -283,10 +319,16 @@ impl Orders {
                 messaging.destination.name = "TOPUP_JOBS",
                 messaging.message.id = %placement.placement_id,
             );
-            let job = TopupJob::V1 { placement_id: placement.placement_id, verdict: verdict.clone() };
+            let job = TopupJob::V1 {
+                placement_id: placement.placement_id,
+                verdict: verdict.clone(),
+            };
             let subject = self.nats.job_subject(&placement.provider);
             let id = placement.placement_id.to_string();
-            self.nats.publish(subject, &id, &job, &span).instrument(span.clone()).await;
+            self.nats
+                .publish(subject, &id, &job, &span)
+                .instrument(span.clone())
+                .await;
         }
     }
 
@@ -338,8 +380,13 @@ impl Orders {
     /// Refuses the order if that is what the verdicts come to and no part of it is bought or being
     /// bought. The errors to answer with, `None` if the order stands.
     async fn refuse(&self, order: &NewOrder, said: &[Arrived]) -> Result<Option<Vec<String>>, store::Error> {
-        let Some(errors) = refusal(order, said) else { return Ok(None) };
-        let verdicts: Vec<_> = said.iter().map(|arrived| (arrived.placement_id, arrived.attempt)).collect();
+        let Some(errors) = refusal(order, said) else {
+            return Ok(None);
+        };
+        let verdicts: Vec<_> = said
+            .iter()
+            .map(|arrived| (arrived.placement_id, arrived.attempt))
+            .collect();
         let mut connection = self.pool.acquire().await?;
         let reason = errors.join("; ");
         let refused = store::orders::refuse(&mut connection, order.order_id, &verdicts, &reason).await?;
@@ -354,7 +401,9 @@ const TAKEN: &str = "External order id has already been taken";
 async fn collect(waiting: &mut Waiting, placements: usize, until: Instant, said: &mut Vec<Arrived>) {
     let gathering = async {
         while said.len() < placements {
-            let Some(arrived) = waiting.next().await else { return };
+            let Some(arrived) = waiting.next().await else {
+                return;
+            };
             let settled = arrived.said == Said::UnderWay;
             said.retain(|earlier| earlier.placement_id != arrived.placement_id);
             said.push(arrived);
@@ -373,7 +422,9 @@ fn refusal(order: &NewOrder, said: &[Arrived]) -> Option<Vec<String>> {
         return None;
     }
     let verdict_of = |placement: &NewPlacement| {
-        said.iter().find(|arrived| arrived.placement_id == placement.placement_id).map(|arrived| &arrived.said)
+        said.iter()
+            .find(|arrived| arrived.placement_id == placement.placement_id)
+            .map(|arrived| &arrived.said)
     };
     let mut errors: Vec<String> = Vec::new();
     for verdict in order.placements.iter().filter_map(verdict_of) {
@@ -393,16 +444,31 @@ fn refusal(order: &NewOrder, said: &[Arrived]) -> Option<Vec<String>> {
 
 /// Hands the 201 to the handler and waits until it has left, or never will.
 async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Outcome>) {
-    let mut topups: Vec<&NewTopup> =
-        order.placements.iter().flat_map(|placement| &placement.topups).collect();
+    let mut topups: Vec<&NewTopup> = order
+        .placements
+        .iter()
+        .flat_map(|placement| &placement.topups)
+        .collect();
     topups.sort_unstable_by_key(|topup| topup.position);
     let products = topups
         .into_iter()
-        .map(|topup| CreatedProduct { topup_id: topup.topup_id.as_str(), option_id: topup.option_id })
+        .map(|topup| CreatedProduct {
+            topup_id: topup.topup_id.as_str(),
+            option_id: topup.option_id,
+        })
         .collect();
-    let Ok(body) = serde_json::to_vec(&Created { products }) else { return };
+    let Ok(body) = serde_json::to_vec(&Created { products }) else {
+        return;
+    };
     let (left, departure) = oneshot::channel();
-    if answer.send(Outcome::Created { body: body.into(), deadline, left }).is_ok() {
+    if answer
+        .send(Outcome::Created {
+            body: body.into(),
+            deadline,
+            left,
+        })
+        .is_ok()
+    {
         // Past the deadline nothing leaves any more, whatever became of the connection.
         let _ = tokio::time::timeout_at(deadline.into(), departure).await;
     }

@@ -49,7 +49,11 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Vec<u8>> {
     let mut pixels = vec![WHITE; size * size];
     for y in 0..size {
         for x in 0..size {
-            let module = |at: usize| at.checked_sub(offset).map(|at| at / scale).filter(|at| *at < modules);
+            let module = |at: usize| {
+                at.checked_sub(offset)
+                    .map(|at| at / scale)
+                    .filter(|at| *at < modules)
+            };
             if let (Some(column), Some(row)) = (module(x), module(y))
                 && colors[row * modules + column] == Color::Dark
             {
@@ -83,7 +87,10 @@ mod tests {
             ("LPA:1$smdp.example$AB12", "-1"),
             ("LPA:1$smdp.example$AB12", "300px"),
         ] {
-            assert!(matches!(draw(text, size).await, Err(ApiError::NotFound)), "{text} {size}");
+            assert!(
+                matches!(draw(text, size).await, Err(ApiError::NotFound)),
+                "{text} {size}"
+            );
         }
     }
 

@@ -61,7 +61,9 @@ fn external_order_id(value: Option<&Value>) -> Result<&str, String> {
         return Err("External order id can't be blank".into());
     }
     if text.chars().count() > MAX_EXTERNAL_ID {
-        return Err(format!("External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)"));
+        return Err(format!(
+            "External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)"
+        ));
     }
     if text.contains('\0') {
         return Err("External order id can't contain a NUL character".into());
@@ -83,7 +85,9 @@ fn products(value: Option<&Value>, limits: Limits, draft: &mut Draft) {
         return;
     }
     if items.len() > limits.items {
-        draft.errors.push(format!("Products can't have more than {} items", limits.items));
+        draft
+            .errors
+            .push(format!("Products can't have more than {} items", limits.items));
         return;
     }
     for (index, item) in items.iter().enumerate() {
@@ -93,20 +97,33 @@ fn products(value: Option<&Value>, limits: Limits, draft: &mut Draft) {
         }
         let option = option_id(item.get("option_id"));
         if option.is_none() {
-            draft.errors.push(format!("Products[{index}] option_id can't be blank"));
+            draft
+                .errors
+                .push(format!("Products[{index}] option_id can't be blank"));
         }
         let quantity = quantity(item.get("qty"));
         if quantity.is_none() {
-            draft.errors.push(format!("Products[{index}] qty must be a positive integer"));
+            draft
+                .errors
+                .push(format!("Products[{index}] qty must be a positive integer"));
         }
         // An item with a fault still says whether its option exists.
         if let Some(option_id) = option {
-            draft.items.push(Item { option_id, quantity: quantity.unwrap_or(0) });
+            draft.items.push(Item {
+                option_id,
+                quantity: quantity.unwrap_or(0),
+            });
         }
     }
-    let units = draft.items.iter().fold(0_u64, |sum, item| sum.saturating_add(item.quantity));
+    let units = draft
+        .items
+        .iter()
+        .fold(0_u64, |sum, item| sum.saturating_add(item.quantity));
     if units > limits.units {
-        draft.errors.push(format!("Products can't have more than {} units in total", limits.units));
+        draft.errors.push(format!(
+            "Products can't have more than {} units in total",
+            limits.units
+        ));
     }
 }
 
@@ -123,12 +140,17 @@ fn option_id(value: Option<&Value>) -> Option<Option<OptionId>> {
 
 /// A positive integer; one that is too large to count is the largest that can be.
 fn quantity(value: Option<&Value>) -> Option<u64> {
-    let Some(Value::Number(number)) = value else { return None };
+    let Some(Value::Number(number)) = value else {
+        return None;
+    };
     if let Some(quantity) = number.as_u64() {
         return (quantity > 0).then_some(quantity);
     }
     // JSON has no bound for integers; beyond 64 bits they read as floating point.
-    number.as_f64().filter(|quantity| *quantity >= 1.8e19).map(|_| u64::MAX)
+    number
+        .as_f64()
+        .filter(|quantity| *quantity >= 1.8e19)
+        .map(|_| u64::MAX)
 }
 
 #[cfg(test)]
@@ -147,16 +169,24 @@ mod tests {
 
     #[test]
     fn a_good_order_is_read_as_sent() {
-        let body = json!({"external_order_id": " A-1 ", "products": [{"option_id": OPTION, "qty": 2, "note": 1}]});
+        let body =
+            json!({"external_order_id": " A-1 ", "products": [{"option_id": OPTION, "qty": 2, "note": 1}]});
         let draft = read(body.to_string().as_bytes(), LIMITS).unwrap();
         assert_eq!(draft.external_order_id.as_deref(), Some(" A-1 "));
-        assert_eq!(draft.items, [Item { option_id: OPTION.parse().ok(), quantity: 2 }]);
+        assert_eq!(
+            draft.items,
+            [Item {
+                option_id: OPTION.parse().ok(),
+                quantity: 2
+            }]
+        );
         assert!(draft.errors.is_empty());
     }
 
     #[test]
     fn all_faults_come_at_once_and_in_order() {
-        let body = json!({"external_order_id": "", "products": [{"qty": 0}, 7, {"option_id": "x", "qty": 1.5}]});
+        let body =
+            json!({"external_order_id": "", "products": [{"qty": 0}, 7, {"option_id": "x", "qty": 1.5}]});
         assert_eq!(
             errors(&body),
             [
@@ -171,10 +201,18 @@ mod tests {
 
     #[test]
     fn external_ids_are_short_strings_without_nul() {
-        let with = |id: Value| errors(&json!({"external_order_id": id, "products": [{"option_id": OPTION, "qty": 1}]}));
+        let with = |id: Value| {
+            errors(&json!({"external_order_id": id, "products": [{"option_id": OPTION, "qty": 1}]}))
+        };
         assert_eq!(with(json!("ä".repeat(255))), [""; 0]);
-        assert_eq!(with(json!("ä".repeat(256))), ["External order id is too long (maximum is 255 characters)"]);
-        assert_eq!(with(json!("a\0b")), ["External order id can't contain a NUL character"]);
+        assert_eq!(
+            with(json!("ä".repeat(256))),
+            ["External order id is too long (maximum is 255 characters)"]
+        );
+        assert_eq!(
+            with(json!("a\0b")),
+            ["External order id can't contain a NUL character"]
+        );
         assert_eq!(with(json!(17)), ["External order id must be a string"]);
         assert_eq!(with(json!(null)), ["External order id can't be blank"]);
         assert_eq!(with(json!(" \t\u{a0}")), ["External order id can't be blank"]);
@@ -183,7 +221,8 @@ mod tests {
     #[test]
     fn quantities_are_positive_integers_within_the_limit() {
         let with = |qty: &str| {
-            let body = format!(r#"{{"external_order_id":"a","products":[{{"option_id":"{OPTION}","qty":{qty}}}]}}"#);
+            let body =
+                format!(r#"{{"external_order_id":"a","products":[{{"option_id":"{OPTION}","qty":{qty}}}]}}"#);
             read(body.as_bytes(), LIMITS).unwrap().errors
         };
         assert_eq!(with("10"), [""; 0]);
@@ -191,7 +230,11 @@ mod tests {
             assert_eq!(with(bad), ["Products[0] qty must be a positive integer"], "{bad}");
         }
         for large in ["11", "18446744073709551615", "99999999999999999999999"] {
-            assert_eq!(with(large), ["Products can't have more than 10 units in total"], "{large}");
+            assert_eq!(
+                with(large),
+                ["Products can't have more than 10 units in total"],
+                "{large}"
+            );
         }
     }
 
@@ -199,7 +242,11 @@ mod tests {
     fn other_json_has_the_blank_faults() {
         for body in ["[]", "1", "null", "\"x\"", "{}"] {
             let draft = read(body.as_bytes(), LIMITS).unwrap();
-            assert_eq!(draft.errors, ["External order id can't be blank", "Products can't be blank"], "{body}");
+            assert_eq!(
+                draft.errors,
+                ["External order id can't be blank", "Products can't be blank"],
+                "{body}"
+            );
         }
         for body in ["", " ", "{", "{}x", "\u{feff}{}", "{\"a\":\"\\ud800\"}"] {
             assert_eq!(read(body.as_bytes(), LIMITS), Err(InvalidJson), "{body}");

@@ -47,8 +47,14 @@ pub fn router(app: Arc<App>) -> Router {
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-    tracing::error!(panic = text.unwrap_or("of an unknown kind"), "a handler panicked; answered with 500");
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or(panic.downcast_ref::<&str>().copied());
+    tracing::error!(
+        panic = text.unwrap_or("of an unknown kind"),
+        "a handler panicked; answered with 500"
+    );
     error::internal()
 }
 
@@ -66,10 +72,20 @@ async fn create_order(
         partner.id = field::Empty,
         order.id = field::Empty,
     );
-    trace::link(&span, request.headers().get(trace::TRACEPARENT).and_then(|value| value.to_str().ok()));
-    let response = async { answer(&app, answers, request).await.unwrap_or_else(ApiError::into_response) }
-        .instrument(span.clone())
-        .await;
+    trace::link(
+        &span,
+        request
+            .headers()
+            .get(trace::TRACEPARENT)
+            .and_then(|value| value.to_str().ok()),
+    );
+    let response = async {
+        answer(&app, answers, request)
+            .await
+            .unwrap_or_else(ApiError::into_response)
+    }
+    .instrument(span.clone())
+    .await;
     span.record("http.response.status_code", response.status().as_u16());
     response
 }
@@ -90,12 +106,16 @@ async fn answer(app: &Arc<App>, answers: Arc<Answers>, request: Request) -> Resu
             Ok((StatusCode::CREATED, headers, body).into_response())
         }
         Ok(Outcome::Error(error)) => Err(error),
-        Err(_) => Err(ApiError::Internal(anyhow::anyhow!("the order's task ended without an answer"))),
+        Err(_) => Err(ApiError::Internal(anyhow::anyhow!(
+            "the order's task ended without an answer"
+        ))),
     }
 }
 
 async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let announced = headers
+        .get(header::CONTENT_LENGTH)
+        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
     if announced.is_some_and(|length| length > MAX_BODY) {
         return Err(ApiError::BodyTooLarge(MAX_BODY));
     }
@@ -112,5 +132,7 @@ async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
         }
         Ok(whole.freeze())
     };
-    tokio::time::timeout(BODY_TIMEOUT, read).await.unwrap_or(Err(ApiError::BodyTimeout))
+    tokio::time::timeout(BODY_TIMEOUT, read)
+        .await
+        .unwrap_or(Err(ApiError::BodyTimeout))
 }

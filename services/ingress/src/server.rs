@@ -39,7 +39,9 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) ->
         };
         match accepted {
             Ok((stream, _)) => {
-                shutdown.tracker().spawn(connection(stream, router.clone(), shutdown.clone()));
+                shutdown
+                    .tracker()
+                    .spawn(connection(stream, router.clone(), shutdown.clone()));
             }
             Err(error) => {
                 // Out of file descriptors, most likely: some connections must end first.
@@ -118,7 +120,11 @@ impl AnswerBody {
     /// `left` is told once `bytes`, and the head before them, are in the socket's buffer; it is
     /// dropped if they never get there. After `deadline` the connection is closed instead.
     pub fn new(bytes: Bytes, answers: Arc<Answers>, deadline: Instant, left: oneshot::Sender<()>) -> Body {
-        Body::new(Self { bytes: Some(bytes), answers, leaving: Some(Leaving { deadline, left }) })
+        Body::new(Self {
+            bytes: Some(bytes),
+            answers,
+            leaving: Some(Leaving { deadline, left }),
+        })
     }
 }
 
@@ -223,9 +229,14 @@ mod tests {
     /// socket and where the departures are told.
     async fn serve_one(
         deadline: Option<Duration>,
-    ) -> (TcpStream, mpsc::UnboundedReceiver<oneshot::Receiver<()>>, Shutdown) {
+    ) -> (
+        TcpStream,
+        mpsc::UnboundedReceiver<oneshot::Receiver<()>>,
+        Shutdown,
+    ) {
         let (departures, told) = mpsc::unbounded_channel();
-        let answer = move |Extension(answers): Extension<Arc<Answers>>, Extension(departures): Extension<Departures>| async move {
+        let answer = move |Extension(answers): Extension<Arc<Answers>>,
+                           Extension(departures): Extension<Departures>| async move {
             let (left, departure) = oneshot::channel();
             departures.send(departure).unwrap();
             let deadline = deadline.map_or_else(Instant::now, |deadline| Instant::now() + deadline);
@@ -243,7 +254,10 @@ mod tests {
     async fn a_departure_is_told_when_the_answer_is_readable() {
         let (mut client, mut told, shutdown) = serve_one(Some(Duration::from_secs(60))).await;
         for _ in 0..2 {
-            client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            client
+                .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+                .await
+                .unwrap();
             told.recv().await.unwrap().await.expect("the answer has left");
             let mut answer = vec![0; 1024];
             // Readable at once: nothing is waited for.
@@ -257,7 +271,10 @@ mod tests {
     #[tokio::test]
     async fn an_answer_after_its_deadline_is_not_sent() {
         let (mut client, mut told, _shutdown) = serve_one(None).await;
-        client.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        client
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
         assert!(told.recv().await.unwrap().await.is_err(), "nothing has left");
         let mut answer = Vec::new();
         let _ = client.read_to_end(&mut answer).await;

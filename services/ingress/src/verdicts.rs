@@ -61,7 +61,12 @@ impl Verdicts {
     /// Listens on a subject of its own; [`Verdicts::listen`] must run.
     pub fn new(nats: Nats) -> Arc<Self> {
         let subject = nats.verdict_subject(&Uuid::now_v7().simple().to_string());
-        Arc::new(Self { nats, subject, waiting: Mutex::default(), promises: Mutex::default() })
+        Arc::new(Self {
+            nats,
+            subject,
+            waiting: Mutex::default(),
+            promises: Mutex::default(),
+        })
     }
 
     /// Whether every one of `providers` promises a verdict within `wait`.
@@ -81,13 +86,20 @@ impl Verdicts {
     pub fn wait_for(self: &Arc<Self>, order_id: OrderId) -> Waiting {
         let (sender, arrived) = mpsc::unbounded_channel();
         lock(&self.waiting).insert(order_id, sender);
-        Waiting { verdicts: Arc::clone(self), order_id, arrived }
+        Waiting {
+            verdicts: Arc::clone(self),
+            order_id,
+            arrived,
+        }
     }
 
     /// Where provisioners send verdicts, for a job.
     pub fn address(&self, within: Duration) -> VerdictTo {
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
-        VerdictTo { subject: self.subject.clone(), within_ms }
+        VerdictTo {
+            subject: self.subject.clone(),
+            within_ms,
+        }
     }
 
     /// Takes verdicts and heartbeats until the end of the process: also during the soft stop, when
@@ -121,14 +133,24 @@ impl Verdicts {
     }
 
     async fn take(&self, message: async_nats::Message) {
-        let Verdict::V1 { order_id, placement_id, attempt, said } = match serde_json::from_slice(&message.payload) {
+        let Verdict::V1 {
+            order_id,
+            placement_id,
+            attempt,
+            said,
+        } = match serde_json::from_slice(&message.payload) {
             Ok(verdict) => verdict,
             Err(error) => {
                 tracing::warn!(%error, "unreadable verdict");
                 return;
             }
         };
-        let arrived = Arrived { placement_id, attempt, said, reply: message.reply };
+        let arrived = Arrived {
+            placement_id,
+            attempt,
+            said,
+            reply: message.reply,
+        };
         let sender = lock(&self.waiting).get(&order_id).cloned();
         let late = match sender {
             None => Some(arrived),
@@ -144,7 +166,10 @@ impl Verdicts {
     fn hear(&self, payload: &[u8]) {
         match serde_json::from_slice(payload) {
             Ok(Heartbeat::V1 { provider, verdict_ms }) => {
-                let promise = Promise { heard: Instant::now(), verdict_in: Duration::from_millis(verdict_ms) };
+                let promise = Promise {
+                    heard: Instant::now(),
+                    verdict_in: Duration::from_millis(verdict_ms),
+                };
                 lock(&self.promises).insert(provider, promise);
             }
             Err(error) => tracing::warn!(%error, "unreadable heartbeat"),
@@ -153,7 +178,9 @@ impl Verdicts {
 
     async fn reply(&self, arrived: Arrived, reply: Reply) {
         let Some(to) = arrived.reply else { return };
-        let Ok(payload) = serde_json::to_vec(&reply) else { return };
+        let Ok(payload) = serde_json::to_vec(&reply) else {
+            return;
+        };
         if let Err(error) = self.nats.client().publish(to, payload.into()).await {
             tracing::warn!(%error, "a verdict was not replied to");
         }

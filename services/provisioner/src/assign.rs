@@ -1,0 +1,146 @@
+//! Which of a provider's units belongs to which topup. Pure. A unit is assigned once; whatever order
+//! the provider lists its units in later, an assigned one stays where it is.
+
+use std::collections::HashMap;
+
+use domain::TopupId;
+use store::placements::ClaimedTopup;
+
+use crate::providers::ProviderUnit;
+
+/// Pairs the provider's units with topups that still wait: by the unit that a topup has been assigned
+/// already, otherwise the next free unit of its option. Units that no topup waits for are left over.
+pub fn pair(topups: &[ClaimedTopup], units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
+    let assigned: HashMap<&str, &ClaimedTopup> = topups
+        .iter()
+        .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
+        .collect();
+    let mut free: HashMap<&str, Vec<&ClaimedTopup>> = HashMap::new();
+    // Backwards, so that `pop` takes them in the order of the answer.
+    for topup in topups
+        .iter()
+        .rev()
+        .filter(|topup| topup.pending && topup.provider_unit_id.is_none())
+    {
+        free.entry(&topup.provider_option_id).or_default().push(topup);
+    }
+    let mut units = units;
+    units.sort_unstable_by(|left, right| left.unit_id.cmp(&right.unit_id));
+    let mut pairs = Vec::with_capacity(units.len());
+    let mut left_over = 0;
+    for unit in units {
+        let topup = match assigned.get(unit.unit_id.as_str()) {
+            Some(topup) => topup.pending.then_some(*topup),
+            None => {
+                let next = free.get_mut(unit.option_id.as_str()).and_then(Vec::pop);
+                left_over += usize::from(next.is_none());
+                next
+            }
+        };
+        if let Some(topup) = topup {
+            pairs.push((topup.topup_id.clone(), unit));
+        }
+    }
+    if left_over > 0 {
+        tracing::error!(
+            units = left_over,
+            "the provider lists more units than were ordered"
+        );
+    }
+    pairs
+}
+
+/// What to buy: each option once, with how many of it, in the order of the answer.
+pub fn items(topups: &[ClaimedTopup]) -> Vec<(String, usize)> {
+    let mut items: Vec<(String, usize)> = Vec::new();
+    for topup in topups {
+        match items
+            .iter_mut()
+            .find(|(option, _)| *option == topup.provider_option_id)
+        {
+            Some((_, count)) => *count += 1,
+            None => items.push((topup.provider_option_id.clone(), 1)),
+        }
+    }
+    items
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::TopupIds;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::providers::UnitState;
+
+    fn topups(options: &[&str]) -> Vec<ClaimedTopup> {
+        let ids = TopupIds::new(1);
+        options
+            .iter()
+            .map(|option| ClaimedTopup {
+                topup_id: ids.next(runtime::clock::now()),
+                provider_option_id: (*option).to_owned(),
+                provider_unit_id: None,
+                pending: true,
+            })
+            .collect()
+    }
+
+    fn unit(id: &str, option: &str) -> ProviderUnit {
+        ProviderUnit {
+            unit_id: id.into(),
+            option_id: option.into(),
+            state: UnitState::Pending,
+        }
+    }
+
+    fn pairs(topups: &[ClaimedTopup], units: Vec<ProviderUnit>) -> Vec<(usize, String)> {
+        let place = |id: &TopupId| topups.iter().position(|topup| topup.topup_id == *id).unwrap();
+        pair(topups, units)
+            .into_iter()
+            .map(|(topup, unit)| (place(&topup), unit.unit_id))
+            .collect()
+    }
+
+    #[test]
+    fn units_go_to_topups_of_their_option_in_order() {
+        let topups = topups(&["a", "b", "a"]);
+        let units = vec![unit("3", "a"), unit("2", "b"), unit("1", "a"), unit("4", "c")];
+        assert_eq!(
+            pairs(&topups, units),
+            [(0, "1".into()), (1, "2".into()), (2, "3".into())]
+        );
+    }
+
+    #[test]
+    fn an_assigned_unit_stays_and_a_finished_topup_is_left_alone() {
+        let mut topups = topups(&["a", "a", "a"]);
+        topups[2].provider_unit_id = Some("1".into());
+        topups[0].provider_unit_id = Some("2".into());
+        topups[0].pending = false;
+        let units = vec![unit("1", "a"), unit("2", "a"), unit("3", "a")];
+        assert_eq!(pairs(&topups, units), [(2, "1".into()), (1, "3".into())]);
+    }
+
+    #[test]
+    fn what_is_bought_is_counted_by_option() {
+        assert_eq!(
+            items(&topups(&["a", "b", "a"])),
+            [("a".into(), 2), ("b".into(), 1)]
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn no_topup_and_no_unit_is_paired_twice(options in proptest::collection::vec(0..3_u8, 0..20), seed: Vec<u8>) {
+            let names: Vec<String> = options.iter().map(u8::to_string).collect();
+            let topups = topups(&names.iter().map(String::as_str).collect::<Vec<_>>());
+            let units = seed.iter().enumerate().map(|(at, option)| unit(&at.to_string(), &(option % 3).to_string())).collect();
+            let pairs = pairs(&topups, units);
+            let mut topups_seen: Vec<_> = pairs.iter().map(|(topup, _)| *topup).collect();
+            topups_seen.sort_unstable();
+            topups_seen.dedup();
+            prop_assert_eq!(topups_seen.len(), pairs.len());
+        }
+    }
+}

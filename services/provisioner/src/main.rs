@@ -1,0 +1,5 @@
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    runtime::main::<provisioner::Config, _, _>("provisioner", provisioner::run)
+}

@@ -1,0 +1,93 @@
+//! What the pipeline asks of an eSIM provider, and the classes into which every answer falls.
+//! An adapter that is in doubt says *unknown*: that costs a look-up, anything else may cost money.
+
+pub mod usimsa;
+
+use std::time::Duration;
+
+use domain::{ActivationCode, Iccid, PlacementId};
+use futures_util::future::BoxFuture;
+
+/// A purchase: one placement, whole.
+#[derive(Clone, Debug)]
+pub struct Purchase {
+    /// Our key of it at the provider, the same in every attempt.
+    pub placement_id: PlacementId,
+    /// What to buy and how often, by the provider's option ids.
+    pub items: Vec<(String, usize)>,
+}
+
+/// What a provider said to a purchase.
+#[derive(Clone, Debug)]
+pub enum PlaceAnswer {
+    /// It has the purchase, perhaps from an earlier attempt; the units, as far as it named them.
+    Bought(Vec<ProviderUnit>),
+    /// It refused and would again.
+    Rejected {
+        /// Its code.
+        status: String,
+        /// Its message, in one line.
+        message: String,
+    },
+    /// It certainly never got the request.
+    NotSent(String),
+    /// It is too busy, or doesn't let us in: nothing was bought, and the work stays queued.
+    TryLater {
+        /// Not before this, if it said so.
+        after: Option<Duration>,
+        /// What it said.
+        reason: String,
+    },
+    /// Anything else: it may or may not have been bought.
+    Unknown(String),
+}
+
+/// What a provider said when a purchase was looked up by our key.
+#[derive(Clone, Debug)]
+pub enum FindAnswer {
+    /// It has it, with these units.
+    Found(Vec<ProviderUnit>),
+    /// It says explicitly that there is no such purchase.
+    NotFound,
+    /// Anything else.
+    Unknown(String),
+}
+
+/// One unit of a purchase, as the provider names it.
+#[derive(Clone, Debug)]
+pub struct ProviderUnit {
+    /// The provider's id of it.
+    pub unit_id: String,
+    /// The provider's option id.
+    pub option_id: String,
+    /// What became of it.
+    pub state: UnitState,
+}
+
+/// What became of a provider's unit.
+#[derive(Clone, Debug)]
+pub enum UnitState {
+    /// No profile yet.
+    Pending,
+    /// It has its profile.
+    Ready {
+        /// The eSIM's number.
+        iccid: Iccid,
+        /// What installs it.
+        code: ActivationCode,
+        /// When it expires, `YYYY-MM-DD`.
+        expired_date: String,
+    },
+    /// It will never have one.
+    Failed(String),
+}
+
+/// An eSIM provider.
+pub trait Provider: Send + Sync + 'static {
+    /// Buys. Called once per recorded attempt, by its holder only.
+    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, PlaceAnswer>;
+    /// Looks a purchase up by our key. Buys nothing.
+    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer>;
+    /// Asks for the profiles of a purchase that the provider has. Buys nothing.
+    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer>;
+}

@@ -1,0 +1,373 @@
+//! The USIMSA protocol, which the sandbox provider speaks too.
+//!
+//! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error.
+//! The codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's;
+//! what the real service answers there isn't documented, and a code that isn't in the table counts as
+//! unknown: the purchase is looked up, and parked if that doesn't settle it.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use domain::{ActivationCode, Iccid, PlacementId};
+use futures_util::{FutureExt, future::BoxFuture};
+use pipeline::trace;
+use reqwest::{Client, Method, StatusCode, Url, header, redirect};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use signing::{SecretKey, usimsa};
+use tracing::{Instrument, Span, field, info_span};
+
+use super::{FindAnswer, PlaceAnswer, Provider, ProviderUnit, Purchase, UnitState};
+
+/// The most of a provider's message that is kept, in characters.
+const MAX_MESSAGE: usize = 200;
+
+/// An account at a provider of this protocol.
+pub struct Usimsa {
+    client: Client,
+    base: Url,
+    access_key: String,
+    secret_key: SecretKey,
+}
+
+#[derive(Serialize)]
+struct OrderRequest<'a> {
+    #[serde(rename = "orderId")]
+    order_id: PlacementId,
+    products: Vec<OrderProduct<'a>>,
+}
+
+#[derive(Serialize)]
+struct OrderProduct<'a> {
+    #[serde(rename = "optionId")]
+    option_id: &'a str,
+    qty: usize,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    code: String,
+    #[serde(default)]
+    message: Option<String>,
+    #[serde(default)]
+    products: Option<Vec<Product>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Product {
+    topup_id: String,
+    #[serde(default)]
+    option_id: String,
+    iccid: Option<String>,
+    smdp: Option<String>,
+    activate_code: Option<String>,
+    expired_date: Option<String>,
+    status: Option<String>,
+}
+
+/// Why there is no answer to read.
+enum Failure {
+    /// The request certainly never left.
+    NotSent(String),
+    /// The provider is busy or doesn't let us in.
+    TryLater { after: Option<Duration>, reason: String },
+    /// Anything else.
+    Unknown(String),
+}
+
+impl Usimsa {
+    /// An account at `base`; the whole of a call takes at most `timeout`.
+    pub fn new(
+        base: Url,
+        access_key: String,
+        secret_key: SecretKey,
+        timeout: Duration,
+    ) -> anyhow::Result<Self> {
+        let client = Client::builder()
+            .timeout(timeout)
+            .connect_timeout(timeout.min(Duration::from_secs(3)))
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .build()
+            .context("cannot set up the provider's HTTP client")?;
+        Ok(Self {
+            client,
+            base,
+            access_key,
+            secret_key,
+        })
+    }
+
+    async fn call<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&OrderRequest<'_>>,
+    ) -> Result<T, Failure> {
+        let span = info_span!(
+            "provider call",
+            otel.name = format!("{method} {}", if body.is_some() { "/api/v2/order" } else { "/api/v2/order/{orderId}" }),
+            otel.kind = "client",
+            http.request.method = %method,
+            server.address = self.base.host_str(),
+            http.response.status_code = field::Empty,
+        );
+        self.exchange(method, path, body, &span)
+            .instrument(span.clone())
+            .await
+    }
+
+    async fn exchange<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&OrderRequest<'_>>,
+        span: &Span,
+    ) -> Result<T, Failure> {
+        let url = self
+            .base
+            .join(path)
+            .map_err(|error| Failure::NotSent(error.to_string()))?;
+        let timestamp = runtime::clock::unix_milliseconds().to_string();
+        let signature = usimsa::sign(
+            &self.secret_key,
+            method.as_str(),
+            url.path(),
+            &timestamp,
+            &self.access_key,
+        );
+        let mut request = self
+            .client
+            .request(method, url)
+            .header("x-gat-timestamp", timestamp)
+            .header("x-gat-access-key", &self.access_key)
+            .header("x-gat-signature", signature);
+        if let Some(context) = trace::context_of(span) {
+            request = request.header(trace::TRACEPARENT, context);
+        }
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        let response = request.send().await.map_err(failure)?;
+        let status = response.status();
+        span.record("http.response.status_code", status.as_u16());
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                let reason = format!("the provider does not let us in (HTTP {})", status.as_u16());
+                return Err(Failure::TryLater {
+                    after: Some(Duration::from_secs(30)),
+                    reason,
+                });
+            }
+            StatusCode::TOO_MANY_REQUESTS => {
+                let after = response.headers().get(header::RETRY_AFTER);
+                let after = after
+                    .and_then(|value| value.to_str().ok()?.parse().ok())
+                    .map(Duration::from_secs);
+                return Err(Failure::TryLater {
+                    after,
+                    reason: "the provider is busy (HTTP 429)".into(),
+                });
+            }
+            status if !status.is_success() => {
+                return Err(Failure::Unknown(format!("HTTP {}", status.as_u16())));
+            }
+            _ => {}
+        }
+        let bytes = response
+            .bytes()
+            .await
+            .map_err(|error| Failure::Unknown(describe(&error.without_url())))?;
+        // serde's message would quote the answer, which may hold activation codes.
+        serde_json::from_slice(&bytes).map_err(|_| Failure::Unknown("the answer cannot be read".into()))
+    }
+
+    async fn get(&self, placement_id: PlacementId) -> FindAnswer {
+        match self
+            .call::<Answer>(Method::GET, &format!("/api/v2/order/{placement_id}"), None)
+            .await
+        {
+            Ok(answer) => match answer.code.as_str() {
+                "0000" => FindAnswer::Found(units(answer.products.unwrap_or_default())),
+                "9002" => FindAnswer::NotFound,
+                code => FindAnswer::Unknown(format!("code {code}: {}", one_line(answer.message))),
+            },
+            Err(Failure::NotSent(reason) | Failure::TryLater { reason, .. } | Failure::Unknown(reason)) => {
+                FindAnswer::Unknown(reason)
+            }
+        }
+    }
+}
+
+impl Provider for Usimsa {
+    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, PlaceAnswer> {
+        async move {
+            let products = purchase
+                .items
+                .iter()
+                .map(|(option_id, qty)| OrderProduct { option_id, qty: *qty })
+                .collect();
+            let request = OrderRequest {
+                order_id: purchase.placement_id,
+                products,
+            };
+            match self
+                .call::<Answer>(Method::POST, "/api/v2/order", Some(&request))
+                .await
+            {
+                Ok(answer) => match answer.code.as_str() {
+                    "0000" => PlaceAnswer::Bought(units(answer.products.unwrap_or_default())),
+                    // An earlier attempt bought it: its units are asked for, like any others.
+                    "9003" => PlaceAnswer::Bought(Vec::new()),
+                    "9000" | "9001" | "9005" => PlaceAnswer::Rejected {
+                        status: answer.code,
+                        message: one_line(answer.message),
+                    },
+                    code => PlaceAnswer::Unknown(format!("code {code}: {}", one_line(answer.message))),
+                },
+                Err(Failure::NotSent(reason)) => PlaceAnswer::NotSent(reason),
+                Err(Failure::TryLater { after, reason }) => PlaceAnswer::TryLater { after, reason },
+                Err(Failure::Unknown(reason)) => PlaceAnswer::Unknown(reason),
+            }
+        }
+        .boxed()
+    }
+
+    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer> {
+        self.get(placement_id).boxed()
+    }
+
+    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer> {
+        self.get(placement_id).boxed()
+    }
+}
+
+/// A request that failed without an answer: only one that found no connection certainly wasn't sent.
+fn failure(error: reqwest::Error) -> Failure {
+    let error = error.without_url();
+    let reason = describe(&error);
+    if error.is_connect() || error.is_builder() {
+        Failure::NotSent(reason)
+    } else {
+        Failure::Unknown(reason)
+    }
+}
+
+fn describe(error: &reqwest::Error) -> String {
+    let kind = if error.is_timeout() { "timed out: " } else { "" };
+    let mut source: &dyn std::error::Error = error;
+    while let Some(deeper) = source.source() {
+        source = deeper;
+    }
+    format!("{kind}{source}")
+}
+
+fn units(products: Vec<Product>) -> Vec<ProviderUnit> {
+    products
+        .into_iter()
+        .map(|product| {
+            let state = state(&product);
+            ProviderUnit {
+                unit_id: product.topup_id,
+                option_id: product.option_id,
+                state,
+            }
+        })
+        .collect()
+}
+
+/// A unit is ready when its whole profile is there; statuses differ from account to account.
+fn state(product: &Product) -> UnitState {
+    let profile = (
+        &product.iccid,
+        &product.smdp,
+        &product.activate_code,
+        &product.expired_date,
+    );
+    if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
+        return match (Iccid::parse(iccid), ActivationCode::new(smdp, code), day(date)) {
+            (Ok(iccid), Ok(code), Some(expired_date)) => UnitState::Ready {
+                iccid,
+                code,
+                expired_date,
+            },
+            _ => {
+                tracing::error!(
+                    provider.unit.id = product.topup_id,
+                    "a profile has a shape that cannot be delivered"
+                );
+                UnitState::Pending
+            }
+        };
+    }
+    match product.status.as_deref() {
+        Some(status @ ("FAILED" | "CANCELED" | "CANCELLED")) => {
+            UnitState::Failed(format!("the provider says {status}"))
+        }
+        _ => UnitState::Pending,
+    }
+}
+
+/// The day of a date or a time, `YYYY-MM-DD`.
+fn day(text: &str) -> Option<String> {
+    let day = text.get(..10)?;
+    let shaped = day.bytes().enumerate().all(|(at, byte)| match at {
+        4 | 7 => byte == b'-',
+        _ => byte.is_ascii_digit(),
+    });
+    shaped.then(|| day.to_owned())
+}
+
+/// A provider's message, fit for a 422 and for a log: one line, bounded.
+fn one_line(message: Option<String>) -> String {
+    let message = message.unwrap_or_default();
+    let message: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
+    message.chars().take(MAX_MESSAGE).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(text: &str) -> UnitState {
+        state(&serde_json::from_str(text).unwrap())
+    }
+
+    #[test]
+    fn a_unit_is_ready_only_with_its_whole_profile() {
+        let whole = r#"{"topupId":"1","optionId":"o","iccid":"8982123456789012345F","smdp":"smdp.example",
+                        "activateCode":"AB-12","expiredDate":"2026-12-31T00:00:00Z","status":"READY"}"#;
+        let UnitState::Ready {
+            iccid,
+            code,
+            expired_date,
+        } = product(whole)
+        else {
+            panic!("not ready")
+        };
+        assert_eq!(iccid.as_str(), "8982123456789012345");
+        assert_eq!(code.download_link(), "LPA:1$smdp.example$AB-12");
+        assert_eq!(expired_date, "2026-12-31");
+        for field in ["iccid", "smdp", "activateCode", "expiredDate"] {
+            let part = whole.replace(field, "other");
+            assert!(matches!(product(&part), UnitState::Pending), "{field}");
+        }
+        let odd = whole.replace("AB-12", "AB$12");
+        assert!(matches!(product(&odd), UnitState::Pending));
+    }
+
+    #[test]
+    fn failed_units_are_failed() {
+        let failed = product(r#"{"topupId":"1","optionId":"o","status":"FAILED"}"#);
+        assert!(matches!(failed, UnitState::Failed(_)));
+        let unknown = product(r#"{"topupId":"1","optionId":"o","status":"SOMETHING"}"#);
+        assert!(matches!(unknown, UnitState::Pending));
+    }
+
+    #[test]
+    fn messages_are_one_bounded_line() {
+        assert_eq!(one_line(Some(" a\r\n b ".into())), "a b");
+        assert_eq!(one_line(Some("ä".repeat(500))).chars().count(), MAX_MESSAGE);
+        assert_eq!(one_line(None), "");
+    }
+}
