@@ -1,0 +1,135 @@
+//! The operator's command line: partner accounts, the catalogue of options, orders as they are
+//! stored, and the database's schema.
+//!
+//! It is the only program that migrates and the only one that makes partners, so it is where their
+//! secrets are shown: once, when they are made. What can be wrong with the input is checked before
+//! anything is written, and each command writes in one transaction.
+
+mod database;
+mod migrate;
+mod option;
+mod order;
+mod output;
+mod partner;
+mod webhook_url;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use store::config::{BadDatabaseUrl, DatabaseConfig, MasterKeyError};
+
+use crate::output::{Output, one_line};
+
+/// Exit status when what was asked for could not be done.
+const FAILED: u8 = 1;
+/// Exit status when the arguments or settings are wrong.
+const USAGE: u8 = 2;
+
+const EXAMPLES: &str = "Examples:
+  export DATABASE_URL=postgres://esim:password@127.0.0.1:5432/esim
+  esimctl migrate
+  sandbox catalogue | esimctl option import -
+  esimctl partner create --name 'Acme Travel' --environment sandbox
+  esimctl order show acme-1001
+
+Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wrong arguments or settings";
+
+/// The command line for operators of the eSIM ordering pipeline
+#[derive(Parser, Clone, Debug)]
+#[command(name = "esimctl", version, after_help = EXAMPLES)]
+pub struct Config {
+    /// Print JSON instead of text, before or after the command
+    #[arg(long, global = true)]
+    json: bool,
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    database: DatabaseConfig,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum Command {
+    /// Partner accounts: who may order, and where their webhooks go
+    #[command(subcommand, after_help = partner::EXAMPLES)]
+    Partner(partner::Command),
+    /// The catalogue: the options that partners may order
+    #[command(subcommand, after_help = option::EXAMPLES)]
+    Option(option::Command),
+    /// Orders, as they are stored
+    #[command(subcommand, after_help = order::EXAMPLES)]
+    Order(order::Command),
+    /// Bring the database's schema to this version; waits up to 30 s for the server to be up
+    #[command(after_help = migrate::EXAMPLES)]
+    Migrate,
+}
+
+/// Runs one command. A failure is one line on standard error.
+pub fn run(config: &Config) -> ExitCode {
+    let outcome = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(anyhow::Error::from)
+        .and_then(|tokio| tokio.block_on(execute(config)));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("esimctl: {}", one_line(&format!("{error:#}")));
+            let wrong_settings = error.is::<BadDatabaseUrl>() || error.is::<MasterKeyError>();
+            ExitCode::from(if wrong_settings { USAGE } else { FAILED })
+        }
+    }
+}
+
+async fn execute(config: &Config) -> anyhow::Result<()> {
+    let output = Output::new(config.json);
+    match &config.command {
+        Command::Partner(command) => partner::run(command, &config.database, &output).await,
+        Command::Option(command) => option::run(command, &config.database, &output).await,
+        Command::Order(command) => order::run(command, &config.database, &output).await,
+        Command::Migrate => migrate::run(&config.database, &output).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    const URL: [&str; 3] = ["esimctl", "--database-url", "postgres://localhost/esim"];
+
+    #[test]
+    fn the_commands_are_consistent() {
+        Config::command().debug_assert();
+    }
+
+    #[test]
+    fn json_is_taken_before_and_after_the_command() {
+        for (arguments, json) in [
+            (&["partner", "list"][..], false),
+            (&["--json", "partner", "list"], true),
+            (&["partner", "--json", "list"], true),
+            (&["partner", "list", "--json"], true),
+            (&["migrate", "--json"], true),
+        ] {
+            let config = Config::try_parse_from(URL.iter().chain(arguments)).unwrap();
+            assert_eq!(config.json, json, "{arguments:?}");
+        }
+    }
+
+    #[test]
+    fn every_command_has_examples() {
+        fn check(command: &clap::Command, path: &str) {
+            let path = format!("{path} {}", command.get_name());
+            let help = command
+                .get_after_help()
+                .map(ToString::to_string)
+                .unwrap_or_default();
+            assert!(help.contains("esimctl"), "{path} has no examples");
+            for subcommand in command.get_subcommands() {
+                check(subcommand, &path);
+            }
+        }
+        check(&Config::command(), "");
+    }
+}

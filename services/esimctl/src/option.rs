@@ -1,0 +1,405 @@
+//! `esimctl option`: the catalogue.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Read},
+};
+
+use anyhow::{Context, ensure};
+use clap::Subcommand;
+use domain::{Environment, OptionId};
+use serde_json::{Map, Value, json};
+use sqlx::Connection;
+use store::{
+    config::DatabaseConfig,
+    options::{self, ProductOption},
+};
+
+use crate::{
+    database::connect,
+    output::{Output, table},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl option list
+  esimctl option import options.json
+  sandbox catalogue | esimctl option import -";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl option list
+  esimctl option list --json";
+
+const IMPORT_EXAMPLES: &str = "Examples:
+  esimctl option import options.json
+  sandbox catalogue | esimctl option import - --json
+
+The file:
+  {\"options\": [{\"option_id\": \"d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11\", \"name\": \"Japan 7 days 1 GB\",
+                \"provider\": \"usimsa\", \"provider_option_id\": \"JP-7D-1G\", \"environment\": \"live\"}]}
+
+environment is sandbox or live; \"enabled\": false keeps an option from being ordered. Options that are not
+in the file stay as they are. If anything in the file is wrong, nothing is imported.";
+
+/// The largest file, in bytes.
+const LARGEST: u64 = 64 << 20;
+/// The most faults that are reported at once.
+const MOST_FAULTS: usize = 10;
+const LONGEST_TEXT: usize = 255;
+const FIELDS: [&str; 6] = [
+    "option_id",
+    "name",
+    "provider",
+    "provider_option_id",
+    "environment",
+    "enabled",
+];
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// List the catalogue
+    #[command(after_help = LIST_EXAMPLES)]
+    List,
+    /// Add options, or change those that are there; doing it again changes nothing
+    #[command(after_help = IMPORT_EXAMPLES)]
+    Import {
+        /// A JSON file, or - for standard input
+        file: String,
+    },
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::List => {
+            let catalogue = options::changed_since(&mut connect(database).await?, 0).await?;
+            let catalogue: Vec<ProductOption> = catalogue.into_iter().map(|(option, _)| option).collect();
+            output.print(&catalogue, || list(&catalogue))
+        }
+        Command::Import { file } => import(file, database, output).await,
+    }
+}
+
+async fn import(file: &str, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    // First of all: whoever writes into our standard input shall not see it break.
+    let text = read(file)?;
+    let catalogue = parse(&text).with_context(|| format!("nothing was imported from {file}"))?;
+    let mut connection = connect(database).await?;
+    let mut transaction = connection.begin().await?;
+    let mut imported = 0;
+    for option in &catalogue {
+        imported += usize::from(options::import(&mut transaction, option).await?);
+    }
+    transaction.commit().await?;
+    let unchanged = catalogue.len() - imported;
+    output.print(&json!({ "imported": imported, "unchanged": unchanged }), || {
+        format!("{imported} imported, {unchanged} unchanged")
+    })
+}
+
+fn read(file: &str) -> anyhow::Result<String> {
+    let mut text = String::new();
+    let source: &mut dyn Read = if file == "-" {
+        &mut io::stdin().lock()
+    } else {
+        &mut File::open(file).with_context(|| format!("cannot open {file}"))?
+    };
+    let length = source
+        .take(LARGEST + 1)
+        .read_to_string(&mut text)
+        .with_context(|| format!("cannot read {file}"))?;
+    ensure!(
+        length as u64 <= LARGEST,
+        "{file} is larger than {} MiB; split it",
+        LARGEST >> 20
+    );
+    Ok(text)
+}
+
+/// Parses and checks the whole file; the error names every entry and field that is wrong.
+fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
+    let file: Value = serde_json::from_str(text).context("it is no JSON")?;
+    let mut file = match file {
+        Value::Object(file) => file,
+        _ => Map::new(),
+    };
+    let entries = match file.remove("options") {
+        Some(Value::Array(entries)) if file.is_empty() => entries,
+        _ => anyhow::bail!("it is not of the form {{\"options\": […]}}; see `esimctl option import --help`"),
+    };
+    let mut faults = Vec::new();
+    let mut catalogue = Vec::with_capacity(entries.len());
+    let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(entries.len());
+    for (index, entry) in entries.into_iter().enumerate() {
+        let mut fields = Fields {
+            faults: &mut faults,
+            entry: format!("options[{index}]"),
+        };
+        let Some(option) = fields.read(entry) else {
+            continue;
+        };
+        if let Some(first) = first_with.insert(option.option_id, index) {
+            fields.fault("option_id", &format!("is the same as in options[{first}]"));
+        }
+        catalogue.push(option);
+    }
+    if faults.len() > MOST_FAULTS {
+        let more = faults.len() - MOST_FAULTS;
+        faults.truncate(MOST_FAULTS);
+        faults.push(format!("and {more} more"));
+    }
+    ensure!(faults.is_empty(), "{}", faults.join("; "));
+    Ok(catalogue)
+}
+
+/// Reads one entry and collects what is wrong with it.
+struct Fields<'a> {
+    faults: &'a mut Vec<String>,
+    entry: String,
+}
+
+impl Fields<'_> {
+    fn fault(&mut self, field: &str, what: &str) {
+        self.faults.push(format!("{} {field} {what}", self.entry));
+    }
+
+    /// `None` means that a fault was recorded.
+    fn read(&mut self, entry: Value) -> Option<ProductOption> {
+        let Value::Object(mut entry) = entry else {
+            self.faults.push(format!("{} is no object", self.entry));
+            return None;
+        };
+        let known = self.faults.len();
+        let option_id = self
+            .text(&mut entry, "option_id")
+            .and_then(|text| self.option_id(&text));
+        let name = self.text(&mut entry, "name");
+        let provider = self
+            .text(&mut entry, "provider")
+            .and_then(|text| self.provider(text));
+        let provider_option_id = self.text(&mut entry, "provider_option_id");
+        let environment = self
+            .text(&mut entry, "environment")
+            .and_then(|text| self.environment(&text));
+        let enabled = self.enabled(&mut entry);
+        for field in entry.keys() {
+            self.fault(
+                &format!("{field:?}"),
+                &format!("is no field; the fields are {}", FIELDS.join(", ")),
+            );
+        }
+        if self.faults.len() > known {
+            return None;
+        }
+        Some(ProductOption {
+            option_id: option_id?,
+            name: name?,
+            provider: provider?,
+            provider_option_id: provider_option_id?,
+            environment: environment?,
+            enabled: enabled?,
+        })
+    }
+
+    fn text(&mut self, entry: &mut Map<String, Value>, field: &str) -> Option<String> {
+        let fault = match entry.remove(field) {
+            None => "is missing".to_owned(),
+            Some(Value::String(text)) if text.trim().is_empty() => "is blank".to_owned(),
+            Some(Value::String(text)) if text.chars().any(char::is_control) => {
+                "has a control character".to_owned()
+            }
+            Some(Value::String(text)) if text.chars().count() > LONGEST_TEXT => {
+                format!("is longer than {LONGEST_TEXT} characters")
+            }
+            Some(Value::String(text)) => return Some(text),
+            Some(_) => "is no string".to_owned(),
+        };
+        self.fault(field, &fault);
+        None
+    }
+
+    fn option_id(&mut self, text: &str) -> Option<OptionId> {
+        let id = text.parse().ok();
+        if id.is_none() {
+            self.fault(
+                "option_id",
+                &format!("is {text:?}, which is no UUID with hyphens"),
+            );
+        }
+        id
+    }
+
+    /// A provider's name is a part of the subjects that carry its jobs.
+    fn provider(&mut self, text: String) -> Option<String> {
+        let allowed =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+        if text.bytes().all(allowed) {
+            return Some(text);
+        }
+        self.fault(
+            "provider",
+            &format!("is {text:?}; use lower case letters, digits, - and _ as in sandbox or usimsa"),
+        );
+        None
+    }
+
+    fn environment(&mut self, text: &str) -> Option<Environment> {
+        let environment = text.parse().ok();
+        if environment.is_none() {
+            self.fault("environment", &format!("is {text:?}; it must be sandbox or live"));
+        }
+        environment
+    }
+
+    fn enabled(&mut self, entry: &mut Map<String, Value>) -> Option<bool> {
+        match entry.remove("enabled") {
+            None => Some(true),
+            Some(Value::Bool(enabled)) => Some(enabled),
+            Some(_) => {
+                self.fault("enabled", "must be true or false");
+                None
+            }
+        }
+    }
+}
+
+fn list(catalogue: &[ProductOption]) -> String {
+    if catalogue.is_empty() {
+        return "The catalogue is empty; see `esimctl option import --help`.".to_owned();
+    }
+    let rows = catalogue.iter().map(|option| {
+        [
+            option.option_id.to_string(),
+            option.name.clone(),
+            option.provider.clone(),
+            option.provider_option_id.clone(),
+            option.environment.to_string(),
+            if option.enabled { "yes" } else { "no" }.to_owned(),
+        ]
+    });
+    table(
+        [
+            "option_id",
+            "name",
+            "provider",
+            "provider_option_id",
+            "environment",
+            "enabled",
+        ],
+        rows,
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11";
+
+    fn entry() -> Value {
+        json!({
+            "option_id": ID, "name": "Japan", "provider": "usimsa", "provider_option_id": "JP", "environment": "live",
+        })
+    }
+
+    /// The entry with one field set, or removed if the value is null.
+    fn with(field: &str, value: Value) -> Value {
+        let mut entry = entry();
+        let fields = entry.as_object_mut().unwrap();
+        if value.is_null() {
+            fields.remove(field)
+        } else {
+            fields.insert(field.to_owned(), value)
+        };
+        entry
+    }
+
+    fn fault(entries: &Value) -> String {
+        parse(&json!({ "options": entries }).to_string())
+            .unwrap_err()
+            .to_string()
+    }
+
+    #[test]
+    fn a_good_file_is_read() {
+        let text =
+            json!({ "options": [entry(), with("option_id", json!(ID.replace("d4", "d5")))] }).to_string();
+        let options = parse(&text).unwrap();
+        assert_eq!(options.len(), 2);
+        assert_eq!(options[0].option_id.to_string(), ID);
+        assert!(options[0].enabled);
+        let off = json!({ "options": [with("enabled", json!(false))] }).to_string();
+        assert!(!parse(&off).unwrap()[0].enabled);
+        assert!(parse(r#"{"options": []}"#).unwrap().is_empty());
+    }
+
+    #[test]
+    fn each_fault_names_its_entry_and_field() {
+        for (field, value, fault_is) in [
+            ("name", Value::Null, "options[0] name is missing"),
+            ("name", json!(" "), "options[0] name is blank"),
+            ("name", json!(5), "options[0] name is no string"),
+            ("name", json!("a\u{0}"), "options[0] name has a control character"),
+            (
+                "provider_option_id",
+                json!("x".repeat(256)),
+                "options[0] provider_option_id is longer than 255 characters",
+            ),
+            (
+                "option_id",
+                json!("1"),
+                r#"options[0] option_id is "1", which is no UUID with hyphens"#,
+            ),
+            (
+                "provider",
+                json!("e.*"),
+                r#"options[0] provider is "e.*"; use lower case letters, digits, - and _ as in sandbox or usimsa"#,
+            ),
+            (
+                "environment",
+                json!("test"),
+                r#"options[0] environment is "test"; it must be sandbox or live"#,
+            ),
+            (
+                "enabled",
+                json!("yes"),
+                "options[0] enabled must be true or false",
+            ),
+            (
+                "price",
+                json!(1),
+                r#"options[0] "price" is no field; the fields are option_id, name, provider, provider_option_id, environment, enabled"#,
+            ),
+        ] {
+            assert_eq!(fault(&json!([with(field, value)])), fault_is);
+        }
+    }
+
+    #[test]
+    fn all_faults_come_at_once_and_many_are_counted() {
+        let entries = json!([entry(), entry(), "x", with("name", Value::Null)]);
+        assert_eq!(
+            fault(&entries),
+            "options[1] option_id is the same as in options[0]; options[2] is no object; options[3] name is missing"
+        );
+        let many = fault(&Value::Array(vec![json!({}); 3]));
+        assert!(
+            many.ends_with("options[1] environment is missing; and 5 more"),
+            "{many}"
+        );
+    }
+
+    #[test]
+    fn a_file_of_another_shape_is_refused() {
+        for bad in [
+            "",
+            "[]",
+            "{}",
+            "null",
+            r#"{"options": {}}"#,
+            r#"{"options": [], "more": 1}"#,
+            "{\"options\": [",
+        ] {
+            assert!(parse(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! `esimctl order`: what became of an order, stage by stage.
+
+use anyhow::bail;
+use clap::{Subcommand, builder::NonEmptyStringValueParser};
+use serde_json::json;
+use store::{
+    config::DatabaseConfig,
+    orders::{self, OrderView, PlacementView, TopupView},
+};
+use time::OffsetDateTime;
+
+use crate::{
+    database::connect,
+    output::{Output, moment, moment_after, printable, properties, table, took},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl order show acme-1001
+  esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455 --json";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  esimctl order show acme-1001                               a partner's external_order_id
+  esimctl order show 20250129123456618033988749              a topup_id
+  esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our id, as API connection errors name it
+
+It shows no activation codes. --json prints {\"orders\":[…]}";
+
+/// The most orders that the store finds for one id.
+const MOST: usize = 20;
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Show an order: its purchases, its units and their webhooks, and how long each stage took
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        /// Our order id, a topup id, or a partner's external order id
+        #[arg(value_parser = NonEmptyStringValueParser::new())]
+        id: String,
+    },
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let Command::Show { id } = command;
+    let mut connection = connect(database).await?;
+    let found = orders::find(&mut connection, id).await?;
+    if found.is_empty() {
+        bail!(
+            "there is no order {id:?}; `order show` takes our order id, a topup id or a partner's external order id"
+        );
+    }
+    output.print(&json!({ "orders": found }), || {
+        let mut parts: Vec<String> = found.iter().map(describe).collect();
+        if found.len() >= MOST {
+            parts.push(format!("Only the newest {MOST} orders with this id are shown."));
+        }
+        parts.join("\n\n")
+    })
+}
+
+fn describe(order: &OrderView) -> String {
+    let refused = if order.refused {
+        " (refused with 422; nothing was bought)"
+    } else {
+        ""
+    };
+    let head = properties(&[
+        ("order_id", &order.order_id.to_string()),
+        ("external_order_id", &order.external_order_id),
+        ("partner_id", &order.partner_id.to_string()),
+        ("accepted", &format!("{} UTC{refused}", moment(order.created_at))),
+        ("traceparent", order.traceparent.as_deref().unwrap_or("-")),
+    ]);
+    let placements = table(
+        [
+            "#",
+            "placement_id",
+            "provider",
+            "state",
+            "attempt",
+            "attempted",
+            "placed",
+        ],
+        order
+            .placements
+            .iter()
+            .enumerate()
+            .map(|(index, placement)| placement_row(order, index, placement)),
+    );
+    let topups = table(
+        [
+            "#",
+            "topup_id",
+            "option_id",
+            "state",
+            "ready",
+            "webhook",
+            "delivered",
+            "total",
+        ],
+        order.topups.iter().map(|topup| topup_row(order, topup)),
+    );
+    let mut parts = vec![head, placements, topups];
+    let notes = notes(order);
+    if !notes.is_empty() {
+        parts.push(notes.join("\n"));
+    }
+    parts.push("Times are UTC; +… is how long it took since the stage before.".to_owned());
+    parts.join("\n\n")
+}
+
+fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> [String; 7] {
+    let accepted = Some(order.created_at);
+    [
+        (index + 1).to_string(),
+        placement.placement_id.to_string(),
+        placement.provider.clone(),
+        placement.state.clone(),
+        placement.attempt.to_string(),
+        stage(order, accepted, placement.attempted_at),
+        stage(order, placement.attempted_at.or(accepted), placement.placed_at),
+    ]
+}
+
+fn topup_row(order: &OrderView, topup: &TopupView) -> [String; 8] {
+    let placement = order
+        .placements
+        .iter()
+        .position(|placement| placement.placement_id == topup.placement_id);
+    let placed_at = placement.and_then(|index| order.placements[index].placed_at);
+    let total = topup.delivered_at.map(|at| took(at - order.created_at));
+    [
+        placement.map_or_else(dash, |index| (index + 1).to_string()),
+        topup.topup_id.clone(),
+        topup.option_id.to_string(),
+        topup.state.clone(),
+        stage(order, placed_at, topup.ready_at),
+        topup.delivery.clone().unwrap_or_else(dash),
+        stage(order, topup.ready_at, topup.delivered_at),
+        total.unwrap_or_else(dash),
+    ]
+}
+
+/// A line for each part of the order that has a story.
+fn notes(order: &OrderView) -> Vec<String> {
+    let placements = order.placements.iter().enumerate().map(|(index, placement)| {
+        let due = placement
+            .redrive_at
+            .map(|at| format!("taken up again {}", moment_after(order.created_at, at)));
+        (
+            format!("placement {}", index + 1),
+            list([placement.reason.clone(), due]),
+        )
+    });
+    let topups = order.topups.iter().map(|topup| {
+        (
+            format!("topup {}", topup.topup_id),
+            list([topup.reason.clone(), webhook_story(order, topup)]),
+        )
+    });
+    placements
+        .chain(topups)
+        .filter(|(_, story)| !story.is_empty())
+        .map(|(what, story)| printable(&format!("{what}: {story}")))
+        .collect()
+}
+
+/// When a stage ended, and how long it took.
+fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetDateTime>) -> String {
+    let Some(ended) = ended else { return dash() };
+    let at = moment_after(order.created_at, ended);
+    match began {
+        Some(began) => format!("{at} +{}", took(ended - began)),
+        None => at,
+    }
+}
+
+/// What there is to say of a delivery that did not arrive at its first attempt.
+fn webhook_story(order: &OrderView, topup: &TopupView) -> Option<String> {
+    let attempts = topup.delivery_attempts.filter(|attempts| *attempts > 0)?;
+    let status = topup.delivery_status.map(|status| format!("answered {status}"));
+    let delivered = topup.delivered_at.is_some();
+    if delivered && attempts == 1 {
+        return None;
+    }
+    let plural = if attempts == 1 { "" } else { "s" };
+    Some(list([
+        Some(format!("{attempts} webhook attempt{plural}")),
+        status,
+        topup.delivery_error.clone().filter(|_| !delivered),
+        topup
+            .delivery_due_at
+            .map(|at| format!("next {}", moment_after(order.created_at, at))),
+    ]))
+}
+
+fn list<const N: usize>(parts: [Option<String>; N]) -> String {
+    parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}

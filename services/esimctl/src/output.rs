@@ -1,0 +1,160 @@
+//! What the operator sees: tables for people, one JSON value for programs.
+
+use std::io::Write;
+
+use anyhow::Context;
+use comfy_table::{LineStyle, Table, TableStyle};
+use serde::Serialize;
+use time::{Duration, OffsetDateTime, macros::format_description};
+
+/// Columns under a ruled header, and nothing else: easy to read, to copy from and to cut apart.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+/// Prints the result of a command on standard output.
+pub struct Output {
+    json: bool,
+}
+
+impl Output {
+    pub fn new(json: bool) -> Self {
+        Self { json }
+    }
+
+    /// Prints `value` as JSON, or the text instead if that is what was asked for.
+    pub fn print<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
+        let text = if self.json {
+            serde_json::to_string(value)?
+        } else {
+            text()
+        };
+        let mut stdout = std::io::stdout().lock();
+        writeln!(stdout, "{text}")
+            .and_then(|()| stdout.flush())
+            .context("cannot write to standard output")
+    }
+}
+
+/// A table with a row for each item. Never wrapped: ids are there to be copied.
+pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_header(header);
+    for row in rows {
+        table.add_row(row.map(|cell| printable(&cell)));
+    }
+    table.trim_fmt()
+}
+
+/// One thing: a line for each of its properties. Never wrapped either.
+pub fn properties(rows: &[(&str, &str)]) -> String {
+    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
+    let lines: Vec<String> = rows
+        .iter()
+        .map(|(name, value)| format!("{name:width$}  {}", printable(value)))
+        .collect();
+    lines.join("\n")
+}
+
+/// The text without control characters: part of what we show was chosen by partners and their
+/// endpoints, and must not steer the operator's terminal.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+/// The text with its lines joined by blanks, without control characters.
+pub fn one_line(text: &str) -> String {
+    let lines: Vec<String> = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .map(printable)
+        .collect();
+    lines.join(" ")
+}
+
+/// A moment, UTC: `2025-01-29 12:34:56.789`.
+pub fn moment(at: OffsetDateTime) -> String {
+    let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second].[subsecond digits:3]");
+    at.format(format).unwrap_or_else(|_| at.to_string())
+}
+
+/// A moment of a story that began at `start`: without its date while that is the same.
+pub fn moment_after(start: OffsetDateTime, at: OffsetDateTime) -> String {
+    let text = moment(at);
+    match text.split_once(' ') {
+        Some((_, time)) if start.date() == at.date() => time.to_owned(),
+        _ => text,
+    }
+}
+
+/// How long something took: `0.123 s`, `2m 5s`, `3h 20m`.
+pub fn took(duration: Duration) -> String {
+    match duration.whole_seconds() {
+        ..60 => format!("{:.3} s", duration.as_seconds_f64()),
+        seconds @ 60..3600 => format!("{}m {}s", seconds / 60, seconds % 60),
+        seconds => format!("{}h {}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn durations_read_well() {
+        for (duration, text) in [
+            (Duration::ZERO, "0.000 s"),
+            (Duration::milliseconds(1_234), "1.234 s"),
+            (Duration::milliseconds(59_999), "59.999 s"),
+            (Duration::seconds(125), "2m 5s"),
+            (Duration::minutes(200), "3h 20m"),
+            (Duration::milliseconds(-5), "-0.005 s"),
+        ] {
+            assert_eq!(took(duration), text);
+        }
+    }
+
+    #[test]
+    fn the_date_is_shown_when_it_changed() {
+        let start = datetime!(2025-01-29 23:59:59.5 UTC);
+        assert_eq!(moment(start), "2025-01-29 23:59:59.500");
+        assert_eq!(
+            moment_after(start, start + Duration::milliseconds(7)),
+            "23:59:59.507"
+        );
+        assert_eq!(
+            moment_after(start, start + Duration::SECOND),
+            "2025-01-30 00:00:00.500"
+        );
+    }
+
+    #[test]
+    fn tables_have_a_ruled_header_and_no_trailing_blanks() {
+        let text = table(
+            ["name", "state"],
+            [["a\u{1b}[31m".to_owned(), "ready".to_owned()]],
+        );
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[1].chars().all(|character| character == '─'), "{text}");
+        assert!(lines[2].ends_with(r"a\u{1b}[31m   ready"), "{text}");
+    }
+
+    proptest! {
+        #[test]
+        fn one_line_is_one_line_without_control_characters(text: String) {
+            let line = one_line(&text);
+            prop_assert!(!line.chars().any(char::is_control));
+        }
+    }
+}

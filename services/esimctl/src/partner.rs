@@ -1,0 +1,338 @@
+//! `esimctl partner`: who may order, and where their webhooks go.
+
+use anyhow::Context;
+use clap::{
+    Args, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use domain::{Environment, PartnerId};
+use rand::{TryRng, rngs::SysRng};
+use serde::Serialize;
+use serde_json::json;
+use signing::{SecretKey, webhook};
+use store::{
+    PgConnection,
+    config::{DatabaseConfig, MasterKeyConfig},
+    partners::{self, NewPartner, Partner},
+};
+
+use crate::{
+    database::connect,
+    output::{Output, moment, properties, table},
+    webhook_url::{WebhookUrl, WebhookUrlParser},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl partner create --name 'Acme Travel' --environment sandbox
+  esimctl partner list
+  esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks";
+
+const CREATE_EXAMPLES: &str = "Examples:
+  esimctl partner create --name 'Acme Travel' --environment sandbox
+  esimctl partner create --name 'Acme Travel' --environment live --webhook-url https://acme.example/webhooks --json
+
+The secrets are stored encrypted under the master key and shown this once: hand them to the partner over
+a safe channel. Without a webhook URL the webhooks wait until `esimctl partner set-webhook` sets one.";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl partner list
+  esimctl partner list --json";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  esimctl partner show ak_0123456789abcdef01234567
+  esimctl partner show 0199aabb-ccdd-7eee-8fff-001122334455 --json";
+
+const SET_WEBHOOK_EXAMPLES: &str = "Examples:
+  esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
+  esimctl partner set-webhook ak_0123456789abcdef01234567 --remove
+
+Webhooks that waited for a URL become due when one is set.";
+
+const DISABLE_EXAMPLES: &str = "Examples:
+  esimctl partner disable ak_0123456789abcdef01234567
+
+Its requests are denied within a second. Orders that were accepted go on, with their webhooks.";
+
+const ENABLE_EXAMPLES: &str = "Examples:
+  esimctl partner enable ak_0123456789abcdef01234567";
+
+const LONGEST_NAME: usize = 255;
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Make a partner account and print its secrets, this once
+    #[command(after_help = CREATE_EXAMPLES)]
+    Create(Create),
+    /// List the partners, oldest first
+    #[command(after_help = LIST_EXAMPLES)]
+    List,
+    /// Show a partner, without its secrets
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show(Which),
+    /// Set or remove where a partner's webhooks go
+    #[command(after_help = SET_WEBHOOK_EXAMPLES)]
+    SetWebhook {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        endpoint: Endpoint,
+    },
+    /// Deny a partner's requests
+    #[command(after_help = DISABLE_EXAMPLES)]
+    Disable(Which),
+    /// Allow the requests of a partner that was disabled
+    #[command(after_help = ENABLE_EXAMPLES)]
+    Enable(Which),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Create {
+    /// Its name, for people
+    #[arg(long, value_parser = name)]
+    name: String,
+    /// Where it belongs: a sandbox partner buys nothing real
+    #[arg(long, value_parser = PossibleValuesParser::new(["sandbox", "live"]).try_map(|name| name.parse::<Environment>()))]
+    environment: Environment,
+    /// Where its webhooks go
+    #[arg(long, value_name = "URL", value_parser = WebhookUrlParser)]
+    webhook_url: Option<WebhookUrl>,
+    #[command(flatten)]
+    master_key: MasterKeyConfig,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Which {
+    /// The partner's id or access key
+    #[arg(value_name = "ID|ACCESS_KEY")]
+    partner: String,
+}
+
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Endpoint {
+    /// Where its webhooks go from now on
+    #[arg(long, value_parser = WebhookUrlParser)]
+    url: Option<WebhookUrl>,
+    /// It gets no webhooks until a URL is set again
+    #[arg(long)]
+    remove: bool,
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::Create(new) => create(new, database, output).await,
+        Command::List => {
+            let partners = partners::list(&mut connect(database).await?).await?;
+            output.print(&partners, || list(&partners))
+        }
+        Command::Show(which) => {
+            let partner = find(&mut connect(database).await?, which).await?;
+            output.print(&partner, || describe(&partner))
+        }
+        Command::SetWebhook { which, endpoint } => set_webhook(which, endpoint, database, output).await,
+        Command::Disable(which) => set_disabled(which, true, database, output).await,
+        Command::Enable(which) => set_disabled(which, false, database, output).await,
+    }
+}
+
+/// A new partner with its secrets.
+#[derive(Serialize)]
+struct Created<'a> {
+    partner_id: PartnerId,
+    name: &'a str,
+    environment: Environment,
+    access_key: &'a str,
+    /// Base64.
+    secret_key: String,
+    webhook_url: Option<&'a str>,
+    /// `whsec_` and Base64.
+    webhook_secret: String,
+}
+
+async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let vault = new.master_key.vault()?;
+    let mut connection = connect(database).await?;
+    let partner_id = PartnerId::new();
+    let access_key = format!("ak_{}", hex::encode(random::<12>()?));
+    let secret_key = SecretKey::from_bytes(random::<32>()?.into())?;
+    let webhook_secret = webhook::Secret::from_bytes(random::<32>()?.into())?;
+    let webhook_url = new.webhook_url.as_ref().map(WebhookUrl::as_str);
+    let partner = NewPartner {
+        partner_id,
+        name: &new.name,
+        environment: new.environment,
+        access_key: &access_key,
+        secret_key: &secret_key,
+        webhook_url,
+        webhook_secret: &webhook_secret,
+    };
+    partners::create(&mut connection, &vault, &partner).await?;
+    let created = Created {
+        partner_id,
+        name: &new.name,
+        environment: new.environment,
+        access_key: &access_key,
+        secret_key: secret_key.to_base64(),
+        webhook_url,
+        webhook_secret: webhook_secret.to_text(),
+    };
+    output
+        .print(&created, || describe_created(&created))
+        .with_context(|| {
+            format!(
+                "nobody has seen the secrets of the new partner {partner_id}; disable it and create another"
+            )
+        })
+}
+
+fn describe_created(created: &Created<'_>) -> String {
+    let properties = properties(&[
+        ("partner_id", &created.partner_id.to_string()),
+        ("name", created.name),
+        ("environment", created.environment.as_str()),
+        ("access_key", created.access_key),
+        ("secret_key", &created.secret_key),
+        ("webhook_url", created.webhook_url.unwrap_or("-")),
+        ("webhook_secret", &created.webhook_secret),
+    ]);
+    format!("{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe.")
+}
+
+async fn set_webhook(
+    which: &Which,
+    endpoint: &Endpoint,
+    database: &DatabaseConfig,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let Partner { partner_id, name, .. } = find(&mut connection, which).await?;
+    let url = endpoint.url.as_ref().map(WebhookUrl::as_str);
+    let due = partners::set_webhook(&mut connection, partner_id.into(), url)
+        .await?
+        .with_context(|| unknown(which))?;
+    let result = json!({ "partner_id": partner_id, "webhook_url": url, "deliveries_due": due });
+    output.print(&result, || {
+        let name = crate::output::printable(&name);
+        match (url, due) {
+            (None, _) => format!("{name} gets no webhooks until a URL is set again"),
+            (Some(url), 0) => format!("webhooks of {name} go to {url}; none was waiting"),
+            (Some(url), due) => {
+                format!("webhooks of {name} go to {url}; waiting webhooks that are due now: {due}")
+            }
+        }
+    })
+}
+
+async fn set_disabled(
+    which: &Which,
+    disabled: bool,
+    database: &DatabaseConfig,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let partner = find(&mut connection, which).await?;
+    partners::set_disabled(&mut connection, partner.partner_id.into(), disabled).await?;
+    let partner = find(&mut connection, which).await?;
+    output.print(&partner, || describe(&partner))
+}
+
+async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Result<Partner> {
+    partners::show(connection, &which.partner)
+        .await?
+        .with_context(|| unknown(which))
+}
+
+fn unknown(which: &Which) -> String {
+    format!(
+        "there is no partner with the id or access key {:?}; see `esimctl partner list`",
+        which.partner
+    )
+}
+
+fn list(partners: &[Partner]) -> String {
+    if partners.is_empty() {
+        return "There are no partners yet; see `esimctl partner create --help`.".to_owned();
+    }
+    let rows = partners.iter().map(|partner| {
+        [
+            partner.partner_id.to_string(),
+            partner.name.clone(),
+            partner.environment.clone(),
+            partner.access_key.clone(),
+            state(partner),
+            partner.webhook_url.clone().unwrap_or_else(|| "-".to_owned()),
+        ]
+    });
+    table(
+        [
+            "partner_id",
+            "name",
+            "environment",
+            "access_key",
+            "state",
+            "webhook_url",
+        ],
+        rows,
+    )
+}
+
+fn describe(partner: &Partner) -> String {
+    properties(&[
+        ("partner_id", &partner.partner_id.to_string()),
+        ("name", &partner.name),
+        ("environment", &partner.environment),
+        ("access_key", &partner.access_key),
+        ("state", &state(partner)),
+        ("webhook_url", partner.webhook_url.as_deref().unwrap_or("-")),
+        ("created", &format!("{} UTC", moment(partner.created_at))),
+    ])
+}
+
+fn state(partner: &Partner) -> String {
+    match partner.disabled_at {
+        Some(at) => format!("disabled since {} UTC", moment(at)),
+        None if partner.has_secret_key => "enabled".to_owned(),
+        None => "enabled, but without a secret key".to_owned(),
+    }
+}
+
+fn name(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    if name.is_empty() {
+        Err("it is blank".to_owned())
+    } else if name.chars().any(char::is_control) {
+        Err("it has a control character".to_owned())
+    } else if name.chars().count() > LONGEST_NAME {
+        Err(format!("it is longer than {LONGEST_NAME} characters"))
+    } else {
+        Ok(name.to_owned())
+    }
+}
+
+/// Bytes that nobody can guess, from the operating system.
+fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    SysRng
+        .try_fill_bytes(&mut bytes)
+        .context("the operating system gave no random bytes")?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_trimmed_and_printable() {
+        assert_eq!(name("  Acme Travel ").as_deref(), Ok("Acme Travel"));
+        assert_eq!(name(&"ü".repeat(255)).map(|name| name.chars().count()), Ok(255));
+        for bad in ["", "  ", "a\u{1b}[2J", &"a".repeat(256)] {
+            assert!(name(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn random_bytes_differ() {
+        assert_ne!(random::<32>().unwrap(), random::<32>().unwrap());
+    }
+}

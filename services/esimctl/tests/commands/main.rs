@@ -1,0 +1,461 @@
+//! `esimctl` as operators run it: the real program on a real database.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod support;
+
+use std::time::Duration;
+
+use domain::{ActivationCode, Iccid, PartnerId};
+use serde_json::{Value, json};
+use store::{
+    deliveries::{self, AttemptResult, Attempted},
+    partners,
+    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
+    profile::Profile,
+    vault::Vault,
+};
+use tokio::{
+    io::{AsyncBufReadExt, BufReader, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+};
+use url::Url;
+
+use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order};
+
+const NOWHERE: &str = "postgres://esim:hush@127.0.0.1:1/esim";
+
+fn vault() -> Vault {
+    Vault::parse(&MASTER_KEY.to_owned().into()).unwrap()
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value[field]
+        .as_str()
+        .unwrap_or_else(|| panic!("no {field} in {value}"))
+}
+
+fn option(name: &str) -> Value {
+    json!({
+        "option_id": domain::OptionId::new(), "name": name, "provider": "sandbox", "provider_option_id": name,
+        "environment": "sandbox",
+    })
+}
+
+#[tokio::test]
+async fn migrate_is_needed_once_and_harmless_twice() {
+    let operator = Operator::on_empty_database().await;
+    let early = operator.run(&["partner", "list"]).await;
+    assert!(early.line(1).contains("run `esimctl migrate`"), "{early:?}");
+    let version = store::schema::latest();
+    assert_eq!(
+        operator.json(&["migrate"]).await,
+        json!({ "schema_version": version, "was": 0 })
+    );
+    assert_eq!(
+        operator.json(&["migrate"]).await,
+        json!({ "schema_version": version, "was": version })
+    );
+    assert!(
+        operator
+            .run(&["migrate"])
+            .await
+            .text()
+            .contains(&format!("at version {version} already"))
+    );
+    assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
+}
+
+#[tokio::test]
+async fn migrate_waits_for_a_server_that_is_just_starting() {
+    let operator = Operator::on_empty_database().await;
+    let real: Url = operator.database.url().parse().unwrap();
+    let real = format!("{}:{}", real.host_str().unwrap(), real.port().unwrap_or(5432));
+    let port = testkit::ports::free().unwrap();
+    let mut url: Url = operator.database.url().parse().unwrap();
+    url.set_host(Some("127.0.0.1")).unwrap();
+    url.set_port(Some(port)).unwrap();
+
+    let mut command = esimctl(&["migrate"]);
+    let mut child = command.env("DATABASE_URL", url.as_str()).spawn().unwrap();
+    let mut said = String::new();
+    let stderr = child.stderr.take().unwrap();
+    BufReader::new(stderr).read_line(&mut said).await.unwrap();
+    assert!(said.contains("waiting up to 30s for PostgreSQL"), "{said}");
+
+    let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let real = real.clone();
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(real).await.unwrap();
+                copy_bidirectional(&mut client, &mut server).await
+            });
+        }
+    });
+    assert!(ended(child).await.text().contains("it was at 0"));
+}
+
+#[tokio::test]
+async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
+    let operator = Operator::new().await;
+    let url = "http://127.0.0.1:9000/webhooks";
+    let arguments = [
+        "partner",
+        "create",
+        "--name",
+        "Acme",
+        "--environment",
+        "live",
+        "--webhook-url",
+        url,
+    ];
+    let made = operator.json(&arguments).await;
+    assert_eq!(
+        (text(&made, "name"), text(&made, "environment")),
+        ("Acme", "live")
+    );
+    assert_eq!(text(&made, "webhook_url"), url);
+    let access_key = text(&made, "access_key");
+    assert!(
+        access_key.starts_with("ak_") && access_key.len() == 27,
+        "{access_key}"
+    );
+
+    let mut connection = operator.database.connect().await.unwrap();
+    let stored = partners::by_access_key(&mut connection, access_key)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(stored.partner_id.to_string(), text(&made, "partner_id"));
+    let key = partners::open_secret_key(&vault(), stored.partner_id, stored.secret_key.as_deref().unwrap())
+        .unwrap();
+    assert_eq!(
+        (key.to_base64().as_str(), key.expose().len()),
+        (text(&made, "secret_key"), 32)
+    );
+    let webhook_secret = signing::webhook::Secret::parse(text(&made, "webhook_secret")).unwrap();
+    assert_eq!(webhook_secret.expose().len(), 32);
+
+    for id in [access_key, text(&made, "partner_id")] {
+        let shown = operator.run(&["partner", "show", id]).await;
+        assert!(shown.text().contains(access_key) && !shown.text().contains(text(&made, "secret_key")));
+        let shown = operator.json(&["partner", "show", id]).await;
+        assert_eq!(shown["partner_id"], made["partner_id"]);
+        assert!(shown.get("secret_key").is_none() && shown.get("webhook_secret").is_none());
+    }
+    let human = operator
+        .run(&["partner", "create", "--name", "B", "--environment", "sandbox"])
+        .await;
+    assert!(human.text().contains("shown only now"), "{human:?}");
+    assert_eq!(
+        operator
+            .json(&["partner", "list"])
+            .await
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    let list = operator.run(&["partner", "list"]).await;
+    assert!(
+        list.text().contains(access_key) && list.text().contains(url),
+        "{list:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_partner_is_disabled_and_enabled() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let first = operator.json(&["partner", "disable", id]).await;
+    assert!(first["disabled_at"].is_string(), "{first}");
+    assert_eq!(
+        operator
+            .json(&["partner", "disable", text(&made, "access_key")])
+            .await,
+        first
+    );
+    assert!(
+        operator
+            .run(&["partner", "list"])
+            .await
+            .text()
+            .contains("disabled since")
+    );
+    assert!(operator.json(&["partner", "enable", id]).await["disabled_at"].is_null());
+    let unknown = operator.run(&["partner", "disable", "ak_nobody"]).await;
+    assert!(unknown.line(1).contains("`esimctl partner list`"), "{unknown:?}");
+}
+
+/// The unit is bought and ready, and has a delivery.
+async fn make_ready(connection: &mut store::PgConnection, order: &Order) {
+    let claim = Claim::Named(&[order.placement]);
+    let claimed = placements::claim(connection, claim, Duration::from_mins(1))
+        .await
+        .unwrap();
+    let profile = Profile {
+        code: ActivationCode::new("smdp.example.com", "TOP-SECRET").unwrap(),
+        expired_date: "2026-01-29".to_owned(),
+    };
+    let unit = Unit {
+        topup_id: order.topup.clone(),
+        provider_unit_id: "unit-1".to_owned(),
+        progress: Progress::Ready {
+            iccid: Iccid::parse("8981000000000000001").unwrap(),
+            profile: profile.seal(&vault(), &order.topup).unwrap(),
+        },
+    };
+    let outcome = Outcome::Bought {
+        units: vec![unit],
+        collect_in: None,
+        overdue: false,
+        announced: true,
+    };
+    let settlement = Settlement {
+        placement_id: order.placement,
+        attempt: claimed[0].attempt,
+        outcome,
+    };
+    let settled = placements::settle(connection, &[settlement]).await.unwrap();
+    assert_eq!(settled[0].ready, std::slice::from_ref(&order.topup));
+}
+
+#[tokio::test]
+async fn a_url_makes_waiting_webhooks_due() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let partner: PartnerId = id.parse().unwrap();
+    let mut connection = operator.database.connect().await.unwrap();
+    let order = store_order(&mut connection, partner, "o-1").await;
+    make_ready(&mut connection, &order).await;
+    assert_eq!(
+        deliveries::set_no_endpoint(&mut connection, &[order.topup])
+            .await
+            .unwrap(),
+        1
+    );
+
+    let set = [
+        "partner",
+        "set-webhook",
+        id,
+        "--url",
+        "https://acme.example/hooks",
+    ];
+    let expected = |due: u64| json!({ "partner_id": id, "webhook_url": set[4], "deliveries_due": due });
+    assert_eq!(operator.json(&set).await, expected(1));
+    assert_eq!(operator.json(&set).await, expected(0));
+    assert!(operator.run(&set).await.text().contains("none was waiting"));
+    let removed = operator
+        .json(&["partner", "set-webhook", text(&made, "access_key"), "--remove"])
+        .await;
+    assert_eq!(
+        removed,
+        json!({ "partner_id": id, "webhook_url": null, "deliveries_due": 0 })
+    );
+    for wrong in [&set[..3], &[&set[..], &["--remove"]].concat()] {
+        assert!(operator.run(wrong).await.line(2).contains("--url"));
+    }
+}
+
+#[tokio::test]
+async fn an_order_is_found_by_each_of_its_ids() {
+    let operator = Operator::new().await;
+    let partner: PartnerId = text(&operator.create_partner().await, "partner_id")
+        .parse()
+        .unwrap();
+    let mut connection = operator.database.connect().await.unwrap();
+    let order = store_order(&mut connection, partner, "o\u{1b}[2J-1").await;
+    let pending = operator.run(&["order", "show", &order.id.to_string()]).await;
+    assert!(
+        pending.text().contains("accepted") && pending.text().contains("pending"),
+        "{pending:?}"
+    );
+    make_ready(&mut connection, &order).await;
+    let result = |result| Attempted {
+        topup_id: order.topup.clone(),
+        attempt: 0,
+        status: Some(500),
+        result,
+    };
+    let failed = AttemptResult::Failed {
+        error: "status".to_owned(),
+        retry_in: Some(Duration::from_secs(5)),
+    };
+    deliveries::record(&mut connection, &[result(failed)])
+        .await
+        .unwrap();
+
+    for id in [
+        order.id.to_string(),
+        order.topup.to_string(),
+        "o\u{1b}[2J-1".to_owned(),
+    ] {
+        let shown = operator.json(&["order", "show", &id]).await;
+        let found = &shown["orders"][0];
+        assert_eq!(text(found, "order_id"), order.id.to_string());
+        assert_eq!(text(&found["placements"][0], "state"), "placed");
+        assert_eq!(text(&found["topups"][0], "state"), "ready");
+        assert_eq!(found["topups"][0]["delivery_status"], 500);
+    }
+    let shown = operator.run(&["order", "show", &order.topup.to_string()]).await;
+    for part in [
+        r"o\u{1b}[2J-1",
+        "placed",
+        "ready",
+        "1 webhook attempt; answered 500; status; next ",
+        " +0.",
+    ] {
+        assert!(shown.text().contains(part), "{part} in {}", shown.stdout);
+    }
+    assert!(!shown.stdout.contains("TOP-SECRET") && !shown.stdout.contains('\u{1b}'));
+    let unknown = operator.run(&["order", "show", "o-2"]).await;
+    assert!(unknown.line(1).contains(r#"no order "o-2""#), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn options_are_imported_whole_or_not_at_all() {
+    let operator = Operator::new().await;
+    let (mut one, other) = (option("one"), option("other"));
+    let catalogue = |options: &[&Value]| json!({ "options": options }).to_string();
+    let import = async |text: String| {
+        operator
+            .run_with_input(&["option", "import", "-", "--json"], text)
+            .await
+    };
+    let counts = |imported: u32, unchanged: u32| json!({ "imported": imported, "unchanged": unchanged });
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("options.json");
+    std::fs::write(&file, catalogue(&[&one])).unwrap();
+    let file = file.to_str().unwrap();
+    assert_eq!(operator.json(&["option", "import", file]).await, counts(1, 0));
+    assert_eq!(
+        operator.run(&["option", "import", file]).await.text(),
+        "0 imported, 1 unchanged\n"
+    );
+
+    one["name"] = json!("renamed");
+    let mut wrong = option("wrong");
+    wrong["environment"] = json!("moon");
+    let refused = import(catalogue(&[&one, &wrong, &one])).await;
+    let line = refused.line(1);
+    assert!(
+        line.contains("options[1] environment") && line.contains("options[2] option_id"),
+        "{line}"
+    );
+    let listed = operator.json(&["option", "list"]).await;
+    assert_eq!(
+        (listed.as_array().unwrap().len(), text(&listed[0], "name")),
+        (1, "one")
+    );
+
+    assert_eq!(import(catalogue(&[&one, &other])).await.json(), counts(2, 0));
+    assert_eq!(import(catalogue(&[&one, &other])).await.json(), counts(0, 2));
+    one["enabled"] = json!(true);
+    let mut expected = vec![other, one];
+    expected[0]["enabled"] = json!(true);
+    assert_eq!(operator.json(&["option", "list"]).await, Value::Array(expected));
+    assert!(operator.run(&["option", "list"]).await.text().contains("renamed"));
+    let missing = operator.run(&["option", "import", "/nowhere/options.json"]).await;
+    assert!(
+        missing.line(1).contains("cannot open /nowhere/options.json"),
+        "{missing:?}"
+    );
+}
+
+#[tokio::test]
+async fn standard_input_is_read_to_its_end_before_anything_fails() {
+    // More than a pipe holds, for a database without the schema.
+    let operator = Operator::on_empty_database().await;
+    let options: Vec<Value> = (0..5_000)
+        .map(|number| option(&format!("option {number}")))
+        .collect();
+    let input = json!({ "options": options }).to_string();
+    let refused = operator.run_with_input(&["option", "import", "-"], input).await;
+    assert!(refused.line(1).contains("esimctl migrate"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_one_line_without_its_password() {
+    let away = run(esimctl(&["partner", "list"]).env("DATABASE_URL", NOWHERE)).await;
+    let line = away.line(1);
+    assert!(
+        line.contains("check DATABASE_URL") && line.contains("refused"),
+        "{line}"
+    );
+    assert!(!line.contains("hush"), "{line}");
+}
+
+#[tokio::test]
+async fn wrong_settings_are_one_line_that_names_them() {
+    let no_database = run(&mut esimctl(&["partner", "list"])).await;
+    assert!(no_database.line(2).contains("DATABASE_URL"), "{no_database:?}");
+    let bad_url = run(esimctl(&["partner", "list"]).env("DATABASE_URL", "mysql//hush")).await;
+    assert!(
+        bad_url.line(2).contains("DATABASE_URL") && !bad_url.stderr.contains("hush"),
+        "{bad_url:?}"
+    );
+
+    let create = ["partner", "create", "--name", "Acme", "--environment", "sandbox"];
+    for (settings, part) in [
+        (&[][..], "MASTER_KEY or MASTER_KEY_FILE"),
+        (
+            &[("MASTER_KEY", MASTER_KEY), ("MASTER_KEY_FILE", "/keys")],
+            "both MASTER_KEY and MASTER_KEY_FILE",
+        ),
+        (
+            &[("MASTER_KEY_FILE", "/nowhere/keys")],
+            "MASTER_KEY_FILE=/nowhere/keys",
+        ),
+        (&[("MASTER_KEY", "hush")], "master key number 1"),
+    ] {
+        let mut command = esimctl(&create);
+        let refused = run(command
+            .env("DATABASE_URL", NOWHERE)
+            .envs(settings.iter().copied()))
+        .await;
+        assert!(
+            refused.line(2).contains(part) && !refused.stderr.contains("hush"),
+            "{refused:?}"
+        );
+    }
+    for (arguments, part) in [
+        (&["--environment", "moon"][..], "possible values: sandbox, live"),
+        (
+            &[
+                "--environment",
+                "live",
+                "--webhook-url",
+                "https://user:hush@example.com",
+            ],
+            "remove it",
+        ),
+        (
+            &["--environment", "live", "--webhook-url", "example.com"],
+            "https://example.com/webhooks",
+        ),
+    ] {
+        let arguments = [&create[..4], arguments].concat();
+        let refused = run(esimctl(&arguments).env("DATABASE_URL", NOWHERE)).await;
+        assert!(
+            refused.line(2).contains(part) && !refused.stderr.contains("hush"),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn help_needs_no_settings() {
+    for arguments in [
+        &["--help"][..],
+        &["partner", "--help"],
+        &["option", "import", "--help"],
+    ] {
+        let help = run(&mut esimctl(arguments)).await;
+        assert!(help.text().contains("Examples:"), "{help:?}");
+    }
+}

@@ -1,0 +1,177 @@
+//! An operator at a database of the test's own, with the real program.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a helper that fails fails its test"
+)]
+
+use std::{process::Stdio, time::Duration};
+
+use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use serde_json::Value;
+use store::{
+    PgConnection,
+    orders::{self, NewOrder, NewPlacement, NewTopup},
+};
+use testkit::database::Database;
+use tokio::{
+    io::AsyncWriteExt,
+    process::{Child, Command},
+    time::timeout,
+};
+
+pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+const TIMEOUT: Duration = Duration::from_mins(1);
+
+/// `esimctl` with nothing of the test's own environment.
+pub fn esimctl(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_esimctl"));
+    command
+        .args(arguments)
+        .env_clear()
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl Ended {
+    /// What it printed as JSON.
+    pub fn json(&self) -> Value {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        serde_json::from_str(&self.stdout).unwrap()
+    }
+
+    /// What it printed for people.
+    pub fn text(&self) -> &str {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        &self.stdout
+    }
+
+    /// The line with which it ended with this status, having printed nothing else.
+    pub fn line(&self, code: i32) -> &str {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stdout, "");
+        assert_eq!(self.stderr.lines().count(), 1, "{self:?}");
+        self.stderr.trim_end()
+    }
+}
+
+/// Waits for the end of a program that was started with [`esimctl`].
+pub async fn ended(child: Child) -> Ended {
+    let output = timeout(TIMEOUT, child.wait_with_output())
+        .await
+        .expect("esimctl hangs")
+        .unwrap();
+    Ended {
+        code: output.status.code(),
+        stdout: String::from_utf8(output.stdout).unwrap(),
+        stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Runs to the end with nothing on standard input.
+pub async fn run(command: &mut Command) -> Ended {
+    ended(command.stdin(Stdio::null()).spawn().unwrap()).await
+}
+
+/// A database, empty or migrated, and the program set up for it.
+pub struct Operator {
+    pub database: Database,
+}
+
+impl Operator {
+    pub async fn on_empty_database() -> Self {
+        Self {
+            database: Database::create().await.unwrap(),
+        }
+    }
+
+    pub async fn new() -> Self {
+        let operator = Self::on_empty_database().await;
+        operator.run(&["migrate"]).await.text();
+        operator
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = esimctl(arguments);
+        command
+            .env("DATABASE_URL", self.database.url())
+            .env("MASTER_KEY", MASTER_KEY);
+        command
+    }
+
+    pub async fn run(&self, arguments: &[&str]) -> Ended {
+        run(&mut self.command(arguments)).await
+    }
+
+    pub async fn json(&self, arguments: &[&str]) -> Value {
+        self.run(&[arguments, &["--json"]].concat()).await.json()
+    }
+
+    /// With this text on standard input, all of which has to be taken.
+    pub async fn run_with_input(&self, arguments: &[&str], input: String) -> Ended {
+        let mut child = self.command(arguments).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let written = tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
+        let ended = ended(child).await;
+        written
+            .await
+            .unwrap()
+            .expect("standard input was closed before its end");
+        ended
+    }
+
+    pub async fn create_partner(&self) -> Value {
+        self.json(&["partner", "create", "--name", "Acme", "--environment", "sandbox"])
+            .await
+    }
+}
+
+/// An order of one unit, as ingress stores it.
+pub struct Order {
+    pub id: OrderId,
+    pub placement: PlacementId,
+    pub topup: TopupId,
+}
+
+pub async fn store_order(
+    connection: &mut PgConnection,
+    partner: PartnerId,
+    external_order_id: &str,
+) -> Order {
+    let order = Order {
+        id: OrderId::new(),
+        placement: PlacementId::new(),
+        topup: TopupIds::new(7).next(runtime::clock::now()),
+    };
+    let new = NewOrder {
+        order_id: order.id,
+        partner_id: partner,
+        external_order_id: external_order_id.to_owned(),
+        traceparent: None,
+        answer_within: Duration::ZERO,
+        placements: vec![NewPlacement {
+            placement_id: order.placement,
+            provider: "sandbox".to_owned(),
+            topups: vec![NewTopup {
+                topup_id: order.topup.clone(),
+                position: 0,
+                option_id: OptionId::new(),
+                provider_option_id: "ready".to_owned(),
+            }],
+        }],
+    };
+    assert_eq!(orders::insert(connection, &[new]).await.unwrap(), [true]);
+    order
+}
