@@ -1,0 +1,370 @@
+//! The stage: takes deliveries up, attempts each once, and records what became of it.
+
+use std::{sync::Arc, time::Duration};
+
+use domain::{PartnerId, TopupId};
+use pipeline::{
+    GroupCommit,
+    group_commit::Writer,
+    payload::TopupReady,
+    trace,
+    worker::{Stage, Trigger},
+};
+use runtime::clock;
+use store::{
+    PgPool,
+    deliveries::{self, AttemptResult, Attempted, Delivery, Take},
+    partners,
+    profile::Profile,
+    vault::Vault,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span, field::Empty, info_span};
+use url::Url;
+
+use crate::{
+    endpoints::{Endpoints, Seat},
+    schedule::{self, Answer, Next},
+    webhook::{self, Sender, Unanswered},
+};
+
+/// How long a delivery that a readiness event brought waits for a slot of its endpoint.
+const SLOT_WAIT: Duration = Duration::from_secs(1);
+/// What a lease leaves for everything but the exchange: waiting for a slot, opening, recording.
+const LEASE_MARGIN: Duration = Duration::from_secs(5);
+
+/// How long a delivery is left alone by others once it is taken up, given the deadline of an exchange.
+pub fn lease(timeout: Duration) -> Duration {
+    timeout + LEASE_MARGIN
+}
+
+/// Everything that a delivery needs on its way out.
+pub struct Deliver {
+    pool: PgPool,
+    vault: Vault,
+    sender: Sender,
+    public_url: String,
+    lease: Duration,
+    /// The most requests to one endpoint at once.
+    per_endpoint: usize,
+    endpoints: Arc<Endpoints>,
+    /// Held while overdue deliveries are claimed, so that nobody takes the seats they are claimed for.
+    seating: tokio::sync::Mutex<()>,
+    attempts: GroupCommit<Attempts>,
+    without_url: GroupCommit<WithoutUrl>,
+    stop: CancellationToken,
+}
+
+/// What [`Deliver`] is told.
+pub struct Settings {
+    /// Where partners reach us, without final slash.
+    pub public_url: String,
+    /// The deadline of a whole exchange.
+    pub timeout: Duration,
+    /// The most requests to one endpoint at once.
+    pub per_endpoint: usize,
+    /// The most deliveries at once; bounds what is recorded in one batch.
+    pub most: usize,
+}
+
+/// A delivery that was taken up, on its endpoint's account.
+pub struct Work {
+    delivery: Delivery,
+    seat: Seat,
+}
+
+impl Deliver {
+    /// Delivers until `stop`; what is under way then is finished.
+    pub fn new(
+        pool: PgPool,
+        vault: Vault,
+        sender: Sender,
+        settings: Settings,
+        stop: CancellationToken,
+    ) -> Self {
+        Self {
+            vault,
+            sender,
+            public_url: settings.public_url,
+            lease: lease(settings.timeout),
+            per_endpoint: settings.per_endpoint,
+            endpoints: Endpoints::new(settings.per_endpoint),
+            seating: tokio::sync::Mutex::default(),
+            attempts: GroupCommit::start(Attempts(pool.clone()), settings.most),
+            without_url: GroupCommit::start(WithoutUrl(pool.clone()), settings.most),
+            pool,
+            stop,
+        }
+    }
+
+    /// What finds no seat is left alone: it is due again when its lease ends.
+    fn seated(&self, deliveries: Vec<Delivery>) -> Vec<Work> {
+        let seat = |delivery: Delivery| {
+            let seat = self.endpoints.seat(delivery.partner_id)?;
+            Some(Work { delivery, seat })
+        };
+        deliveries.into_iter().filter_map(seat).collect()
+    }
+
+    async fn deliver(&self, Work { delivery, seat }: Work) {
+        let Some(url) = &delivery.webhook_url else {
+            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "no webhook URL");
+            return self.write(&self.without_url, delivery.topup_id).await;
+        };
+        let slot = tokio::select! {
+            slot = tokio::time::timeout(SLOT_WAIT, seat.slot()) => slot.ok().flatten(),
+            () = self.stop.cancelled() => None,
+        };
+        let Some(slot) = slot else {
+            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the endpoint is busy");
+            return;
+        };
+        let tried = self.attempt(&delivery, url).await;
+        drop(slot);
+        drop(seat);
+
+        let next = schedule::next(delivery.attempt, tried.as_ref().ok().copied(), rand::random());
+        log(&delivery, &tried, next);
+        let result = match (next, &tried) {
+            (Next::Delivered, _) => AttemptResult::Delivered,
+            (_, Ok(answer)) => failed(format!("answered {}", answer.status), next),
+            (_, Err(failure)) => failed(failure.to_string(), next),
+        };
+        let status = tried.ok().map(|answer| answer.status);
+        let attempted = Attempted {
+            topup_id: delivery.topup_id,
+            attempt: delivery.attempt,
+            status,
+            result,
+        };
+        self.write(&self.attempts, attempted).await;
+    }
+
+    /// One request, signed for this moment.
+    async fn attempt(&self, delivery: &Delivery, url: &str) -> Result<Answer, Failure> {
+        let url: Url = url.parse().map_err(|_| Unanswered::BadUrl)?;
+        let topup_id = &delivery.topup_id;
+        let profile = Profile::open(&self.vault, topup_id, &delivery.profile).map_err(Failure::Profile)?;
+        let secret =
+            partners::open_webhook_secret(&self.vault, delivery.partner_id, &delivery.webhook_secret)
+                .map_err(Failure::Secret)?;
+        let span = info_span!(
+            "POST webhook",
+            otel.kind = "client",
+            http.request.method = "POST",
+            server.address = url.host_str(),
+            server.port = url.port_or_known_default(),
+            http.response.status_code = Empty,
+            error.type = Empty,
+        );
+        let now = clock::now();
+        let body = webhook::body(delivery, &profile, &self.public_url).map_err(|_| Failure::Unwritable)?;
+        let traceparent = trace::context_of(&span);
+        let headers = webhook::headers(
+            topup_id,
+            now.unix_timestamp(),
+            &body,
+            &secret,
+            traceparent.as_deref(),
+        )
+        .map_err(|_| Failure::Unwritable)?;
+        let answer = self
+            .sender
+            .post(url, headers, body, now)
+            .instrument(span.clone())
+            .await;
+        match &answer {
+            Ok(answer) => span.record("http.response.status_code", answer.status),
+            Err(unanswered) => span.record("error.type", tracing::field::display(unanswered)),
+        };
+        Ok(answer?)
+    }
+
+    /// Writes until it is written. While the database is away that may take long, and nothing could
+    /// be claimed meanwhile anyway; what is given up by a stop is due again when its lease ends.
+    async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
+    where
+        W: Writer<Error = store::Error>,
+        W::Item: Clone,
+    {
+        let mut pause = Duration::from_millis(100);
+        loop {
+            match commit.write(item.clone()).await {
+                Ok(Err(error)) if !error.is_about_data() && !self.stop.is_cancelled() => {}
+                Ok(Err(error)) => {
+                    return tracing::error!(%error, "an attempt was not recorded; it is made again");
+                }
+                Ok(Ok(_)) | Err(_) => return,
+            }
+            tokio::select! {
+                () = tokio::time::sleep(pause) => {}
+                // Once more, in case the database is there again by now.
+                () = self.stop.cancelled() => {}
+            }
+            pause = (pause * 2).min(Duration::from_secs(5));
+        }
+    }
+}
+
+impl Stage for Deliver {
+    const KIND: &'static str = "ready";
+    type Message = TopupReady;
+    type Work = Work;
+    type Key = TopupId;
+
+    fn key(&self, message: &TopupReady) -> TopupId {
+        let TopupReady::V1 { topup_id } = message;
+        topup_id.clone()
+    }
+
+    fn work_key(&self, work: &Work) -> TopupId {
+        work.delivery.topup_id.clone()
+    }
+
+    async fn claim(&self, messages: &[TopupReady]) -> anyhow::Result<Vec<Work>> {
+        let topups: Vec<TopupId> = messages.iter().map(|message| self.key(message)).collect();
+        let mut connection = self.pool.acquire().await?;
+        let first = deliveries::take(&mut connection, Take::First(&topups), self.lease).await?;
+        drop(connection);
+        let _seating = self.seating.lock().await;
+        Ok(self.seated(first))
+    }
+
+    async fn claim_due(&self, limit: usize) -> anyhow::Result<Vec<Work>> {
+        let mut connection = self.pool.acquire().await?;
+        let _seating = self.seating.lock().await;
+        let under_way: Vec<(PartnerId, usize)> = self.endpoints.under_way();
+        // One slot each, without waiting: claiming wrote to the row, and would have been for nothing.
+        let due = Take::Due {
+            limit,
+            per_partner: self.per_endpoint,
+            under_way: &under_way,
+        };
+        let due = deliveries::take(&mut connection, due, self.lease).await?;
+        Ok(self.seated(due))
+    }
+
+    async fn run(&self, work: Work, trigger: Trigger<TopupReady>) {
+        let span = process_span(&work.delivery, trigger.traceparent.as_deref());
+        self.deliver(work).instrument(span).await;
+    }
+}
+
+/// The first attempt belongs to the order's trace. A later one, hours later maybe, is a trace of its
+/// own with a link to it.
+fn process_span(delivery: &Delivery, traceparent: Option<&str>) -> Span {
+    let span = info_span!(
+        parent: None,
+        "process topup.ready",
+        otel.kind = "consumer",
+        messaging.system = "nats",
+        messaging.operation.name = "process",
+        messaging.operation.type = "process",
+        messaging.destination.name = "topup.ready",
+        messaging.message.id = %delivery.topup_id,
+        topup.id = %delivery.topup_id,
+        partner.id = %delivery.partner_id,
+        order.id = %delivery.order_id,
+        attempt = delivery.attempt,
+    );
+    let order = delivery.traceparent.as_deref();
+    if delivery.attempt == 0 {
+        trace::set_parent(&span, traceparent.or(order));
+    } else {
+        trace::link(&span, order);
+    }
+    span
+}
+
+/// Why an attempt brought no answer. Its text is stored and logged: it holds no URL and no secret.
+#[derive(Clone, Debug, thiserror::Error)]
+enum Failure {
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
+    #[error("the profile cannot be opened: {0}")]
+    Profile(store::Error),
+    #[error("the webhook secret cannot be opened: {0}")]
+    Secret(store::Error),
+    #[error("the webhook cannot be written")]
+    Unwritable,
+}
+
+fn failed(error: String, next: Next) -> AttemptResult {
+    let retry_in = match next {
+        Next::Retry(wait) => Some(wait),
+        Next::Delivered | Next::Exhausted => None,
+    };
+    AttemptResult::Failed { error, retry_in }
+}
+
+/// One line for each attempt.
+fn log(delivery: &Delivery, tried: &Result<Answer, Failure>, next: Next) {
+    let Delivery {
+        topup_id,
+        partner_id,
+        order_id,
+        attempt,
+        age,
+        ..
+    } = delivery;
+    let status = tried.as_ref().ok().map(|answer| answer.status);
+    let error = tried.as_ref().err().map(tracing::field::display);
+    match (tried, next) {
+        (_, Next::Delivered) => tracing::debug!(
+            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, ?age,
+            "webhook delivered"
+        ),
+        (Err(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
+            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, error, ?next,
+            "webhook cannot be made"
+        ),
+        (_, Next::Retry(retry_in)) => tracing::info!(
+            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error, ?retry_in,
+            "webhook not delivered, will be tried again"
+        ),
+        (_, Next::Exhausted) => tracing::warn!(
+            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error,
+            "webhook not delivered, exhausted"
+        ),
+    }
+}
+
+/// Records attempts.
+struct Attempts(PgPool);
+
+impl Writer for Attempts {
+    type Item = Attempted;
+    type Output = ();
+    type Error = store::Error;
+
+    async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
+        let recorded = async { deliveries::record(&mut *self.0.acquire().await?, items).await };
+        recorded
+            .await
+            .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
+    }
+
+    fn one_is_at_fault(error: &store::Error) -> bool {
+        error.is_about_data()
+    }
+}
+
+/// Gives up on deliveries of partners without webhook URL, until one is set.
+struct WithoutUrl(PgPool);
+
+impl Writer for WithoutUrl {
+    type Item = TopupId;
+    type Output = ();
+    type Error = store::Error;
+
+    async fn write(&self, items: &[TopupId]) -> Result<Vec<()>, store::Error> {
+        let done = async { deliveries::set_no_endpoint(&mut *self.0.acquire().await?, items).await };
+        done.await
+            .inspect_err(|error| tracing::warn!(%error, "cannot record missing webhook URLs"))?;
+        Ok(vec![(); items.len()])
+    }
+
+    fn one_is_at_fault(error: &store::Error) -> bool {
+        error.is_about_data()
+    }
+}

@@ -1,0 +1,234 @@
+//! The notifier tells partners of their eSIMs: one signed webhook for each topup that became ready.
+//!
+//! Its cast: [`deliver`] takes deliveries up, attempts them and records what became of them;
+//! [`webhook`] makes one request and hears its answer; [`schedule`] says what the answer means and
+//! when to try again; [`guard`] keeps webhooks out of our own network; [`endpoints`] gives each
+//! partner its share and no more.
+//!
+//! Its guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends,
+//! or the partner turns out to have no webhook URL; each of these ends is recorded. At least once: a
+//! crash between an endpoint's answer and its record repeats the webhook with the same `webhook-id`.
+//!
+//! A lease (`redrive_at` moved on when a delivery is taken up, or set when it is born) keeps two
+//! notifiers from doing the same at once. It is not for correctness: a notifier that stalls past its
+//! lease sends what another sends too, and the one that records second changes nothing.
+
+pub mod deliver;
+pub mod endpoints;
+pub mod guard;
+pub mod schedule;
+pub mod webhook;
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use clap::Parser;
+use pipeline::{Nats, NatsConfig, streams::Source, worker};
+use runtime::{
+    CommonConfig, Shutdown,
+    health::{self, Readiness},
+};
+use store::{
+    PgPool,
+    config::{DatabaseConfig, MasterKeyConfig},
+    schema::{self, SchemaError},
+};
+use url::Url;
+
+use crate::{
+    deliver::{Deliver, Settings},
+    guard::{Allowed, Guard},
+    webhook::Sender,
+};
+
+/// How often the database and NATS are looked at for readiness.
+const LOOK: Duration = Duration::from_secs(1);
+/// A delivery is born with a lease of 25 s; a first attempt is made only if it fits into that.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
+
+/// Tells partners of their eSIMs by webhook
+#[derive(Parser, Clone, Debug)]
+#[command(name = "notifier", version)]
+pub struct Config {
+    /// Where `/livez` and `/readyz` are served
+    #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8084")]
+    pub admin_listen: SocketAddr,
+    /// Where partners reach the ingress: the base of `qrcode_img_url`
+    #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
+    pub public_url: String,
+    /// Networks that webhooks may go to although they are private, such as `10.1.0.0/16`, separated by commas
+    #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Allowed::parse)]
+    pub webhook_allow: Allowed,
+    /// How long a whole exchange with an endpoint may take, at most 18s
+    #[arg(long, env = "WEBHOOK_TIMEOUT", default_value = "15s", value_parser = webhook_timeout)]
+    pub webhook_timeout: Duration,
+    /// The most deliveries at once
+    #[arg(long, env = "DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
+    pub delivery_concurrency: u16,
+    /// The most requests to one partner's endpoint at once
+    #[arg(long, env = "ENDPOINT_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    pub endpoint_concurrency: u16,
+    #[command(flatten)]
+    pub database: DatabaseConfig,
+    #[command(flatten)]
+    pub nats: NatsConfig,
+    #[command(flatten)]
+    pub master_key: MasterKeyConfig,
+    #[command(flatten)]
+    pub common: CommonConfig,
+}
+
+impl AsRef<CommonConfig> for Config {
+    fn as_ref(&self) -> &CommonConfig {
+        &self.common
+    }
+}
+
+/// Checks a base URL, and takes its final slash away.
+fn public_url(text: &str) -> Result<String, String> {
+    let url: Url = text
+        .parse()
+        .map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
+    let plain = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
+    if plain && matches!(url.scheme(), "http" | "https") {
+        Ok(url.as_str().trim_end_matches('/').to_owned())
+    } else {
+        Err("write it like `https://esim.example.com`".into())
+    }
+}
+
+fn webhook_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = runtime::config::duration(text)?;
+    if timeout.is_zero() || timeout > LONGEST_TIMEOUT {
+        return Err(format!("must be more than 0 and at most {LONGEST_TIMEOUT:?}"));
+    }
+    Ok(timeout)
+}
+
+/// Delivers webhooks until the soft stop.
+pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
+    let pool = config.database.pool("notifier")?;
+    let vault = config.master_key.vault()?;
+    let guard = Guard::new(config.webhook_allow);
+    let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
+    let nats = Nats::connect(&config.nats, "notifier").await?;
+
+    let readiness = Readiness::new(&shutdown, &["database", "nats"]);
+    health::serve(config.admin_listen, readiness.clone()).await?;
+    if !schema_fits(&pool, &shutdown).await? {
+        return Ok(());
+    }
+    shutdown.spawn(
+        "readiness",
+        watch(pool.clone(), nats.clone(), readiness, shutdown.clone()),
+    );
+
+    let settings = Settings {
+        public_url: config.public_url,
+        timeout: config.webhook_timeout,
+        per_endpoint: config.endpoint_concurrency.into(),
+        most: config.delivery_concurrency.into(),
+    };
+    let source = Source {
+        stream: "TOPUP_READY",
+        durable: "notifier".into(),
+        subject: format!("{}topup.ready.>", config.nats.stream_prefix),
+        ack_wait: deliver::lease(config.webhook_timeout) * 2,
+    };
+    let stage = Deliver::new(pool, vault, sender, settings, shutdown.soft());
+    worker::start(
+        Arc::new(stage),
+        &nats,
+        source,
+        config.delivery_concurrency.into(),
+        &shutdown,
+    );
+    tracing::info!(admin = %config.admin_listen, "notifier is at work");
+
+    shutdown.soft().cancelled().await;
+    let finished = shutdown.finished().await;
+    nats.flush().await;
+    finished
+}
+
+/// Waits for the database; fails if its schema isn't ours. False if a stop came first.
+async fn schema_fits(pool: &PgPool, shutdown: &Shutdown) -> anyhow::Result<bool> {
+    let stop = shutdown.soft();
+    while !stop.is_cancelled() {
+        match check(pool).await {
+            Ok(()) => return Ok(true),
+            Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
+            Err(mismatch) => return Err(mismatch.into()),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+    Ok(false)
+}
+
+async fn check(pool: &PgPool) -> Result<(), SchemaError> {
+    let mut connection = pool.acquire().await.map_err(store::Error::from)?;
+    schema::check(&mut connection).await
+}
+
+/// Keeps readiness true to what can be reached now.
+async fn watch(pool: PgPool, nats: Nats, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
+    let stop = shutdown.soft();
+    while !stop.is_cancelled() {
+        // Any other answer is an answer: a schema newer than ours is how a new version is rolled out.
+        if let Err(SchemaError::Store(error)) = check(&pool).await {
+            readiness.unwell("database", error.to_string());
+        } else {
+            readiness.well("database");
+        }
+        if nats.is_connected() {
+            readiness.well("nats");
+        } else {
+            readiness.unwell("nats", "not connected");
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_public_url_is_a_plain_base() {
+        assert_eq!(
+            public_url("https://esim.example.com/").unwrap(),
+            "https://esim.example.com"
+        );
+        assert_eq!(
+            public_url("http://127.0.0.1:18080").unwrap(),
+            "http://127.0.0.1:18080"
+        );
+        assert_eq!(
+            public_url("https://example.com/esim/").unwrap(),
+            "https://example.com/esim"
+        );
+        for bad in [
+            "",
+            "esim.example.com",
+            "ftp://example.com",
+            "https://a.b/?q",
+            "https://a.b/#f",
+            "https://u@a.b",
+        ] {
+            assert!(public_url(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_timeout_fits_into_the_first_lease() {
+        assert_eq!(webhook_timeout("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(webhook_timeout("18s"), Ok(LONGEST_TIMEOUT));
+        assert!(webhook_timeout("19s").is_err() && webhook_timeout("0").is_err());
+    }
+}

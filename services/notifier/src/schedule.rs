@@ -1,0 +1,173 @@
+//! What an answer means, and when to try again. Pure: time and chance come in as values.
+
+use std::time::Duration;
+
+use time::{OffsetDateTime, format_description::well_known::Rfc2822};
+
+/// The waits between attempts: eight attempts over some 28 hours, then the delivery is exhausted.
+const WAITS: [Duration; 7] = [
+    Duration::from_secs(5),
+    Duration::from_mins(5),
+    Duration::from_mins(30),
+    Duration::from_hours(2),
+    Duration::from_hours(5),
+    Duration::from_hours(10),
+    Duration::from_hours(10),
+];
+/// By how much a wait varies, so that what failed together doesn't come back together.
+const JITTER: f64 = 0.1;
+/// The longest wait that an endpoint can ask for.
+const LONGEST_WAIT: Duration = Duration::from_hours(24);
+
+/// What an endpoint said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Its status.
+    pub status: u16,
+    /// How long it asked to be left alone.
+    pub retry_after: Option<Duration>,
+}
+
+/// What follows from an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// The endpoint has it.
+    Delivered,
+    /// It is tried again after this time.
+    Retry(Duration),
+    /// It is not tried again by itself.
+    Exhausted,
+}
+
+/// What follows from an attempt that ended with `answer` (`None`: nobody answered), when `attempt`
+/// others had ended before it. `random` is a number from 0 to 1.
+pub fn next(attempt: u32, answer: Option<Answer>, random: f64) -> Next {
+    match answer.map(|answer| answer.status) {
+        Some(200..=299) => return Next::Delivered,
+        Some(410) => return Next::Exhausted,
+        _ => {}
+    }
+    let Some(wait) = usize::try_from(attempt)
+        .ok()
+        .and_then(|attempt| WAITS.get(attempt))
+    else {
+        return Next::Exhausted;
+    };
+    let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
+    let asked = answer.and_then(|answer| answer.retry_after).unwrap_or_default();
+    Next::Retry(wait.max(asked.min(LONGEST_WAIT)))
+}
+
+/// The time that a `Retry-After` header asks for, given as seconds or as a date.
+pub fn retry_after(header: &str, now: OffsetDateTime) -> Option<Duration> {
+    let header = header.trim();
+    if header.bytes().all(|byte| byte.is_ascii_digit()) {
+        // More digits than a number holds ask for as much as one can.
+        return (!header.is_empty()).then(|| Duration::from_secs(header.parse().unwrap_or(u64::MAX)));
+    }
+    let until = OffsetDateTime::parse(header, &Rfc2822).ok()?;
+    // A date that has passed asks for nothing.
+    Some((until - now).try_into().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use time::macros::datetime;
+
+    use super::*;
+
+    const ATTEMPTS: u32 = 8;
+
+    fn answered(status: u16) -> Answer {
+        Answer {
+            status,
+            retry_after: None,
+        }
+    }
+
+    #[test]
+    fn the_schedule_is_the_designs() {
+        let seconds: Vec<u64> = (0..ATTEMPTS)
+            .map_while(|attempt| match next(attempt, Some(answered(500)), 0.5) {
+                Next::Retry(wait) => Some(wait.as_secs()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(seconds, [5, 300, 1_800, 7_200, 18_000, 36_000, 36_000]);
+        assert_eq!(next(7, None, 0.5), Next::Exhausted);
+        assert_eq!(next(u32::MAX, None, 0.5), Next::Exhausted);
+    }
+
+    #[test]
+    fn only_success_acknowledges_and_only_gone_ends_at_once() {
+        for status in [200, 201, 202, 204, 299] {
+            assert_eq!(next(0, Some(answered(status)), 0.5), Next::Delivered, "{status}");
+        }
+        for status in [
+            100, 301, 302, 304, 307, 308, 400, 401, 404, 409, 429, 500, 503, 599,
+        ] {
+            assert_eq!(
+                next(0, Some(answered(status)), 0.5),
+                Next::Retry(Duration::from_secs(5)),
+                "{status}"
+            );
+        }
+        assert_eq!(next(0, Some(answered(410)), 0.5), Next::Exhausted);
+        assert_eq!(next(0, None, 0.5), Next::Retry(Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn retry_after_is_read_as_seconds_and_as_date() {
+        let now = datetime!(2015-10-21 07:27:00 UTC);
+        let read = |header| retry_after(header, now);
+        assert_eq!(read("120"), Some(Duration::from_mins(2)));
+        assert_eq!(read(" 0 "), Some(Duration::ZERO));
+        assert_eq!(
+            read("99999999999999999999999"),
+            Some(Duration::from_secs(u64::MAX))
+        );
+        assert_eq!(
+            read("Wed, 21 Oct 2015 07:28:00 GMT"),
+            Some(Duration::from_mins(1))
+        );
+        assert_eq!(read("Wed, 21 Oct 2015 07:26:00 GMT"), Some(Duration::ZERO));
+        for bad in ["", "-1", "1.5", "soon", "2015-10-21T07:28:00Z"] {
+            assert_eq!(read(bad), None, "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_wait_is_the_schedules_within_its_jitter(attempt in 0..7_u32, status in 300..600_u16, random in 0.0..1.0) {
+            prop_assume!(status != 410);
+            let scheduled = WAITS[attempt as usize];
+            let Next::Retry(wait) = next(attempt, Some(answered(status)), random) else {
+                return Err(TestCaseError::fail("not retried"));
+            };
+            prop_assert!(wait >= scheduled.mul_f64(0.9) && wait <= scheduled.mul_f64(1.1), "{wait:?}");
+        }
+
+        #[test]
+        fn an_endpoint_can_ask_for_more_time_but_not_for_less(attempt in 0..7_u32, asked: u64, random in 0.0..1.0) {
+            let retry_after = Some(Duration::from_secs(asked));
+            let plain = next(attempt, Some(answered(503)), random);
+            let polite = next(attempt, Some(Answer { retry_after, ..answered(503) }), random);
+            let (Next::Retry(plain), Next::Retry(polite)) = (plain, polite) else {
+                return Err(TestCaseError::fail("not retried"));
+            };
+            prop_assert!(polite >= plain && polite <= LONGEST_WAIT);
+            prop_assert!(polite >= Duration::from_secs(asked).min(LONGEST_WAIT));
+        }
+
+        #[test]
+        fn whatever_is_answered_ends_after_the_last_attempt(attempt in 7..u32::MAX, status in 300..600_u16) {
+            prop_assert_eq!(next(attempt, Some(answered(status)), 0.5), Next::Exhausted);
+        }
+
+        #[test]
+        fn every_header_is_read_or_ignored(header in "\\PC*") {
+            let _ = retry_after(&header, datetime!(2015-10-21 07:27:00 UTC));
+        }
+    }
+}

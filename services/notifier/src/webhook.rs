@@ -1,0 +1,375 @@
+//! One webhook request: its nine fields, its headers, and the exchange with the endpoint.
+
+use std::{error::Error, io, sync::Arc, time::Duration};
+
+use domain::{OptionId, TopupId};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use reqwest::{
+    Response,
+    header::{CONTENT_TYPE, HeaderMap, HeaderValue, InvalidHeaderValue, RETRY_AFTER},
+};
+use serde::Serialize;
+use signing::webhook::Secret;
+use store::{deliveries::Delivery, profile::Profile};
+use time::OffsetDateTime;
+use url::Url;
+
+use crate::{
+    guard::{Forbidden, Guard, Unresolved},
+    schedule::{self, Answer},
+};
+
+/// Everything but RFC 3986's unreserved characters.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+/// The size of the QR picture, the last segment of its URL.
+const QR_SIZE: u16 = 300;
+/// How much of an answer is read, and for how long, so that its connection can be used again. An
+/// answer that is larger or slower costs its endpoint the connection, and nothing else: the status
+/// has been read by then.
+const ANSWER_READ: usize = 1024;
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
+/// A connection that isn't there by now won't leave enough time for an answer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The body, in the order of the specification.
+#[derive(Serialize)]
+struct Body<'a> {
+    topup_id: &'a TopupId,
+    option_id: OptionId,
+    iccid: &'a str,
+    smdp: &'a str,
+    activate_code: &'a str,
+    download_link: &'a str,
+    qrcode_img_url: &'a str,
+    expired_date: &'a str,
+    external_order_id: &'a str,
+}
+
+/// The body of a delivery's webhook. `public_url` is where partners reach us, without final slash.
+pub fn body(delivery: &Delivery, profile: &Profile, public_url: &str) -> serde_json::Result<Vec<u8>> {
+    let download_link = profile.code.download_link();
+    let encoded = utf8_percent_encode(&download_link, RESERVED);
+    serde_json::to_vec(&Body {
+        topup_id: &delivery.topup_id,
+        option_id: delivery.option_id,
+        iccid: &delivery.iccid,
+        smdp: profile.code.smdp(),
+        activate_code: profile.code.matching_id(),
+        download_link: &download_link,
+        qrcode_img_url: &format!("{public_url}/qr/{encoded}/{QR_SIZE}"),
+        expired_date: &profile.expired_date,
+        external_order_id: &delivery.external_order_id,
+    })
+}
+
+/// The headers of one attempt at the Unix time `timestamp`, signed as Standard Webhooks says.
+pub fn headers(
+    topup_id: &TopupId,
+    timestamp: i64,
+    body: &[u8],
+    secret: &Secret,
+    traceparent: Option<&str>,
+) -> Result<HeaderMap, InvalidHeaderValue> {
+    let mut headers = HeaderMap::with_capacity(8);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert("webhook-id", HeaderValue::from_str(topup_id.as_str())?);
+    headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
+    let signature = secret.sign(topup_id.as_str(), timestamp, body);
+    headers.insert("webhook-signature", HeaderValue::from_str(&signature)?);
+    if let Some(traceparent) = traceparent {
+        headers.insert(pipeline::trace::TRACEPARENT, HeaderValue::from_str(traceparent)?);
+    }
+    Ok(headers)
+}
+
+/// Why nobody answered. Its text is stored and shown to operators: it never holds a URL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unanswered {
+    /// Not an `http` or `https` URL with a host.
+    #[error("unusable URL")]
+    BadUrl,
+    /// The endpoint is inside of our own network.
+    #[error("forbidden address")]
+    Forbidden,
+    /// Its name has no address.
+    #[error("name not resolved")]
+    Unresolved,
+    /// The exchange took too long.
+    #[error("timeout")]
+    Timeout,
+    /// Its certificate is not valid, or it doesn't speak TLS.
+    #[error("TLS failed")]
+    Tls,
+    /// Nobody takes connections there.
+    #[error("connection failed")]
+    Connect,
+    /// The connection broke, or what came is no HTTP.
+    #[error("no valid answer")]
+    NoAnswer,
+}
+
+/// Sends webhooks, over one client for all endpoints. Cheap to clone.
+#[derive(Clone)]
+pub struct Sender {
+    client: reqwest::Client,
+    guard: Guard,
+}
+
+impl Sender {
+    /// `timeout` bounds a whole exchange, `idle` the connections kept for one endpoint.
+    pub fn new(guard: Guard, timeout: Duration, idle: usize) -> reqwest::Result<Self> {
+        let client = reqwest::Client::builder()
+            .user_agent(concat!("topup-notifier/", env!("CARGO_PKG_VERSION")))
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            // Trying again is the schedule's business.
+            .retry(reqwest::retry::never())
+            .referer(false)
+            .timeout(timeout)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .pool_max_idle_per_host(idle)
+            .pool_idle_timeout(Duration::from_secs(30))
+            .dns_resolver(Arc::new(guard.clone()))
+            .build()?;
+        Ok(Self { client, guard })
+    }
+
+    /// Posts one webhook. `now` is what a date in `Retry-After` is compared with.
+    pub async fn post(
+        &self,
+        url: Url,
+        headers: HeaderMap,
+        body: Vec<u8>,
+        now: OffsetDateTime,
+    ) -> Result<Answer, Unanswered> {
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(Unanswered::BadUrl);
+        }
+        self.guard
+            .check_url(&url)
+            .map_err(|Forbidden| Unanswered::Forbidden)?;
+        let sent = self.client.post(url).headers(headers).body(body).send().await;
+        let response = sent.map_err(|error| classify(&error))?;
+        let retry_after = response
+            .headers()
+            .get(RETRY_AFTER)
+            .and_then(|header| header.to_str().ok());
+        let answer = Answer {
+            status: response.status().as_u16(),
+            retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
+        };
+        // Late or broken doesn't matter: the answer's status is what counts.
+        let _ = tokio::time::timeout(ANSWER_WAIT, read_to_cap(response)).await;
+        Ok(answer)
+    }
+}
+
+async fn read_to_cap(mut response: Response) {
+    let mut read = 0;
+    while let Ok(Some(chunk)) = response.chunk().await {
+        read += chunk.len();
+        if read > ANSWER_READ {
+            return;
+        }
+    }
+}
+
+/// Only the class of an error is kept: its text has the URL, which may hold a partner's secret.
+fn classify(error: &reqwest::Error) -> Unanswered {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(current) = cause {
+        if current.is::<Forbidden>() {
+            return Unanswered::Forbidden;
+        }
+        if current.is::<Unresolved>() {
+            return Unanswered::Unresolved;
+        }
+        if current.is::<rustls::Error>() {
+            return Unanswered::Tls;
+        }
+        cause = match current.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+            // An I/O error gives not what it wraps, but the source of that, as its source.
+            Some(wrapped) => Some(wrapped),
+            None => current.source(),
+        };
+    }
+    if error.is_timeout() {
+        Unanswered::Timeout
+    } else if error.is_connect() {
+        Unanswered::Connect
+    } else {
+        Unanswered::NoAnswer
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::{ActivationCode, OrderId, PartnerId};
+    use runtime::clock;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+    use crate::guard::Allowed;
+
+    #[test]
+    fn the_body_has_the_nine_fields_in_their_order() {
+        let delivery = Delivery {
+            topup_id: "20250129123456123456789012".parse().unwrap(),
+            order_id: OrderId::new(),
+            partner_id: PartnerId::new(),
+            external_order_id: "their \"order\" é".into(),
+            option_id: "0197b0a0-0000-7000-8000-000000000001".parse().unwrap(),
+            iccid: "8982123456789012345".into(),
+            profile: Vec::new(),
+            webhook_url: None,
+            webhook_secret: Vec::new(),
+            attempt: 0,
+            age: Duration::ZERO,
+            traceparent: None,
+        };
+        let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
+        let profile = Profile {
+            code,
+            expired_date: "2025-12-31".into(),
+        };
+        let body = body(&delivery, &profile, "https://esim.example.com").unwrap();
+        assert_eq!(
+            String::from_utf8(body).unwrap(),
+            concat!(
+                r#"{"topup_id":"20250129123456123456789012","#,
+                r#""option_id":"0197b0a0-0000-7000-8000-000000000001","#,
+                r#""iccid":"8982123456789012345","smdp":"smdp.example.com","activate_code":"A1-B2","#,
+                r#""download_link":"LPA:1$smdp.example.com$A1-B2","#,
+                r#""qrcode_img_url":"https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1-B2/300","#,
+                r#""expired_date":"2025-12-31","external_order_id":"their \"order\" é"}"#
+            )
+        );
+    }
+
+    #[test]
+    fn an_attempt_is_signed_at_its_own_time() {
+        let secret = Secret::from_bytes(vec![7; 24]).unwrap();
+        let topup: TopupId = "20250129123456123456789012".parse().unwrap();
+        let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let headers = headers(&topup, 1_700_000_000, b"{}", &secret, Some(traceparent)).unwrap();
+        let text = |name: &str| headers[name].to_str().unwrap();
+        assert_eq!(
+            (text("webhook-id"), text("webhook-timestamp")),
+            (topup.as_str(), "1700000000")
+        );
+        assert!(secret.verify(topup.as_str(), 1_700_000_000, b"{}", text("webhook-signature")));
+        assert_eq!(text("traceparent"), traceparent);
+        assert_eq!(text("content-type"), "application/json");
+    }
+
+    fn sender(allowed: &str) -> Sender {
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let guard = Guard::new(Allowed::parse(allowed).unwrap());
+        Sender::new(guard, Duration::from_millis(400), 4).unwrap()
+    }
+
+    async fn post(sender: &Sender, url: &str) -> Result<Answer, Unanswered> {
+        sender
+            .post(
+                url.parse().unwrap(),
+                HeaderMap::new(),
+                b"{}".to_vec(),
+                clock::now(),
+            )
+            .await
+    }
+
+    /// Answers each connection's first request with these bytes and leaves the connection open.
+    async fn endpoint(answer: Vec<u8>) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/hook?secret=1", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let mut open = Vec::new();
+            while let Ok((mut connection, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                let _ = connection.read(&mut request).await;
+                let _ = connection.write_all(&answer).await;
+                open.push(connection);
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_its_status_however_its_body_goes_on() {
+        let sender = sender("127.0.0.0/8");
+        let unfinished = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()).await;
+        assert_eq!(
+            post(&sender, &unfinished).await,
+            Ok(Answer {
+                status: 200,
+                retry_after: None
+            })
+        );
+        let mut large = b"HTTP/1.1 503 No\r\nretry-after: 7\r\ncontent-length: 99999999\r\n\r\n".to_vec();
+        large.resize(64 * 1024, b'x');
+        let waiting = Answer {
+            status: 503,
+            retry_after: Some(Duration::from_secs(7)),
+        };
+        assert_eq!(post(&sender, &endpoint(large).await).await, Ok(waiting));
+        let moved = endpoint(b"HTTP/1.1 307 No\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
+        assert_eq!(post(&sender, &moved).await.unwrap().status, 307);
+    }
+
+    #[tokio::test]
+    async fn what_is_no_answer_is_named_by_its_class() {
+        let sender = sender("127.0.0.0/8");
+        let silent = endpoint(Vec::new()).await;
+        assert_eq!(post(&sender, &silent).await, Err(Unanswered::Timeout));
+        assert_eq!(
+            post(&sender, &endpoint(b"SSH-2.0\r\n\r\n".to_vec()).await).await,
+            Err(Unanswered::NoAnswer)
+        );
+        let plain = endpoint(b"HTTP/1.1 400 No\r\n\r\n".to_vec()).await;
+        let over_tls = plain.replace("http://", "https://");
+        assert_eq!(post(&sender, &over_tls).await, Err(Unanswered::Tls));
+        let mut headers = b"HTTP/1.1 200 OK\r\n".to_vec();
+        (0..10_000).for_each(|n| headers.extend_from_slice(format!("x-{n}: y\r\n").as_bytes()));
+        assert_eq!(
+            post(&sender, &endpoint(headers).await).await,
+            Err(Unanswered::NoAnswer)
+        );
+
+        let free = TcpListener::bind("127.0.0.1:0")
+            .await
+            .unwrap()
+            .local_addr()
+            .unwrap();
+        assert_eq!(
+            post(&sender, &format!("http://{free}/")).await,
+            Err(Unanswered::Connect)
+        );
+        assert_eq!(post(&sender, "ftp://127.0.0.1/").await, Err(Unanswered::BadUrl));
+        assert_eq!(
+            post(&sender, "http://10.0.0.1/").await,
+            Err(Unanswered::Forbidden)
+        );
+        assert_eq!(
+            post(&sender, "http://name.invalid/").await,
+            Err(Unanswered::Unresolved)
+        );
+    }
+
+    #[tokio::test]
+    async fn our_own_network_is_refused_by_address_and_by_name() {
+        let url = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
+        assert_eq!(post(&sender(""), &url).await, Err(Unanswered::Forbidden));
+        let by_name = url.replace("127.0.0.1", "localhost");
+        assert_eq!(post(&sender(""), &by_name).await, Err(Unanswered::Forbidden));
+        let answer = post(&sender("127.0.0.0/8,::1"), &by_name).await.unwrap();
+        assert_eq!(answer.status, 200);
+    }
+}

@@ -1,0 +1,370 @@
+//! The notifier against a real database, a real NATS and real endpoints.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a helper that fails fails its test"
+)]
+
+mod support;
+
+use std::{collections::HashSet, time::Duration};
+
+use async_nats::jetstream;
+use domain::TopupId;
+use pipeline::trace;
+use runtime::Shutdown;
+use store::partners;
+use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id};
+use testkit::{
+    database::Database,
+    receiver::{Answer, Received, Signature},
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
+
+/// The trace id of a `traceparent` header.
+fn trace_id(received: &Received) -> &str {
+    received.headers[trace::TRACEPARENT]
+        .to_str()
+        .unwrap()
+        .split('-')
+        .nth(1)
+        .unwrap()
+}
+
+fn topups(received: &[Received]) -> HashSet<&str> {
+    received.iter().map(Received::topup_id).collect()
+}
+
+#[tokio::test]
+async fn a_ready_topup_is_told_once_signed_and_in_the_orders_trace() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let topup = bench.ready_and_announced(partner).await;
+    let stored = bench.delivered(&topup).await;
+    assert_eq!(
+        (stored.attempt, stored.status, stored.error),
+        (1, Some(200), None)
+    );
+    assert_eq!(stored.due_in, None);
+
+    // Late and repeated events are no-ops: the next one is the second webhook.
+    bench.announce(partner, &topup).await;
+    let next = bench.ready_and_announced(partner).await;
+    bench.delivered(&next).await;
+    let received = bench.receiver.received();
+    assert_eq!(
+        received.iter().map(Received::topup_id).collect::<Vec<_>>(),
+        [topup.as_str(), next.as_str()]
+    );
+
+    let expected = format!(
+        concat!(
+            r#"{{"topup_id":"{topup}","option_id":"{option}","iccid":"{iccid}","smdp":"smdp.example.com","#,
+            r#""activate_code":"A1-B2","download_link":"LPA:1$smdp.example.com$A1-B2","#,
+            r#""qrcode_img_url":"{url}/qr/LPA%3A1%24smdp.example.com%24A1-B2/300","#,
+            r#""expired_date":"2026-12-31","external_order_id":"order of {topup}"}}"#
+        ),
+        topup = topup,
+        option = option_id(),
+        iccid = iccid(&topup),
+        url = PUBLIC_URL,
+    );
+    let webhook = &received[0];
+    assert_eq!(String::from_utf8_lossy(&webhook.body), expected);
+    assert_eq!(webhook.signature, Signature::Valid);
+    assert_eq!(webhook.headers["webhook-id"], topup.as_str());
+    assert_eq!(webhook.headers["content-type"], "application/json");
+    assert!(TRACEPARENT.contains(trace_id(webhook)), "{:?}", webhook.headers);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_failed_attempt_is_tried_again_as_scheduled() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    bench.receiver.answer("/hook", |_| Answer::status(500));
+    let topup = bench.ready_and_announced(partner).await;
+    let stored = bench.attempted(&topup).await;
+    assert_eq!(
+        (stored.state.as_str(), stored.attempt, stored.status),
+        ("pending", 1, Some(500))
+    );
+    assert_eq!(stored.error.as_deref(), Some("answered 500"));
+
+    bench.make_due().await;
+    let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;
+    let due_in = stored.due_in.unwrap();
+    assert!(
+        (265.0..=330.0).contains(&due_in),
+        "the second wait is 5 minutes, give or take 10 %: {due_in}"
+    );
+
+    bench.receiver.answer("/hook", |_| Answer::status(204));
+    bench.make_due().await;
+    let stored = bench.delivered(&topup).await;
+    assert_eq!(
+        (stored.attempt, stored.status, stored.error),
+        (3, Some(204), None)
+    );
+    let received = bench.receiver.received();
+    assert!(
+        received
+            .iter()
+            .all(|one| one.headers["webhook-id"] == topup.as_str())
+    );
+    assert!(received.iter().all(|one| one.signature == Signature::Valid));
+    let traces: HashSet<_> = received.iter().map(trace_id).collect();
+    assert_eq!(traces.len(), 3, "each later attempt is a trace of its own");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn what_nobody_announced_is_delivered_when_it_is_due() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let topup = bench.ready(partner).await;
+    bench.make_due().await;
+    assert_eq!(bench.delivered(&topup).await.attempt, 1);
+    assert!(TRACEPARENT.contains(trace_id(&bench.receiver.received()[0])));
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn without_a_url_nothing_is_delivered_until_there_is_one() {
+    let mut bench = Bench::start().await;
+    let (partner, secret) = bench.partner(None).await;
+    let topup = bench.ready_and_announced(partner).await;
+    let stored = bench.stored(&topup, |stored| stored.state == "no_endpoint").await;
+    assert_eq!((stored.attempt, stored.due_in), (0, None));
+
+    bench.receiver.verify("/late", &secret.to_text()).unwrap();
+    let url = bench.receiver.url("/late");
+    let mut connection = bench.pool.acquire().await.unwrap();
+    let due = partners::set_webhook(&mut connection, partner, Some(&url))
+        .await
+        .unwrap();
+    assert_eq!(due, Some(1));
+    bench.delivered(&topup).await;
+    assert_eq!(bench.receiver.received()[0].signature, Signature::Valid);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn gone_is_the_end_of_a_delivery() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    bench.receiver.answer("/hook", |_| Answer::status(410));
+    let topup = bench.ready_and_announced(partner).await;
+    let stored = bench.attempted(&topup).await;
+    assert_eq!(
+        (stored.state.as_str(), stored.status, stored.due_in),
+        ("exhausted", Some(410), None)
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_redirect_is_not_followed_and_retry_after_is_heeded() {
+    let mut bench = Bench::start().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/moved", listener.local_addr().unwrap());
+    let elsewhere = bench.receiver.url("/elsewhere");
+    tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.unwrap();
+        let _ = connection.read(&mut [0; 4096]).await.unwrap();
+        let answer = format!(
+            "HTTP/1.1 307 Moved\r\nlocation: {elsewhere}\r\nretry-after: 3600\r\ncontent-length: 0\r\n\r\n"
+        );
+        connection.write_all(answer.as_bytes()).await.unwrap();
+    });
+    let (partner, _) = bench.partner(Some(&url)).await;
+    let topup = bench.ready_and_announced(partner).await;
+    let stored = bench.attempted(&topup).await;
+    assert_eq!((stored.state.as_str(), stored.status), ("pending", Some(307)));
+    assert!(
+        (3_590.0..=3_600.0).contains(&stored.due_in.unwrap()),
+        "{stored:?}"
+    );
+    assert_eq!(bench.receiver.received().len(), 0);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn endpoints_inside_of_our_network_are_refused() {
+    let mut bench = Bench::start().await;
+    for url in [
+        "http://[::1]:1/",
+        "http://10.0.0.1/",
+        "http://0xa9fea9fe/latest/meta-data",
+    ] {
+        let (partner, _) = bench.partner(Some(url)).await;
+        let topup = bench.ready_and_announced(partner).await;
+        let stored = bench.attempted(&topup).await;
+        assert_eq!((stored.state.as_str(), stored.status), ("pending", None), "{url}");
+        assert_eq!(stored.error.as_deref(), Some("forbidden address"), "{url}");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_broken_row_or_url_stands_in_nobodys_way() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let broken = bench.ready(partner).await;
+    sqlx::query("UPDATE topups SET profile = '\\x0174' WHERE topup_id = $1")
+        .bind(broken.as_str())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    bench.announce(partner, &broken).await;
+    let (nowhere, _) = bench.partner(Some("not a URL")).await;
+    let homeless = bench.ready_and_announced(nowhere).await;
+    let good = bench.ready_and_announced(partner).await;
+    bench.delivered(&good).await;
+    let stored = bench.attempted(&broken).await;
+    assert_eq!((stored.state.as_str(), stored.status), ("pending", None));
+    let error = stored.error.unwrap();
+    assert!(
+        error.contains("profile") && error.contains("cannot be decrypted"),
+        "{error}"
+    );
+    assert_eq!(
+        bench.attempted(&homeless).await.error.as_deref(),
+        Some("unusable URL")
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let jetstream = jetstream::new(bench.nats.client().clone());
+    let subject = bench.nats.ready_subject(partner);
+    for garbage in ["{", r#"{"type":"topup.ready.v9","topup_id":"1"}"#] {
+        jetstream
+            .publish(subject.clone(), garbage.into())
+            .await
+            .unwrap()
+            .await
+            .unwrap();
+    }
+    let topup = bench.ready_and_announced(partner).await;
+    bench.delivered(&topup).await;
+
+    let dead = jetstream
+        .get_stream(bench.nats.stream_name("TOPUP_DEAD"))
+        .await
+        .unwrap();
+    let newest = testkit::wait::until(PATIENCE, "two dead letters", async || {
+        let newest = dead
+            .get_last_raw_message_by_subject(&bench.nats.dead_subject("ready"))
+            .await
+            .ok();
+        Ok(newest.filter(|message| message.sequence == 2))
+    })
+    .await
+    .unwrap();
+    assert_eq!(newest.headers.get("Dead-Subject").unwrap().as_str(), subject);
+    assert!(
+        newest
+            .headers
+            .get("Dead-Reason")
+            .unwrap()
+            .as_str()
+            .contains("topup.ready.v9")
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
+    const DELAY: Duration = Duration::from_millis(150);
+    let mut bench = Bench::start_with(|config| config.endpoint_concurrency = 2).await;
+    let partner = bench.partner_at("/slow").await;
+    bench.receiver.answer("/slow", |_| Answer {
+        status: 200,
+        delay: DELAY,
+    });
+    let mut ready = Vec::new();
+    for _ in 0..10 {
+        ready.push(bench.ready(partner).await);
+    }
+    for topup in &ready {
+        bench.announce(partner, topup).await;
+    }
+    // Some of the burst wait a moment; the rest wait in the database until they are due.
+    bench.receiver.wait_for(4, PATIENCE).await.unwrap();
+    sqlx::query("UPDATE deliveries SET redrive_at = now() + interval '1 second' WHERE state = 'pending'")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    for topup in &ready {
+        bench.delivered(topup).await;
+    }
+    let received = bench.receiver.received();
+    assert_eq!(topups(&received), ready.iter().map(TopupId::as_str).collect());
+    let mut times: Vec<_> = received.iter().map(|one| one.at).collect();
+    times.sort_unstable();
+    for three in times.windows(3) {
+        assert!(three[2] - three[0] >= DELAY, "three at once: {times:?}");
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_stop_finishes_what_is_under_way() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/slow").await;
+    let delay = Duration::from_millis(300);
+    bench
+        .receiver
+        .answer("/slow", move |_| Answer { status: 200, delay });
+    let topup = bench.ready_and_announced(partner).await;
+    bench.receiver.wait_for(1, PATIENCE).await.unwrap();
+    bench.stop().await;
+    assert_eq!(bench.look(&topup).await.unwrap().state, "delivered");
+}
+
+#[tokio::test]
+async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_back() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let delay = Duration::from_millis(300);
+    bench
+        .receiver
+        .answer("/hook", move |_| Answer { status: 200, delay });
+    let topup = bench.ready_and_announced(partner).await;
+    bench.receiver.wait_for(1, PATIENCE).await.unwrap();
+    bench.without_database(bench.says_ready(false)).await;
+    bench.says_ready(true).await;
+    let stored = testkit::wait::until(PATIENCE, "the attempt to be recorded", async || {
+        // Connections of the test's own pool were cut, too.
+        Ok(bench
+            .look(&topup)
+            .await
+            .ok()
+            .filter(|stored| stored.state == "delivered"))
+    })
+    .await
+    .unwrap();
+    assert_eq!(stored.attempt, 1);
+
+    let next = bench.ready_and_announced(partner).await;
+    bench.delivered(&next).await;
+    assert_eq!(bench.receiver.received().len(), 2);
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_schema_that_is_behind_stops_the_start() {
+    let database = Database::create().await.unwrap();
+    let error = notifier::run(config(&database), Shutdown::new())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("run `esimctl migrate`"), "{error:#}");
+}

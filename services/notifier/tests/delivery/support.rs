@@ -1,0 +1,324 @@
+//! A notifier of a test's own: a database, streams and an admin port nobody else has.
+
+use std::{sync::Once, time::Duration};
+
+use domain::{
+    ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
+};
+use notifier::Config;
+use pipeline::{Nats, NatsConfig, payload::TopupReady};
+use runtime::{CommonConfig, Shutdown, clock};
+use secrecy::SecretString;
+use signing::{SecretKey, webhook::Secret};
+use sqlx::Connection;
+use store::{
+    PgPool,
+    config::{DatabaseConfig, MasterKeyConfig},
+    orders::{self, NewOrder, NewPlacement, NewTopup},
+    partners::{self, NewPartner},
+    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
+    profile::Profile,
+    schema,
+    vault::Vault,
+};
+use testkit::{database::Database, nats::OwnStreams, ports, receiver::Receiver, wait};
+use tokio::task::JoinHandle;
+use tracing::Span;
+use uuid::Uuid;
+
+/// Thirty-two known bytes: what tests store is no secret.
+const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+/// Far longer than anything here takes; a test that waits this long has failed.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PUBLIC_URL: &str = "https://esim.example.com";
+/// Of the POST of every order here.
+pub const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+/// A running notifier with everything around it.
+pub struct Bench {
+    pub receiver: Receiver,
+    pub nats: Nats,
+    pub config: Config,
+    pub pool: PgPool,
+    vault: Vault,
+    ids: TopupIds,
+    shutdown: Shutdown,
+    running: JoinHandle<anyhow::Result<()>>,
+    _streams: OwnStreams,
+    database: Database,
+}
+
+/// A stored delivery.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Stored {
+    pub state: String,
+    pub attempt: i32,
+    pub status: Option<i32>,
+    pub error: Option<String>,
+    /// In how many seconds it is due.
+    pub due_in: Option<f64>,
+}
+
+/// A configuration for a database and streams that nobody else uses.
+pub fn config(database: &Database) -> Config {
+    static TELEMETRY: Once = Once::new();
+    TELEMETRY.call_once(|| {
+        // Without it there is no trace to carry on.
+        let common = CommonConfig {
+            log: "warn".into(),
+            ..CommonConfig::default()
+        };
+        drop(runtime::telemetry::start("notifier", &common).unwrap());
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+    let nats_url = std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
+    Config {
+        admin_listen: ([127, 0, 0, 1], ports::free().unwrap()).into(),
+        public_url: PUBLIC_URL.into(),
+        webhook_allow: notifier::guard::Allowed::parse("127.0.0.0/8").unwrap(),
+        webhook_timeout: Duration::from_secs(2),
+        delivery_concurrency: 32,
+        endpoint_concurrency: 8,
+        database: DatabaseConfig {
+            database_url: SecretString::from(database.url()),
+            database_connections: 4,
+        },
+        nats: NatsConfig {
+            nats_url,
+            stream_prefix: format!("test_{}_", Uuid::now_v7().simple()),
+            stream_replicas: 1,
+        },
+        master_key: MasterKeyConfig {
+            master_key: Some(SecretString::from(MASTER_KEY)),
+            master_key_file: None,
+        },
+        common: CommonConfig::default(),
+    }
+}
+
+impl Bench {
+    /// Starts a notifier and waits until it is ready.
+    pub async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    /// The same, with settings changed.
+    pub async fn start_with(change: impl FnOnce(&mut Config)) -> Self {
+        let database = Database::create().await.unwrap();
+        let mut config = config(&database);
+        change(&mut config);
+        let pool = config.database.pool("test").unwrap();
+        schema::migrate(&pool).await.unwrap();
+        let streams = OwnStreams::new(&config.nats.nats_url, &config.nats.stream_prefix);
+        let nats = Nats::connect(&config.nats, "test").await.unwrap();
+        nats.connected().await;
+
+        let shutdown = Shutdown::new();
+        let running = tokio::spawn(notifier::run(config.clone(), shutdown.clone()));
+        let bench = Self {
+            receiver: Receiver::start().await.unwrap(),
+            nats,
+            pool,
+            vault: config.master_key.vault().unwrap(),
+            ids: TopupIds::new(0),
+            shutdown,
+            running,
+            config,
+            _streams: streams,
+            database,
+        };
+        bench.says_ready(true).await;
+        bench
+    }
+
+    /// Stops it as a signal would, and expects a clean end.
+    pub async fn stop(&mut self) {
+        self.shutdown.stop();
+        let ended = tokio::time::timeout(PATIENCE, &mut self.running).await;
+        ended.unwrap().unwrap().unwrap();
+    }
+
+    /// A partner whose webhooks go to `url`.
+    pub async fn partner(&self, url: Option<&str>) -> (PartnerId, Secret) {
+        let partner_id = PartnerId::new();
+        let secret = Secret::from_bytes(partner_id.uuid().as_bytes().repeat(2)).unwrap();
+        let new = NewPartner {
+            partner_id,
+            name: "partner",
+            environment: Environment::Sandbox,
+            access_key: &partner_id.to_string(),
+            secret_key: &SecretKey::from_bytes(vec![1; 32]).unwrap(),
+            webhook_url: url,
+            webhook_secret: &secret,
+        };
+        partners::create(&mut self.pool.acquire().await.unwrap(), &self.vault, &new)
+            .await
+            .unwrap();
+        (partner_id, secret)
+    }
+
+    /// A partner whose webhooks go to a path of the receiver, which checks their signatures.
+    pub async fn partner_at(&self, path: &str) -> PartnerId {
+        let (partner_id, secret) = self.partner(Some(&self.receiver.url(path))).await;
+        self.receiver.verify(path, &secret.to_text()).unwrap();
+        partner_id
+    }
+
+    /// Stores an order of one unit that has its profile; nobody is told of it.
+    pub async fn ready(&self, partner_id: PartnerId) -> TopupId {
+        let mut connection = self.pool.acquire().await.unwrap();
+        let (placement_id, topup_id) = (PlacementId::new(), self.ids.next(clock::now()));
+        let topup = NewTopup {
+            topup_id: topup_id.clone(),
+            position: 0,
+            option_id: option_id(),
+            provider_option_id: "option".into(),
+        };
+        let order = NewOrder {
+            order_id: OrderId::new(),
+            partner_id,
+            external_order_id: format!("order of {topup_id}"),
+            traceparent: Some(TRACEPARENT.into()),
+            answer_within: Duration::ZERO,
+            placements: vec![NewPlacement {
+                placement_id,
+                provider: "sandbox".into(),
+                topups: vec![topup],
+            }],
+        };
+        assert_eq!(orders::insert(&mut connection, &[order]).await.unwrap(), [true]);
+        let claimed = placements::claim(&mut connection, Claim::Named(&[placement_id]), PATIENCE)
+            .await
+            .unwrap();
+        let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
+        let profile = Profile {
+            code,
+            expired_date: "2026-12-31".into(),
+        };
+        let unit = Unit {
+            topup_id: topup_id.clone(),
+            provider_unit_id: topup_id.to_string(),
+            progress: Progress::Ready {
+                iccid: Iccid::parse(iccid(&topup_id)).unwrap(),
+                profile: profile.seal(&self.vault, &topup_id).unwrap(),
+            },
+        };
+        let outcome = Outcome::Bought {
+            units: vec![unit],
+            collect_in: None,
+            overdue: false,
+            announced: true,
+        };
+        let settlement = Settlement {
+            placement_id,
+            attempt: claimed[0].attempt,
+            outcome,
+        };
+        let settled = placements::settle(&mut connection, &[settlement]).await.unwrap();
+        assert_eq!(settled[0].ready, std::slice::from_ref(&topup_id));
+        topup_id
+    }
+
+    /// Publishes the readiness event, as the provisioner does.
+    pub async fn announce(&self, partner_id: PartnerId, topup_id: &TopupId) {
+        let message_id = Uuid::now_v7().to_string();
+        let payload = TopupReady::V1 {
+            topup_id: topup_id.clone(),
+        };
+        self.nats
+            .publish(
+                self.nats.ready_subject(partner_id),
+                &message_id,
+                &payload,
+                &Span::none(),
+            )
+            .await;
+    }
+
+    /// A unit that becomes ready, and is announced.
+    pub async fn ready_and_announced(&self, partner_id: PartnerId) -> TopupId {
+        let topup_id = self.ready(partner_id).await;
+        self.announce(partner_id, &topup_id).await;
+        topup_id
+    }
+
+    /// What is stored of a delivery now.
+    pub async fn look(&self, topup_id: &TopupId) -> sqlx::Result<Stored> {
+        sqlx::query_as(
+            "SELECT state, attempt, status, error, extract(epoch FROM redrive_at - now())::float8 AS due_in
+             FROM deliveries WHERE topup_id = $1",
+        )
+        .bind(topup_id.as_str())
+        .fetch_one(&self.pool)
+        .await
+    }
+
+    /// What is stored of a delivery once `condition` holds.
+    pub async fn stored(&self, topup_id: &TopupId, condition: impl Fn(&Stored) -> bool) -> Stored {
+        let mut last = None;
+        let found = wait::until(PATIENCE, "a delivery to be recorded", async || {
+            let stored = self.look(topup_id).await?;
+            last = Some(stored.clone());
+            Ok(condition(&stored).then_some(stored))
+        })
+        .await;
+        found.unwrap_or_else(|error| panic!("{error}: {last:?}"))
+    }
+
+    pub async fn delivered(&self, topup_id: &TopupId) -> Stored {
+        self.stored(topup_id, |stored| stored.state == "delivered").await
+    }
+
+    pub async fn attempted(&self, topup_id: &TopupId) -> Stored {
+        self.stored(topup_id, |stored| stored.attempt > 0).await
+    }
+
+    /// Takes the database away from everybody, and gives it back after `meanwhile`.
+    pub async fn without_database(&self, meanwhile: impl Future<Output = ()>) {
+        let (_, name) = self.database.url().rsplit_once('/').unwrap();
+        let server = std::env::var("TEST_DATABASE_URL").unwrap();
+        let mut admin = sqlx::PgConnection::connect(&server).await.unwrap();
+        let allow =
+            |allow: bool| sqlx::AssertSqlSafe(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}"));
+        sqlx::raw_sql(allow(false)).execute(&mut admin).await.unwrap();
+        sqlx::query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1")
+            .bind(name)
+            .execute(&mut admin)
+            .await
+            .unwrap();
+        meanwhile.await;
+        sqlx::raw_sql(allow(true)).execute(&mut admin).await.unwrap();
+    }
+
+    /// Waits until the notifier says that it is ready, or that it isn't.
+    pub async fn says_ready(&self, ready: bool) {
+        let url = format!("http://{}/readyz", self.config.admin_listen);
+        let http = testkit::http::client().unwrap();
+        wait::until(PATIENCE, &format!("readiness to be {ready}"), async || {
+            let answer = http.get(&url).send().await;
+            Ok(answer
+                .ok()
+                .filter(|answer| answer.status().is_success() == ready)
+                .map(drop))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Lets the time pass until everything that is pending is due.
+    pub async fn make_due(&self) {
+        sqlx::query("UPDATE deliveries SET redrive_at = now() WHERE redrive_at IS NOT NULL")
+            .execute(&self.pool)
+            .await
+            .unwrap();
+    }
+}
+
+pub fn option_id() -> OptionId {
+    "0197b0a0-0000-7000-8000-000000000001".parse().unwrap()
+}
+
+/// The ICCID that a unit here gets: as unique as the unit.
+pub fn iccid(topup_id: &TopupId) -> &str {
+    &topup_id.as_str()[8..]
+}
