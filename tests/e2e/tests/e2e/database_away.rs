@@ -1,0 +1,119 @@
+//! `PostgreSQL` goes away and comes back; a forwarder between it and the services is cut for that.
+
+use crate::forwarder::Forwarder;
+use crate::shop::{Shop, fresh, ids};
+use anyhow::{Context, Result};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use testkit::client::Answer;
+use testkit::stack::{Stack, Stage};
+use testkit::{http, wait};
+use url::Url;
+
+const SERVICES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
+
+/// A stack whose services reach their database through a forwarder; esimctl and this test don't.
+async fn start() -> Result<(Stack, Forwarder)> {
+    let builder = SERVICES
+        .into_iter()
+        .fold(Stack::builder(), testkit::stack::Builder::without);
+    let settings = [("SETTLE", "6s"), ("PROVIDER_TIMEOUT", "2s")];
+    let mut stack = settings
+        .into_iter()
+        .fold(builder, |builder, (name, value)| {
+            builder.env(Stage::Provisioner, name, value)
+        })
+        .start()
+        .await?;
+    let mut url: Url = stack.database.url().parse()?;
+    let server = url.socket_addrs(|| Some(5432))?;
+    let forwarder = Forwarder::to(*server.first().context("no address of PostgreSQL")?).await?;
+    url.set_host(Some("127.0.0.1"))?;
+    url.set_port(Some(forwarder.port()))
+        .map_err(|()| anyhow::anyhow!("no port in {url}"))?;
+    for stage in SERVICES {
+        let process = stack.process(stage)?;
+        process
+            .program_mut()
+            .env
+            .insert("DATABASE_URL".into(), url.to_string());
+        process.start().await?;
+    }
+    Ok((stack, forwarder))
+}
+
+#[tokio::test]
+async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
+    let (mut stack, mut forwarder) = start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    let mut topup_ids = ids(&shop.buy("before", &ready, 1).await.unwrap());
+    shop.hears_of(&topup_ids, Duration::from_secs(30)).await.unwrap();
+
+    // Cut while orders are being stored, bought and told of.
+    let external_ids: Vec<String> = (0..40).map(|_| fresh("cut")).collect();
+    let items = [(ready.as_str(), 1)];
+    let orders = external_ids.iter().map(|id| shop.client.order(id, &items));
+    let first_stored = async {
+        shop.receiver.wait_for(2, Duration::from_secs(30)).await?;
+        forwarder.cut().await;
+        anyhow::Ok(())
+    };
+    let (answers, cut) = tokio::join!(futures_util::future::join_all(orders), first_stored);
+    cut.unwrap();
+
+    let answer = shop.client.order("away", &items).await.unwrap();
+    assert_eq!(
+        (answer.status, answer.json().unwrap()),
+        (500, json!({"error": "Internal server error"})),
+        "after {:?}",
+        answer.took
+    );
+    let ready_url = stack.process(Stage::Ingress).unwrap().program().ready_url.clone();
+    let readiness = http::client()
+        .unwrap()
+        .get(ready_url)
+        .send()
+        .await
+        .unwrap()
+        .status();
+    assert_eq!(
+        readiness, 200,
+        "partners see the specified 500, not a proxy's 503"
+    );
+
+    forwarder.restore().await.unwrap();
+    let recovered = async || Ok(shop.client.order("away", &items).await?.products().ok());
+    let products = wait::until(Duration::from_secs(15), "ingress to recover by itself", recovered)
+        .await
+        .unwrap();
+    topup_ids.extend(ids(&products));
+
+    // A 5xx leaves it open; sending it again settles it.
+    for (external_order_id, answer) in external_ids.iter().zip(answers) {
+        match answer.unwrap() {
+            Answer { status: 201, .. } => {}
+            Answer { status: 500, .. } => {
+                let again = shop.client.order(external_order_id, &items).await.unwrap();
+                let taken = json!({"errors": ["External order id has already been taken"]});
+                let settled = again.status == 201 || (again.status == 422 && again.json().unwrap() == taken);
+                assert!(settled, "{again:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    topup_ids.extend(stored(&stack).await.unwrap());
+    assert_eq!(topup_ids.len(), 42);
+    shop.hears_of(&topup_ids, Duration::from_secs(90)).await.unwrap();
+    let ledger = stack.ledger().await.unwrap();
+    assert_eq!((ledger.purchases, ledger.units), (42, 42));
+}
+
+async fn stored(stack: &Stack) -> Result<BTreeSet<String>> {
+    let mut database = stack.database.connect().await?;
+    let topup_ids: Vec<String> = sqlx::query_scalar("SELECT topup_id FROM topups")
+        .fetch_all(&mut database)
+        .await?;
+    Ok(topup_ids.into_iter().collect())
+}

@@ -1,0 +1,92 @@
+//! One `external_order_id`, many creates at the same moment.
+
+use crate::shop::{Shop, fresh, ids, verdicts_come};
+use anyhow::Result;
+use bytes::Bytes;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use testkit::client::{Answer, Client};
+use testkit::stack::{Stack, Stage};
+
+const CREATES: usize = 16;
+const ROUNDS: usize = 20;
+const TAKEN: &str = r#"422 {"errors":["External order id has already been taken"]}"#;
+
+/// The same order, 16 times at once, by turns to each client.
+async fn create(clients: &[Client], external_order_id: &str, option_id: &str) -> Result<Vec<Answer>> {
+    let clients = clients.iter().cycle().take(CREATES);
+    let items = [(option_id, 1)];
+    futures_util::future::try_join_all(clients.map(|client| client.order(external_order_id, &items))).await
+}
+
+/// How many of the answers were which.
+fn counted(answers: &[Answer]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for Answer { status, body, .. } in answers {
+        // What a 201 says differs from order to order.
+        let body = if *status == 201 { &Bytes::new() } else { body };
+        *counts
+            .entry(format!("{status} {}", String::from_utf8_lossy(body)))
+            .or_default() += 1;
+    }
+    counts
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_sixteen_simultaneous_creates_one_wins() {
+    let stack = Stack::builder()
+        .replicas(Stage::Ingress, 2)
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let both: Vec<Client> = stack
+        .base_urls()
+        .iter()
+        .map(|base_url| Client::of(base_url, &shop.partner).unwrap())
+        .collect();
+    for client in &both {
+        verdicts_come(&stack, client).await.unwrap();
+    }
+
+    let expected = BTreeMap::from([("201 ".to_owned(), 1), (TAKEN.to_owned(), CREATES - 1)]);
+    let mut topup_ids = BTreeSet::new();
+    for clients in [&both[..1], &both] {
+        for _ in 0..ROUNDS {
+            let answers = create(clients, &fresh("same"), stack.option("ready").unwrap())
+                .await
+                .unwrap();
+            assert_eq!(counted(&answers), expected);
+            let created = answers.iter().find(|answer| answer.status == 201).unwrap();
+            topup_ids.extend(ids(&created.products().unwrap()));
+        }
+    }
+    assert_eq!(topup_ids.len(), 2 * ROUNDS);
+    let received = shop.hears_of(&topup_ids, Duration::from_secs(30)).await.unwrap();
+    assert_eq!(
+        received.len(),
+        2 * ROUNDS,
+        "webhooks of orders that nobody was told of"
+    );
+    assert_eq!(
+        stack.ledger().await.unwrap().units,
+        u64::try_from(2 * ROUNDS).unwrap()
+    );
+
+    // A refused order frees its id, perhaps while others ask for it: whoever comes, nothing is bought.
+    let refusal = json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
+    for _ in 0..ROUNDS {
+        let answers = create(&both, &fresh("refused"), stack.option("refused").unwrap())
+            .await
+            .unwrap();
+        let counts = counted(&answers);
+        let refused = counts.get(&format!("422 {refusal}")).copied().unwrap_or_default();
+        let taken = counts.get(TAKEN).copied().unwrap_or_default();
+        assert!(refused >= 1 && refused + taken == CREATES, "{counts:?}");
+    }
+    assert_eq!(
+        stack.ledger().await.unwrap().units,
+        u64::try_from(2 * ROUNDS).unwrap()
+    );
+}

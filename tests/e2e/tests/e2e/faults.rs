@@ -1,0 +1,225 @@
+//! What happens to processes, connections and messages, and must not happen to orders.
+
+use crate::raw;
+use crate::shop::{Shop, fresh, ids, show};
+use anyhow::{Context, Result};
+use async_nats::jetstream;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use testkit::stack::{Stack, Stage};
+use testkit::{http, wait};
+use tokio::io::AsyncWriteExt;
+
+const SOON: Duration = Duration::from_secs(30);
+
+/// Whether a stage says that it is ready.
+async fn is_ready(stack: &mut Stack, stage: Stage) -> Result<bool> {
+    let url = stack.process(stage)?.program().ready_url.clone();
+    Ok(http::client()?.get(url).send().await?.status().is_success())
+}
+
+/// Orders `count` times at once; the ids of all topups.
+async fn order_many(shop: &Shop, name: &str, option_id: &str, count: usize) -> Result<BTreeSet<String>> {
+    let id = |number: usize| format!("{name}-{number}");
+    let orders = (0..count).map(|number| async move { shop.buy(&id(number), option_id, 1).await });
+    let products = futures_util::future::try_join_all(orders).await?;
+    Ok(ids(products.iter().flatten()))
+}
+
+#[tokio::test]
+async fn orders_outlive_nats_and_its_storage() {
+    let mut stack = Stack::builder().own_nats().start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let (ready, delayed) = (
+        stack.option("ready").unwrap().to_owned(),
+        stack.option("delayed").unwrap().to_owned(),
+    );
+    let mut topup_ids = order_many(&shop, "before", &ready, 5).await.unwrap();
+    // Still on their way when NATS goes.
+    topup_ids.extend(order_many(&shop, "on the way", &delayed, 5).await.unwrap());
+
+    stack.nats().unwrap().stop().await.unwrap();
+    topup_ids.extend(order_many(&shop, "away", &ready, 10).await.unwrap());
+    assert!(
+        is_ready(&mut stack, Stage::Ingress).await.unwrap(),
+        "ingress is ready without NATS"
+    );
+    let ingress = stack.process(Stage::Ingress).unwrap();
+    ingress.terminate(SOON).await.unwrap();
+    ingress
+        .start()
+        .await
+        .context("ingress starts without NATS")
+        .unwrap();
+    topup_ids.extend(order_many(&shop, "started", &ready, 5).await.unwrap());
+
+    stack.nats().unwrap().wipe().unwrap();
+    stack.nats().unwrap().start_again().await.unwrap();
+    assert_eq!(topup_ids.len(), 25);
+    shop.hears_of(&topup_ids, Duration::from_mins(1)).await.unwrap();
+
+    // And the streams are there again: this one doesn't wait for anybody's redrive.
+    let after = order_many(&shop, "after", &ready, 5).await.unwrap();
+    shop.hears_of(&after, Duration::from_secs(8)).await.unwrap();
+    let ledger = stack.ledger().await.unwrap();
+    assert_eq!((ledger.purchases, ledger.units), (30, 30));
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_still_gets_its_webhooks() {
+    const CLIENTS: usize = 100;
+    let mut stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let hang_up = |number: usize| {
+        let (stack, shop) = (&stack, &shop);
+        async move {
+            let body = testkit::client::order(&format!("hangs up {number}"), &[(ready, 1)]).to_string();
+            let mut stream = raw::connect(&stack.base_url).await?;
+            stream
+                .write_all(&raw::create_order(&shop.partner, body.as_bytes())?)
+                .await?;
+            // Dropped here: the connection ends, with the answer still to come.
+            anyhow::Ok(())
+        }
+    };
+    futures_util::future::try_join_all((0..CLIENTS).map(hang_up))
+        .await
+        .unwrap();
+
+    // Whatever ingress had begun, it finishes; then it is known which orders were stored.
+    let some = async || Ok((!stored(&stack).await?.is_empty()).then_some(()));
+    wait::until(SOON, "an order to be stored", some).await.unwrap();
+    let status = stack
+        .process(Stage::Ingress)
+        .unwrap()
+        .terminate(SOON)
+        .await
+        .unwrap();
+    assert!(status.success(), "ingress ended with {status}");
+    let topup_ids = stored(&stack).await.unwrap();
+    println!("{} of {CLIENTS} were stored", topup_ids.len());
+    let received = shop.hears_of(&topup_ids, Duration::from_mins(1)).await.unwrap();
+    assert_eq!(received.len(), topup_ids.len());
+}
+
+/// Every topup in the database.
+async fn stored(stack: &Stack) -> Result<BTreeSet<String>> {
+    let mut database = stack.database.connect().await?;
+    let topup_ids: Vec<String> = sqlx::query_scalar("SELECT topup_id FROM topups")
+        .fetch_all(&mut database)
+        .await?;
+    Ok(topup_ids.into_iter().collect())
+}
+
+#[tokio::test]
+async fn a_provisioner_that_is_killed_buys_nothing_twice() {
+    const ORDERS: usize = 200;
+    let settings = [("SETTLE", "6s"), ("PROVIDER_TIMEOUT", "2s")];
+    let builder = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0");
+    let builder = settings.iter().fold(builder, |builder, (name, value)| {
+        builder.env(Stage::Provisioner, name, value)
+    });
+    let mut stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let delayed = stack.option("delayed").unwrap().to_owned();
+    let ledger = async |purchases: u64| {
+        let bought = async || Ok((stack.ledger().await?.purchases >= purchases).then_some(()));
+        wait::until(SOON, "purchases", bought).await
+    };
+    let (topup_ids, begun) = tokio::join!(order_many(&shop, "killed", &delayed, ORDERS), ledger(10));
+    begun.unwrap();
+    let topup_ids = topup_ids.unwrap();
+    stack.process(Stage::Provisioner).unwrap().kill().await.unwrap();
+    let bought = stack.ledger().await.unwrap().purchases;
+    println!("killed after {bought} of {ORDERS} purchases");
+    stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
+
+    shop.hears_of(&topup_ids, Duration::from_secs(90)).await.unwrap();
+    let ledger = stack.ledger().await.unwrap();
+    let repeated: Vec<_> = ledger
+        .orders
+        .iter()
+        .filter(|order| order.purchased_times != 1 || order.units != 1)
+        .collect();
+    assert!(repeated.is_empty(), "{repeated:?}");
+    assert_eq!(ledger.purchases, u64::try_from(ORDERS).unwrap());
+}
+
+#[tokio::test]
+async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    // Once an order has gone through, streams and consumers are there.
+    let ready = stack.option("ready").unwrap();
+    let first = order_many(&shop, "first", ready, 1).await.unwrap();
+    shop.hears_of(&first, SOON).await.unwrap();
+
+    let nats = async_nats::connect(std::env::var("TEST_NATS_URL").unwrap())
+        .await
+        .unwrap();
+    let jetstream = jetstream::new(nats);
+    let prefix = &stack.prefix;
+    let unreadable = [
+        (format!("{prefix}topup.job.sandbox"), "not JSON"),
+        (
+            format!("{prefix}topup.job.sandbox"),
+            r#"{"type":"topup.job.v99"}"#,
+        ),
+        (
+            format!("{prefix}topup.ready.{}", shop.partner.partner_id),
+            "\u{0}",
+        ),
+        (format!("{prefix}topup.ready.nobody"), "{}"),
+    ];
+    for (subject, payload) in &unreadable {
+        let sent = jetstream
+            .publish(subject.clone(), (*payload).into())
+            .await
+            .unwrap();
+        sent.await.unwrap();
+    }
+    let second = order_many(&shop, "second", ready, 5).await.unwrap();
+    shop.hears_of(&second, Duration::from_secs(8)).await.unwrap();
+
+    let dead = jetstream.get_stream(format!("{prefix}TOPUP_DEAD")).await.unwrap();
+    let put_aside = async || {
+        let count = dead.get_info().await?.state.messages;
+        Ok((count == u64::try_from(unreadable.len())?).then_some(()))
+    };
+    wait::until(SOON, "the unreadable messages in TOPUP_DEAD", put_aside)
+        .await
+        .unwrap();
+    let mut kept = BTreeSet::new();
+    for sequence in 1..=4 {
+        let message = dead.get_raw_message(sequence).await.unwrap();
+        let subject = message.headers.get("Dead-Subject").unwrap().to_string();
+        kept.insert((subject, String::from_utf8(message.payload.to_vec()).unwrap()));
+    }
+    let sent = unreadable.map(|(subject, payload)| (subject, payload.to_owned()));
+    assert_eq!(kept, BTreeSet::from(sent));
+    for name in ["TOPUP_JOBS", "TOPUP_READY"] {
+        let stream = jetstream.get_stream(format!("{prefix}{name}")).await.unwrap();
+        let empty = async || Ok((stream.get_info().await?.state.messages == 0).then_some(()));
+        wait::until(SOON, &format!("{name} to be empty"), empty)
+            .await
+            .unwrap();
+    }
+}
+
+/// A notifier that dies between the webhook and its record sends it again; it never forgets one.
+#[tokio::test]
+async fn a_notifier_that_is_killed_forgets_nothing() {
+    let mut stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let delayed = stack.option("delayed").unwrap().to_owned();
+    let (name, some) = (fresh("killed"), shop.receiver.wait_for(5, SOON));
+    let (topup_ids, some) = tokio::join!(order_many(&shop, &name, &delayed, 60), some);
+    some.unwrap();
+    stack.process(Stage::Notifier).unwrap().kill().await.unwrap();
+    stack.process(Stage::Notifier).unwrap().start().await.unwrap();
+    let topup_ids = topup_ids.unwrap();
+    shop.hears_of(&topup_ids, Duration::from_secs(90)).await.unwrap();
+    let first = topup_ids.first().unwrap();
+    assert_eq!(show(&stack, first).await.unwrap()["topups"][0]["state"], "ready");
+}

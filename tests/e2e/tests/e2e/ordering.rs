@@ -1,0 +1,193 @@
+//! The one ordering that the specification promises: create-order returns first, the webhook follows.
+//!
+//! Exact, as far as user space can be: when a webhook has arrived, its order's socket is looked at
+//! with a system call of its own, so neither this test's reading nor tokio's idea of readiness counts.
+
+use crate::raw::{self, Answer};
+use crate::shop::{PATH, Shop};
+use anyhow::{Context, Result, ensure};
+use std::io::ErrorKind;
+use std::net::TcpStream as Eye;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use testkit::esimctl::Partner;
+use testkit::receiver::{Answer as Acknowledgement, Received};
+use testkit::stack::{Stack, Stage};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+const ORDERS: usize = 2000;
+const LINES: usize = 32;
+
+/// A connection that is kept open, with one order at a time on it.
+struct Line {
+    number: usize,
+    stream: TcpStream,
+    /// Bytes are taken from the socket only under this lock.
+    read: Arc<Mutex<Read>>,
+}
+
+/// What was read from a line so far.
+struct Read {
+    /// The same socket once more, outside of tokio.
+    eye: Eye,
+    /// Orders that were answered.
+    answered: usize,
+    /// What has been read of the answer to the next one.
+    buffer: Vec<u8>,
+}
+
+impl Read {
+    /// Whether the answer to the line's order of that number has been read, or could be right now.
+    fn readable(&self, order: usize) -> Result<bool> {
+        if order < self.answered {
+            return Ok(true);
+        }
+        ensure!(order == self.answered, "order {order} was not even sent");
+        let mut waiting = [0; 4096];
+        let length = match self.eye.peek(&mut waiting) {
+            Ok(length) => length,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
+            Err(error) => return Err(error.into()),
+        };
+        let whole = [&self.buffer, &waiting[..length]].concat();
+        Ok(Answer::parse(&whole).is_some())
+    }
+}
+
+impl Line {
+    async fn open(number: usize, base_url: &str) -> Result<Self> {
+        let stream = raw::connect(base_url).await?.into_std()?;
+        let eye = stream.try_clone()?;
+        let read = Read {
+            eye,
+            answered: 0,
+            buffer: Vec::new(),
+        };
+        Ok(Self {
+            number,
+            stream: TcpStream::from_std(stream)?,
+            read: Arc::new(Mutex::new(read)),
+        })
+    }
+
+    /// Orders one after the other until `left` says that there are enough.
+    async fn order(mut self, partner: &Partner, option_id: &str, left: &AtomicUsize) -> Result<()> {
+        for order in 0.. {
+            let claimed = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+            if claimed.is_err() {
+                break;
+            }
+            let id = format!("{}/{order}", self.number);
+            let body = testkit::client::order(&id, &[(option_id, 1)]).to_string();
+            self.stream
+                .write_all(&raw::create_order(partner, body.as_bytes())?)
+                .await?;
+            while !self.read_on(order)? {
+                tokio::time::timeout(Duration::from_secs(30), self.stream.readable())
+                    .await
+                    .with_context(|| format!("order {id} was not answered"))??;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is there; true once the order's answer is complete.
+    fn read_on(&self, order: usize) -> Result<bool> {
+        let mut read = self.read.lock().expect("nobody panics with the lock");
+        match self.stream.try_read_buf(&mut read.buffer) {
+            Ok(0) => anyhow::bail!("the connection was closed"),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        let Some(answer) = Answer::parse(&read.buffer) else {
+            return Ok(false);
+        };
+        ensure!(answer.status == 201, "{}", String::from_utf8_lossy(&read.buffer));
+        ensure!(answer.body.end == read.buffer.len(), "more than an answer");
+        read.buffer.clear();
+        read.answered = order + 1;
+        Ok(true)
+    }
+}
+
+/// `<line>/<order>` of the webhook's external id.
+fn place(webhook: &Received) -> Option<(usize, usize)> {
+    let (line, order) = webhook.json["external_order_id"].as_str()?.split_once('/')?;
+    Some((line.parse().ok()?, order.parse().ok()?))
+}
+
+async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "PLACEMENT_WAIT", placement_wait)
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    if placement_wait != "0" {
+        crate::shop::verdicts_come(&stack, &shop.client).await.unwrap();
+    }
+    let opening = (0..LINES).map(|number| Line::open(number, &stack.base_url));
+    let lines = futures_util::future::try_join_all(opening).await.unwrap();
+    let reads: Vec<_> = lines.iter().map(|line| Arc::clone(&line.read)).collect();
+    let overtaken = Arc::new(Mutex::new(Vec::new()));
+    shop.receiver.answer(PATH, {
+        let overtaken = Arc::clone(&overtaken);
+        move |webhook| {
+            let looked = place(webhook)
+                .context("an unknown order")
+                .and_then(|(line, order)| {
+                    let read = reads
+                        .get(line)
+                        .context("an unknown line")?
+                        .lock()
+                        .expect("nobody panics with the lock");
+                    ensure!(read.readable(order)?, "the answer was not readable yet");
+                    Ok(())
+                });
+            if let Err(error) = looked {
+                let id = &webhook.json["external_order_id"];
+                overtaken
+                    .lock()
+                    .expect("nobody panics with the lock")
+                    .push(format!("{id}: {error:#}"));
+            }
+            Acknowledgement::status(200)
+        }
+    });
+
+    let left = AtomicUsize::new(ORDERS);
+    let option = stack.option("ready").unwrap();
+    let ordering = lines
+        .into_iter()
+        .map(|line| line.order(&shop.partner, option, &left));
+    futures_util::future::try_join_all(ordering).await.unwrap();
+    let received = shop
+        .receiver
+        .wait_for(ORDERS, Duration::from_mins(1))
+        .await
+        .unwrap();
+    let overtaken = overtaken.lock().unwrap();
+    assert!(
+        overtaken.is_empty(),
+        "{} of {} webhooks came before the answer: {:?}",
+        overtaken.len(),
+        received.len(),
+        &overtaken[..overtaken.len().min(10)]
+    );
+    let told: std::collections::BTreeSet<_> =
+        received.iter().map(|webhook| place(webhook).unwrap()).collect();
+    assert_eq!((told.len(), received.len()), (ORDERS, ORDERS));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_webhook_overtakes_an_answer_that_waits_for_the_provider() {
+    no_webhook_overtakes_its_answer("2s").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_webhook_overtakes_an_answer_that_does_not_wait() {
+    no_webhook_overtakes_its_answer("0").await;
+}

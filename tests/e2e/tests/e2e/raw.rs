@@ -1,0 +1,112 @@
+//! Requests as bytes on a socket: for what a proper HTTP client doesn't send, and for looking at a
+//! socket while an answer is on its way.
+
+use anyhow::{Context, Result, bail};
+use std::ops::Range;
+use std::time::Duration;
+use testkit::client::{ACCESS_KEY, ORDERS, SIGNATURE, TIMESTAMP};
+use testkit::esimctl::Partner;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const TIMEOUT: Duration = Duration::from_secs(15);
+
+/// The head of a correctly signed create-order request, with `framing`, the header of the body's
+/// length, and the empty line.
+pub fn head(partner: &Partner, framing: &str) -> Result<Vec<u8>> {
+    let secret = signing::SecretKey::from_base64(&partner.secret_key)?;
+    let (timestamp, access_key) = (runtime::clock::unix_seconds().to_string(), &partner.access_key);
+    let signature = signing::request::sign(&secret, "POST", ORDERS, &timestamp, access_key);
+    let head = format!(
+        "POST {ORDERS} HTTP/1.1\r\nHost: partner-api\r\nContent-Type: application/json\r\n\
+         {ACCESS_KEY}: {access_key}\r\n{TIMESTAMP}: {timestamp}\r\n{SIGNATURE}: {signature}\r\n{framing}\r\n\r\n"
+    );
+    Ok(head.into_bytes())
+}
+
+/// A whole create-order request.
+pub fn create_order(partner: &Partner, body: &[u8]) -> Result<Vec<u8>> {
+    let mut request = head(partner, &format!("Content-Length: {}", body.len()))?;
+    request.extend_from_slice(body);
+    Ok(request)
+}
+
+/// A body in one chunk, with its end.
+pub fn chunked(body: &[u8]) -> Vec<u8> {
+    let mut bytes = format!("{:x}\r\n", body.len()).into_bytes();
+    bytes.extend_from_slice(body);
+    bytes.extend_from_slice(b"\r\n0\r\n\r\n");
+    bytes
+}
+
+/// Connects to `http://127.0.0.1:20001`.
+pub async fn connect(base_url: &str) -> Result<TcpStream> {
+    let address = base_url.trim_start_matches("http://");
+    let stream = TcpStream::connect(address)
+        .await
+        .with_context(|| format!("cannot connect to {address}"))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// An answer with a `Content-Length`, as far as it is in a buffer.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub json: bool,
+    pub body: Range<usize>,
+}
+
+impl Answer {
+    /// `None` until all of it is there.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
+        let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();
+        let header = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+        };
+        let length: usize = header("content-length")?.parse().ok()?;
+        let body = head + 4..head + 4 + length;
+        let complete = bytes.len() >= body.end;
+        complete.then_some(Self {
+            status: text.get(9..12)?.parse().ok()?,
+            json: header("content-type") == Some("application/json"),
+            body,
+        })
+    }
+}
+
+/// Sends bytes and reads one answer; returns it with the bytes that it is in. A server may answer
+/// and close before it has read everything, so what can't be written is no error here.
+pub async fn exchange(base_url: &str, request: &[u8]) -> Result<(Answer, Vec<u8>)> {
+    let mut stream = connect(base_url).await?;
+    let (mut reading, mut writing) = stream.split();
+    let answer = async {
+        let mut bytes = Vec::new();
+        loop {
+            if let Some(answer) = Answer::parse(&bytes) {
+                return Ok((answer, bytes));
+            }
+            let read = reading
+                .read_buf(&mut bytes)
+                .await
+                .context("the connection broke off")?;
+            if read == 0 {
+                bail!(
+                    "the connection was closed after {:?}",
+                    String::from_utf8_lossy(&bytes)
+                );
+            }
+        }
+    };
+    let sent = async {
+        let _ = writing.write_all(request).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        answer = answer => answer,
+        () = sent => bail!("unreachable"),
+        () = tokio::time::sleep(TIMEOUT) => bail!("no answer within {TIMEOUT:?}"),
+    }
+}

@@ -1,0 +1,159 @@
+//! Every process refuses to start on a bad or missing setting, with one line that names it.
+
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeMap;
+use std::time::Duration;
+use testkit::bin_dir;
+use tokio::process::Command;
+
+const KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+/// What a good start needs, of every program. Nobody listens there: the settings come first.
+const GOOD: &[(&str, &str)] = &[
+    ("DATABASE_URL", "postgres://nobody@127.0.0.1:1/nothing"),
+    ("NATS_URL", "nats://127.0.0.1:1"),
+    ("MASTER_KEY", KEY),
+    ("LISTEN", "127.0.0.1:0"),
+    ("ADMIN_LISTEN", "127.0.0.1:0"),
+    ("SANDBOX_URL", "http://127.0.0.1:1"),
+    ("SANDBOX_ACCESS_KEY", "key"),
+    ("SANDBOX_SECRET_KEY", "c2VjcmV0"),
+    ("SANDBOX_LEDGER", "/nonexistent/ledger"),
+    ("PUBLIC_URL", "http://127.0.0.1:1"),
+];
+const SERVICES: &[&str] = &["ingress", "provisioner", "notifier"];
+const ALL: &[&str] = &["ingress", "provisioner", "notifier", "sandbox"];
+
+/// Programs, the setting that is wrong (`None`: missing), what else the line must not show.
+const ROWS: &[(&[&str], &str, Option<&str>)] = &[
+    (SERVICES, "DATABASE_URL", None),
+    (SERVICES, "DATABASE_URL", Some("mysql")),
+    (SERVICES, "DATABASE_URL", Some("postgres://127.0.0.1:seven/x")),
+    (SERVICES, "NATS_URL", None),
+    (SERVICES, "NATS_URL", Some("nats://::::")),
+    (SERVICES, "STREAM_PREFIX", Some("a.b")),
+    (SERVICES, "MASTER_KEY", None),
+    (SERVICES, "MASTER_KEY", Some("")),
+    (SERVICES, "MASTER_KEY", Some("test")),
+    (SERVICES, "MASTER_KEY", Some("test:dG9vIHNob3J0")),
+    (SERVICES, "MASTER_KEY_FILE", Some("/nonexistent/key")),
+    (SERVICES, "ADMIN_LISTEN", Some("18081")),
+    (
+        &["ingress", "provisioner", "sandbox"],
+        "LISTEN",
+        Some("localhost"),
+    ),
+    (ALL, "LOG", Some("a=b=c")),
+    (ALL, "LOG_FORMAT", Some("xml")),
+    (ALL, "SHUTDOWN_TIMEOUT", Some("soon")),
+    (&["ingress"], "BRAND", Some("My Brand")),
+    (&["ingress"], "BRAND", Some("")),
+    (&["ingress"], "PLACEMENT_WAIT", Some("2")),
+    (&["ingress"], "MAX_ITEMS", Some("0")),
+    (&["ingress"], "MAX_UNITS", Some("many")),
+    (&["provisioner"], "PROVIDERS", Some("acme")),
+    (&["provisioner"], "SANDBOX_URL", None),
+    (&["provisioner"], "SANDBOX_URL", Some("127.0.0.1")),
+    (&["provisioner"], "SANDBOX_ACCESS_KEY", None),
+    (&["provisioner"], "PROVIDER_CONCURRENCY", Some("0")),
+    (&["provisioner"], "PROVIDER_TIMEOUT", Some("-1s")),
+    (&["provisioner"], "SETTLE", Some("a while")),
+    (
+        &["provisioner", "sandbox"],
+        "SANDBOX_SECRET_KEY",
+        Some("n*t base64"),
+    ),
+    (&["provisioner", "sandbox"], "SANDBOX_SECRET_KEY", None),
+    (&["notifier"], "PUBLIC_URL", None),
+    (&["notifier"], "PUBLIC_URL", Some("example.com")),
+    (&["notifier"], "WEBHOOK_ALLOW", Some("127.0.0.0/40")),
+    (&["notifier"], "WEBHOOK_TIMEOUT", Some("15")),
+    (&["notifier"], "DELIVERY_CONCURRENCY", Some("0")),
+    (&["notifier"], "ENDPOINT_CONCURRENCY", Some("none")),
+    (&["sandbox"], "SANDBOX_LEDGER", None),
+    (&["sandbox"], "SANDBOX_ACCESS_KEY", Some("")),
+];
+
+/// Starts a program and expects it to refuse: status 2, nothing on standard output, one line.
+async fn refusal(program: &str, args: &[&str], env: &BTreeMap<&str, &str>) -> Result<String> {
+    let run = Command::new(bin_dir().join(program))
+        .args(args)
+        .env_clear()
+        .envs(env)
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(Duration::from_secs(10), run)
+        .await
+        .context("it started")??;
+    let line = String::from_utf8(output.stderr)?;
+    ensure!(
+        output.status.code() == Some(2),
+        "{}, and it said: {line}",
+        output.status
+    );
+    ensure!(
+        output.stdout.is_empty(),
+        "standard output: {}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    ensure!(
+        line.ends_with('\n') && line.lines().count() == 1,
+        "not one line: {line}"
+    );
+    Ok(line)
+}
+
+#[tokio::test]
+async fn a_bad_or_missing_setting_is_named_in_one_line() {
+    let mut failed = Vec::new();
+    for (programs, setting, value) in ROWS {
+        for program in *programs {
+            let mut env: BTreeMap<&str, &str> = GOOD.iter().copied().collect();
+            env.remove(setting);
+            env.extend(value.map(|value| (*setting, value)));
+            if *setting == "MASTER_KEY_FILE" {
+                env.remove("MASTER_KEY");
+            }
+            let secret = matches!(*setting, "DATABASE_URL" | "MASTER_KEY" | "SANDBOX_SECRET_KEY");
+            match refusal(program, &[], &env).await {
+                Ok(line) if !line.contains(setting) => {
+                    failed.push(format!("{program}, {setting}={value:?}: {line}"));
+                }
+                Ok(line) if secret && value.is_some_and(|value| value.len() > 5 && line.contains(value)) => {
+                    failed.push(format!("{program} shows {setting}: {line}"));
+                }
+                Ok(_) => {}
+                Err(error) => failed.push(format!("{program}, {setting}={value:?}: {error:#}")),
+            }
+        }
+    }
+    assert!(
+        failed.is_empty(),
+        "{} wrong:\n{}",
+        failed.len(),
+        failed.join("\n")
+    );
+}
+
+#[tokio::test]
+async fn contradictions_and_unknown_flags_are_named_too() {
+    let good: BTreeMap<&str, &str> = GOOD.iter().copied().collect();
+    let mut both = good.clone();
+    both.insert("MASTER_KEY_FILE", "/nonexistent/key");
+    for program in SERVICES {
+        let line = refusal(program, &[], &both).await.unwrap();
+        assert!(line.contains("MASTER_KEY_FILE"), "{program}: {line}");
+    }
+    for program in ALL {
+        let line = refusal(program, &["--no-such-flag"], &good).await.unwrap();
+        assert!(line.contains("--no-such-flag"), "{program}: {line}");
+    }
+    let mut without = good.clone();
+    without.remove("DATABASE_URL");
+    let line = refusal("esimctl", &["partner", "list"], &without).await.unwrap();
+    assert!(line.contains("DATABASE_URL"), "esimctl: {line}");
+    // A provider that is configured needs its account.
+    let mut usimsa = good;
+    usimsa.insert("PROVIDERS", "sandbox,usimsa");
+    let line = refusal("provisioner", &[], &usimsa).await.unwrap();
+    assert!(line.contains("USIMSA_"), "provisioner: {line}");
+}

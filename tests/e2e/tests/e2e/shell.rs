@@ -1,0 +1,55 @@
+//! A client written from the specification alone, in plain shell with openssl and curl.
+
+use crate::shop::Shop;
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::process::Output;
+use std::time::Duration;
+use testkit::stack::Stack;
+use testkit::workspace;
+use tokio::process::Command;
+
+/// Runs `tests/shell/order.sh` for `qty` units of an option.
+async fn order(stack: &Stack, shop: &Shop, secret_key: &str, qty: &str) -> Result<Output> {
+    let script = workspace().join("tests/shell/order.sh");
+    let (access_key, option) = (&shop.partner.access_key, stack.option("ready")?);
+    let run = Command::new(script)
+        .args([stack.base_url.as_str(), access_key, secret_key, option, qty])
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(Duration::from_secs(40), run)
+        .await
+        .context("no end after 40 s")?;
+    output.context("cannot run tests/shell/order.sh")
+}
+
+#[tokio::test]
+async fn a_plain_shell_client_orders() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+
+    let output = order(&stack, &shop, &shop.partner.secret_key, "2").await.unwrap();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let products = answer["products"].as_array().unwrap();
+    assert_eq!(products.len(), 2, "{answer}");
+    let topup_ids = products
+        .iter()
+        .map(|product| product["topup_id"].as_str().unwrap().to_owned());
+    shop.hears_of(&topup_ids.collect(), Duration::from_secs(20))
+        .await
+        .unwrap();
+
+    // It would notice a wrong signature.
+    let output = order(&stack, &shop, "c29tZWJvZHkgZWxzZSdzIHNlY3JldA==", "2")
+        .await
+        .unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(answer["error"]["message"], "Invalid signature.");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "HTTP status 401\n");
+}

@@ -1,0 +1,168 @@
+//! Paths, methods, sizes and headers that the specification doesn't name.
+
+use super::Expected::{Bare, Created, Denied, Error, Unprocessable};
+use super::{Row, row};
+use crate::raw;
+use anyhow::Result;
+use testkit::client::{ORDERS_SHORT, SIGNATURE};
+
+const NOT_FOUND: super::Expected = Error(404, "Not found");
+const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");
+const TOO_LARGE: super::Expected = Error(413, "Request body is larger than 1048576 bytes");
+const ONE: super::Expected = Created(&[("ready", 1)]);
+const MIB: usize = 1024 * 1024;
+
+pub const ROWS: &[Row] = &[
+    row(
+        "Content-Type is not enforced: another one",
+        |w| w.order().header("content-type", "text/plain"),
+        ONE,
+    ),
+    row(
+        "Content-Type is not enforced: none",
+        |w| w.order().without("content-type"),
+        ONE,
+    ),
+    row(
+        "Content-Type is not enforced: nonsense",
+        |w| w.order().header("content-type", b"\xff"),
+        ONE,
+    ),
+    row(
+        "header names are case-insensitive",
+        |w| {
+            let request = w.order();
+            let signature = request.signature();
+            request
+                .without(SIGNATURE)
+                .header("X-SERVICE-SIGNATURE", signature)
+        },
+        ONE,
+    ),
+    row(
+        "404: another path",
+        |w| w.order().path("/api/v1/api_partner/order"),
+        NOT_FOUND,
+    ),
+    row("404: the root", |w| w.order().path("/"), NOT_FOUND),
+    row(
+        "404: a trailing slash",
+        |w| w.order().path("/api/v1/api_partner/orders/"),
+        NOT_FOUND,
+    ),
+    row(
+        "404: another version",
+        |w| w.order().path("/api/v2/api_partner/orders"),
+        NOT_FOUND,
+    ),
+    row(
+        "404: another case",
+        |w| w.order().path("/API/v1/api_partner/orders"),
+        NOT_FOUND,
+    ),
+    row(
+        "404: an encoded slash",
+        |w| w.order().path("/api/v1/api_partner%2Forders"),
+        NOT_FOUND,
+    ),
+    row(
+        "404: an order",
+        |w| w.order().method("GET").path("/api/v1/api_partner/orders/1"),
+        NOT_FOUND,
+    ),
+    row(
+        "404: a picture of something else",
+        |w| w.post("").method("GET").path("/qr/https%3A%2F%2Fexample.com/300"),
+        NOT_FOUND,
+    ),
+    row(
+        "404: a picture of bytes that aren't UTF-8",
+        |w| w.post("").method("GET").path("/qr/%FF/300"),
+        NOT_FOUND,
+    ),
+    row("405: GET", |w| w.post("").method("GET"), NOT_ALLOWED),
+    row(
+        "405: GET on the short path",
+        |w| w.post("").method("GET").path(ORDERS_SHORT),
+        NOT_ALLOWED,
+    ),
+    row("405: PUT", |w| w.order().method("PUT"), NOT_ALLOWED),
+    row("405: PATCH", |w| w.order().method("PATCH"), NOT_ALLOWED),
+    row("405: DELETE", |w| w.order().method("DELETE"), NOT_ALLOWED),
+    row("405: OPTIONS", |w| w.post("").method("OPTIONS"), NOT_ALLOWED),
+    row("405: HEAD", |w| w.post("").method("HEAD"), Bare(405)),
+    row(
+        "405: POST for a picture",
+        |w| w.order().path("/qr/LPA%3A1%24smdp.example%24A/300"),
+        NOT_ALLOWED,
+    ),
+    row(
+        "1 MiB is not too large",
+        |w| {
+            let body = w.body().to_string();
+            w.post(format!("{body:MIB$}"))
+        },
+        ONE,
+    ),
+    row(
+        "1 MiB and 1 byte is too large, whatever it is",
+        |w| w.post(" ".repeat(MIB + 1)),
+        TOO_LARGE,
+    ),
+    row(
+        "authentication comes before the size",
+        |w| w.post(" ".repeat(MIB + 1)).header(SIGNATURE, "no"),
+        Denied("Invalid signature."),
+    ),
+];
+
+/// Requests that only bytes on a socket can make.
+pub const RAW: &[Row<Result<Vec<u8>>>] = &[
+    row(
+        "413 comes before the body is sent",
+        |w| raw::head(&w.partner, &format!("Content-Length: {}", MIB + 1)),
+        TOO_LARGE,
+    ),
+    row(
+        "413: a length that no machine has",
+        |w| raw::head(&w.partner, "Content-Length: 9223372036854775807"),
+        TOO_LARGE,
+    ),
+    row(
+        "413: chunks without a length",
+        |w| {
+            let mut request = raw::head(&w.partner, "Transfer-Encoding: chunked")?;
+            request.extend(raw::chunked(&vec![b' '; MIB + 1]));
+            Ok(request)
+        },
+        TOO_LARGE,
+    ),
+    row(
+        "chunks without a length, but small enough",
+        |w| {
+            let mut request = raw::head(&w.partner, "Transfer-Encoding: chunked")?;
+            request.extend(raw::chunked(w.body().to_string().as_bytes()));
+            Ok(request)
+        },
+        ONE,
+    ),
+    row(
+        "neither body nor length",
+        |w| raw::head(&w.partner, "Connection: keep-alive"),
+        Error(400, "Invalid JSON format"),
+    ),
+    row(
+        "401 comes before the body is sent",
+        |w| {
+            let mut stranger = w.partner.clone();
+            stranger.secret_key = "c29tZWJvZHkgZWxzZQ==".into();
+            raw::head(&stranger, "Content-Length: 100")
+        },
+        Denied("Invalid signature."),
+    ),
+    row(
+        "a whole request as bytes",
+        |w| raw::create_order(&w.partner, b"{}"),
+        Unprocessable(&["External order id can't be blank", "Products can't be blank"]),
+    ),
+];
