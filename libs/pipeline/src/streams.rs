@@ -15,6 +15,7 @@ use async_nats::{
 use clap::Args;
 use domain::PartnerId;
 use runtime::config::BadSetting;
+use secrecy::{ExposeSecret, SecretString};
 
 const MIB: i64 = 1024 * 1024;
 /// The largest message that a stream takes; ours have some 200 bytes.
@@ -26,7 +27,7 @@ const MAX_MESSAGE: i32 = 64 * 1024;
 pub struct NatsConfig {
     /// Where NATS is, e.g. `nats://user:password@host:4222`; several separated by commas
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
-    pub nats_url: String,
+    pub nats_url: SecretString,
     /// Put before the names of streams and subjects, so that several systems can share a server
     #[arg(long, env = "STREAM_PREFIX", default_value = "", value_parser = prefix)]
     pub stream_prefix: String,
@@ -60,6 +61,7 @@ impl Nats {
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
+            .expose_secret()
             .split(',')
             .map(|url| url.trim().parse())
             .collect::<Result<_, _>>()
@@ -120,6 +122,11 @@ impl Nats {
     /// The subject of a partner's readiness events.
     pub fn ready_subject(&self, partner: PartnerId) -> String {
         format!("{}topup.ready.{partner}", self.config.stream_prefix)
+    }
+
+    /// The subjects of all readiness events.
+    pub fn ready_subjects(&self) -> String {
+        format!("{}topup.ready.>", self.config.stream_prefix)
     }
 
     /// The subject of what no handler could read, by the kind of message it should have been.

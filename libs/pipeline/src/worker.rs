@@ -239,9 +239,10 @@ impl<S: Stage> Worker<S> {
 
     async fn redrive(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
-        let mut full = false;
+        let mut more = false;
         loop {
-            let pause = if full { Duration::from_millis(10) } else { REDRIVE };
+            // Where something was due, more may be: a stage may have taken only its share of it.
+            let pause = if more { Duration::from_millis(20) } else { REDRIVE };
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(pause) => {}
@@ -259,11 +260,11 @@ impl<S: Stage> Worker<S> {
                 Ok(due) => due,
                 Err(error) => {
                     tracing::warn!(error = format!("{error:#}"), "cannot look for overdue rows");
-                    full = false;
+                    more = false;
                     continue;
                 }
             };
-            full = due.len() == limit;
+            more = !due.is_empty();
             for work in due {
                 let permit = permits.split(1);
                 let trigger = Trigger {

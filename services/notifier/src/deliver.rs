@@ -31,7 +31,7 @@ use crate::{
 /// How long a delivery that a readiness event brought waits for a slot of its endpoint.
 const SLOT_WAIT: Duration = Duration::from_secs(1);
 /// What a lease leaves for everything but the exchange: waiting for a slot, opening, recording.
-const LEASE_MARGIN: Duration = Duration::from_secs(5);
+pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 
 /// How long a delivery is left alone by others once it is taken up, given the deadline of an exchange.
 pub fn lease(timeout: Duration) -> Duration {

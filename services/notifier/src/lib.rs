@@ -25,6 +25,7 @@ use clap::Parser;
 use pipeline::{Nats, NatsConfig, streams::Source, worker};
 use runtime::{
     CommonConfig, Shutdown,
+    config::BadSetting,
     health::{self, Readiness},
 };
 use store::{
@@ -42,8 +43,12 @@ use crate::{
 
 /// How often the database and NATS are looked at for readiness.
 const LOOK: Duration = Duration::from_secs(1);
-/// A delivery is born with a lease of 25 s; a first attempt is made only if it fits into that.
+/// A first attempt is made only if its own lease fits into the one that a delivery is born with, and
+/// some seconds are left for its readiness event to arrive.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
+const _: () = assert!(
+    LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= store::placements::ANNOUNCED.as_secs()
+);
 
 /// Tells partners of their eSIMs by webhook
 #[derive(Parser, Clone, Debug)]
@@ -106,16 +111,18 @@ fn webhook_timeout(text: &str) -> Result<Duration, String> {
 
 /// Delivers webhooks until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let pool = config.database.pool("notifier")?;
-    let vault = config.master_key.vault()?;
+    let pool = config.database.pool("notifier").map_err(BadSetting::new)?;
+    let vault = config.master_key.vault().map_err(BadSetting::new)?;
     let guard = Guard::new(config.webhook_allow);
     let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database", "nats"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
-    if !schema_fits(&pool, &shutdown).await? {
-        return Ok(());
+    let stop = shutdown.soft();
+    tokio::select! {
+        () = stop.cancelled() => return Ok(()),
+        checked = schema::wait(&pool) => checked?,
     }
     shutdown.spawn(
         "readiness",
@@ -131,7 +138,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let source = Source {
         stream: "TOPUP_READY",
         durable: "notifier".into(),
-        subject: format!("{}topup.ready.>", config.nats.stream_prefix),
+        subject: nats.ready_subjects(),
         ack_wait: deliver::lease(config.webhook_timeout) * 2,
     };
     let stage = Deliver::new(pool, vault, sender, settings, shutdown.soft());
@@ -144,32 +151,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     );
     tracing::info!(admin = %config.admin_listen, "notifier is at work");
 
-    shutdown.soft().cancelled().await;
+    stop.cancelled().await;
     let finished = shutdown.finished().await;
     nats.flush().await;
     finished
-}
-
-/// Waits for the database; fails if its schema isn't ours. False if a stop came first.
-async fn schema_fits(pool: &PgPool, shutdown: &Shutdown) -> anyhow::Result<bool> {
-    let stop = shutdown.soft();
-    while !stop.is_cancelled() {
-        match check(pool).await {
-            Ok(()) => return Ok(true),
-            Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
-            Err(mismatch) => return Err(mismatch.into()),
-        }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            () = stop.cancelled() => {}
-        }
-    }
-    Ok(false)
-}
-
-async fn check(pool: &PgPool) -> Result<(), SchemaError> {
-    let mut connection = pool.acquire().await.map_err(store::Error::from)?;
-    schema::check(&mut connection).await
 }
 
 /// Keeps readiness true to what can be reached now.
@@ -177,7 +162,8 @@ async fn watch(pool: PgPool, nats: Nats, readiness: Readiness, shutdown: Shutdow
     let stop = shutdown.soft();
     while !stop.is_cancelled() {
         // Any other answer is an answer: a schema newer than ours is how a new version is rolled out.
-        if let Err(SchemaError::Store(error)) = check(&pool).await {
+        let checked = async { schema::check(&mut *pool.acquire().await.map_err(store::Error::from)?).await };
+        if let Err(SchemaError::Store(error)) = checked.await {
             readiness.unwell("database", error.to_string());
         } else {
             readiness.well("database");

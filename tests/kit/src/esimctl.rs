@@ -131,7 +131,12 @@ impl Esimctl {
 
     /// `order show` with our order id, a topup id or an external order id: every order that has it.
     pub async fn order_times(&self, id: &str) -> Result<Vec<OrderTimes>> {
-        self.run(&["order", "show", id]).await
+        #[derive(Deserialize)]
+        struct Found {
+            orders: Vec<OrderTimes>,
+        }
+        let found: Found = self.run(&["order", "show", id]).await?;
+        Ok(found.orders)
     }
 
     /// `option list`.
