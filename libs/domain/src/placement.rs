@@ -1,10 +1,11 @@
 //! The state machine of a placement, the unit of purchase. The statements of `libs/store` move
 //! rows along exactly these transitions; everything that could buy twice is decided here.
 //!
-//! The two rules that money rests on:
+//! The rules that money rests on:
 //! - a purchase is sent only by the holder of a *fresh* attempt, recorded before it is sent;
 //! - an attempt whose outcome is unknown stays `placing` until it is looked up: only what certainly
-//!   bought nothing goes back to `accepted`, from where the next attempt may be recorded.
+//!   bought nothing goes back to `accepted`, from where the next attempt may be recorded;
+//! - what was bought where nobody expected it is parked, and only an operator settles it.
 
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ pub struct Placement {
     pub attempt: u32,
     /// A look-up since the last attempt answered that there is no such purchase.
     pub not_found: bool,
+    /// Parked although something of it is bought, for an operator alone: no late or repeated outcome
+    /// hides it again.
+    pub disputed: bool,
 }
 
 /// Something that happened to a placement. Events of an attempt name its number.
@@ -40,11 +44,11 @@ pub enum Event {
         /// Whether the settling delay has passed.
         settled: bool,
     },
-    /// Ingress answers the order with 422 on the verdict of this attempt; `None` if the placement
-    /// has not been tried, or certainly bought nothing so far.
+    /// Ingress answers the order with 422, on the verdict of this attempt if it has one. Needs none
+    /// for a placement that is `accepted`, which certainly bought nothing so far.
     Refuse(Option<u32>),
-    /// It can't be settled without an operator.
-    Park,
+    /// This attempt can't be settled without an operator.
+    Park(u32),
 }
 
 /// The event comes too late or doesn't apply: nothing changes.
@@ -57,6 +61,7 @@ impl Placement {
         state: PlacementState::Accepted,
         attempt: 0,
         not_found: false,
+        disputed: false,
     };
 
     /// The placement after `event`.
@@ -69,12 +74,17 @@ impl Placement {
                 state: Placing,
                 attempt: self.attempt + 1,
                 not_found: false,
+                disputed: false,
             }),
+            (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
+            (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
             // Money was spent where nobody expected it: never dropped, an operator must see it.
-            (Accepted | Placing | Refused | Failed, Event::Bought(attempt)) if attempt <= self.attempt => {
-                to(Parked)
-            }
+            (_, Event::Bought(attempt)) if attempt <= self.attempt => Ok(Self {
+                state: Parked,
+                disputed: true,
+                ..self
+            }),
             (Placing, Event::Rejected(attempt)) if current(attempt) => to(Failed),
             (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
             (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
@@ -88,8 +98,12 @@ impl Placement {
                 }
             }
             (Placing, Event::Refuse(Some(attempt))) if current(attempt) => to(Refused),
-            (Accepted, Event::Refuse(None)) => to(Refused),
-            (Placing | Placed, Event::Park) => to(Parked),
+            (Accepted, Event::Refuse(_)) => to(Refused),
+            (Placing | Placed, Event::Park(attempt)) if current(attempt) => Ok(Self {
+                state: Parked,
+                disputed: self.state == Placed,
+                ..self
+            }),
             _ => Err(Ignored),
         }
     }
@@ -99,14 +113,14 @@ impl Placement {
 /// then ever more rarely, at most once a minute; hourly once it is overdue.
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
-        return Duration::from_secs(3600);
+        return Duration::from_hours(1);
     }
-    (age / 2).clamp(Duration::from_secs(1), Duration::from_secs(60))
+    (age / 2).clamp(Duration::from_secs(1), Duration::from_mins(1))
 }
 
 /// When to try again what certainly bought nothing, by the number of attempts so far.
 pub fn next_attempt(attempt: u32) -> Duration {
-    Duration::from_secs(1 << attempt.clamp(1, 8)).min(Duration::from_secs(120))
+    Duration::from_secs(1 << attempt.clamp(1, 8)).min(Duration::from_mins(2))
 }
 
 #[cfg(test)]
@@ -120,7 +134,7 @@ mod tests {
         Placement {
             state: Placing,
             attempt,
-            not_found: false,
+            ..Placement::NEW
         }
     }
 
@@ -170,33 +184,46 @@ mod tests {
     }
 
     #[test]
-    fn an_unexpected_purchase_is_parked_never_dropped() {
-        assert_eq!(placing(2).after(Event::Bought(1)).unwrap().state, Parked);
-        for state in [Refused, Failed, Accepted] {
-            let placement = Placement { state, ..placing(1) };
-            assert_eq!(
-                placement.after(Event::Bought(1)).unwrap().state,
-                Parked,
-                "{state:?}"
-            );
+    fn what_certainly_bought_nothing_is_refused_on_any_verdict() {
+        let again = placing(2).after(Event::NotBought(2)).unwrap();
+        for verdict in [None, Some(1), Some(2)] {
+            assert_eq!(again.after(Event::Refuse(verdict)).unwrap().state, Refused);
         }
     }
 
     #[test]
+    fn an_unexpected_purchase_is_parked_never_dropped() {
+        for state in [Placing, Placed, Parked, Refused, Failed, Accepted] {
+            let placement = Placement { state, ..placing(2) };
+            let parked = placement.after(Event::Bought(1)).unwrap();
+            assert_eq!((parked.state, parked.disputed), (Parked, true), "{state:?}");
+            for repeated in [1, 2] {
+                assert_eq!(parked.after(Event::Bought(repeated)), Err(Ignored), "{state:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_parked_for_want_of_an_answer_is_placed_by_the_answer() {
+        let parked = placing(1).after(Event::Park(1)).unwrap();
+        assert_eq!(parked.after(Event::Bought(1)).unwrap().state, Placed);
+    }
+
+    #[test]
     fn waits_grow_and_are_bounded() {
-        let overdue = Duration::from_secs(1800);
+        let overdue = Duration::from_mins(30);
         assert_eq!(next_collect(Duration::ZERO, overdue), Duration::from_secs(1));
         assert_eq!(
             next_collect(Duration::from_secs(20), overdue),
             Duration::from_secs(10)
         );
         assert_eq!(
-            next_collect(Duration::from_secs(600), overdue),
-            Duration::from_secs(60)
+            next_collect(Duration::from_mins(10), overdue),
+            Duration::from_mins(1)
         );
-        assert_eq!(next_collect(overdue, overdue), Duration::from_secs(3600));
+        assert_eq!(next_collect(overdue, overdue), Duration::from_hours(1));
         assert_eq!(next_attempt(1), Duration::from_secs(2));
-        assert_eq!(next_attempt(u32::MAX), Duration::from_secs(120));
+        assert_eq!(next_attempt(u32::MAX), Duration::from_mins(2));
     }
 
     fn event() -> impl Strategy<Value = Event> {
@@ -208,8 +235,8 @@ mod tests {
             attempt.clone().prop_map(Event::NotBought),
             (attempt.clone(), any::<bool>())
                 .prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
+            attempt.clone().prop_map(Event::Park),
             proptest::option::of(attempt).prop_map(Event::Refuse),
-            Just(Event::Park),
         ]
     }
 
@@ -228,6 +255,7 @@ mod tests {
                 if matches!(placement.state, Placed | Parked) {
                     prop_assert!(matches!(next.state, Placed | Parked));
                 }
+                prop_assert!(!placement.disputed || next == placement);
                 placement = next;
             }
         }

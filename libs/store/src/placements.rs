@@ -10,7 +10,7 @@ use crate::{Error, age, seconds, signed, unsigned};
 
 /// How long a delivery that is announced by a readiness event waits for it, and is left to it, before
 /// the notifier takes it up by itself.
-const ANNOUNCED: Duration = Duration::from_secs(30);
+pub const ANNOUNCED: Duration = Duration::from_secs(30);
 
 /// Which placements a provisioner takes up.
 #[derive(Clone, Copy, Debug)]
@@ -282,22 +282,54 @@ pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],
 ) -> Result<Vec<Settled>, Error> {
-    let bought = Bought::of(settlements);
-    let moves = Moves::of(settlements);
-    let mut changes = HashMap::new();
+    let rounds = rounds(settlements);
+    let mut settled = vec![Settled::default(); settlements.len()];
+    let bought_only = |one: &Settlement| matches!(one.outcome, Outcome::Bought { .. });
     // One statement is a transaction of its own; only a mixed batch needs a larger one.
-    if moves.is_empty() {
-        bought.record(connection, &mut changes).await?;
+    if rounds.len() <= 1 && settlements.iter().all(bought_only) {
+        settle_rounds(connection, settlements, &rounds, &mut settled).await?;
     } else {
         let mut transaction = sqlx::Connection::begin(connection).await?;
-        moves.record(&mut transaction, &mut changes).await?;
-        bought.record(&mut transaction, &mut changes).await?;
+        settle_rounds(&mut transaction, settlements, &rounds, &mut settled).await?;
         transaction.commit().await?;
     }
-    Ok(settlements
-        .iter()
-        .map(|one| changes.remove(&one.placement_id).unwrap_or_default())
-        .collect())
+    Ok(settled)
+}
+
+/// Which settlements go into one statement: a statement sees each placement only once, and what comes
+/// second must not hide behind what came first. Nearly always all of them.
+fn rounds(settlements: &[Settlement]) -> Vec<Vec<usize>> {
+    let mut rounds: Vec<Vec<usize>> = Vec::new();
+    let mut next: HashMap<PlacementId, usize> = HashMap::with_capacity(settlements.len());
+    for (index, settlement) in settlements.iter().enumerate() {
+        let round = next.entry(settlement.placement_id).or_default();
+        match rounds.get_mut(*round) {
+            Some(round) => round.push(index),
+            None => rounds.push(vec![index]),
+        }
+        *round += 1;
+    }
+    rounds
+}
+
+async fn settle_rounds(
+    connection: &mut PgConnection,
+    settlements: &[Settlement],
+    rounds: &[Vec<usize>],
+    settled: &mut [Settled],
+) -> Result<(), Error> {
+    for round in rounds {
+        let of_round = || round.iter().map(|index| &settlements[*index]);
+        let mut changes = HashMap::new();
+        Moves::of(of_round()).record(connection, &mut changes).await?;
+        Bought::of(of_round()).record(connection, &mut changes).await?;
+        for index in round {
+            settled[*index] = changes
+                .remove(&settlements[*index].placement_id)
+                .unwrap_or_default();
+        }
+    }
+    Ok(())
 }
 
 type Changes = HashMap<PlacementId, Settled>;
@@ -320,7 +352,7 @@ struct Bought {
 }
 
 impl Bought {
-    fn of(settlements: &[Settlement]) -> Self {
+    fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
             let Outcome::Bought {
@@ -377,7 +409,8 @@ impl Bought {
                    FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[], $12::float8[])
                         AS new(placement_id, attempt, collect_in, overdue, lease)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
-                     AND p.state IN ('placing', 'placed', 'parked')
+                     AND (p.state IN ('placing', 'placed')
+                          OR (p.state = 'parked' AND (p.placed_at IS NULL OR p.redrive_at IS NOT NULL)))
                    RETURNING p.placement_id, p.order_id, new.lease
                ), unit AS (
                    UPDATE topups t
@@ -434,6 +467,7 @@ impl Bought {
     }
 
     /// Bought by an attempt that isn't the current one any more, or for a placement that is closed.
+    /// Parked for an operator alone: bought, and nothing is due.
     async fn park_unexpected(
         &self,
         connection: &mut PgConnection,
@@ -441,13 +475,14 @@ impl Bought {
     ) -> Result<(), Error> {
         let rows = sqlx::query_scalar!(
             "UPDATE placements p
-             SET state = 'parked', redrive_at = NULL,
+             SET state = 'parked', placed_at = coalesce(p.placed_at, now()), redrive_at = NULL,
                  reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
                           || ' at attempt ' || p.attempt
              FROM unnest($1::uuid[], $2::int[]) AS new(placement_id, attempt)
              WHERE p.placement_id = new.placement_id AND new.attempt <= p.attempt
-               AND p.state IN ('accepted', 'placing', 'refused', 'failed')
-               AND NOT (p.state = 'placing' AND p.attempt = new.attempt)
+               AND (p.state IN ('accepted', 'refused', 'failed')
+                    OR (p.attempt <> new.attempt
+                        AND (p.state <> 'parked' OR p.placed_at IS NULL OR p.redrive_at IS NOT NULL)))
              RETURNING p.placement_id",
             &self.placements,
             &self.attempts,
@@ -477,7 +512,7 @@ struct Moves {
 }
 
 impl Moves {
-    fn of(settlements: &[Settlement]) -> Self {
+    fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
             let (kind, redrive_in, reason) = match &settlement.outcome {
@@ -506,11 +541,10 @@ impl Moves {
         columns
     }
 
-    fn is_empty(&self) -> bool {
-        self.placements.is_empty()
-    }
-
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+        if self.placements.is_empty() {
+            return Ok(());
+        }
         let rows = sqlx::query_scalar!(
             r#"WITH moved AS (
                    UPDATE placements p
@@ -530,9 +564,7 @@ impl Moves {
                    FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[])
                         AS new(placement_id, attempt, kind, redrive_in, reason)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
-                     AND (p.state = 'placing'
-                          OR (p.state IN ('placed', 'parked') AND new.kind IN ('unknown', 'not_found', 'settled_not_found'))
-                          OR (p.state = 'placed' AND new.kind = 'parked'))
+                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'parked'))
                    RETURNING p.placement_id, p.state, p.reason
                ), failed AS (
                    UPDATE topups t SET state = 'failed', reason = moved.reason

@@ -1,0 +1,310 @@
+//! A migrated database of a test's own, and what tests put into it.
+
+use std::{sync::LazyLock, time::Duration};
+
+use domain::{Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use secrecy::SecretString;
+use signing::{SecretKey, webhook};
+use sqlx::{Postgres, pool::PoolConnection};
+use store::{
+    PgPool,
+    config::DatabaseConfig,
+    orders::{self, NewOrder, NewPlacement, NewTopup},
+    partners::{self, NewPartner},
+    placements::{self, Claim, Claimed, Outcome, Progress, Settled, Settlement, Unit},
+    schema,
+    vault::Vault,
+};
+use testkit::database::Database;
+
+/// Of every placement, unless a test is about several.
+pub const PROVIDER: &str = "sandbox";
+/// Long enough that nothing is taken up again during a test.
+pub const LEASE: Duration = Duration::from_mins(10);
+
+/// A migrated database.
+pub struct Bench {
+    pub pool: PgPool,
+    pub database: Database,
+}
+
+impl Bench {
+    pub async fn new() -> Self {
+        let bench = Self::empty().await;
+        schema::migrate(&bench.pool).await.unwrap();
+        bench
+    }
+
+    /// Without the migrations.
+    pub async fn empty() -> Self {
+        let database = Database::create().await.unwrap();
+        let config = DatabaseConfig {
+            database_url: SecretString::from(database.url()),
+            database_connections: 10,
+        };
+        Self {
+            pool: config.pool("store tests").unwrap(),
+            database,
+        }
+    }
+
+    pub async fn connection(&self) -> PoolConnection<Postgres> {
+        self.pool.acquire().await.unwrap()
+    }
+
+    /// Stores orders; all must be new.
+    pub async fn store(&self, orders: &[NewOrder]) {
+        let stored = orders::insert(&mut *self.connection().await, orders).await;
+        assert_eq!(stored.unwrap(), vec![true; orders.len()]);
+    }
+
+    /// Stores an order of so many units, from one provider, whose first attempt is recorded.
+    pub async fn placing(&self, units: usize) -> NewOrder {
+        let order = order(PartnerId::new(), units);
+        self.store(std::slice::from_ref(&order)).await;
+        let claimed = self
+            .claim(Claim::Named(&[order.placements[0].placement_id]))
+            .await;
+        assert_eq!(claimed[0].attempt, 1);
+        order
+    }
+
+    pub async fn claim(&self, which: Claim<'_>) -> Vec<Claimed> {
+        let claimed = placements::claim(&mut *self.connection().await, which, LEASE).await;
+        claimed.unwrap()
+    }
+
+    pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {
+        let settled = placements::settle(&mut *self.connection().await, settlements).await;
+        settled.unwrap()
+    }
+
+    /// Stores deliveries of one order of this partner; their redrive is 30 s away, if `announced`, or
+    /// now.
+    pub async fn deliveries(&self, partner_id: PartnerId, count: usize, announced: bool) -> Vec<TopupId> {
+        let order = NewOrder {
+            answer_within: Duration::ZERO,
+            ..order(partner_id, count)
+        };
+        self.store(std::slice::from_ref(&order)).await;
+        self.claim(Claim::Named(&[order.placements[0].placement_id]))
+            .await;
+        let units = topups(&order).iter().map(ready).collect();
+        self.settle(&[bought(placement(&order), 1, units, announced)])
+            .await;
+        topups(&order)
+    }
+
+    pub async fn partner(&self, webhook_url: Option<&str>) -> PartnerId {
+        static VAULT: LazyLock<Vault> = LazyLock::new(|| {
+            let key = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+            Vault::parse(&SecretString::from(key)).unwrap()
+        });
+        let partner_id = PartnerId::new();
+        let new = NewPartner {
+            partner_id,
+            name: "partner",
+            environment: Environment::Sandbox,
+            access_key: &partner_id.to_string(),
+            secret_key: &SecretKey::from_bytes(vec![7; 32]).unwrap(),
+            webhook_url,
+            webhook_secret: &webhook::Secret::from_bytes(vec![7; 32]).unwrap(),
+        };
+        partners::create(&mut *self.connection().await, &VAULT, &new)
+            .await
+            .unwrap();
+        partner_id
+    }
+
+    /// Runs a statement on one row: `$1` is its id.
+    pub async fn set(&self, statement: &'static str, id: impl ToString) {
+        let done = sqlx::query(statement)
+            .bind(id.to_string())
+            .execute(&self.pool)
+            .await
+            .unwrap();
+        assert!(done.rows_affected() > 0, "{statement}");
+    }
+
+    /// Everything that is stored of an order, as text: equal only if nothing at all has changed.
+    pub async fn everything(&self, order: OrderId) -> Vec<String> {
+        sqlx::query_scalar(
+            "SELECT to_jsonb(o)::text FROM orders o WHERE order_id = $1
+             UNION ALL SELECT to_jsonb(p)::text FROM placements p WHERE order_id = $1
+             UNION ALL SELECT to_jsonb(t)::text FROM topups t WHERE order_id = $1
+             UNION ALL SELECT to_jsonb(d)::text FROM deliveries d JOIN topups t USING (topup_id) WHERE order_id = $1
+             ORDER BY 1",
+        )
+        .bind(order.uuid())
+        .fetch_all(&self.pool)
+        .await
+        .unwrap()
+    }
+
+    /// A value that a statement computes of the row with this id, which is `$1`.
+    pub async fn value<T>(&self, statement: &'static str, id: impl ToString) -> T
+    where
+        T: Send + Unpin + for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
+    {
+        sqlx::query_scalar(statement)
+            .bind(id.to_string())
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+
+    pub async fn state(&self, placement: PlacementId) -> String {
+        self.value(
+            "SELECT state FROM placements WHERE placement_id::text = $1",
+            placement,
+        )
+        .await
+    }
+
+    /// The state of a topup or `none`, and of its delivery.
+    pub async fn states(&self, topup: &TopupId) -> (String, String) {
+        let statement = "SELECT t.state || '/' || coalesce(d.state, 'none')
+            FROM topups t LEFT JOIN deliveries d USING (topup_id) WHERE topup_id = $1";
+        let states: String = self.value(statement, topup).await;
+        let (topup, delivery) = states.split_once('/').unwrap();
+        (topup.to_owned(), delivery.to_owned())
+    }
+}
+
+pub fn topup_id() -> TopupId {
+    static IDS: LazyLock<TopupIds> = LazyLock::new(|| TopupIds::new(rand::random()));
+    IDS.next(runtime::clock::now())
+}
+
+/// A new order of so many units, from one provider, under a random external id.
+pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
+    let order_id = OrderId::new();
+    let positions: Vec<usize> = (0..units).collect();
+    NewOrder {
+        order_id,
+        partner_id,
+        external_order_id: order_id.to_string(),
+        traceparent: None,
+        answer_within: Duration::from_secs(5),
+        placements: vec![part(PROVIDER, &positions)],
+    }
+}
+
+/// The part of an order that has these positions of the answer.
+pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
+    NewPlacement {
+        placement_id: PlacementId::new(),
+        provider: provider.to_owned(),
+        topups: positions
+            .iter()
+            .map(|position| NewTopup {
+                topup_id: topup_id(),
+                position: *position,
+                option_id: OptionId::new(),
+                provider_option_id: format!("option-{position}"),
+            })
+            .collect(),
+    }
+}
+
+pub fn placement(order: &NewOrder) -> PlacementId {
+    order.placements[0].placement_id
+}
+
+pub fn topups(order: &NewOrder) -> Vec<TopupId> {
+    let parts = order.placements.iter();
+    parts
+        .flat_map(|part| &part.topups)
+        .map(|topup| topup.topup_id.clone())
+        .collect()
+}
+
+pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {
+    Settlement {
+        placement_id,
+        attempt,
+        outcome,
+    }
+}
+
+/// Everything is known of these units, nothing is left to collect.
+pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announced: bool) -> Settlement {
+    let outcome = Outcome::Bought {
+        units,
+        collect_in: None,
+        overdue: false,
+        announced,
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
+/// Bought, its profiles are still to come.
+pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
+    let outcome = Outcome::Bought {
+        units: Vec::new(),
+        collect_in: Some(Duration::from_mins(1)),
+        overdue: false,
+        announced: false,
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
+pub fn not_bought(placement_id: PlacementId, attempt: u32) -> Settlement {
+    let outcome = Outcome::NotBought {
+        retry_in: Duration::from_mins(1),
+        reason: "it was not sent".into(),
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
+pub fn rejected(placement_id: PlacementId, attempt: u32) -> Settlement {
+    let outcome = Outcome::Rejected {
+        reason: "it refused".into(),
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
+pub fn unknown(placement_id: PlacementId, attempt: u32) -> Settlement {
+    let outcome = Outcome::Unknown {
+        look_in: Duration::from_mins(1),
+        reason: "no answer".into(),
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
+pub fn not_found(placement_id: PlacementId, attempt: u32, settled: bool) -> Settlement {
+    let outcome = Outcome::NotFound {
+        settled,
+        look_in: Duration::from_mins(1),
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
+pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
+    let outcome = Outcome::Parked {
+        reason: "nobody knows".into(),
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
+/// A unit of a topup that is named after it.
+pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
+    Unit {
+        topup_id: topup_id.clone(),
+        provider_unit_id: format!("unit-{topup_id}"),
+        progress,
+    }
+}
+
+pub fn ready(topup_id: &TopupId) -> Unit {
+    let progress = Progress::Ready {
+        iccid: iccid(topup_id),
+        profile: b"sealed".to_vec(),
+    };
+    unit(topup_id, progress)
+}
+
+/// A number of its own for each topup.
+pub fn iccid(topup_id: &TopupId) -> Iccid {
+    Iccid::parse(&format!("89{}", &topup_id.as_str()[10..])).unwrap()
+}

@@ -1,0 +1,272 @@
+//! Taking placements up.
+
+use std::{collections::HashSet, time::Duration};
+
+use domain::{PartnerId, PlacementId, PlacementState};
+use sqlx::Connection;
+use store::{
+    orders::NewOrder,
+    placements::{self, Claim, Progress},
+};
+
+use crate::bench::{
+    Bench, LEASE, PROVIDER, bought, bought_pending, order, parked, part, placement, ready, rejected, topups,
+    unit,
+};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+impl Bench {
+    /// Stored placements that have been due for 1, 2, 3, … minutes.
+    async fn due(&self, count: usize) -> Vec<PlacementId> {
+        let orders: Vec<NewOrder> = (0..count).map(|_| order(PartnerId::new(), 1)).collect();
+        self.store(&orders).await;
+        let placements: Vec<PlacementId> = orders.iter().map(placement).collect();
+        let ids: Vec<_> = placements.iter().map(|id| id.uuid()).collect();
+        sqlx::query(
+            "UPDATE placements p SET redrive_at = now() - make_interval(mins => due.minutes::int)
+             FROM unnest($1::uuid[]) WITH ORDINALITY AS due(placement_id, minutes)
+             WHERE p.placement_id = due.placement_id",
+        )
+        .bind(ids)
+        .execute(&self.pool)
+        .await
+        .unwrap();
+        placements
+    }
+}
+
+fn due(limit: usize) -> Claim<'static> {
+    Claim::Due {
+        provider: PROVIDER,
+        limit,
+    }
+}
+
+async fn ids(bench: &Bench, which: Claim<'_>) -> HashSet<PlacementId> {
+    bench
+        .claim(which)
+        .await
+        .iter()
+        .map(|one| one.placement_id)
+        .collect()
+}
+
+#[tokio::test]
+async fn the_longest_overdue_are_taken_first_and_only_once() {
+    let bench = Bench::new().await;
+    let placements = bench.due(5).await;
+    let elsewhere = NewOrder {
+        placements: vec![part("elsewhere", &[0])],
+        ..order(PartnerId::new(), 0)
+    };
+    // One that isn't due yet, and one of another provider.
+    bench
+        .store(&[order(PartnerId::new(), 1), elsewhere.clone()])
+        .await;
+    bench
+        .set(
+            "UPDATE placements SET redrive_at = now() WHERE placement_id::text = $1",
+            placement(&elsewhere),
+        )
+        .await;
+    assert!(bench.claim(due(0)).await.is_empty());
+    assert_eq!(
+        ids(&bench, due(2)).await,
+        placements[3..].iter().copied().collect()
+    );
+    assert_eq!(
+        ids(&bench, due(10)).await,
+        placements[..3].iter().copied().collect()
+    );
+    assert!(bench.claim(due(10)).await.is_empty(), "leased");
+    let other = Claim::Due {
+        provider: "elsewhere",
+        limit: 10,
+    };
+    assert_eq!(ids(&bench, other).await, HashSet::from([placement(&elsewhere)]));
+}
+
+#[tokio::test]
+async fn no_placement_is_taken_up_twice() {
+    const CLAIMERS: usize = 8;
+    let bench = Bench::new().await;
+    let all: HashSet<PlacementId> = bench.due(500).await.into_iter().collect();
+    let claimers = (0..CLAIMERS).map(|_| async {
+        let mut mine = Vec::new();
+        let mut connection = bench.connection().await;
+        loop {
+            let claimed = placements::claim(&mut connection, due(7), LEASE).await.unwrap();
+            if claimed.is_empty() {
+                return mine;
+            }
+            assert!(claimed.len() <= 7);
+            mine.extend(claimed.iter().map(|one| {
+                assert_eq!((one.was, one.attempt), (PlacementState::Accepted, 1));
+                one.placement_id
+            }));
+        }
+    });
+    let taken = futures_util::future::join_all(claimers).await.concat();
+    assert_eq!(taken.len(), 500);
+    assert_eq!(taken.into_iter().collect::<HashSet<_>>(), all);
+}
+
+#[tokio::test]
+async fn repeated_messages_buy_nothing_twice() {
+    let bench = Bench::new().await;
+    for _ in 0..20 {
+        let named = bench.due(20).await;
+        let backwards: Vec<_> = named.iter().rev().copied().collect();
+        // Two replicas have the same messages while a third takes up what is due.
+        let (one, other, third) = tokio::join!(
+            ids(&bench, Claim::Named(&named)),
+            ids(&bench, Claim::Named(&backwards)),
+            ids(&bench, due(20)),
+        );
+        assert_eq!(one.len() + other.len() + third.len(), 20);
+        assert_eq!(&(&one | &other) | &third, named.into_iter().collect());
+    }
+}
+
+#[tokio::test]
+async fn what_another_has_locked_is_left_to_it() {
+    let bench = Bench::new().await;
+    let placements = bench.due(3).await;
+    let mut other = bench.database.connect().await.unwrap();
+    let mut held = other.begin().await.unwrap();
+    sqlx::query("SELECT FROM placements WHERE placement_id = $1 FOR UPDATE")
+        .bind(placements[2].uuid())
+        .execute(&mut *held)
+        .await
+        .unwrap();
+    let rest = tokio::time::timeout(PATIENCE, async {
+        let mut rest = ids(&bench, due(1)).await;
+        rest.extend(ids(&bench, Claim::Named(&placements)).await);
+        rest
+    });
+    assert_eq!(rest.await.unwrap(), placements[..2].iter().copied().collect());
+    held.rollback().await.unwrap();
+    assert_eq!(ids(&bench, due(3)).await, HashSet::from([placements[2]]));
+}
+
+#[tokio::test]
+async fn a_message_takes_up_only_what_is_accepted() {
+    let bench = Bench::new().await;
+    let orders: Vec<NewOrder> = (0..6).map(|_| order(PartnerId::new(), 1)).collect();
+    bench.store(&orders).await;
+    let mut named: Vec<PlacementId> = orders.iter().map(placement).collect();
+    bench.claim(Claim::Named(&named[..5])).await;
+    bench
+        .settle(&[
+            bought_pending(named[1], 1),
+            rejected(named[2], 1),
+            parked(named[3], 1),
+        ])
+        .await;
+    store::orders::refuse(
+        &mut *bench.connection().await,
+        orders[4].order_id,
+        &[(named[4], 1)],
+        "refused",
+    )
+    .await
+    .unwrap();
+    named.extend([PlacementId::new(), named[5]]);
+    let claimed = bench.claim(Claim::Named(&named)).await;
+    assert_eq!(claimed.len(), 1, "{claimed:?}");
+    assert_eq!(claimed[0].placement_id, named[5]);
+}
+
+#[tokio::test]
+async fn a_lease_ends_and_then_nothing_is_bought_again() {
+    let bench = Bench::new().await;
+    let named = bench.due(1).await;
+    let mut connection = bench.connection().await;
+    let first = placements::claim(&mut connection, Claim::Named(&named), Duration::ZERO)
+        .await
+        .unwrap();
+    assert_eq!((first[0].was, first[0].attempt), (PlacementState::Accepted, 1));
+    for _ in 0..2 {
+        let again = placements::claim(&mut connection, due(1), Duration::ZERO)
+            .await
+            .unwrap();
+        assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));
+    }
+    let leased = placements::claim(&mut connection, due(1), LEASE).await.unwrap();
+    assert_eq!(leased.len(), 1);
+    assert!(
+        placements::claim(&mut connection, due(1), LEASE)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    let left: f64 = bench
+        .value(
+            "SELECT extract(epoch FROM redrive_at - now())::float8 FROM placements WHERE placement_id::text = $1",
+            named[0],
+        )
+        .await;
+    assert!((590.0..=600.0).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn a_claim_tells_what_a_provisioner_needs() {
+    let bench = Bench::new().await;
+    let new = NewOrder {
+        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+        placements: vec![part(PROVIDER, &[2, 0, 1])],
+        ..order(PartnerId::new(), 0)
+    };
+    bench.store(std::slice::from_ref(&new)).await;
+    let fresh = bench.claim(Claim::Named(&[placement(&new)])).await.remove(0);
+    assert_eq!((fresh.order_id, fresh.partner_id), (new.order_id, new.partner_id));
+    assert_eq!(fresh.traceparent, new.traceparent);
+    assert_eq!((fresh.placed_age, fresh.answered), (None, false));
+    assert!(fresh.attempt_age < Duration::from_secs(5) && fresh.age < Duration::from_secs(5));
+    let options: Vec<_> = fresh.topups.iter().map(|one| &one.provider_option_id).collect();
+    assert_eq!(options, ["option-0", "option-1", "option-2"]);
+    assert!(
+        fresh
+            .topups
+            .iter()
+            .all(|one| one.pending && one.provider_unit_id.is_none())
+    );
+
+    let units = &new.placements[0].topups;
+    let known = vec![
+        ready(&units[1].topup_id),
+        unit(&units[2].topup_id, Progress::Pending),
+    ];
+    bench.settle(&[bought(placement(&new), 1, known, false)]).await;
+    bench
+        .set(
+            "UPDATE placements SET created_at = now() - interval '300 s', attempted_at = now() - interval '200 s',
+                 placed_at = now() - interval '100 s', redrive_at = now() - interval '1 s'
+             WHERE placement_id::text = $1",
+            placement(&new),
+        )
+        .await;
+    bench
+        .set(
+            "UPDATE orders SET answer_by = now() WHERE order_id::text = $1",
+            new.order_id,
+        )
+        .await;
+    let later = bench.claim(due(1)).await.remove(0);
+    assert_eq!((later.was, later.attempt), (PlacementState::Placed, 1));
+    let about = |age: Duration, seconds: u64| (seconds..seconds + 10).contains(&age.as_secs());
+    assert!(
+        about(later.age, 300) && about(later.attempt_age, 200),
+        "{later:?}"
+    );
+    assert!(about(later.placed_age.unwrap(), 100), "{later:?}");
+    assert!(later.answered);
+    let units: Vec<_> = later
+        .topups
+        .iter()
+        .map(|one| (one.pending, one.provider_unit_id.is_some()))
+        .collect();
+    assert_eq!(units, [(false, true), (true, true), (true, false)]);
+    assert_eq!(topups(&new).len(), 3);
+}

@@ -1,0 +1,126 @@
+//! What services notice of changes to partners and options.
+
+use std::collections::HashMap;
+
+use domain::{Environment, OptionId, PartnerId};
+use sqlx::Connection;
+use store::{
+    options::{self, ProductOption},
+    partners,
+};
+use uuid::Uuid;
+
+use crate::bench::Bench;
+
+const WRITERS: usize = 6;
+const CHANGES: usize = 25;
+
+fn option(name: &str, enabled: bool) -> ProductOption {
+    ProductOption {
+        option_id: OptionId::new(),
+        name: name.to_owned(),
+        provider: "sandbox".into(),
+        provider_option_id: name.to_owned(),
+        environment: Environment::Sandbox,
+        enabled,
+    }
+}
+
+/// What a service knows, by following changes.
+#[derive(Default)]
+struct Follower {
+    partners_seen: i64,
+    options_seen: i64,
+    disabled: HashMap<PartnerId, bool>,
+    names: HashMap<Uuid, String>,
+}
+
+impl Follower {
+    async fn follow(&mut self, bench: &Bench) {
+        let mut connection = bench.connection().await;
+        let changed = partners::changed_since(&mut connection, self.partners_seen)
+            .await
+            .unwrap();
+        for partner in changed {
+            self.partners_seen = self.partners_seen.max(partner.version);
+            self.disabled.insert(partner.partner_id, partner.disabled);
+        }
+        let changed = options::changed_since(&mut connection, self.options_seen)
+            .await
+            .unwrap();
+        for (option, version) in changed {
+            self.options_seen = self.options_seen.max(version);
+            self.names.insert(option.option_id.uuid(), option.name);
+        }
+    }
+}
+
+/// Changes its own partner and its own option again and again, each in a transaction that lasts for a
+/// random time before and after the change; answers what they are in the end.
+async fn write(bench: &Bench, writer: usize) -> ((PartnerId, bool), (Uuid, String)) {
+    let partner = bench.partner(None).await;
+    let mut option = option("first", true);
+    let mut connection = bench.database.connect().await.unwrap();
+    let mut disabled = false;
+    for change in 0..CHANGES {
+        let mut transaction = connection.begin().await.unwrap();
+        let pause = "SELECT pg_sleep(random() * 0.003)";
+        sqlx::query(pause).execute(&mut *transaction).await.unwrap();
+        if (change + writer).is_multiple_of(2) {
+            disabled = !disabled;
+            assert!(
+                partners::set_disabled(&mut transaction, partner, disabled)
+                    .await
+                    .unwrap()
+            );
+        } else {
+            option.name = format!("change {change}");
+            assert!(options::import(&mut transaction, &option).await.unwrap());
+        }
+        sqlx::query(pause).execute(&mut *transaction).await.unwrap();
+        transaction.commit().await.unwrap();
+    }
+    ((partner, disabled), (option.option_id.uuid(), option.name))
+}
+
+#[tokio::test]
+async fn a_follower_misses_no_change() {
+    let bench = Bench::new().await;
+    let mut follower = Follower::default();
+    let written = {
+        let writing = futures_util::future::join_all((0..WRITERS).map(|writer| write(&bench, writer)));
+        let mut writing = std::pin::pin!(writing);
+        loop {
+            tokio::select! {
+                written = &mut writing => break written,
+                () = follower.follow(&bench) => {}
+            }
+        }
+    };
+    follower.follow(&bench).await;
+    let (disabled, names): (HashMap<_, _>, HashMap<_, _>) = written.into_iter().unzip();
+    assert_eq!(follower.disabled, disabled);
+    assert_eq!(follower.names, names);
+}
+
+#[tokio::test]
+async fn importing_the_same_option_again_changes_nothing() {
+    let bench = Bench::new().await;
+    let mut connection = bench.connection().await;
+    let mut option = option("ready", true);
+    assert!(options::import(&mut connection, &option).await.unwrap());
+    let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].1;
+    assert!(!options::import(&mut connection, &option).await.unwrap());
+    assert!(
+        options::changed_since(&mut connection, seen)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    option.enabled = false;
+    assert!(options::import(&mut connection, &option).await.unwrap());
+    let changed = options::changed_since(&mut connection, seen).await.unwrap();
+    assert!(!changed[0].0.enabled && changed[0].1 > seen);
+    let by_id = options::by_ids(&mut connection, &[option.option_id.uuid(), Uuid::nil()]).await;
+    assert_eq!(by_id.unwrap().len(), 1);
+}

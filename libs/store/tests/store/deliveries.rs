@@ -1,0 +1,309 @@
+//! Deliveries: taken up, recorded, given up without an endpoint.
+
+use std::{collections::HashSet, time::Duration};
+
+use domain::{PartnerId, TopupId};
+use store::{
+    deliveries::{self, AttemptResult, Attempted, Take},
+    partners,
+};
+
+use crate::bench::{Bench, LEASE, iccid};
+
+const URL: Option<&str> = Some("https://partner.example/hook");
+/// A whole attempt.
+const ATTEMPT: Duration = Duration::from_secs(20);
+
+impl Bench {
+    async fn take(&self, which: Take<'_>, lease: Duration) -> Vec<TopupId> {
+        let taken = deliveries::take(&mut *self.connection().await, which, lease).await;
+        taken.unwrap().into_iter().map(|one| one.topup_id).collect()
+    }
+
+    async fn record(&self, attempts: &[Attempted]) {
+        let recorded = deliveries::record(&mut *self.connection().await, attempts).await;
+        assert_eq!(recorded.unwrap().len(), attempts.len());
+    }
+
+    async fn delivery(&self, topup: &TopupId) -> String {
+        self.value(
+            "SELECT to_jsonb(d)::text FROM deliveries d WHERE topup_id = $1",
+            topup,
+        )
+        .await
+    }
+
+    /// State, attempts that ended, and in how many seconds it is due.
+    async fn summary(&self, topup: &TopupId) -> (String, i32, Option<i32>) {
+        sqlx::query_as(
+            "SELECT state, attempt, round(extract(epoch FROM redrive_at - now()))::int FROM deliveries WHERE topup_id = $1",
+        )
+        .bind(topup.as_str())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap()
+    }
+}
+
+fn due(limit: usize, per_partner: usize) -> Take<'static> {
+    Take::Due {
+        limit,
+        per_partner,
+        under_way: &[],
+    }
+}
+
+fn attempted(topup_id: &TopupId, attempt: u32, status: Option<u16>, result: AttemptResult) -> Attempted {
+    Attempted {
+        topup_id: topup_id.clone(),
+        attempt,
+        status,
+        result,
+    }
+}
+
+fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
+    attempted(topup_id, attempt, Some(200), AttemptResult::Delivered)
+}
+
+fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> Attempted {
+    let result = AttemptResult::Failed {
+        error: "status 500".into(),
+        retry_in: retry_in.map(Duration::from_secs),
+    };
+    attempted(topup_id, attempt, Some(500), result)
+}
+
+#[tokio::test]
+async fn a_first_attempt_is_taken_without_a_write() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let announced = bench.deliveries(partner, 5, true).await;
+    let tried = &announced[1..];
+    bench
+        .record(&[failed(&tried[0], 0, Some(300)), delivered(&tried[1], 0)])
+        .await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'no_endpoint', redrive_at = NULL WHERE topup_id = $1",
+            &tried[2],
+        )
+        .await;
+    let due_now = bench.deliveries(partner, 1, false).await;
+    let before = bench.delivery(&announced[0]).await;
+    let named: Vec<TopupId> = [&announced[..4], &due_now[..]].concat();
+    for _ in 0..2 {
+        assert_eq!(bench.take(Take::First(&named), ATTEMPT).await, announced[..1]);
+    }
+    assert_eq!(bench.delivery(&announced[0]).await, before);
+    // An attempt that could outlast the lease is left to whoever takes it up as due.
+    assert!(
+        bench
+            .take(Take::First(&named), Duration::from_secs(31))
+            .await
+            .is_empty()
+    );
+    assert!(bench.take(Take::First(&[]), ATTEMPT).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_delivery_comes_with_all_that_its_webhook_needs() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let topup = &bench.deliveries(partner, 1, false).await[0];
+    let mut connection = bench.connection().await;
+    let taken = deliveries::take(&mut connection, due(1, 1), LEASE).await.unwrap();
+    let one = &taken[0];
+    assert_eq!((&one.topup_id, one.partner_id), (topup, partner));
+    assert_eq!(one.iccid, iccid(topup).as_str());
+    assert_eq!(one.profile, b"sealed");
+    assert_eq!(one.webhook_url.as_deref(), URL);
+    assert_eq!(
+        (one.attempt, one.external_order_id.clone()),
+        (0, one.order_id.to_string())
+    );
+    assert!(one.age < Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn what_is_due_is_taken_by_turns_and_leased() {
+    let bench = Bench::new().await;
+    let (busy, idle) = (bench.partner(URL).await, bench.partner(URL).await);
+    let many = bench.deliveries(busy, 10, false).await;
+    let few = bench.deliveries(idle, 2, false).await;
+    bench.deliveries(idle, 3, true).await; // not due yet
+    // The last of many is overdue for the longest time.
+    for topup in &many[7..] {
+        bench
+            .set(
+                "UPDATE deliveries SET redrive_at = now() - interval '1 hour' WHERE topup_id = $1",
+                topup,
+            )
+            .await;
+    }
+    let first: HashSet<TopupId> = bench.take(due(100, 3), LEASE).await.into_iter().collect();
+    assert_eq!(first, many[7..].iter().chain(&few).cloned().collect());
+
+    // Three of them are under way: one more fits, then none.
+    let under_way = |count: usize| [(busy, count), (PartnerId::new(), 9)];
+    let three = under_way(3);
+    let more = Take::Due {
+        limit: 100,
+        per_partner: 4,
+        under_way: &three,
+    };
+    assert_eq!(bench.take(more, LEASE).await.len(), 1);
+    for count in [4, 5] {
+        let busy = under_way(count);
+        let none = Take::Due {
+            limit: 100,
+            per_partner: 4,
+            under_way: &busy,
+        };
+        assert!(bench.take(none, LEASE).await.is_empty());
+    }
+    assert_eq!(bench.take(due(2, 100), LEASE).await.len(), 2);
+    assert_eq!(bench.take(due(0, 100), LEASE).await.len(), 0);
+    assert_eq!(bench.take(due(100, 100), Duration::ZERO).await.len(), 4);
+    // Their lease was over at once; all others are still leased.
+    assert_eq!(bench.take(due(100, 100), LEASE).await.len(), 4);
+    assert!(bench.take(due(100, 100), LEASE).await.is_empty());
+}
+
+#[tokio::test]
+async fn no_delivery_is_taken_twice_as_due() {
+    let bench = Bench::new().await;
+    let mut all = HashSet::new();
+    for _ in 0..3 {
+        let partner = bench.partner(URL).await;
+        all.extend(bench.deliveries(partner, 100, false).await);
+    }
+    let takers = (0..6).map(|_| async {
+        let mut mine = Vec::new();
+        let mut connection = bench.connection().await;
+        loop {
+            let taken = deliveries::take(&mut connection, due(9, 5), LEASE).await.unwrap();
+            if taken.is_empty() {
+                return mine;
+            }
+            assert!(taken.len() <= 9);
+            mine.extend(taken.into_iter().map(|one| one.topup_id));
+        }
+    });
+    let taken = futures_util::future::join_all(takers).await.concat();
+    assert_eq!(taken.len(), 300);
+    assert_eq!(taken.into_iter().collect::<HashSet<_>>(), all);
+}
+
+#[tokio::test]
+async fn an_attempt_is_recorded_once() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let topups = bench.deliveries(partner, 2, false).await;
+    let (one, other) = (&topups[0], &topups[1]);
+    let batch = [failed(one, 0, Some(300)), delivered(other, 0)];
+    bench.record(&batch).await;
+    assert_eq!(bench.summary(one).await, ("pending".into(), 1, Some(300)));
+    assert_eq!(bench.summary(other).await, ("delivered".into(), 1, None));
+    let before = (bench.delivery(one).await, bench.delivery(other).await);
+    bench.record(&batch).await;
+    bench
+        .record(&[failed(one, 0, None), failed(one, 2, None), failed(other, 1, None)])
+        .await;
+    bench.record(&[delivered(other, 1)]).await;
+    bench.record(&[]).await;
+    assert_eq!((bench.delivery(one).await, bench.delivery(other).await), before);
+    bench.record(&[failed(one, 1, Some(5))]).await;
+    assert_eq!(bench.summary(one).await, ("pending".into(), 2, Some(5)));
+}
+
+#[tokio::test]
+async fn what_arrived_is_delivered_whoever_gave_it_up() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(URL).await;
+    let topups = bench.deliveries(partner, 3, false).await;
+    bench
+        .record(&[failed(&topups[0], 0, None), failed(&topups[2], 0, Some(60))])
+        .await;
+    assert_eq!(bench.summary(&topups[0]).await, ("exhausted".into(), 1, None));
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'no_endpoint', redrive_at = NULL WHERE topup_id = $1",
+            &topups[1],
+        )
+        .await;
+    let arrived: Vec<Attempted> = topups.iter().map(|topup| delivered(topup, 0)).collect();
+    bench.record(&arrived).await;
+    for topup in &topups {
+        let (state, _, due) = bench.summary(topup).await;
+        assert_eq!((state.as_str(), due), ("delivered", None));
+        let statement = "SELECT status = 200 AND error IS NULL AND delivered_at IS NOT NULL
+                FROM deliveries WHERE topup_id = $1";
+        assert!(bench.value::<bool>(statement, topup).await);
+    }
+}
+
+#[tokio::test]
+async fn without_an_endpoint_a_delivery_waits_for_one() {
+    let bench = Bench::new().await;
+    let (without, with) = (bench.partner(None).await, bench.partner(URL).await);
+    let waiting = bench.deliveries(without, 2, false).await;
+    let others = bench.deliveries(with, 1, false).await;
+    let mut connection = bench.connection().await;
+    bench.record(&[delivered(&waiting[1], 0)]).await;
+    let all = [&waiting[..], &others[..]].concat();
+    for expected in [1, 0] {
+        let given_up = deliveries::set_no_endpoint(&mut connection, &all).await.unwrap();
+        assert_eq!(given_up, expected);
+    }
+    assert_eq!(bench.summary(&waiting[0]).await, ("no_endpoint".into(), 0, None));
+    assert!(!bench.take(due(10, 10), LEASE).await.contains(&waiting[0]));
+    assert_eq!(
+        partners::set_webhook(&mut connection, without, None)
+            .await
+            .unwrap(),
+        Some(0)
+    );
+    assert_eq!(
+        partners::set_webhook(&mut connection, without, URL)
+            .await
+            .unwrap(),
+        Some(1)
+    );
+    assert_eq!(bench.take(due(10, 10), LEASE).await, waiting[..1]);
+    let nobody = partners::set_webhook(&mut connection, PartnerId::new(), URL).await;
+    assert_eq!(nobody.unwrap(), None);
+}
+
+/// The notifier sees no URL and gives up at the moment in which an operator sets one.
+#[tokio::test]
+async fn a_url_that_is_just_being_set_is_never_missed() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let topups = bench.deliveries(partner, 4, false).await;
+    let (mut notifier, mut operator) = (bench.connection().await, bench.connection().await);
+    let mut first = 0;
+    for round in 0..150 {
+        let set_no_endpoint = deliveries::set_no_endpoint(&mut notifier, &topups);
+        let set_webhook = partners::set_webhook(&mut operator, partner, URL);
+        // Whoever is polled first has a small start.
+        let (given_up, due) = if round % 2 == 0 {
+            tokio::join!(set_no_endpoint, set_webhook)
+        } else {
+            let (due, given_up) = tokio::join!(set_webhook, set_no_endpoint);
+            (given_up, due)
+        };
+        let (given_up, due) = (given_up.unwrap(), due.unwrap().unwrap());
+        assert_eq!(given_up, due, "round {round}: what is given up becomes due");
+        first += usize::from(given_up > 0);
+        let stuck: i64 = bench
+            .value(
+                "SELECT count(*) FROM deliveries WHERE partner_id::text = $1 AND (state <> 'pending' OR redrive_at IS NULL)",
+                partner,
+            )
+            .await;
+        assert_eq!(stuck, 0, "round {round}");
+        partners::set_webhook(&mut operator, partner, None).await.unwrap();
+    }
+    assert!((1..150).contains(&first), "both orders occurred: {first} of 150");
+}

@@ -1,0 +1,257 @@
+//! Every statement that moves a placement, in every state, against [`Placement::after`].
+
+use domain::{
+    PartnerId, PlacementId, PlacementState,
+    placement::{Event, Placement},
+};
+use store::{
+    orders::{self, NewOrder},
+    placements::Claim,
+};
+
+use crate::bench::{
+    Bench, PROVIDER, bought_pending, not_bought, not_found, order, parked, placement, rejected, unknown,
+};
+
+/// The recorded attempt; events speak of it, of an earlier and of a later one.
+const ATTEMPT: u32 = 2;
+
+/// A placement, and what its row must look like beyond that.
+#[derive(Clone, Copy, Debug)]
+struct Start {
+    placement: Placement,
+    /// The provider is known to have it.
+    placed: bool,
+    /// A stage takes it up some time.
+    due: bool,
+}
+
+/// Every state, with all that the machine knows of it; `parked` in all of its three kinds.
+fn starts() -> Vec<Start> {
+    let kinds = PlacementState::ALL.into_iter().flat_map(|state| match state {
+        PlacementState::Accepted | PlacementState::Placing => vec![(state, false, true)],
+        PlacementState::Refused | PlacementState::Failed => vec![(state, false, false)],
+        // Still collected; complete.
+        PlacementState::Placed => vec![(state, true, true), (state, true, false)],
+        // Nobody knows; profiles overdue; disputed.
+        PlacementState::Parked => vec![(state, false, false), (state, true, true), (state, true, false)],
+    });
+    let mut starts = Vec::new();
+    for (state, placed, due) in kinds {
+        for not_found in [false, true] {
+            let placement = Placement {
+                state,
+                attempt: ATTEMPT,
+                not_found,
+                disputed: state == PlacementState::Parked && placed && !due,
+            };
+            starts.push(Start {
+                placement,
+                placed,
+                due,
+            });
+        }
+    }
+    let new = Placement::NEW;
+    starts.push(Start {
+        placement: new,
+        placed: false,
+        due: true,
+    });
+    starts
+}
+
+fn events() -> Vec<Event> {
+    let mut events = vec![Event::Claim, Event::Refuse(None)];
+    for attempt in [0, ATTEMPT - 1, ATTEMPT, ATTEMPT + 1] {
+        events.extend([
+            Event::Bought(attempt),
+            Event::Rejected(attempt),
+            Event::NotBought(attempt),
+            Event::NotFound {
+                attempt,
+                settled: false,
+            },
+            Event::NotFound {
+                attempt,
+                settled: true,
+            },
+            Event::Refuse(Some(attempt)),
+            Event::Park(attempt),
+        ]);
+    }
+    events
+}
+
+impl Bench {
+    /// A stored order of two units in this state, overdue if it is ever due.
+    async fn at(&self, start: Start) -> NewOrder {
+        let order = order(PartnerId::new(), 2);
+        self.store(std::slice::from_ref(&order)).await;
+        sqlx::query(
+            "UPDATE placements SET state = $2, attempt = $3,
+                 attempted_at = CASE WHEN $3 > 0 THEN now() - interval '5 minutes' END,
+                 not_found_at = CASE WHEN $4 THEN now() - interval '2 minutes' END,
+                 placed_at = CASE WHEN $5 THEN now() - interval '1 minute' END,
+                 redrive_at = CASE WHEN $6 THEN now() - interval '1 second' END
+             WHERE placement_id = $1",
+        )
+        .bind(placement(&order).uuid())
+        .bind(start.placement.state.as_str())
+        .bind(i32::try_from(start.placement.attempt).unwrap())
+        .bind(start.placement.not_found)
+        .bind(start.placed)
+        .bind(start.due)
+        .execute(&self.pool)
+        .await
+        .unwrap();
+        assert_eq!(self.read(placement(&order)).await, start.placement);
+        order
+    }
+
+    /// What the machine knows of a row.
+    async fn read(&self, placement: PlacementId) -> Placement {
+        let (state, attempt, not_found, disputed): (String, i32, bool, bool) = sqlx::query_as(
+            "SELECT state, attempt, not_found_at IS NOT NULL,
+                    state = 'parked' AND placed_at IS NOT NULL AND redrive_at IS NULL
+             FROM placements WHERE placement_id = $1",
+        )
+        .bind(placement.uuid())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap();
+        Placement {
+            state: state.parse().unwrap(),
+            attempt: attempt.try_into().unwrap(),
+            not_found,
+            disputed,
+        }
+    }
+
+    /// Does what the event stands for; answers whether the statement says that it applied.
+    async fn apply(&self, order: &NewOrder, event: Event) -> bool {
+        let id = placement(order);
+        let settlement = match event {
+            Event::Claim => return !self.claim(Claim::Named(&[id])).await.is_empty(),
+            Event::Refuse(verdict) => {
+                let verdicts: Vec<_> = verdict.into_iter().map(|attempt| (id, attempt)).collect();
+                let mut connection = self.connection().await;
+                return orders::refuse(&mut connection, order.order_id, &verdicts, "refused")
+                    .await
+                    .unwrap();
+            }
+            Event::Bought(attempt) => bought_pending(id, attempt),
+            Event::Rejected(attempt) => rejected(id, attempt),
+            Event::NotBought(attempt) => not_bought(id, attempt),
+            Event::NotFound { attempt, settled } => not_found(id, attempt, settled),
+            Event::Park(attempt) => parked(id, attempt),
+        };
+        self.settle(&[settlement]).await[0].moved
+    }
+}
+
+#[tokio::test]
+async fn every_statement_moves_a_row_exactly_as_the_machine_says() {
+    let bench = Bench::new().await;
+    let mut moved = 0;
+    for start in starts() {
+        for event in events() {
+            let order = bench.at(start).await;
+            let before = bench.everything(order.order_id).await;
+            let applied = bench.apply(&order, event).await;
+            let row = bench.read(placement(&order)).await;
+            let what = format!("{event:?} of {start:?}");
+            // Asking for profiles again moves only the next time to ask.
+            let collected =
+                start.placement.state == PlacementState::Placed && event == Event::Bought(ATTEMPT);
+            match start.placement.after(event) {
+                Ok(after) => {
+                    assert_eq!((row, applied), (after, true), "{what}");
+                    moved += 1;
+                }
+                Err(_) if collected => assert_eq!((row, applied), (start.placement, true), "{what}"),
+                Err(_) => {
+                    assert!(!applied, "{what}");
+                    assert_eq!(bench.everything(order.order_id).await, before, "{what}");
+                }
+            }
+        }
+    }
+    assert!(moved > 50, "{moved} transitions");
+}
+
+/// Taking up what is due records an attempt where [`Event::Claim`] applies; elsewhere it is a lease.
+#[tokio::test]
+async fn what_is_due_is_taken_up_as_the_machine_says() {
+    let bench = Bench::new().await;
+    for start in starts() {
+        let order = bench.at(start).await;
+        let due = Claim::Due {
+            provider: PROVIDER,
+            limit: 10,
+        };
+        let claimed = bench.claim(due).await;
+        let row = bench.read(placement(&order)).await;
+        assert_eq!(
+            row,
+            start.placement.after(Event::Claim).unwrap_or(start.placement),
+            "{start:?}"
+        );
+        assert_eq!(claimed.len(), usize::from(start.due), "{start:?}");
+        for one in claimed {
+            assert_eq!((one.was, one.attempt), (start.placement.state, row.attempt));
+        }
+    }
+}
+
+/// Not an event: what nobody knows changes nothing but the next time to look.
+#[tokio::test]
+async fn an_unknown_outcome_moves_only_the_next_look() {
+    let bench = Bench::new().await;
+    for start in starts() {
+        for attempt in [ATTEMPT - 1, ATTEMPT, ATTEMPT + 1] {
+            let order = bench.at(start).await;
+            let before = bench.everything(order.order_id).await;
+            let settled = bench.settle(&[unknown(placement(&order), attempt)]).await;
+            let applies = start.placement.state == PlacementState::Placing && attempt == ATTEMPT;
+            assert_eq!(settled[0].moved, applies, "{start:?}");
+            assert_eq!(bench.read(placement(&order)).await, start.placement);
+            let after = bench.everything(order.order_id).await;
+            assert_eq!(after != before, applies, "{attempt} of {start:?}");
+        }
+    }
+}
+
+/// Whatever became of it: what isn't finished is due some time, what is closed never.
+#[tokio::test]
+async fn what_is_open_is_due_and_what_is_closed_is_not() {
+    let bench = Bench::new().await;
+    for start in starts() {
+        for event in events() {
+            let Ok(after) = start.placement.after(event) else {
+                continue;
+            };
+            let order = bench.at(start).await;
+            bench.apply(&order, event).await;
+            let due: bool = bench
+                .value(
+                    "SELECT redrive_at > now() - interval '2 seconds' IS TRUE FROM placements WHERE placement_id::text = $1",
+                    placement(&order),
+                )
+                .await;
+            let open = matches!(
+                after.state,
+                PlacementState::Accepted | PlacementState::Placing | PlacementState::Placed
+            );
+            assert_eq!(due, open, "{event:?} of {start:?}");
+            let pending: i64 = bench
+                .value(
+                    "SELECT count(*) FROM topups WHERE placement_id::text = $1 AND state = 'pending'",
+                    placement(&order),
+                )
+                .await;
+            let closed = matches!(after.state, PlacementState::Refused | PlacementState::Failed);
+            assert_eq!(pending, if closed { 0 } else { 2 }, "{event:?} of {start:?}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! The statements of crate `store` on a real PostgreSQL, a database of its own for each test.
+//!
+//! - [`machine`]: every statement that moves a placement, against the state machine of crate `domain`.
+//! - [`orders`], [`claim`], [`settle`], [`deliveries`]: what each statement promises, alone and when
+//!   several processes run it at once.
+//! - [`configuration`], [`schema`]: what services notice of changes made by operators.
+
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
+
+mod bench;
+mod claim;
+mod configuration;
+mod deliveries;
+mod machine;
+mod orders;
+mod schema;
+mod settle;

@@ -1,0 +1,358 @@
+//! Orders: stored in batches, refused whole.
+
+use domain::{PartnerId, PlacementState};
+use store::{
+    orders::{self, NewOrder},
+    placements::Claim,
+};
+
+use crate::bench::{Bench, bought_pending, order, part, placement, topup_id, topups};
+
+fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
+    NewOrder {
+        external_order_id: external_order_id.to_owned(),
+        ..order(partner_id, 1)
+    }
+}
+
+impl Bench {
+    async fn insert(&self, orders: &[NewOrder]) -> Result<Vec<bool>, store::Error> {
+        orders::insert(&mut *self.connection().await, orders).await
+    }
+
+    async fn count(&self, table: &str) -> i64 {
+        let statement = format!("SELECT count(*) FROM {table}");
+        sqlx::query_scalar(sqlx::AssertSqlSafe(statement))
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+
+    async fn refuse(&self, order: &NewOrder, attempts: &[(usize, u32)]) -> bool {
+        let verdicts: Vec<_> = attempts
+            .iter()
+            .map(|(part, attempt)| (order.placements[*part].placement_id, *attempt))
+            .collect();
+        let mut connection = self.connection().await;
+        orders::refuse(&mut connection, order.order_id, &verdicts, "refused")
+            .await
+            .unwrap()
+    }
+}
+
+#[tokio::test]
+async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
+    let bench = Bench::new().await;
+    let new = NewOrder {
+        placements: vec![part("one", &[2, 0]), part("other", &[3, 1])],
+        traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
+        ..order(PartnerId::new(), 0)
+    };
+    bench.store(std::slice::from_ref(&new)).await;
+    let id = new.order_id.to_string().to_uppercase();
+    let found = orders::find(&mut *bench.connection().await, &id).await.unwrap();
+    let [found] = &found[..] else {
+        panic!("{} orders", found.len())
+    };
+    assert_eq!(
+        (&found.external_order_id, &found.traceparent, found.refused),
+        (&new.external_order_id, &new.traceparent, false)
+    );
+    let mut units: Vec<_> = new
+        .placements
+        .iter()
+        .flat_map(|part| part.topups.iter().map(move |topup| (part, topup)))
+        .collect();
+    units.sort_by_key(|(_, topup)| topup.position);
+    assert_eq!(found.topups.len(), 4);
+    for (stored, (part, topup)) in found.topups.iter().zip(units) {
+        assert_eq!(stored.topup_id, topup.topup_id.as_str());
+        assert_eq!(stored.option_id, topup.option_id.uuid());
+        assert_eq!(stored.placement_id, part.placement_id.uuid());
+        assert_eq!(stored.state, "pending");
+    }
+    for part in &found.placements {
+        assert_eq!((part.state.as_str(), part.attempt), ("accepted", 0));
+        assert!(part.redrive_at > Some(found.created_at));
+    }
+}
+
+#[tokio::test]
+async fn a_batch_stores_each_external_id_of_a_partner_once() {
+    let bench = Bench::new().await;
+    let (one, other) = (PartnerId::new(), PartnerId::new());
+    let batch = [
+        named(one, "b"),
+        named(one, "a"),
+        named(other, "a"),
+        named(one, "a"),
+        named(one, "a"),
+    ];
+    let stored = bench.insert(&batch).await.unwrap();
+    assert_eq!((stored[0], stored[2]), (true, true));
+    let winners = [1, 3, 4].into_iter().filter(|index| stored[*index]).count();
+    assert_eq!(winners, 1, "{stored:?}");
+    // No part of what was not stored is.
+    for table in ["orders", "placements", "topups"] {
+        assert_eq!(bench.count(table).await, 3, "{table}");
+    }
+    for (order, stored) in batch.iter().zip(stored) {
+        let rows = bench.everything(order.order_id).await;
+        assert_eq!(rows.len(), if stored { 3 } else { 0 });
+    }
+    assert_eq!(bench.insert(&batch).await.unwrap(), [false; 5]);
+    assert!(bench.insert(&[]).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn two_replicas_that_store_the_same_keys_never_deadlock_and_store_each_once() {
+    const KEYS: usize = 200;
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let (mut one, mut other) = (bench.connection().await, bench.connection().await);
+    for round in 0..25 {
+        let batch = || -> Vec<NewOrder> {
+            (0..KEYS)
+                .map(|key| named(partner, &format!("{round}-{key}-ö")))
+                .collect()
+        };
+        let forwards = batch();
+        let mut backwards = batch();
+        backwards.reverse();
+        let (stored, stored_by_other) = tokio::join!(
+            orders::insert(&mut one, &forwards),
+            orders::insert(&mut other, &backwards)
+        );
+        let mut stored_by_other = stored_by_other.unwrap();
+        stored_by_other.reverse();
+        for (key, (one, other)) in stored.unwrap().into_iter().zip(stored_by_other).enumerate() {
+            assert!(one != other, "round {round}, key {key}: {one} and {other}");
+        }
+    }
+    assert_eq!(bench.count("orders").await, 25 * 200);
+    assert_eq!(bench.count("topups").await, 25 * 200);
+}
+
+#[tokio::test]
+async fn a_topup_id_that_is_taken_is_told_by_its_constraint_and_nothing_is_stored() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let first = order(partner, 1);
+    bench.store(std::slice::from_ref(&first)).await;
+    let mut second = order(partner, 2);
+    second.placements[0].topups[1].topup_id = topups(&first)[0].clone();
+    let error = bench
+        .insert(&[order(partner, 1), second.clone()])
+        .await
+        .unwrap_err();
+    assert_eq!(error.constraint(), Some("topups_topup_id_key"));
+    assert!(error.is_about_data());
+    assert_eq!(bench.count("orders").await, 1);
+    second.placements[0].topups[1].topup_id = topup_id();
+    bench.store(&[second]).await;
+}
+
+#[tokio::test]
+async fn external_ids_are_kept_as_sent() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let long = "\u{1f4f1}".repeat(255);
+    let odd = [
+        "a",
+        "A",
+        " a",
+        "a ",
+        "a\n",
+        "\u{e9}",
+        "e\u{301}",
+        "\u{feff}a",
+        "\u{202e}a",
+        "\u{1}",
+        "ß",
+        "ss",
+        "'",
+        "\\",
+        "%",
+        "{a,b}",
+        "NULL",
+        long.as_str(),
+    ];
+    let batch: Vec<_> = odd.iter().map(|id| named(partner, id)).collect();
+    bench.store(&batch).await;
+    assert_eq!(bench.insert(&batch).await.unwrap(), vec![false; odd.len()]);
+    let mut connection = bench.connection().await;
+    for id in odd {
+        let found = orders::find(&mut connection, id).await.unwrap();
+        assert!(found.iter().all(|order| order.external_order_id == id), "{id:?}");
+        assert!(
+            orders::is_taken(&mut connection, partner, id).await.unwrap(),
+            "{id:?}"
+        );
+    }
+    assert!(
+        !orders::is_taken(&mut connection, PartnerId::new(), "a")
+            .await
+            .unwrap()
+    );
+}
+
+#[tokio::test]
+async fn a_nul_is_the_fault_of_its_order_alone() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let batch = [named(partner, "fine"), named(partner, "a\0b")];
+    let error = bench.insert(&batch).await.unwrap_err();
+    assert!(error.is_about_data(), "{error}");
+    assert_eq!(bench.count("orders").await, 0);
+    assert_eq!(bench.insert(&batch[..1]).await.unwrap(), [true]);
+}
+
+#[tokio::test]
+async fn a_refused_order_frees_its_external_id() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    for _ in 0..2 {
+        let order = named(partner, "again");
+        bench.store(std::slice::from_ref(&order)).await;
+        assert_eq!(bench.insert(&[named(partner, "again")]).await.unwrap(), [false]);
+        assert!(bench.refuse(&order, &[]).await);
+        let mut connection = bench.connection().await;
+        assert!(!orders::is_taken(&mut connection, partner, "again").await.unwrap());
+        let found = orders::find(&mut connection, &order.order_id.to_string())
+            .await
+            .unwrap();
+        assert!(found[0].refused);
+        assert_eq!(found[0].placements[0].state, PlacementState::Refused.as_str());
+        assert_eq!(found[0].topups[0].reason.as_deref(), Some("refused"));
+    }
+    bench.store(&[named(partner, "again")]).await;
+    assert_eq!(
+        orders::find(&mut *bench.connection().await, "again")
+            .await
+            .unwrap()
+            .len(),
+        3
+    );
+}
+
+/// An order of two placements; the first attempt of each that is named is recorded.
+async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
+    let new = NewOrder {
+        placements: vec![part("one", &[0]), part("other", &[1])],
+        ..order(PartnerId::new(), 0)
+    };
+    bench.store(std::slice::from_ref(&new)).await;
+    for part in placing {
+        bench
+            .claim(Claim::Named(&[new.placements[*part].placement_id]))
+            .await;
+    }
+    new
+}
+
+/// The placements under way, the verdicts as (placement, attempt), whether the order is refused.
+type Refusal<'a> = (&'a [usize], &'a [(usize, u32)], bool);
+
+#[tokio::test]
+async fn an_order_is_refused_whole_or_not_at_all() {
+    let bench = Bench::new().await;
+    let rows: [Refusal; 9] = [
+        (&[], &[], true),
+        (&[0], &[(0, 1)], true),
+        (&[0, 1], &[(0, 1), (1, 1)], true),
+        (&[0, 1], &[(1, 1), (0, 1)], true),
+        (&[0], &[], false),
+        (&[0, 1], &[(0, 1)], false),
+        (&[0, 1], &[(0, 1), (1, 2)], false),
+        (&[0, 1], &[(0, 0), (1, 1)], false),
+        (&[0, 1], &[(0, 2), (0, 0), (1, 1)], false),
+    ];
+    for (placing, verdicts, refused) in rows {
+        let order = two_placements(&bench, placing).await;
+        let before = bench.everything(order.order_id).await;
+        assert_eq!(
+            bench.refuse(&order, verdicts).await,
+            refused,
+            "{placing:?} {verdicts:?}"
+        );
+        let after = bench.everything(order.order_id).await;
+        if refused {
+            assert_eq!(
+                after
+                    .iter()
+                    .filter(|row| row.contains(r#""state": "refused""#))
+                    .count(),
+                2
+            );
+            assert_eq!(
+                after
+                    .iter()
+                    .filter(|row| row.contains(r#""state": "failed""#))
+                    .count(),
+                2
+            );
+            assert!(!bench.refuse(&order, verdicts).await, "twice");
+        } else {
+            assert_eq!(after, before, "{placing:?} {verdicts:?}");
+        }
+    }
+    let placed = two_placements(&bench, &[0, 1]).await;
+    bench.settle(&[bought_pending(placement(&placed), 1)]).await;
+    let before = bench.everything(placed.order_id).await;
+    assert!(!bench.refuse(&placed, &[(0, 1), (1, 1)]).await);
+    assert_eq!(bench.everything(placed.order_id).await, before);
+    assert!(
+        !bench.refuse(&order(PartnerId::new(), 1), &[]).await,
+        "it was never stored"
+    );
+}
+
+#[tokio::test]
+async fn a_verdict_for_another_order_refuses_nothing() {
+    let bench = Bench::new().await;
+    let (one, other) = (bench.placing(1).await, bench.placing(1).await);
+    let mut connection = bench.connection().await;
+    let refused = orders::refuse(
+        &mut connection,
+        one.order_id,
+        &[(placement(&other), 1)],
+        "refused",
+    )
+    .await;
+    assert!(!refused.unwrap());
+    assert_eq!(bench.state(placement(&one)).await, "placing");
+    assert_eq!(bench.state(placement(&other)).await, "placing");
+}
+
+#[tokio::test]
+async fn a_refusal_and_a_claim_exclude_each_other() {
+    let bench = Bench::new().await;
+    for _ in 0..60 {
+        let order = order(PartnerId::new(), 1);
+        bench.store(std::slice::from_ref(&order)).await;
+        let named = [placement(&order)];
+        let (refused, claimed) = tokio::join!(bench.refuse(&order, &[]), bench.claim(Claim::Named(&named)));
+        assert!(!refused || claimed.is_empty(), "refused and bought");
+        let state = bench.state(named[0]).await;
+        let expected = match (refused, claimed.is_empty()) {
+            (true, _) => "refused",
+            (false, false) => "placing",
+            (false, true) => "accepted",
+        };
+        assert_eq!(state, expected);
+    }
+}
+
+#[tokio::test]
+async fn what_was_bought_while_the_order_is_refused_is_never_lost() {
+    let bench = Bench::new().await;
+    for _ in 0..60 {
+        let order = bench.placing(1).await;
+        let purchase = [bought_pending(placement(&order), 1)];
+        let (refused, settled) = tokio::join!(bench.refuse(&order, &[(0, 1)]), bench.settle(&purchase));
+        assert!(settled[0].moved);
+        assert_eq!(settled[0].unexpected, refused);
+        let expected = if refused { "parked" } else { "placed" };
+        assert_eq!(bench.state(placement(&order)).await, expected);
+    }
+}

@@ -1,0 +1,43 @@
+//! Migrations, and the check that every service makes at its start.
+
+use store::schema::{self, SchemaError};
+
+use crate::bench::Bench;
+
+#[tokio::test]
+async fn a_schema_that_is_behind_names_the_command_that_helps() {
+    let bench = Bench::empty().await;
+    let error = schema::wait(&bench.pool).await.unwrap_err();
+    assert!(matches!(error, SchemaError::Behind { found: 0, needed } if needed == schema::latest()));
+    assert!(error.to_string().contains("esimctl migrate"), "{error}");
+}
+
+#[tokio::test]
+async fn several_may_migrate_at_once_and_again() {
+    let bench = Bench::empty().await;
+    let (one, other) = tokio::join!(schema::migrate(&bench.pool), schema::migrate(&bench.pool));
+    one.unwrap();
+    other.unwrap();
+    schema::migrate(&bench.pool).await.unwrap();
+    schema::wait(&bench.pool).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_schema_of_a_future_version_is_refused() {
+    let bench = Bench::new().await;
+    let future = schema::latest() + 1;
+    sqlx::query(
+        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+         VALUES ($1, 'of the future', true, '', 0)",
+    )
+    .bind(future)
+    .execute(&bench.pool)
+    .await
+    .unwrap();
+    let error = schema::wait(&bench.pool).await.unwrap_err();
+    assert!(
+        matches!(error, SchemaError::Ahead { found, known } if found == future && known == schema::latest()),
+        "{error}"
+    );
+    assert!(schema::migrate(&bench.pool).await.is_err());
+}

@@ -1,0 +1,453 @@
+//! What became of purchases: profiles, deliveries and everything that must not be lost.
+
+use std::time::Duration;
+
+use domain::PartnerId;
+use store::{
+    orders::{self, NewOrder},
+    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
+};
+
+use crate::bench::{
+    Bench, bought, bought_pending, iccid, not_bought, not_found, order, parked, part, placement, ready,
+    rejected, settlement, topups, unit, unknown,
+};
+
+impl Bench {
+    /// How long after its birth the delivery of an order's only unit is due, in seconds.
+    async fn due_after(&self, order: &NewOrder) -> f64 {
+        let statement =
+            "SELECT extract(epoch FROM redrive_at - created_at)::float8 FROM deliveries WHERE topup_id = $1";
+        self.value(statement, &topups(order)[0]).await
+    }
+
+    async fn reason(&self, order: &NewOrder) -> String {
+        let statement = "SELECT coalesce(reason, '') FROM placements WHERE placement_id::text = $1";
+        self.value(statement, placement(order)).await
+    }
+
+    /// Placing, by the second attempt.
+    async fn placing_again(&self) -> NewOrder {
+        let order = self.placing(1).await;
+        self.settle(&[not_bought(placement(&order), 1)]).await;
+        let claimed = self.claim(Claim::Named(&[placement(&order)])).await;
+        assert_eq!(claimed[0].attempt, 2);
+        order
+    }
+
+    async fn try_settle(&self, settlements: &[Settlement]) -> Result<(), store::Error> {
+        placements::settle(&mut *self.connection().await, settlements)
+            .await
+            .map(drop)
+    }
+}
+
+#[tokio::test]
+async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let topup = &topups(&order)[0];
+    let settled = bench
+        .settle(&[bought(placement(&order), 1, vec![ready(topup)], true)])
+        .await;
+    assert!(settled[0].moved && !settled[0].unexpected);
+    assert_eq!(settled[0].ready, std::slice::from_ref(topup));
+    let statement = "SELECT iccid || ' ' || encode(profile, 'escape') || ' ' || provider_unit_id || ' '
+            || (ready_at IS NOT NULL) FROM topups WHERE topup_id = $1";
+    let stored: String = bench.value(statement, topup).await;
+    let number = iccid(topup);
+    assert_eq!(stored, format!("{} sealed unit-{topup} true", number.as_str()));
+    let statement = "SELECT partner_id || ' ' || state || ' ' || attempt FROM deliveries WHERE topup_id = $1";
+    let delivery: String = bench.value(statement, topup).await;
+    assert_eq!(delivery, format!("{} pending 0", order.partner_id));
+    let statement =
+        "SELECT redrive_at IS NULL AND placed_at IS NOT NULL FROM placements WHERE placement_id::text = $1";
+    assert!(
+        bench.value::<bool>(statement, placement(&order)).await,
+        "complete"
+    );
+}
+
+#[tokio::test]
+async fn a_delivery_is_born_due_after_the_answer() {
+    let bench = Bench::new().await;
+    // Seconds within which the order is answered, whether it is announced, seconds until it is due.
+    for (answer_within, announced, due) in [
+        (0, false, 0.0),
+        (0, true, 30.0),
+        (5, true, 30.0),
+        (60, true, 60.0),
+        (5, false, 5.0),
+    ] {
+        let order = NewOrder {
+            answer_within: Duration::from_secs(answer_within),
+            ..order(PartnerId::new(), 1)
+        };
+        bench.store(std::slice::from_ref(&order)).await;
+        bench.claim(Claim::Named(&[placement(&order)])).await;
+        let units = vec![ready(&topups(&order)[0])];
+        bench
+            .settle(&[bought(placement(&order), 1, units, announced)])
+            .await;
+        let after = bench.due_after(&order).await;
+        // From `answer_by`, the time between the two statements is missing.
+        assert!(
+            (due - 3.0..=due).contains(&after),
+            "{answer_within} {announced}: {after}"
+        );
+        let statement = "SELECT d.redrive_at >= o.answer_by FROM deliveries d
+                JOIN topups t USING (topup_id) JOIN orders o USING (order_id) WHERE topup_id = $1";
+        assert!(bench.value::<bool>(statement, &topups(&order)[0]).await);
+    }
+}
+
+#[tokio::test]
+async fn a_repeated_settlement_changes_nothing() {
+    let bench = Bench::new().await;
+    let order = bench.placing(2).await;
+    let units: Vec<Unit> = topups(&order).iter().map(ready).collect();
+    let purchase = [bought(placement(&order), 1, units, true)];
+    assert_eq!(bench.settle(&purchase).await[0].ready.len(), 2);
+    let before = bench.everything(order.order_id).await;
+    for _ in 0..2 {
+        assert!(bench.settle(&purchase).await[0].ready.is_empty());
+        assert_eq!(bench.everything(order.order_id).await, before);
+    }
+    for late in [
+        not_bought(placement(&order), 1),
+        rejected(placement(&order), 1),
+        unknown(placement(&order), 1),
+        not_found(placement(&order), 1, true),
+        not_found(placement(&order), 1, true),
+    ] {
+        assert!(!bench.settle(&[late]).await[0].moved);
+        assert_eq!(bench.everything(order.order_id).await, before);
+    }
+}
+
+#[tokio::test]
+async fn two_processes_that_settle_one_purchase_make_one_delivery() {
+    let bench = Bench::new().await;
+    for _ in 0..40 {
+        let order = bench.placing(2).await;
+        let purchase = [bought(
+            placement(&order),
+            1,
+            topups(&order).iter().map(ready).collect(),
+            true,
+        )];
+        let (one, other) = tokio::join!(bench.settle(&purchase), bench.settle(&purchase));
+        assert_eq!(one[0].ready.len() + other[0].ready.len(), 2);
+        for topup in topups(&order) {
+            assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_provider_unit_is_assigned_once() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let (id, topup) = (placement(&order), &topups(&order)[0]);
+    let named = |name: &str, progress: Progress| Unit {
+        provider_unit_id: name.to_owned(),
+        ..unit(topup, progress)
+    };
+    let settle = async |units: Vec<Unit>| bench.settle(&[bought(id, 1, units, false)]).await.remove(0);
+    settle(vec![named("first", Progress::Pending)]).await;
+    settle(vec![named("second", Progress::Pending)]).await;
+    let statement = "SELECT provider_unit_id FROM topups WHERE topup_id = $1";
+    assert_eq!(bench.value::<String>(statement, topup).await, "first");
+    let other = settle(vec![named("second", ready(topup).progress)]).await;
+    assert!(other.ready.is_empty());
+    assert_eq!(bench.states(topup).await, ("pending".into(), "none".into()));
+    assert_eq!(
+        settle(vec![named("first", ready(topup).progress)])
+            .await
+            .ready
+            .len(),
+        1
+    );
+}
+
+#[tokio::test]
+async fn a_unit_sold_twice_is_told_by_its_constraint_and_changes_nothing() {
+    let bench = Bench::new().await;
+    let first = bench.placing(1).await;
+    let sold = ready(&topups(&first)[0]);
+    bench
+        .settle(&[bought(placement(&first), 1, vec![sold.clone()], false)])
+        .await;
+
+    let second = bench.placing(1).await;
+    let topup = &topups(&second)[0];
+    let same_unit = Unit {
+        provider_unit_id: sold.provider_unit_id.clone(),
+        ..ready(topup)
+    };
+    let same_iccid = unit(topup, sold.progress.clone());
+    let before = bench.everything(second.order_id).await;
+    for (unit, constraint) in [
+        (same_unit, "topups_provider_unit_key"),
+        (same_iccid, "topups_iccid_key"),
+    ] {
+        let purchase = [bought(placement(&second), 1, vec![unit], false)];
+        let error = bench.try_settle(&purchase).await.unwrap_err();
+        assert_eq!(error.constraint(), Some(constraint));
+        assert!(error.is_about_data());
+        assert_eq!(bench.everything(second.order_id).await, before);
+    }
+
+    // Another provider may use the same names.
+    let third = NewOrder {
+        placements: vec![part("elsewhere", &[0])],
+        ..order(PartnerId::new(), 0)
+    };
+    bench.store(std::slice::from_ref(&third)).await;
+    bench.claim(Claim::Named(&[placement(&third)])).await;
+    let unit = Unit {
+        topup_id: topups(&third)[0].clone(),
+        ..sold
+    };
+    let settled = bench
+        .settle(&[bought(placement(&third), 1, vec![unit], false)])
+        .await;
+    assert_eq!(settled[0].ready.len(), 1);
+}
+
+#[tokio::test]
+async fn an_unexpected_purchase_is_parked_and_stays_so() {
+    let bench = Bench::new().await;
+    let refused = bench.placing(1).await;
+    let verdict = [(placement(&refused), 1)];
+    let mut connection = bench.connection().await;
+    assert!(
+        orders::refuse(&mut connection, refused.order_id, &verdict, "refused")
+            .await
+            .unwrap()
+    );
+    let failed = bench.placing(1).await;
+    bench.settle(&[rejected(placement(&failed), 1)]).await;
+    let accepted = bench.placing(1).await;
+    bench.settle(&[not_bought(placement(&accepted), 1)]).await;
+    let superseded = bench.placing_again().await;
+    let placed = bench.placing_again().await;
+    bench.settle(&[bought_pending(placement(&placed), 2)]).await;
+    let given_up = bench.placing_again().await;
+    bench.settle(&[parked(placement(&given_up), 2)]).await;
+
+    for (order, attempt, was) in [
+        (refused, 1, "refused"),
+        (failed, 1, "failed"),
+        (accepted, 1, "accepted"),
+        (superseded, 2, "placing"),
+        (placed, 2, "placed"),
+        (given_up, 2, "parked"),
+    ] {
+        let id = placement(&order);
+        let units = || vec![ready(&topups(&order)[0])];
+        let settled = bench.settle(&[bought(id, 1, units(), true)]).await;
+        assert!(settled[0].moved && settled[0].unexpected, "{was}");
+        assert!(settled[0].ready.is_empty(), "{was}");
+        assert_eq!(bench.state(id).await, "parked", "{was}");
+        let reason = bench.reason(&order).await;
+        assert_eq!(
+            reason,
+            format!("attempt 1 was bought although this placement was {was} at attempt {attempt}")
+        );
+        // Neither a repetition nor the current attempt's own success may hide it again.
+        let before = bench.everything(order.order_id).await;
+        for late in [
+            bought(id, 1, units(), true),
+            bought(id, attempt, units(), true),
+            unknown(id, attempt),
+            not_found(id, attempt, true),
+            parked(id, attempt),
+        ] {
+            let settled = bench.settle(&[late]).await;
+            assert!(!settled[0].moved && !settled[0].unexpected, "{was}");
+            assert_eq!(bench.everything(order.order_id).await, before, "{was}");
+        }
+    }
+}
+
+/// What money rests on: a purchase that was found stays found, whatever look-ups say later.
+#[tokio::test]
+async fn what_was_found_once_is_never_bought_again() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let id = placement(&order);
+    bench.settle(&[not_found(id, 1, false)]).await;
+    bench.settle(&[bought_pending(id, 1)]).await;
+    for _ in 0..3 {
+        bench.settle(&[not_found(id, 1, true)]).await;
+    }
+    assert_eq!(bench.state(id).await, "placed");
+    assert!(bench.claim(Claim::Named(&[id])).await.is_empty());
+}
+
+#[tokio::test]
+async fn units_finish_one_by_one() {
+    let bench = Bench::new().await;
+    let order = bench.placing(3).await;
+    let (id, units) = (placement(&order), topups(&order));
+    let first = vec![
+        ready(&units[0]),
+        unit(&units[1], Progress::Failed("no such profile".into())),
+        unit(&units[2], Progress::Pending),
+    ];
+    let settled = bench.settle(&[bought(id, 1, first, false)]).await;
+    assert_eq!(settled[0].ready, units[..1]);
+    let second: Vec<Unit> = units.iter().map(ready).collect();
+    let settled = bench.settle(&[bought(id, 1, second, false)]).await;
+    assert_eq!(settled[0].ready, units[2..]);
+    for (topup, expected) in
+        units
+            .iter()
+            .zip([("ready", "pending"), ("failed", "none"), ("ready", "pending")])
+    {
+        assert_eq!(
+            bench.states(topup).await,
+            (expected.0.to_owned(), expected.1.to_owned())
+        );
+    }
+    let statement = "SELECT reason FROM topups WHERE topup_id = $1";
+    assert_eq!(
+        bench.value::<String>(statement, &units[1]).await,
+        "no such profile"
+    );
+}
+
+#[tokio::test]
+async fn a_unit_of_another_placement_is_left_alone() {
+    let bench = Bench::new().await;
+    let (one, other) = (bench.placing(1).await, bench.placing(1).await);
+    let before = bench.everything(other.order_id).await;
+    let stray = vec![ready(&topups(&other)[0])];
+    let settled = bench.settle(&[bought(placement(&one), 1, stray, false)]).await;
+    assert!(settled[0].ready.is_empty());
+    assert_eq!(bench.everything(other.order_id).await, before);
+}
+
+#[tokio::test]
+async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let id = placement(&order);
+    let outcome = Outcome::Bought {
+        units: Vec::new(),
+        collect_in: Some(Duration::from_hours(1)),
+        overdue: true,
+        announced: false,
+    };
+    for _ in 0..2 {
+        let settled = bench.settle(&[settlement(id, 1, outcome.clone())]).await;
+        assert!(settled[0].moved && !settled[0].unexpected);
+        assert_eq!(bench.state(id).await, "parked");
+        assert_eq!(bench.reason(&order).await, "bought, but its profiles do not come");
+    }
+    let units = vec![ready(&topups(&order)[0])];
+    let settled = bench.settle(&[bought(id, 1, units, false)]).await;
+    assert_eq!(settled[0].ready.len(), 1);
+    assert_eq!(bench.state(id).await, "placed");
+    assert_eq!(bench.reason(&order).await, "");
+}
+
+#[tokio::test]
+async fn a_mixed_batch_is_settled_in_one_transaction() {
+    let bench = Bench::new().await;
+    let mut orders = Vec::new();
+    for _ in 0..8 {
+        orders.push(bench.placing(1).await);
+    }
+    let id = |index: usize| placement(&orders[index]);
+    bench.settle(&[rejected(id(7), 1)]).await;
+    let sold = ready(&topups(&orders[0])[0]);
+    let batch = vec![
+        unknown(id(3), 1),
+        bought(id(0), 1, vec![sold.clone()], false),
+        not_bought(id(1), 1),
+        bought(id(7), 1, Vec::new(), false),
+        rejected(id(2), 1),
+        not_found(id(4), 1, true),
+        parked(id(5), 1),
+        bought_pending(id(6), 9),
+    ];
+    // The last of them can't be stored: nothing is.
+    let mut spoiled = batch.clone();
+    spoiled[7] = bought(
+        id(6),
+        1,
+        vec![Unit {
+            topup_id: topups(&orders[6])[0].clone(),
+            ..sold
+        }],
+        false,
+    );
+    let error = bench.try_settle(&spoiled).await.unwrap_err();
+    assert!(error.constraint().is_some(), "{error}");
+    for order in &orders[..7] {
+        assert_eq!(bench.state(placement(order)).await, "placing");
+    }
+
+    let settled = bench.settle(&batch).await;
+    let moved: Vec<bool> = settled.iter().map(|one| one.moved).collect();
+    assert_eq!(moved, [true, true, true, true, true, true, true, false]);
+    let unexpected: Vec<bool> = settled.iter().map(|one| one.unexpected).collect();
+    assert_eq!(
+        unexpected,
+        [false, false, false, true, false, false, false, false]
+    );
+    assert_eq!(settled[1].ready, topups(&orders[0]));
+    let expected = [
+        "placed", "accepted", "failed", "placing", "placing", "parked", "placing", "parked",
+    ];
+    for (order, expected) in orders.iter().zip(expected) {
+        assert_eq!(bench.state(placement(order)).await, expected);
+    }
+    assert!(bench.settle(&[]).await.is_empty());
+}
+
+/// A batch may hold several outcomes of one placement; none hides behind another.
+#[tokio::test]
+async fn a_batch_settles_one_placement_several_times() {
+    let bench = Bench::new().await;
+    for no_purchase in [rejected, not_bought] {
+        let order = bench.placing(1).await;
+        let id = placement(&order);
+        let settled = bench.settle(&[no_purchase(id, 1), bought_pending(id, 1)]).await;
+        assert_eq!((settled[0].moved, settled[0].unexpected), (true, false));
+        assert_eq!((settled[1].moved, settled[1].unexpected), (true, true));
+        assert_eq!(bench.state(id).await, "parked");
+    }
+
+    let order = bench.placing_again().await;
+    let id = placement(&order);
+    let settled = bench
+        .settle(&[bought_pending(id, 2), bought_pending(id, 1)])
+        .await;
+    assert_eq!((settled[0].unexpected, settled[1].unexpected), (false, true));
+    assert_eq!(bench.state(id).await, "parked");
+
+    let order = bench.placing(1).await;
+    let (id, topup) = (placement(&order), &topups(&order)[0]);
+    let waiting = bought(id, 1, vec![unit(topup, Progress::Pending)], false);
+    let settled = bench
+        .settle(&[waiting.clone(), bought(id, 1, vec![ready(topup)], false), waiting])
+        .await;
+    let ready: Vec<usize> = settled.iter().map(|one| one.ready.len()).collect();
+    assert_eq!(ready, [0, 1, 0]);
+}
+
+#[tokio::test]
+async fn a_rejection_fails_the_units_with_its_reason() {
+    let bench = Bench::new().await;
+    let order = bench.placing(2).await;
+    bench.settle(&[rejected(placement(&order), 1)]).await;
+    for topup in topups(&order) {
+        assert_eq!(bench.states(&topup).await, ("failed".into(), "none".into()));
+        let statement = "SELECT reason FROM topups WHERE topup_id = $1";
+        assert_eq!(bench.value::<String>(statement, &topup).await, "it refused");
+    }
+    assert_eq!(bench.reason(&order).await, "it refused");
+}
