@@ -37,11 +37,7 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (SERVICES, "MASTER_KEY", Some("test:dG9vIHNob3J0")),
     (SERVICES, "MASTER_KEY_FILE", Some("/nonexistent/key")),
     (SERVICES, "ADMIN_LISTEN", Some("18081")),
-    (
-        &["ingress", "provisioner", "sandbox"],
-        "LISTEN",
-        Some("localhost"),
-    ),
+    (&["ingress", "sandbox"], "LISTEN", Some("localhost")),
     (ALL, "LOG", Some("a=b=c")),
     (ALL, "LOG_FORMAT", Some("xml")),
     (ALL, "SHUTDOWN_TIMEOUT", Some("soon")),

@@ -76,10 +76,10 @@ pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<Stri
 
 /// `esimctl order show`, the only order it shows.
 pub async fn show(stack: &Stack, id: &str) -> Result<Value> {
-    let orders: Vec<Value> = stack.esimctl.run(&["order", "show", id]).await?;
-    let [order] =
-        <[Value; 1]>::try_from(orders).map_err(|all| anyhow::anyhow!("{} orders: {id}", all.len()))?;
-    Ok(order)
+    let mut shown: Value = stack.esimctl.run(&["order", "show", id]).await?;
+    let orders = shown["orders"].as_array_mut().context("orders")?;
+    anyhow::ensure!(orders.len() == 1, "{} orders have the id {id}", orders.len());
+    Ok(orders.remove(0))
 }
 
 /// Waits until ingress takes time for verdicts: until a refusal comes with the answer. It does so

@@ -268,11 +268,6 @@ pub const ROWS: &[Row] = &[
         WRONG,
     ),
     row(
-        "the method is signed in uppercase",
-        |w| w.signed_over(|path, timestamp, key| ["post", path, timestamp, key].map(String::from)),
-        WRONG,
-    ),
-    row(
         "the method is signed",
         |w| w.signed_over(|path, timestamp, key| ["GET", path, timestamp, key].map(String::from)),
         WRONG,

@@ -100,7 +100,7 @@ pub const ROWS: &[Row] = &[
         "1 MiB is not too large",
         |w| {
             let body = w.body().to_string();
-            w.post(format!("{body:MIB$}"))
+            w.post(format!("{body}{}", " ".repeat(MIB - body.len())))
         },
         ONE,
     ),
