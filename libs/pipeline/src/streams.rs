@@ -65,7 +65,7 @@ impl Nats {
             .split(',')
             .map(|url| url.trim().parse())
             .collect::<Result<_, _>>()
-            .map_err(|_| BadSetting::new("NATS_URL is not of the form nats://user:password@host:port"))?;
+            .map_err(|_| BadSetting::error("NATS_URL is not of the form nats://user:password@host:port"))?;
         let client = async_nats::ConnectOptions::new()
             .name(name)
             .retry_on_initial_connect()
@@ -159,7 +159,7 @@ impl Nats {
             discard: DiscardPolicy::New,
             max_bytes: 1024 * MIB,
             max_message_size: MAX_MESSAGE,
-            duplicate_window: Duration::from_secs(120),
+            duplicate_window: Duration::from_mins(2),
             num_replicas: self.config.stream_replicas.into(),
             ..Config::default()
         };
@@ -170,7 +170,7 @@ impl Nats {
             storage: StorageType::File,
             discard: DiscardPolicy::Old,
             max_bytes: 256 * MIB,
-            max_age: Duration::from_secs(30 * 24 * 3600),
+            max_age: Duration::from_hours(30 * 24),
             num_replicas: self.config.stream_replicas.into(),
             ..Config::default()
         };

@@ -55,7 +55,7 @@ pub struct BadSetting(String);
 
 impl BadSetting {
     /// Says which setting, and why.
-    pub fn new(reason: impl std::fmt::Display) -> anyhow::Error {
+    pub fn error(reason: impl std::fmt::Display) -> anyhow::Error {
         anyhow::Error::new(Self(reason.to_string()))
     }
 }

@@ -95,8 +95,8 @@ pub struct App {
 
 /// Serves partners until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let pool = config.database.pool("ingress").map_err(BadSetting::new)?;
-    let vault = config.master_key.vault().map_err(BadSetting::new)?;
+    let pool = config.database.pool("ingress").map_err(BadSetting::error)?;
+    let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = health::listen("LISTEN", config.listen).await?;
 

@@ -22,7 +22,7 @@ use crate::{
     error::{self, ApiError},
     orders::Outcome,
     qr, request,
-    server::{AnswerBody, Answers},
+    server::{Answers, answer_body},
 };
 
 /// The largest body that is read, in bytes.
@@ -101,7 +101,7 @@ async fn answer(app: &Arc<App>, answers: Arc<Answers>, request: Request) -> Resu
     span.record("order.id", field::display(order.order_id));
     match app.orders.submit(order).await {
         Ok(Outcome::Created { body, deadline, left }) => {
-            let body = AnswerBody::new(body, answers, deadline, left);
+            let body = answer_body(body, answers, deadline, left);
             let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
             Ok((StatusCode::CREATED, headers, body).into_response())
         }

@@ -110,22 +110,26 @@ impl Answers {
 }
 
 /// A body that is one piece and whose departure is told.
-pub struct AnswerBody {
+struct AnswerBody {
     bytes: Option<Bytes>,
     answers: Arc<Answers>,
     leaving: Option<Leaving>,
 }
 
-impl AnswerBody {
-    /// `left` is told once `bytes`, and the head before them, are in the socket's buffer; it is
-    /// dropped if they never get there. After `deadline` the connection is closed instead.
-    pub fn new(bytes: Bytes, answers: Arc<Answers>, deadline: Instant, left: oneshot::Sender<()>) -> Body {
-        Body::new(Self {
-            bytes: Some(bytes),
-            answers,
-            leaving: Some(Leaving { deadline, left }),
-        })
-    }
+/// A body that tells `left` once it, and the head before it, are in the socket's buffer; `left` is
+/// dropped if they never get there. After `deadline` the connection is closed instead.
+pub fn answer_body(
+    bytes: Bytes,
+    answers: Arc<Answers>,
+    deadline: Instant,
+    left: oneshot::Sender<()>,
+) -> Body {
+    let leaving = Some(Leaving { deadline, left });
+    Body::new(AnswerBody {
+        bytes: Some(bytes),
+        answers,
+        leaving,
+    })
 }
 
 impl http_body::Body for AnswerBody {
@@ -240,7 +244,7 @@ mod tests {
             let (left, departure) = oneshot::channel();
             departures.send(departure).unwrap();
             let deadline = deadline.map_or_else(Instant::now, |deadline| Instant::now() + deadline);
-            AnswerBody::new(Bytes::from_static(b"answer"), answers, deadline, left)
+            answer_body(Bytes::from_static(b"answer"), answers, deadline, left)
         };
         let router = Router::new().route("/", get(answer)).layer(Extension(departures));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -252,7 +256,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_departure_is_told_when_the_answer_is_readable() {
-        let (mut client, mut told, shutdown) = serve_one(Some(Duration::from_secs(60))).await;
+        let (mut client, mut told, shutdown) = serve_one(Some(Duration::from_mins(1))).await;
         for _ in 0..2 {
             client
                 .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")

@@ -111,8 +111,8 @@ fn webhook_timeout(text: &str) -> Result<Duration, String> {
 
 /// Delivers webhooks until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let pool = config.database.pool("notifier").map_err(BadSetting::new)?;
-    let vault = config.master_key.vault().map_err(BadSetting::new)?;
+    let pool = config.database.pool("notifier").map_err(BadSetting::error)?;
+    let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let guard = Guard::new(config.webhook_allow);
     let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
     let nats = Nats::connect(&config.nats, "notifier").await?;

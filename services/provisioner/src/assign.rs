@@ -10,7 +10,7 @@ use crate::providers::ProviderUnit;
 
 /// Pairs the provider's units with topups that still wait: by the unit that a topup has been assigned
 /// already, otherwise the next free unit of its option. Units that no topup waits for are left over.
-pub fn pair(topups: &[ClaimedTopup], units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
+pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
     let assigned: HashMap<&str, &ClaimedTopup> = topups
         .iter()
         .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
@@ -24,18 +24,16 @@ pub fn pair(topups: &[ClaimedTopup], units: Vec<ProviderUnit>) -> Vec<(TopupId, 
     {
         free.entry(&topup.provider_option_id).or_default().push(topup);
     }
-    let mut units = units;
     units.sort_unstable_by(|left, right| left.unit_id.cmp(&right.unit_id));
     let mut pairs = Vec::with_capacity(units.len());
     let mut left_over = 0;
     for unit in units {
-        let topup = match assigned.get(unit.unit_id.as_str()) {
-            Some(topup) => topup.pending.then_some(*topup),
-            None => {
-                let next = free.get_mut(unit.option_id.as_str()).and_then(Vec::pop);
-                left_over += usize::from(next.is_none());
-                next
-            }
+        let topup = if let Some(topup) = assigned.get(unit.unit_id.as_str()) {
+            topup.pending.then_some(*topup)
+        } else {
+            let next = free.get_mut(unit.option_id.as_str()).and_then(Vec::pop);
+            left_over += usize::from(next.is_none());
+            next
         };
         if let Some(topup) = topup {
             pairs.push((topup.topup_id.clone(), unit));

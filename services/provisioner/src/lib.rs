@@ -54,7 +54,7 @@ pub struct Config {
     #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::duration, default_value = "10s")]
     pub provider_timeout: Duration,
     /// How long after its attempt was recorded a purchase may still arrive at the provider. More than
-    /// twice PROVIDER_TIMEOUT, plus what the provider's own look-up lags behind
+    /// twice `PROVIDER_TIMEOUT`, plus what the provider's own look-up lags behind
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
     #[command(flatten)]
@@ -128,32 +128,33 @@ impl Config {
                 (usimsa_url, usimsa_access_key, usimsa_secret_key)
             }
             other => {
-                return Err(BadSetting::new(format!(
+                return Err(BadSetting::error(format!(
                     "PROVIDERS names {other:?}: known are sandbox and usimsa"
                 )));
             }
         };
         let missing = |setting: &str| {
             let variable = format!("{}_{setting}", name.to_ascii_uppercase());
-            BadSetting::new(format!("PROVIDERS names {name}, but {variable} is not set"))
+            BadSetting::error(format!("PROVIDERS names {name}, but {variable} is not set"))
         };
         let url = url.clone().ok_or_else(|| missing("URL"))?;
         if !matches!(url.scheme(), "http" | "https") {
             let variable = format!("{}_URL", name.to_ascii_uppercase());
-            return Err(BadSetting::new(format!(
+            return Err(BadSetting::error(format!(
                 "{variable} is not an http or https address"
             )));
         }
         let access_key = access_key.clone().ok_or_else(|| missing("ACCESS_KEY"))?;
         let secret_key = secret_key.as_ref().ok_or_else(|| missing("SECRET_KEY"))?;
-        let secret_key = SecretKey::from_base64(secret_key.expose_secret())
-            .map_err(|error| BadSetting::new(format!("{}_SECRET_KEY: {error}", name.to_ascii_uppercase())))?;
+        let secret_key = SecretKey::from_base64(secret_key.expose_secret()).map_err(|error| {
+            BadSetting::error(format!("{}_SECRET_KEY: {error}", name.to_ascii_uppercase()))
+        })?;
         Usimsa::new(url, access_key, secret_key, self.provider_timeout)
     }
 
     fn check(&self) -> anyhow::Result<()> {
         if self.settle <= self.provider_timeout * 2 {
-            return Err(BadSetting::new(format!(
+            return Err(BadSetting::error(format!(
                 "SETTLE ({:?}) must be more than twice PROVIDER_TIMEOUT ({:?})",
                 self.settle, self.provider_timeout
             )));
@@ -170,8 +171,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         .iter()
         .map(|name| Ok((name.clone(), config.provider(name)?)))
         .collect::<anyhow::Result<_>>()?;
-    let pool = config.database.pool("provisioner").map_err(BadSetting::new)?;
-    let vault = config.master_key.vault().map_err(BadSetting::new)?;
+    let pool = config.database.pool("provisioner").map_err(BadSetting::error)?;
+    let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;

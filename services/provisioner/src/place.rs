@@ -36,13 +36,13 @@ use crate::{
 /// The most settlements of one commit.
 const BATCH: usize = 256;
 /// Profiles that haven't come after this time, and purchases that can't be settled, are parked.
-const OVERDUE: Duration = Duration::from_secs(30 * 60);
+const OVERDUE: Duration = Duration::from_mins(30);
 /// How soon a purchase with an unknown outcome is looked up for the first time.
 const FIRST_LOOK: Duration = Duration::from_secs(2);
 /// The most attempts to buy a placement.
 const MAX_ATTEMPTS: u32 = 50;
 /// How long it is remembered that an order was answered: longer than any `answer_by` is away.
-const REMEMBERED: Duration = Duration::from_secs(60);
+const REMEMBERED: Duration = Duration::from_mins(1);
 
 /// Everything one provider's placements need.
 pub struct Placing {
@@ -292,7 +292,7 @@ impl Placing {
                         reason: format!("nobody knows whether it was bought: {reason}"),
                     }
                 } else {
-                    let look_in = (work.attempt_age / 2).clamp(FIRST_LOOK, Duration::from_secs(60));
+                    let look_in = (work.attempt_age / 2).clamp(FIRST_LOOK, Duration::from_mins(1));
                     Outcome::Unknown { look_in, reason }
                 };
                 self.settle(work, outcome).await;

@@ -8,7 +8,7 @@ use domain::{
 use notifier::Config;
 use pipeline::{Nats, NatsConfig, payload::TopupReady};
 use runtime::{CommonConfig, Shutdown, clock};
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
 use store::{
@@ -84,7 +84,7 @@ pub fn config(database: &Database) -> Config {
             database_connections: 4,
         },
         nats: NatsConfig {
-            nats_url,
+            nats_url: nats_url.into(),
             stream_prefix: format!("test_{}_", Uuid::now_v7().simple()),
             stream_replicas: 1,
         },
@@ -109,7 +109,7 @@ impl Bench {
         change(&mut config);
         let pool = config.database.pool("test").unwrap();
         schema::migrate(&pool).await.unwrap();
-        let streams = OwnStreams::new(&config.nats.nats_url, &config.nats.stream_prefix);
+        let streams = OwnStreams::new(config.nats.nats_url.expose_secret(), &config.nats.stream_prefix);
         let nats = Nats::connect(&config.nats, "test").await.unwrap();
         nats.connected().await;
 

@@ -285,20 +285,20 @@ fn state(product: &Product) -> UnitState {
         &product.expired_date,
     );
     if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
-        return match (Iccid::parse(iccid), ActivationCode::new(smdp, code), day(date)) {
-            (Ok(iccid), Ok(code), Some(expired_date)) => UnitState::Ready {
+        if let (Ok(iccid), Ok(code), Some(expired_date)) =
+            (Iccid::parse(iccid), ActivationCode::new(smdp, code), day(date))
+        {
+            return UnitState::Ready {
                 iccid,
                 code,
                 expired_date,
-            },
-            _ => {
-                tracing::error!(
-                    provider.unit.id = product.topup_id,
-                    "a profile has a shape that cannot be delivered"
-                );
-                UnitState::Pending
-            }
-        };
+            };
+        }
+        tracing::error!(
+            provider.unit.id = product.topup_id,
+            "a profile has a shape that cannot be delivered"
+        );
+        return UnitState::Pending;
     }
     match product.status.as_deref() {
         Some(status @ ("FAILED" | "CANCELED" | "CANCELLED")) => {
