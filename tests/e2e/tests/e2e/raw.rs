@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::time::Duration;
 use testkit::client::{ACCESS_KEY, ORDERS, SIGNATURE, TIMESTAMP};
 use testkit::esimctl::Partner;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -77,18 +77,15 @@ impl Answer {
     }
 }
 
-/// Sends bytes and reads one answer; returns it with the bytes that it is in. A server may answer
-/// and close before it has read everything, so what can't be written is no error here.
-pub async fn exchange(base_url: &str, request: &[u8]) -> Result<(Answer, Vec<u8>)> {
-    let mut stream = connect(base_url).await?;
-    let (mut reading, mut writing) = stream.split();
-    let answer = async {
+/// Reads one answer; returns it with the bytes that it is in.
+pub async fn answer(mut connection: impl AsyncRead + Unpin) -> Result<(Answer, Vec<u8>)> {
+    let reading = async {
         let mut bytes = Vec::new();
         loop {
             if let Some(answer) = Answer::parse(&bytes) {
                 return Ok((answer, bytes));
             }
-            let read = reading
+            let read = connection
                 .read_buf(&mut bytes)
                 .await
                 .context("the connection broke off")?;
@@ -100,13 +97,15 @@ pub async fn exchange(base_url: &str, request: &[u8]) -> Result<(Answer, Vec<u8>
             }
         }
     };
-    let sent = async {
-        let _ = writing.write_all(request).await;
-        std::future::pending::<()>().await;
-    };
-    tokio::select! {
-        answer = answer => answer,
-        () = sent => bail!("unreachable"),
-        () = tokio::time::sleep(TIMEOUT) => bail!("no answer within {TIMEOUT:?}"),
-    }
+    tokio::time::timeout(TIMEOUT, reading)
+        .await
+        .with_context(|| format!("no answer within {TIMEOUT:?}"))?
+}
+
+/// Sends bytes and reads one answer. A server may answer and close before it has read everything,
+/// so what can't be written is no error here.
+pub async fn exchange(base_url: &str, request: &[u8]) -> Result<(Answer, Vec<u8>)> {
+    let (reading, mut writing) = connect(base_url).await?.into_split();
+    let (answer, _) = tokio::join!(answer(reading), writing.write_all(request));
+    answer
 }

@@ -18,6 +18,7 @@ use testkit::client::{ACCESS_KEY, Client, Product, Request, SIGNATURE, TIMESTAMP
 use testkit::esimctl::Partner;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
+use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 use world::World;
 
@@ -220,6 +221,33 @@ async fn the_specification_holds_rule_by_rule() {
     }
     results.run_raw(&world, http::RAW).await;
     results.assert();
+}
+
+/// What ingress doesn't know yet it looks up; how often it does so is limited, and that must not
+/// deny a partner that is in the database.
+#[tokio::test]
+async fn a_new_partner_works_at_once_however_much_it_begins_with() {
+    let stack = Stack::start().await.unwrap();
+    let items = [(stack.option("ready").unwrap(), 1)];
+    for round in 0..5 {
+        let partner = stack.create_partner("sandbox", None).await.unwrap();
+        let connecting = (0..300).map(|_| raw::connect(&stack.base_url));
+        let mut connections = futures_util::future::try_join_all(connecting).await.unwrap();
+        for connection in &mut connections {
+            let body = testkit::client::order(&fresh("new"), &items).to_string();
+            let request = raw::create_order(&partner, body.as_bytes()).unwrap();
+            connection.write_all(&request).await.unwrap();
+        }
+        let answers = futures_util::future::try_join_all(connections.into_iter().map(raw::answer));
+        let mut denied = answers.await.unwrap();
+        denied.retain(|(answer, _)| answer.status != 201);
+        let first = denied.first().map(|(_, bytes)| String::from_utf8_lossy(bytes));
+        assert!(
+            denied.is_empty(),
+            "round {round}: {} of 300 were denied: {first:?}",
+            denied.len()
+        );
+    }
 }
 
 /// The second upstream 422: certainly nothing was sent, so certainly nothing was bought.
