@@ -145,6 +145,12 @@ pub struct Running {
 }
 
 impl Running {
+    /// Waits for an answer on the stage's connection: whatever the server has sent to it before has
+    /// arrived, and whatever it has sent to the server before is known there.
+    pub async fn round_trip(&self) {
+        self.nats.ensure_streams().await.unwrap();
+    }
+
     /// Begins the soft stop.
     pub fn begin_stop(&self) {
         self.shutdown.stop();

@@ -48,12 +48,14 @@ async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
             .is_ok_and(|consumer| consumer.num_ack_pending == 6)
     })
     .await;
+    stopping.round_trip().await;
     stopping.begin_stop();
     one.claims_may_pass.add_permits(10);
     stopping.stop().await;
     assert!(one.done_rows().contains(&0), "it was in flight");
 
     // Its last pull asked for two more messages than there were.
+    stopping.round_trip().await;
     bench.announce(6).await;
     bench.announce(7).await;
     let other = Rows::new(0..8);
