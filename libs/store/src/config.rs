@@ -63,24 +63,30 @@ pub enum MasterKeyError {
         cause: std::io::Error,
     },
     /// The keys can't be used.
-    #[error(transparent)]
-    Vault(#[from] VaultError),
+    #[error("{setting}: {cause}")]
+    Vault {
+        /// Where they are.
+        setting: &'static str,
+        /// Why.
+        cause: VaultError,
+    },
 }
 
 impl MasterKeyConfig {
     /// The vault under these keys.
     pub fn vault(&self) -> Result<Vault, MasterKeyError> {
-        match (&self.master_key, &self.master_key_file) {
-            (Some(_), Some(_)) => Err(MasterKeyError::Both),
-            (Some(keys), None) => Ok(Vault::parse(keys)?),
+        let (setting, keys) = match (&self.master_key, &self.master_key_file) {
+            (Some(_), Some(_)) => return Err(MasterKeyError::Both),
+            (Some(keys), None) => ("MASTER_KEY", keys.clone()),
             (None, Some(path)) => {
                 let keys = std::fs::read_to_string(path).map_err(|cause| MasterKeyError::Unreadable {
                     path: path.clone(),
                     cause,
                 })?;
-                Ok(Vault::parse(&keys.into())?)
+                ("MASTER_KEY_FILE", keys.into())
             }
-            (None, None) => Err(VaultError::NoKey.into()),
-        }
+            (None, None) => ("MASTER_KEY", SecretString::default()),
+        };
+        Vault::parse(&keys).map_err(|cause| MasterKeyError::Vault { setting, cause })
     }
 }

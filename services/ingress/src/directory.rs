@@ -55,6 +55,8 @@ pub struct Directory {
     partners: RwLock<HashMap<String, Arc<Partner>>>,
     options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
     look_ups: DefaultDirectRateLimiter,
+    /// Held by the one who looks something up.
+    looking: tokio::sync::Mutex<()>,
 }
 
 impl Directory {
@@ -66,17 +68,18 @@ impl Directory {
             partners: RwLock::default(),
             options: RwLock::default(),
             look_ups: DefaultDirectRateLimiter::direct(Quota::per_second(LOOK_UPS)),
+            looking: tokio::sync::Mutex::default(),
         }
     }
 
     /// The partner with this access key.
     pub async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
-        let known = self
-            .partners
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get(access_key)
-            .cloned();
+        if let Some(known) = self.known_partner(access_key) {
+            return Ok(Some(known));
+        }
+        // One at a time: however many requests a new partner begins with, it is looked up once.
+        let _turn = self.looking.lock().await;
+        let known = self.known_partner(access_key);
         if known.is_some() || self.look_ups.check().is_err() {
             return Ok(known);
         }
@@ -85,26 +88,38 @@ impl Directory {
         Ok(found.map(|credentials| self.learn_partner(credentials)))
     }
 
+    fn known_partner(&self, access_key: &str) -> Option<Arc<Partner>> {
+        let partners = self.partners.read().unwrap_or_else(PoisonError::into_inner);
+        partners.get(access_key).cloned()
+    }
+
+    fn known_options(&self, ids: &[OptionId]) -> HashMap<OptionId, Arc<ProductOption>> {
+        let options = self.options.read().unwrap_or_else(PoisonError::into_inner);
+        ids.iter()
+            .filter_map(|id| Some((*id, Arc::clone(options.get(id)?))))
+            .collect()
+    }
+
     /// Those of `ids` that are options, by id.
     pub async fn options(&self, ids: &[OptionId]) -> Result<HashMap<OptionId, Arc<ProductOption>>, Error> {
-        let mut found = HashMap::with_capacity(ids.len());
-        let mut missing = Vec::new();
-        {
-            let known = self.options.read().unwrap_or_else(PoisonError::into_inner);
-            for id in ids {
-                match known.get(id) {
-                    Some(option) => drop(found.insert(*id, Arc::clone(option))),
-                    None => missing.push(id.uuid()),
-                }
-            }
+        let known = self.known_options(ids);
+        if ids.iter().all(|id| known.contains_key(id)) {
+            return Ok(known);
         }
+        let _turn = self.looking.lock().await;
+        let mut known = self.known_options(ids);
+        let missing: Vec<_> = ids
+            .iter()
+            .filter(|id| !known.contains_key(id))
+            .map(|id| id.uuid())
+            .collect();
         if !missing.is_empty() && self.look_ups.check().is_ok() {
             let mut connection = self.pool.acquire().await?;
             for (option, _) in store::options::by_ids(&mut connection, &missing).await? {
-                found.insert(option.option_id, self.learn_option(option));
+                known.insert(option.option_id, self.learn_option(option));
             }
         }
-        Ok(found)
+        Ok(known)
     }
 
     fn learn_partner(&self, credentials: Credentials) -> Arc<Partner> {

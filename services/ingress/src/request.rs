@@ -1,7 +1,10 @@
 //! What a create-order body says, and everything that is wrong with it at once. Pure.
 
+use std::collections::HashMap;
+
 use domain::OptionId;
-use serde_json::Value;
+use serde::Deserialize;
+use serde_json::value::RawValue;
 
 /// The longest `external_order_id`, in characters.
 const MAX_EXTERNAL_ID: usize = 255;
@@ -39,69 +42,87 @@ pub struct Draft {
     pub errors: Vec<String>,
 }
 
+/// A JSON object, its values unread: numbers beyond every type are no fault of the JSON.
+type Object<'a> = HashMap<String, &'a RawValue>;
+
 /// Reads a body.
 pub fn read(body: &[u8], limits: Limits) -> Result<Draft, InvalidJson> {
-    let value: Value = serde_json::from_slice(body).map_err(|_| InvalidJson)?;
+    let whole: &RawValue = parse(body)?;
+    let fields: Object<'_> = if is(whole, '{') {
+        parse(whole.get().as_bytes())?
+    } else {
+        Object::new()
+    };
+    let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
     let mut draft = Draft::default();
-    match external_order_id(value.get("external_order_id")) {
-        Ok(id) => draft.external_order_id = Some(id.to_owned()),
+    match external_order_id(field("external_order_id"))? {
+        Ok(id) => draft.external_order_id = Some(id),
         Err(error) => draft.errors.push(error),
     }
-    products(value.get("products"), limits, &mut draft);
+    products(field("products"), limits, &mut draft)?;
     Ok(draft)
 }
 
-fn external_order_id(value: Option<&Value>) -> Result<&str, String> {
-    let text = match value {
-        None | Some(Value::Null) => return Err("External order id can't be blank".into()),
-        Some(Value::String(text)) => text,
-        Some(_) => return Err("External order id must be a string".into()),
-    };
-    if text.trim().is_empty() {
-        return Err("External order id can't be blank".into());
-    }
-    if text.chars().count() > MAX_EXTERNAL_ID {
-        return Err(format!(
-            "External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)"
-        ));
-    }
-    if text.contains('\0') {
-        return Err("External order id can't contain a NUL character".into());
-    }
-    Ok(text)
+fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, InvalidJson> {
+    serde_json::from_slice(text).map_err(|_| InvalidJson)
 }
 
-fn products(value: Option<&Value>, limits: Limits, draft: &mut Draft) {
-    let items = match value {
-        None | Some(Value::Null) => &[][..],
-        Some(Value::Array(items)) => items,
-        Some(_) => {
-            draft.errors.push("Products must be an array".into());
-            return;
-        }
+/// Whether a value begins like this; in JSON that says its type.
+fn is(value: &RawValue, start: char) -> bool {
+    value.get().starts_with(start)
+}
+
+fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, String>, InvalidJson> {
+    let Some(value) = value else {
+        return Ok(Err("External order id can't be blank".into()));
     };
+    if !is(value, '"') {
+        return Ok(Err("External order id must be a string".into()));
+    }
+    let text: String = parse(value.get().as_bytes())?;
+    Ok(if text.trim().is_empty() {
+        Err("External order id can't be blank".into())
+    } else if text.chars().count() > MAX_EXTERNAL_ID {
+        Err(format!(
+            "External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)"
+        ))
+    } else if text.contains('\0') {
+        Err("External order id can't contain a NUL character".into())
+    } else {
+        Ok(text)
+    })
+}
+
+fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Result<(), InvalidJson> {
+    if value.is_some_and(|value| !is(value, '[')) {
+        draft.errors.push("Products must be an array".into());
+        return Ok(());
+    }
+    let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
         draft.errors.push("Products can't be blank".into());
-        return;
+        return Ok(());
     }
     if items.len() > limits.items {
         draft
             .errors
             .push(format!("Products can't have more than {} items", limits.items));
-        return;
+        return Ok(());
     }
-    for (index, item) in items.iter().enumerate() {
-        if !item.is_object() {
+    for (index, item) in items.into_iter().enumerate() {
+        if !is(item, '{') {
             draft.errors.push(format!("Products[{index}] must be an object"));
             continue;
         }
-        let option = option_id(item.get("option_id"));
+        let fields: Object<'_> = parse(item.get().as_bytes())?;
+        let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
+        let option = option_id(field("option_id"))?;
         if option.is_none() {
             draft
                 .errors
                 .push(format!("Products[{index}] option_id can't be blank"));
         }
-        let quantity = quantity(item.get("qty"));
+        let quantity = quantity(field("qty"));
         if quantity.is_none() {
             draft
                 .errors
@@ -125,38 +146,32 @@ fn products(value: Option<&Value>, limits: Limits, draft: &mut Draft) {
             limits.units
         ));
     }
+    Ok(())
 }
 
 /// `None` is blank; `Some(None)` is there but can't be any option's id.
 #[expect(clippy::option_option, reason = "blank and impossible are different faults")]
-fn option_id(value: Option<&Value>) -> Option<Option<OptionId>> {
-    match value {
-        None | Some(Value::Null) => None,
-        Some(Value::String(text)) if text.trim().is_empty() => None,
-        Some(Value::String(text)) => Some(text.parse().ok()),
-        Some(_) => Some(None),
+fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, InvalidJson> {
+    let Some(value) = value else { return Ok(None) };
+    if !is(value, '"') {
+        return Ok(Some(None));
     }
+    let text: String = parse(value.get().as_bytes())?;
+    Ok((!text.trim().is_empty()).then(|| text.parse().ok()))
 }
 
-/// A positive integer; one that is too large to count is the largest that can be.
-fn quantity(value: Option<&Value>) -> Option<u64> {
-    let Some(Value::Number(number)) = value else {
-        return None;
-    };
-    if let Some(quantity) = number.as_u64() {
-        return (quantity > 0).then_some(quantity);
-    }
-    // JSON has no bound for integers; beyond 64 bits they read as floating point.
-    number
-        .as_f64()
-        .filter(|quantity| *quantity >= 1.8e19)
-        .map(|_| u64::MAX)
+/// A positive integer, written as one; JSON has no bound for it, so what is too large to count is the
+/// largest that can be.
+fn quantity(value: Option<&RawValue>) -> Option<u64> {
+    let text = value?.get();
+    let digits = text.bytes().all(|byte| byte.is_ascii_digit());
+    (digits && text != "0").then(|| text.parse().unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -226,7 +241,9 @@ mod tests {
             read(body.as_bytes(), LIMITS).unwrap().errors
         };
         assert_eq!(with("10"), [""; 0]);
-        for bad in ["0", "-1", "1.0", "1e2", "\"1\"", "true", "null", "[]"] {
+        for bad in [
+            "0", "-0", "-1", "1.0", "1e2", "1e400", "\"1\"", "true", "null", "[]",
+        ] {
             assert_eq!(with(bad), ["Products[0] qty must be a positive integer"], "{bad}");
         }
         for large in ["11", "18446744073709551615", "99999999999999999999999"] {
@@ -248,7 +265,7 @@ mod tests {
                 "{body}"
             );
         }
-        for body in ["", " ", "{", "{}x", "\u{feff}{}", "{\"a\":\"\\ud800\"}"] {
+        for body in ["", " ", "{", "{}x", "\u{feff}{}", "{\"external_order_id\":\"\\ud800\"}"] {
             assert_eq!(read(body.as_bytes(), LIMITS), Err(InvalidJson), "{body}");
         }
         assert_eq!(read(b"\"\xff\"", LIMITS), Err(InvalidJson));
