@@ -80,10 +80,18 @@ impl Nats {
         headers.insert("Dead-Size", message.payload.len().to_string());
         let payload = message.payload.slice(..message.payload.len().min(KEPT));
         let publish = PublishMessage::build().payload(payload).headers(headers);
-        self.context
-            .send_publish(self.dead_subject(kind), publish)
-            .await?
+        let subject = self.dead_subject(kind);
+        let kept = self
+            .context
+            .send_publish(subject.clone(), publish.clone())
             .await?;
+        match kept.await {
+            Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
+                self.ensure_streams().await?;
+                self.context.send_publish(subject, publish).await?.await?;
+            }
+            kept => drop(kept?),
+        }
         Ok(())
     }
 }

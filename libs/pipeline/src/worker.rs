@@ -182,6 +182,9 @@ impl<S: Stage> Worker<S> {
                 Err(error) => self.bury(message, &error.to_string()).await,
             }
         }
+        if readable.is_empty() {
+            return;
+        }
         let claimed = match self.stage.claim(&readable).await {
             Ok(claimed) => claimed,
             Err(error) => {
@@ -247,15 +250,16 @@ impl<S: Stage> Worker<S> {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(pause) => {}
             }
-            // Never the last permits that an open pull counts on: it holds its own already.
-            let free = self.permits.available_permits();
-            let Some(free) = u32::try_from(free).ok().filter(|free| *free > 0) else {
-                continue;
+            // Waits for its turn: a flood of messages must not keep overdue rows waiting for ever.
+            let mut permits = tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                permit = Arc::clone(&self.permits).acquire_owned() => permit?,
             };
-            let Ok(mut permits) = Arc::clone(&self.permits).try_acquire_many_owned(free) else {
-                continue;
-            };
-            let limit = usize::try_from(free)?;
+            let free = u32::try_from(self.permits.available_permits())?;
+            if let Ok(free) = Arc::clone(&self.permits).try_acquire_many_owned(free) {
+                permits.merge(free);
+            }
+            let limit = permits.num_permits();
             let due = match self.stage.claim_due(limit).await {
                 Ok(due) => due,
                 Err(error) => {

@@ -234,6 +234,10 @@ impl Rows {
         self.runs_may_end.add_permits(Semaphore::MAX_PERMITS / 2);
     }
 
+    pub fn let_one_end(&self) {
+        self.runs_may_end.add_permits(1);
+    }
+
     pub fn make_due(&self, rows: impl IntoIterator<Item = u32>) {
         let mut state = self.state.lock().unwrap();
         for row in rows {

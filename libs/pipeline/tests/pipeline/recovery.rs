@@ -63,3 +63,21 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
     assert_eq!(bench.stream("TOPUP_JOBS").await.unwrap().state.last_sequence, 1);
     stage.stop().await;
 }
+
+#[tokio::test]
+async fn the_stream_of_the_unreadable_comes_back_too() {
+    let bench = Bench::new().await;
+    let rows = Rows::new([1]);
+    let stage = bench.start(&rows, 4).await;
+    bench.until_pulled().await;
+    let name = bench.nats.stream_name("TOPUP_DEAD");
+    bench.jetstream.delete_stream(&name).await.unwrap();
+    let published = bench.jetstream.publish(bench.subject(), "unreadable".into());
+    published.await.unwrap().await.unwrap();
+    until("the message to be put aside", async || {
+        bench.messages("TOPUP_DEAD").await == 1
+    })
+    .await;
+    bench.until_messages(0).await;
+    stage.stop().await;
+}

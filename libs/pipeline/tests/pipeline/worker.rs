@@ -168,3 +168,41 @@ async fn permits_bound_what_runs_at_once() {
     assert_eq!(rows.done_rows(), (0..40).collect::<Vec<_>>());
     stage.stop().await;
 }
+
+#[tokio::test]
+async fn one_permit_is_enough_for_messages_and_overdue_rows() {
+    let bench = Bench::new().await;
+    let rows = Rows::new(0..3);
+    let stage = bench.start(&rows, 1).await;
+    bench.until_pulled().await;
+    rows.make_due([10, 11]);
+    for row in 0..3 {
+        bench.announce(row).await;
+    }
+    rows.until_done(5).await;
+    assert_eq!(rows.most_running(), 1);
+    bench.until_messages(0).await;
+    stage.stop().await;
+}
+
+#[tokio::test]
+async fn a_flood_of_messages_leaves_overdue_rows_their_turn() {
+    let bench = Bench::new().await;
+    let rows = Rows::held(0..2000);
+    let stage = bench.start(&rows, 4).await;
+    for row in 0..2000 {
+        bench.announce(row).await;
+    }
+    rows.until_running(4).await;
+    rows.make_due(5000..5003);
+    until("an overdue row to be run", async || {
+        rows.let_one_end();
+        rows.done().iter().any(|done| !done.announced)
+    })
+    .await;
+    assert!(rows.done().len() < 1500, "long before the flood is over");
+    rows.let_end();
+    rows.until_done(2003).await;
+    assert_eq!(rows.most_running(), 4);
+    stage.stop().await;
+}
