@@ -4,13 +4,14 @@ use std::{borrow::Cow, io};
 
 use axum::{
     Json,
-    http::StatusCode,
+    http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
 
 use crate::{
     outcomes::Refusal,
     protocol::{Products, Status, code},
+    server::NoAnswer,
 };
 
 /// What keeps a request from being answered with what it asked for.
@@ -26,6 +27,14 @@ pub enum Error {
     Duplicate,
     UnknownOrder,
     UnknownTopup,
+    /// 500, as scripted: whether anything was bought is not said.
+    Failed,
+    /// 429, as scripted: nothing was bought.
+    RateLimited,
+    /// There is no answer.
+    Unanswered(NoAnswer),
+    /// 400: a request to `/ledger` or `/faults` can't be understood; says why.
+    Bad(String),
     /// HTTP's own: no such route or method, a body that is too large or breaks off.
     Http(StatusCode),
     /// The ledger can't be written: nothing was bought.
@@ -49,13 +58,21 @@ impl IntoResponse for Error {
                 code::MALFORMED,
                 http.canonical_reason().unwrap_or("Request failed"),
             ),
+            Self::Failed => server_error(),
+            Self::RateLimited => (
+                [(header::RETRY_AFTER, "1")],
+                status(
+                    StatusCode::TOO_MANY_REQUESTS,
+                    code::RATE_LIMITED,
+                    "Too many requests",
+                ),
+            )
+                .into_response(),
+            Self::Unanswered(no_answer) => no_answer.into_response(),
+            Self::Bad(message) => status(StatusCode::BAD_REQUEST, code::MALFORMED, message),
             Self::Ledger(error) => {
                 tracing::error!(%error, "the ledger can't be written");
-                status(
-                    StatusCode::INTERNAL_SERVER_ERROR,
-                    code::SERVER_ERROR,
-                    "Server error",
-                )
+                server_error()
             }
         }
     }
@@ -70,6 +87,14 @@ fn status(http: StatusCode, code: &'static str, message: impl Into<Cow<'static, 
         }),
     )
         .into_response()
+}
+
+fn server_error() -> Response {
+    status(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        code::SERVER_ERROR,
+        "Server error",
+    )
 }
 
 fn no_products(code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {

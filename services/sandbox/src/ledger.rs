@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     io,
+    ops::Range,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -19,6 +20,7 @@ use crate::{
     journal::Journal,
     profile::{self, FIRST_UNITS, Seed, UnitNumber},
     protocol::{Product, Profile},
+    summary::{self, Summary},
 };
 
 /// The format of the file; a file of another one is not read.
@@ -90,6 +92,11 @@ impl Purchase {
         self.products.iter().map(|product| u64::from(product.qty)).sum()
     }
 
+    /// The numbers of its units.
+    pub fn unit_numbers(&self) -> Range<UnitNumber> {
+        self.first_unit..self.first_unit + self.size()
+    }
+
     /// Each unit with its option id, in the order of the products.
     pub fn units(&self) -> impl Iterator<Item = (UnitNumber, &str)> {
         let options = self
@@ -98,6 +105,15 @@ impl Purchase {
             .flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
         (self.first_unit..).zip(options)
     }
+}
+
+/// What an order id does that bought before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Repeats {
+    /// Nothing.
+    Refused,
+    /// It buys again.
+    Bought,
 }
 
 /// Why nothing was bought.
@@ -110,28 +126,12 @@ pub enum NotBought {
 }
 
 /// What is known of an order.
+#[derive(Default)]
 pub struct Order {
     /// More than one only if an order id bought more than once.
     pub purchases: Vec<Arc<Purchase>>,
     /// Those of its units that were canceled.
     pub canceled: BTreeSet<UnitNumber>,
-}
-
-/// What was bought, as `GET /ledger` shows it. Canceled units were bought, too.
-#[derive(Serialize)]
-pub struct Summary {
-    pub purchases: usize,
-    pub units: u64,
-    /// In the order of the first purchase.
-    pub orders: Vec<OrderSummary>,
-}
-
-/// What was bought under one order id.
-#[derive(Debug, PartialEq, Eq, Serialize)]
-pub struct OrderSummary {
-    pub order_id: String,
-    pub units: u64,
-    pub purchased_times: usize,
 }
 
 /// The ledger of one file.
@@ -202,17 +202,18 @@ impl Ledger {
         })
     }
 
-    /// Buys `products` under `order_id`, unless that id bought before. When this returns, the
-    /// purchase is in the file.
+    /// Buys `products` under `order_id`. If that id bought before, `repeats` decides whether it
+    /// buys again. When this returns, the purchase is in the file.
     pub fn buy(
         &self,
         order_id: String,
         products: Vec<Product>,
         now: OffsetDateTime,
+        repeats: Repeats,
     ) -> Result<Arc<Purchase>, NotBought> {
         let mut books = self.lock();
         let Books { journal, accounts } = &mut *books;
-        if accounts.by_order_id.contains_key(&order_id) {
+        if repeats == Repeats::Refused && accounts.by_order_id.contains_key(&order_id) {
             return Err(NotBought::Duplicate);
         }
         let at = now.truncate_to_millisecond();
@@ -244,11 +245,7 @@ impl Ledger {
             .collect();
         let canceled = purchases
             .iter()
-            .flat_map(|purchase| {
-                accounts
-                    .canceled
-                    .range(purchase.first_unit..purchase.first_unit + purchase.size())
-            })
+            .flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers()))
             .copied()
             .collect();
         Some(Order { purchases, canceled })
@@ -274,31 +271,23 @@ impl Ledger {
         profile::profile(self.seed, unit, bought_at)
     }
 
-    /// Everything that was bought. Its cost grows with the number of purchases.
-    pub fn summary(&self) -> Summary {
-        let purchases = self.lock().accounts.purchases.clone();
+    /// Whether a unit was canceled.
+    pub fn is_canceled(&self, unit: UnitNumber) -> bool {
+        self.lock().accounts.canceled.contains(&unit)
+    }
+
+    /// Everything that was bought, or what was bought under one order id.
+    pub fn summary(&self, order_id: Option<&str>) -> Summary {
+        if let Some(order_id) = order_id {
+            let order = self.order(order_id).unwrap_or_default();
+            return summary::of_one(&order.purchases, &order.canceled);
+        }
+        let (purchases, canceled) = {
+            let books = self.lock();
+            (books.accounts.purchases.clone(), books.accounts.canceled.clone())
+        };
         // Counted after the lock is released: purchases don't wait for that.
-        let mut orders: Vec<OrderSummary> = Vec::new();
-        let mut places: HashMap<&str, usize> = HashMap::new();
-        for purchase in &purchases {
-            let place = *places.entry(&purchase.order_id).or_insert_with(|| {
-                let order_id = purchase.order_id.clone();
-                orders.push(OrderSummary {
-                    order_id,
-                    units: 0,
-                    purchased_times: 0,
-                });
-                orders.len() - 1
-            });
-            orders[place].units += purchase.size();
-            orders[place].purchased_times += 1;
-        }
-        let units = orders.iter().map(|order| order.units).sum();
-        Summary {
-            purchases: purchases.len(),
-            units,
-            orders,
-        }
+        summary::of_all(&purchases, &canceled)
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
@@ -334,6 +323,7 @@ impl Accounts {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::json;
     use std::fs;
     use time::macros::datetime;
 
@@ -347,7 +337,7 @@ mod tests {
     }
 
     fn summary(ledger: &Ledger) -> serde_json::Value {
-        serde_json::to_value(ledger.summary()).unwrap()
+        serde_json::to_value(ledger.summary(None)).unwrap()
     }
 
     #[test]
@@ -356,11 +346,18 @@ mod tests {
         let path = folder.path().join("ledger.jsonl");
         let ledger = Ledger::open(&path).unwrap();
         let one = ledger
-            .buy("one".into(), vec![product("a", 2), product("b", 1)], NOW)
+            .buy(
+                "one".into(),
+                vec![product("a", 2), product("b", 1)],
+                NOW,
+                Repeats::Refused,
+            )
             .unwrap();
-        let two = ledger.buy("two".into(), vec![product("a", 1)], NOW).unwrap();
+        let two = ledger
+            .buy("two".into(), vec![product("a", 1)], NOW, Repeats::Refused)
+            .unwrap();
         assert!(matches!(
-            ledger.buy("one".into(), vec![product("a", 1)], NOW),
+            ledger.buy("one".into(), vec![product("a", 1)], NOW, Repeats::Refused),
             Err(NotBought::Duplicate)
         ));
         assert_eq!(
@@ -387,32 +384,56 @@ mod tests {
         assert_eq!(again.order("two").unwrap().canceled, [two.first_unit].into());
         assert!(again.order("three").is_none());
         assert_eq!(again.profile(one.first_unit, one.at).activate_code, code);
-        let three = again.buy("three".into(), vec![product("a", 1)], NOW).unwrap();
+        let three = again
+            .buy("three".into(), vec![product("a", 1)], NOW, Repeats::Refused)
+            .unwrap();
         assert_eq!(three.first_unit, two.first_unit + 1);
     }
 
-    /// The witness must show it, however it came about.
     #[test]
     fn an_order_bought_twice_shows() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
         let ledger = Ledger::open(&path).unwrap();
-        let bought = ledger.buy("one".into(), vec![product("a", 2)], NOW).unwrap();
+        let buy = |id: &str| {
+            ledger
+                .buy(id.into(), vec![product("a", 2)], NOW, Repeats::Bought)
+                .unwrap()
+        };
+        let (one, _, again) = (buy("one"), buy("two"), buy("one"));
+        assert_eq!(again.first_unit, one.first_unit + 4);
+        assert!(ledger.cancel(again.first_unit + 1, NOW).unwrap());
+        assert!(ledger.is_canceled(again.first_unit + 1) && !ledger.is_canceled(again.first_unit));
         drop(ledger);
-        let mut text = fs::read_to_string(&path).unwrap();
-        let line = text.lines().last().unwrap();
-        let next = (bought.first_unit + 2).to_string();
-        text += &(line.replace(&bought.first_unit.to_string(), &next) + "\n");
-        fs::write(&path, text).unwrap();
-        let summary = Ledger::open(&path).unwrap().summary();
-        assert_eq!((summary.purchases, summary.units), (2, 4));
+
+        let ledger = Ledger::open(&path).unwrap();
+        let order = ledger.order("one").unwrap();
+        assert_eq!(order.purchases, [one, Arc::clone(&again)]);
+        assert_eq!(order.canceled, [again.first_unit + 1].into());
+        let counts = |id: &str, purchased_times: usize, canceled: usize| {
+            let units = purchased_times * 2;
+            json!({ "order_id": id, "units": units, "purchased_times": purchased_times, "canceled": canceled })
+        };
         assert_eq!(
-            summary.orders,
-            [OrderSummary {
-                order_id: "one".into(),
-                units: 4,
-                purchased_times: 2
-            }]
+            summary(&ledger),
+            json!({
+                "purchases": 3, "units": 6, "canceled": 1,
+                "orders": [counts("one", 2, 1), counts("two", 1, 0)]
+            })
+        );
+        let detail = serde_json::to_value(ledger.summary(Some("one"))).unwrap();
+        assert_eq!(
+            (&detail["purchases"], &detail["units"], &detail["canceled"]),
+            (&json!(2), &json!(4), &json!(1))
+        );
+        let last =
+            json!({ "topup_id": (again.first_unit + 1).to_string(), "option_id": "a", "canceled": true });
+        assert_eq!(detail["orders"][0]["bought"][1]["topups"][1], last);
+        assert_eq!(detail["orders"][0]["bought"][1]["at"], "2026-11-20T12:00:00.123Z");
+        let none = serde_json::to_value(ledger.summary(Some("three"))).unwrap();
+        assert_eq!(
+            none,
+            json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] })
         );
     }
 

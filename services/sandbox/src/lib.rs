@@ -2,32 +2,38 @@
 //!
 //! It speaks the USIMSA protocol over HTTP with that protocol's authentication, so the pipeline
 //! buys from it exactly as it buys from a real provider. What an option does is scripted
-//! ([`outcomes`]); what was bought is kept in a ledger ([`ledger`]) that is the witness when the
+//! ([`outcomes`]), the whole provider can be made to fail ([`faults`]); what was bought is kept in a ledger ([`ledger`]) that is the witness when the
 //! pipeline's promise is checked: a purchase is in the file before its answer is sent, and a
 //! `kill -9` at any instant loses none.
 
+mod attempts;
 mod auth;
+mod callbacks;
 mod error;
+pub mod faults;
 mod journal;
 pub mod ledger;
 pub mod outcomes;
 mod profile;
 pub mod protocol;
 mod routes;
+mod server;
+pub mod summary;
+mod units;
 
 use std::{ffi::OsStr, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use anyhow::Context;
-use axum::serve::ListenerExt;
 use clap::{
-    Parser, ValueEnum,
+    ArgAction, Parser, ValueEnum,
     builder::{NonEmptyStringValueParser, TypedValueParser},
     error::ErrorKind,
 };
 use runtime::{CommonConfig, Shutdown};
 use signing::SecretKey;
 
-use crate::{auth::Credentials, ledger::Ledger, outcomes::Script, routes::Sandbox};
+pub use crate::callbacks::CallbackUrl;
+use crate::{attempts::Attempts, auth::Credentials, ledger::Ledger, outcomes::Script, routes::Sandbox};
 
 const EXAMPLES: &str = "Examples:
   Serve on the default port, with a ledger in the working folder:
@@ -35,7 +41,10 @@ const EXAMPLES: &str = "Examples:
   Load its options into the pipeline's catalogue:
     sandbox catalogue | esimctl option import -
   What was bought:
-    curl -s http://127.0.0.1:18090/ledger";
+    curl -s http://127.0.0.1:18090/ledger
+  Let a tenth of all calls fail, and lift that again:
+    curl -X PUT http://127.0.0.1:18090/faults -d '{\"error_rate\": 0.1}'
+    curl -X PUT http://127.0.0.1:18090/faults -d '{}'";
 
 /// The sandbox eSIM provider: speaks the USIMSA protocol, buys nothing real, remembers every purchase
 #[derive(Parser, Clone, Debug)]
@@ -71,11 +80,23 @@ pub struct Config {
         long,
         env = "SANDBOX_SECRET_KEY",
         hide_env_values = true,
-        value_parser = SecretParser,
+        value_parser = Secret(secret_key),
         required_unless_present = "command",
         required_if_eq("command", "serve")
     )]
     pub secret_key: Option<SecretKey>,
+    /// Whether an order id that bought before is refused (code 9003); if not, it buys again
+    #[arg(long, env = "SANDBOX_DETECT_DUPLICATES", default_value_t = true, action = ArgAction::Set)]
+    pub detect_duplicates: bool,
+    /// Where a unit is posted once it has become ready: the whole URL with its secret token, such
+    /// as `http://127.0.0.1:18082/callbacks/sandbox/<token>`. No callbacks if it is left out
+    #[arg(
+        long,
+        env = "SANDBOX_CALLBACK_URL",
+        hide_env_values = true,
+        value_parser = Secret(CallbackUrl::parse)
+    )]
+    pub callback_url: Option<CallbackUrl>,
     #[command(flatten)]
     pub common: CommonConfig,
 }
@@ -95,26 +116,31 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// Reads a Base64 secret; its errors don't repeat the value, as clap's own would.
+/// Reads a secret value; its errors don't repeat the value, as clap's own would.
 #[derive(Clone)]
-struct SecretParser;
+struct Secret<T>(fn(&str) -> Result<T, String>);
 
-impl TypedValueParser for SecretParser {
-    type Value = SecretKey;
+impl<T: Clone + Send + Sync + 'static> TypedValueParser for Secret<T> {
+    type Value = T;
 
     fn parse_ref(
         &self,
         _: &clap::Command,
-        _: Option<&clap::Arg>,
+        argument: Option<&clap::Arg>,
         value: &OsStr,
-    ) -> Result<SecretKey, clap::Error> {
-        SecretKey::from_base64(&value.to_string_lossy()).map_err(|error| {
+    ) -> Result<T, clap::Error> {
+        (self.0)(&value.to_string_lossy()).map_err(|reason| {
+            let name = argument.and_then(clap::Arg::get_long).unwrap_or_default();
             clap::Error::raw(
                 ErrorKind::ValueValidation,
-                format!("invalid value for '--secret-key': {error}\n"),
+                format!("invalid value for '--{name}': {reason}\n"),
             )
         })
     }
+}
+
+fn secret_key(text: &str) -> Result<SecretKey, String> {
+    SecretKey::from_base64(text).map_err(|error| error.to_string())
 }
 
 /// Serves until `shutdown`. Fails when the ledger can't be read or the address can't be had.
@@ -129,7 +155,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             .context("--secret-key (SANDBOX_SECRET_KEY) is missing")?,
     };
     let ledger = Ledger::open(&path)?;
-    let bought = ledger.summary();
+    let bought = ledger.summary(None);
     let listener = runtime::health::listen("LISTEN", config.listen).await?;
     tracing::info!(
         listen = %listener.local_addr()?,
@@ -138,21 +164,22 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         units = bought.units,
         "the sandbox provider is open"
     );
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!(%error, "TCP_NODELAY was not set");
-        }
-    });
-    let sandbox = Sandbox {
+    let (callbacks, purchases) = callbacks::Queue::new();
+    let sandbox = Arc::new(Sandbox {
         credentials,
         ledger,
         script: Script::default(),
-    };
-    let router = routes::router(Arc::new(sandbox));
-    axum::serve(listener, router)
-        .with_graceful_shutdown(shutdown.soft().cancelled_owned())
-        .await?;
-    Ok(())
+        attempts: Attempts::default(),
+        faults: faults::Switch::default(),
+        detect_duplicates: config.detect_duplicates,
+        callbacks: config.callback_url.is_some().then_some(callbacks),
+        shutdown: shutdown.clone(),
+    });
+    if let Some(url) = config.callback_url {
+        let calling = callbacks::run(url, Arc::clone(&sandbox), purchases, shutdown.soft());
+        shutdown.spawn("callbacks", calling);
+    }
+    server::serve(listener, routes::router(sandbox), shutdown).await
 }
 
 #[cfg(test)]
@@ -171,12 +198,23 @@ mod tests {
 
     #[test]
     fn a_bad_secret_is_named_and_not_repeated() {
-        let error = Config::try_parse_from(["sandbox", "--secret-key", "no*base64"])
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("--secret-key") && !error.contains("no*base64"),
-            "{error}"
-        );
+        for (setting, value) in [
+            ("--secret-key", "no*base64"),
+            ("--callback-url", "no-url/token"),
+            ("--callback-url", "ftp://host/token"),
+        ] {
+            let error = Config::try_parse_from(["sandbox", setting, value])
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(setting) && !error.contains(value), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_token_of_the_callback_url_is_not_printed() {
+        let url = "http://127.0.0.1:18082/callbacks/sandbox/token";
+        let config = Config::try_parse_from(["sandbox", "catalogue", "--callback-url", url]).unwrap();
+        assert!(config.detect_duplicates && config.callback_url.is_some());
+        assert!(!format!("{config:?}").contains("token"), "{config:?}");
     }
 }

@@ -5,15 +5,47 @@ use std::{collections::HashMap, time::Duration};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use crate::protocol::code;
+use crate::protocol::{Product, code};
 
-/// How the sandbox treats the units of an option.
+/// How the sandbox treats an order of an option, and its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// The answer to an order that names the option, if it is refused: then nothing is bought.
-    pub refuses: Option<Refusal>,
-    /// How long after the purchase the profile can be fetched.
-    pub ready_after: Duration,
+    pub at_post: AtPost,
+    pub at_get: AtGet,
+    /// How often a unit that has become ready is called back.
+    pub callbacks: u8,
+}
+
+/// What `POST /api/v2/order` does. An order is bought whole or not at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtPost {
+    /// Buys and says so.
+    Buys,
+    /// Answers with a business error; nothing is bought.
+    Refuses(Refusal),
+    /// Buys, then answers 500: the purchase is there, its answer says nothing of it.
+    BuysThenErrs,
+    /// Buys, then never answers.
+    BuysThenIsSilent,
+    /// Buys at once, and says so only after this long.
+    BuysThenWaits(Duration),
+    /// The first attempts of an order id get 500 and buy nothing; the next one buys.
+    ErrsFirst(u32),
+    /// The first attempts of an order id get 429 and buy nothing; the next one buys.
+    LimitsFirst(u32),
+}
+
+/// What becomes of a unit; times count from the purchase. Units that take time come one by one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AtGet {
+    /// Its profile is there at the first GET.
+    Ready,
+    /// The first unit's profile is there after this long.
+    ReadyAfter(Duration),
+    /// As [`AtGet::ReadyAfter`], but the first unit fails.
+    FirstFails(Duration),
+    /// It stays pending.
+    Never,
 }
 
 /// A business error: the order is answered with it and nothing is bought.
@@ -23,10 +55,25 @@ pub struct Refusal {
     pub message: &'static str,
 }
 
+impl Outcome {
+    const fn at_post(self, at_post: AtPost) -> Self {
+        Self { at_post, ..self }
+    }
+
+    const fn at_get(self, at_get: AtGet) -> Self {
+        Self { at_get, ..self }
+    }
+
+    const fn callbacks(self, callbacks: u8) -> Self {
+        Self { callbacks, ..self }
+    }
+}
+
 /// Bought at once, the profile is there at the first GET. Also what unscripted options do.
 const READY: Outcome = Outcome {
-    refuses: None,
-    ready_after: Duration::ZERO,
+    at_post: AtPost::Buys,
+    at_get: AtGet::Ready,
+    callbacks: 0,
 };
 
 const NOT_ON_SALE: Refusal = Refusal {
@@ -37,31 +84,27 @@ const SOLD_OUT: Refusal = Refusal {
     code: code::OUT_OF_STOCK,
     message: "Out of stock",
 };
+const ONE_SECOND: Duration = Duration::from_secs(1);
+const TWO_SECONDS: Duration = Duration::from_secs(2);
+const FIVE_SECONDS: Duration = Duration::from_secs(5);
 
 /// The options by name.
 const SCRIPT: &[(&str, Outcome)] = &[
     ("ready", READY),
     (
         "delayed",
-        Outcome {
-            ready_after: Duration::from_secs(2),
-            ..READY
-        },
+        READY.at_get(AtGet::ReadyAfter(TWO_SECONDS)).callbacks(1),
     ),
-    (
-        "refused",
-        Outcome {
-            refuses: Some(NOT_ON_SALE),
-            ..READY
-        },
-    ),
-    (
-        "out-of-stock",
-        Outcome {
-            refuses: Some(SOLD_OUT),
-            ..READY
-        },
-    ),
+    ("refused", READY.at_post(AtPost::Refuses(NOT_ON_SALE))),
+    ("out-of-stock", READY.at_post(AtPost::Refuses(SOLD_OUT))),
+    ("bought-then-error", READY.at_post(AtPost::BuysThenErrs)),
+    ("bought-then-silent", READY.at_post(AtPost::BuysThenIsSilent)),
+    ("never-ready", READY.at_get(AtGet::Never)),
+    ("partly", READY.at_get(AtGet::FirstFails(ONE_SECOND)).callbacks(1)),
+    ("duplicate-callback", READY.callbacks(2)),
+    ("slow", READY.at_post(AtPost::BuysThenWaits(FIVE_SECONDS))),
+    ("flapping", READY.at_post(AtPost::ErrsFirst(2))),
+    ("rate-limited", READY.at_post(AtPost::LimitsFirst(2))),
 ];
 
 /// The option id of a scripted option: the same in every catalogue and at the provider.
@@ -106,6 +149,27 @@ impl Script {
         let scripted = Uuid::parse_str(option_id).ok().and_then(|id| self.0.get(&id));
         scripted.copied().unwrap_or(READY)
     }
+
+    /// What an order of several products does: the first refusal counts, and if there is none,
+    /// the first product that does anything but buy.
+    pub fn at_post(&self, products: &[Product]) -> AtPost {
+        products
+            .iter()
+            .map(|product| self.outcome(&product.option_id).at_post)
+            .min_by_key(|at_post| match at_post {
+                AtPost::Refuses(_) => 0,
+                AtPost::Buys => 2,
+                _ => 1,
+            })
+            .unwrap_or(AtPost::Buys)
+    }
+
+    /// Whether any unit of these products is called back.
+    pub fn calls_back(&self, products: &[Product]) -> bool {
+        products
+            .iter()
+            .any(|product| self.outcome(&product.option_id).callbacks > 0)
+    }
 }
 
 #[cfg(test)]
@@ -123,6 +187,27 @@ mod tests {
     }
 
     #[test]
+    fn an_order_of_several_options_does_what_one_of_them_does() {
+        let script = Script::default();
+        let at_post = |names: &[&str]| {
+            let products: Vec<_> = names
+                .iter()
+                .map(|name| Product {
+                    option_id: option_id(name).to_string(),
+                    qty: 1,
+                })
+                .collect();
+            script.at_post(&products)
+        };
+        assert_eq!(at_post(&["ready", "delayed"]), AtPost::Buys);
+        assert_eq!(at_post(&["ready", "flapping", "slow"]), AtPost::ErrsFirst(2));
+        assert_eq!(
+            at_post(&["slow", "out-of-stock", "refused"]),
+            AtPost::Refuses(SOLD_OUT)
+        );
+    }
+
+    #[test]
     fn the_catalogue_lists_every_option_once() {
         let catalogue = catalogue();
         let options = catalogue["options"].as_array().unwrap();
@@ -131,5 +216,20 @@ mod tests {
         assert_eq!(options[0]["option_id"], options[0]["provider_option_id"]);
         let ids: std::collections::HashSet<_> = options.iter().map(|o| o["option_id"].as_str()).collect();
         assert_eq!(ids.len(), SCRIPT.len());
+    }
+
+    /// The table that people read has every option and no other.
+    #[test]
+    fn the_documentation_lists_every_option() {
+        let documented: Vec<_> = include_str!("../../../docs/sandbox.md")
+            .lines()
+            .skip_while(|line| *line != "## Options")
+            .take_while(|line| *line != "## Faults of the whole provider")
+            .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
+            .collect();
+        assert_eq!(
+            documented,
+            SCRIPT.iter().map(|(name, _)| *name).collect::<Vec<_>>()
+        );
     }
 }

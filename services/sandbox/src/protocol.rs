@@ -20,6 +20,8 @@ pub mod code {
     pub const DUPLICATE: &str = "9003";
     /// A product is out of stock. Made up.
     pub const OUT_OF_STOCK: &str = "9005";
+    /// Too many requests; HTTP status 429 with `Retry-After`. Made up.
+    pub const RATE_LIMITED: &str = "9011";
     /// Authentication failed; the only one with HTTP status 401. Made up.
     pub const UNAUTHORIZED: &str = "9010";
     /// The provider failed; whether it bought is open. HTTP status 500.
@@ -81,12 +83,25 @@ pub struct Unit<'a> {
     pub profile: Option<Profile>,
 }
 
-/// The state of a unit.
+/// The body of a callback: a unit that has become ready.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Callback<'a> {
+    pub topup_id: String,
+    pub option_id: &'a str,
+    #[serde(flatten)]
+    pub profile: Profile,
+    /// Spelt as in the protocol: not as in [`Unit`].
+    pub qrcode_img_url: String,
+}
+
+/// The state of a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum UnitStatus {
     Pending,
     Ready,
+    Failed,
     Canceled,
 }
 

@@ -1,29 +1,39 @@
-//! The provider's API, and the two endpoints that are not the protocol's: `/ledger` and `/readyz`.
+//! The provider's API, and what is not the protocol's: `/ledger`, `/faults` and `/readyz`, which
+//! never suffer a fault.
 
 use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json, Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{
-        DefaultBodyLimit, Path, State,
+        DefaultBodyLimit, FromRequest, Path, RawQuery, Request, State,
         rejection::{BytesRejection, PathRejection},
     },
     http::StatusCode,
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
-use runtime::clock;
-use time::OffsetDateTime;
+use rand::seq::SliceRandom;
+use runtime::{Shutdown, clock};
+use url::form_urlencoded;
 
 use crate::{
+    attempts::Attempts,
     auth::{Authenticated, Credentials},
+    callbacks,
     error::Error,
-    ledger::{Ledger, NotBought, Purchase, Summary},
-    outcomes::Script,
+    faults::{self, Ending, Faults},
+    ledger::{Ledger, NotBought, Repeats},
+    outcomes::{AtPost, Script},
     protocol::{BoughtUnit, NewOrder, Products, Status, Unit, UnitStatus, code},
+    server::{self, NoAnswer},
+    summary::Summary,
+    units,
 };
 
+const ORDER: &str = "/api/v2/order";
 const MAX_BODY: usize = 1024 * 1024;
 /// Units in one order.
 const MAX_UNITS: u64 = 10_000;
@@ -35,15 +45,38 @@ pub struct Sandbox {
     pub credentials: Credentials,
     pub ledger: Ledger,
     pub script: Script,
+    pub attempts: Attempts,
+    pub faults: faults::Switch,
+    /// Whether an order id that bought before is refused, if the faults don't say.
+    pub detect_duplicates: bool,
+    /// There if callbacks are wanted.
+    pub callbacks: Option<callbacks::Queue>,
+    pub shutdown: Shutdown,
+}
+
+impl Sandbox {
+    fn repeats(&self) -> Repeats {
+        let faults = self.faults.faults();
+        let detect = faults.and_then(|faults| faults.detect_duplicates);
+        if detect.unwrap_or(self.detect_duplicates) {
+            Repeats::Refused
+        } else {
+            Repeats::Bought
+        }
+    }
 }
 
 /// Every route of the service.
 pub fn router(sandbox: Arc<Sandbox>) -> Router {
-    Router::new()
-        .route("/api/v2/order", post(order))
+    let provider = Router::new()
+        .route(ORDER, post(order))
         .route("/api/v2/order/{order_id}", get(fetch))
         .route("/api/v2/cancel/{topup_id}", post(cancel))
+        .route_layer(middleware::from_fn_with_state(Arc::clone(&sandbox), suffer));
+    Router::new()
+        .merge(provider)
         .route("/ledger", get(ledger))
+        .route("/faults", get(show_faults).put(set_faults))
         .route(
             "/readyz",
             get(|| async { Json(serde_json::json!({ "ready": true })) }),
@@ -54,6 +87,47 @@ pub fn router(sandbox: Arc<Sandbox>) -> Router {
         .with_state(sandbox)
 }
 
+/// Lets a call of the provider's API suffer the faults of now.
+async fn suffer(
+    State(sandbox): State<Arc<Sandbox>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, Error> {
+    let Some(faults) = sandbox.faults.faults() else {
+        return Ok(next.run(request).await);
+    };
+    if faults.down {
+        return Err(Error::Unanswered(NoAnswer::Close));
+    }
+    let is_order = request.uri().path() == ORDER;
+    let ending = faults.ending(is_order, rand::random(), rand::random());
+    // What has arrived is carried out even if the client goes while the call is delayed; so all of
+    // it must have arrived, and its future must not be the connection's.
+    let (parts, body) = request.into_parts();
+    let body = Bytes::from_request(Request::from_parts(parts.clone(), body), &())
+        .await
+        .map_err(|rejection| Error::Http(rejection.status()))?;
+    let shutdown = sandbox.shutdown.clone();
+    let call = async move {
+        server::pause(&shutdown, Duration::from_millis(faults.latency_ms)).await;
+        if ending == (Ending::Error { carried_out: false }) {
+            return Error::Failed.into_response();
+        }
+        next.run(Request::from_parts(parts, Body::from(body))).await
+    };
+    let response = sandbox
+        .shutdown
+        .tracker()
+        .spawn(call)
+        .await
+        .map_err(|_| Error::Failed)?;
+    match ending {
+        Ending::Answered => Ok(response),
+        Ending::Error { .. } => Err(Error::Failed),
+        Ending::Silence => Err(Error::Unanswered(NoAnswer::Silence)),
+    }
+}
+
 /// Buys. An order of several products is bought whole or not at all.
 async fn order(
     State(sandbox): State<Arc<Sandbox>>,
@@ -62,26 +136,39 @@ async fn order(
 ) -> Result<Response, Error> {
     let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
     let NewOrder { order_id, products } = read_order(&body).map_err(Error::Malformed)?;
-    let refusal = products
-        .iter()
-        .find_map(|product| sandbox.script.outcome(&product.option_id).refuses);
-    if let Some(refusal) = refusal {
-        // A repeated order id is a repeated order id, whatever it asks for this time.
-        let bought = sandbox.ledger.has(&order_id);
-        return Err(if bought {
-            Error::Duplicate
-        } else {
-            Error::Refused(refusal)
-        });
+    let repeats = sandbox.repeats();
+    let at_post = sandbox.script.at_post(&products);
+    // A repeated order id is a repeated order id, whatever it asks for this time.
+    if at_post != AtPost::Buys && repeats == Repeats::Refused && sandbox.ledger.has(&order_id) {
+        return Err(Error::Duplicate);
+    }
+    match at_post {
+        AtPost::Refuses(refusal) => return Err(Error::Refused(refusal)),
+        AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => return Err(Error::Failed),
+        AtPost::LimitsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
+            return Err(Error::RateLimited);
+        }
+        _ => {}
     }
     let purchase = sandbox
         .ledger
-        .buy(order_id, products, clock::now())
+        .buy(order_id, products, clock::now(), repeats)
         .map_err(|error| match error {
             NotBought::Duplicate => Error::Duplicate,
             NotBought::Failed(error) => Error::Ledger(error),
         })?;
     tracing::debug!(order.id = purchase.order_id, units = purchase.size(), "bought");
+    if let Some(callbacks) = &sandbox.callbacks
+        && sandbox.script.calls_back(&purchase.products)
+    {
+        callbacks.push(Arc::clone(&purchase));
+    }
+    match at_post {
+        AtPost::BuysThenErrs => return Err(Error::Failed),
+        AtPost::BuysThenIsSilent => return Err(Error::Unanswered(NoAnswer::Silence)),
+        AtPost::BuysThenWaits(duration) => server::pause(&sandbox.shutdown, duration).await,
+        _ => {}
+    }
     let products = purchase
         .units()
         .map(|(unit, option_id)| BoughtUnit {
@@ -97,39 +184,42 @@ async fn order(
     .into_response())
 }
 
-/// Tells the units of an order, with the profiles of those that are ready.
+/// Tells the units of an order, in any order, with the profiles of those that are ready.
 async fn fetch(
     State(sandbox): State<Arc<Sandbox>>,
     _: Authenticated,
     order_id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Error> {
     let Path(order_id) = order_id.map_err(|_| Error::UnknownOrder)?;
-    let order = sandbox.ledger.order(&order_id).ok_or(Error::UnknownOrder)?;
+    let mut order = sandbox.ledger.order(&order_id).ok_or(Error::UnknownOrder)?;
     let now = clock::now();
-    let products = order
-        .purchases
-        .iter()
-        .flat_map(|purchase| {
-            purchase
-                .units()
-                .map(move |(unit, option_id)| (purchase, unit, option_id))
-        })
-        .map(|(purchase, unit, option_id)| {
+    if let Some(faults) = sandbox.faults.faults() {
+        let lag = Duration::from_millis(faults.not_found_lag_ms);
+        order.purchases.retain(|purchase| now - purchase.at >= lag);
+        if order.purchases.is_empty() {
+            return Err(Error::UnknownOrder);
+        }
+    }
+    let mut products = Vec::new();
+    for purchase in &order.purchases {
+        for (unit, option_id, fate) in units::fates(purchase, &sandbox.script) {
             let status = if order.canceled.contains(&unit) {
                 UnitStatus::Canceled
             } else {
-                status(purchase, sandbox.script.outcome(option_id).ready_after, now)
+                fate.status(now - purchase.at)
             };
-            let ready = matches!(status, UnitStatus::Ready);
-            Unit {
+            let ready = status == UnitStatus::Ready;
+            products.push(Unit {
                 created_at: purchase.at,
                 topup_id: unit.to_string(),
                 option_id,
                 status,
                 profile: ready.then(|| sandbox.ledger.profile(unit, purchase.at)),
-            }
-        })
-        .collect();
+            });
+        }
+    }
+    // The protocol promises no order, so nobody shall come to rely on one.
+    products.shuffle(&mut rand::rng());
     Ok(Json(Products {
         products,
         code: code::OK,
@@ -157,16 +247,36 @@ async fn cancel(
     }))
 }
 
-async fn ledger(State(sandbox): State<Arc<Sandbox>>) -> Json<Summary> {
-    Json(sandbox.ledger.summary())
+/// Tells everything that was bought, or with `?order_id=` one order in detail.
+async fn ledger(
+    State(sandbox): State<Arc<Sandbox>>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Summary>, Error> {
+    let query = query.unwrap_or_default();
+    let mut order_id = None;
+    for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+        if name != "order_id" {
+            return Err(Error::Bad("the only parameter is order_id".into()));
+        }
+        order_id = Some(value);
+    }
+    Ok(Json(sandbox.ledger.summary(order_id.as_deref())))
 }
 
-fn status(purchase: &Purchase, ready_after: Duration, now: OffsetDateTime) -> UnitStatus {
-    if now - purchase.at >= ready_after {
-        UnitStatus::Ready
-    } else {
-        UnitStatus::Pending
-    }
+async fn show_faults(State(sandbox): State<Arc<Sandbox>>) -> Json<Faults> {
+    Json(sandbox.faults.get())
+}
+
+/// Replaces all faults.
+async fn set_faults(
+    State(sandbox): State<Arc<Sandbox>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Json<Faults>, Error> {
+    let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
+    let faults = Faults::read(&body).map_err(Error::Bad)?;
+    sandbox.faults.set(faults);
+    tracing::info!(?faults, "faults set");
+    Ok(Json(faults))
 }
 
 /// Reads an order, or says what is wrong with it.
@@ -208,7 +318,6 @@ fn check_id(field: &str, id: &str) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use time::macros::datetime;
 
     #[test]
     fn what_is_wrong_with_an_order_is_said() {
@@ -254,20 +363,5 @@ mod tests {
         }
         let order = read_order(br#"{"orderId":"o","products":[{"optionId":"a","qty":10000}]}"#).unwrap();
         assert_eq!((order.order_id.as_str(), order.products[0].qty), ("o", 10_000));
-    }
-
-    #[test]
-    fn a_unit_is_ready_after_its_delay() {
-        let at = datetime!(2026-11-20 12:00 UTC);
-        let purchase = Purchase {
-            at,
-            order_id: "o".into(),
-            first_unit: 1,
-            products: Vec::new(),
-        };
-        let ready = |delay, now| matches!(status(&purchase, delay, now), UnitStatus::Ready);
-        assert!(ready(Duration::ZERO, at));
-        assert!(!ready(Duration::from_secs(2), at + Duration::from_millis(1999)));
-        assert!(ready(Duration::from_secs(2), at + Duration::from_secs(2)));
     }
 }

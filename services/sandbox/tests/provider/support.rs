@@ -7,9 +7,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use reqwest::{Client, Method, StatusCode};
+use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use runtime::{CommonConfig, Shutdown, clock};
-use sandbox::Config;
+use sandbox::{Config, outcomes::option_id};
 use serde_json::{Value, json};
 use signing::SecretKey;
 use tempfile::TempDir;
@@ -77,27 +77,52 @@ impl Caller {
         access_key: &str,
         secret: &SecretKey,
     ) -> (StatusCode, Value) {
+        let response = self
+            .signed(method, path, body, timestamp, access_key, secret)
+            .send()
+            .await
+            .unwrap();
+        (response.status(), response.json().await.unwrap())
+    }
+
+    fn signed(
+        &self,
+        method: Method,
+        path: &str,
+        body: impl Into<reqwest::Body>,
+        timestamp: &str,
+        access_key: &str,
+        secret: &SecretKey,
+    ) -> RequestBuilder {
         let signature = signing::usimsa::sign(secret, method.as_str(), path, timestamp, access_key);
-        let request = self
-            .http
+        self.http
             .request(method, format!("{}{path}", self.base))
             .header("x-gat-timestamp", timestamp)
             .header("x-gat-access-key", access_key)
             .header("x-gat-signature", signature)
             .header("content-type", "application/json")
-            .body(body);
-        let response = request.send().await.unwrap();
-        (response.status(), response.json().await.unwrap())
+            .body(body)
+    }
+
+    /// An order that is ready to be sent, for those that aren't answered as usual.
+    pub fn ordering(&self, order_id: &str, products: &[(&str, u32)]) -> RequestBuilder {
+        let timestamp = clock::unix_milliseconds().to_string();
+        let body = order_body(order_id, products);
+        self.signed(
+            Method::POST,
+            "/api/v2/order",
+            body,
+            &timestamp,
+            ACCESS_KEY,
+            &self.secret,
+        )
     }
 
     /// Orders products given as (option id, quantity); HTTP status 200 is asserted.
     pub async fn order(&self, order_id: &str, products: &[(&str, u32)]) -> Value {
-        let products: Vec<_> = products
-            .iter()
-            .map(|(option, qty)| json!({ "optionId": option, "qty": qty }))
-            .collect();
-        let body = json!({ "orderId": order_id, "products": products }).to_string();
-        let (status, answer) = self.send(Method::POST, "/api/v2/order", body).await;
+        let (status, answer) = self
+            .send(Method::POST, "/api/v2/order", order_body(order_id, products))
+            .await;
         assert_eq!(status, StatusCode::OK);
         answer
     }
@@ -118,16 +143,78 @@ impl Caller {
         answer
     }
 
+    /// Fetches until `enough` is true of the answer, for 10 s at most.
+    pub async fn fetch_until(&self, order_id: &str, enough: impl Fn(&Value) -> bool) -> Value {
+        let started = Instant::now();
+        loop {
+            let answer = self.fetch(order_id).await;
+            if enough(&answer) {
+                return answer;
+            }
+            assert!(started.elapsed() < Duration::from_secs(10), "still {answer}");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     pub async fn ledger(&self) -> Value {
-        self.http
-            .get(format!("{}/ledger", self.base))
+        self.get("/ledger").await
+    }
+
+    /// How many purchases and units an order id bought.
+    pub async fn bought(&self, order_id: &str) -> (u64, u64) {
+        let ledger = self.get(&format!("/ledger?order_id={order_id}")).await;
+        (
+            ledger["purchases"].as_u64().unwrap(),
+            ledger["units"].as_u64().unwrap(),
+        )
+    }
+
+    /// Sets the faults of the whole provider.
+    pub async fn faults(&self, faults: Value) -> (StatusCode, Value) {
+        let request = self.http.put(format!("{}/faults", self.base));
+        let response = request.body(faults.to_string()).send().await.unwrap();
+        (response.status(), response.json().await.unwrap())
+    }
+
+    pub async fn get(&self, path: &str) -> Value {
+        let response = self
+            .http
+            .get(format!("{}{path}", self.base))
             .send()
             .await
-            .unwrap()
-            .json()
-            .await
-            .unwrap()
+            .unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        response.json().await.unwrap()
     }
+}
+
+fn order_body(order_id: &str, products: &[(&str, u32)]) -> String {
+    let products: Vec<_> = products
+        .iter()
+        .map(|(option, qty)| json!({ "optionId": option, "qty": qty }))
+        .collect();
+    json!({ "orderId": order_id, "products": products }).to_string()
+}
+
+pub fn option(name: &str) -> String {
+    option_id(name).to_string()
+}
+
+/// A field of each product.
+pub fn strings<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
+    products
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|unit| unit[field].as_str().unwrap())
+        .collect()
+}
+
+/// A field of each product, sorted: units are listed in any order.
+pub fn sorted<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
+    let mut values = strings(products, field);
+    values.sort_unstable();
+    values
 }
 
 /// A sandbox started in this process.
@@ -139,8 +226,11 @@ pub struct Started {
 
 impl Started {
     pub async fn new(ledger: &Path) -> Self {
+        Self::with(config(ledger)).await
+    }
+
+    pub async fn with(config: Config) -> Self {
         let shutdown = Shutdown::new();
-        let config = config(ledger);
         let address = config.listen;
         let running = tokio::spawn(sandbox::run(config, shutdown.clone()));
         Self {
@@ -154,6 +244,7 @@ impl Started {
         drop(self.caller);
         self.shutdown.stop();
         self.running.await.unwrap().unwrap();
+        self.shutdown.finished().await.unwrap();
     }
 }
 
@@ -164,6 +255,8 @@ pub fn config(ledger: &Path) -> Config {
         ledger: Some(ledger.to_owned()),
         access_key: Some(ACCESS_KEY.into()),
         secret_key: Some(SecretKey::from_base64(SECRET).unwrap()),
+        detect_duplicates: true,
+        callback_url: None,
         common: CommonConfig::default(),
     }
 }

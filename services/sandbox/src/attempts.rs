@@ -1,0 +1,64 @@
+//! How often each order id was tried, for options whose first attempts fail. In memory: a restart
+//! begins anew.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
+
+/// Order ids that are counted at a time. An order id beyond them succeeds at once.
+const MAX_ORDERS: usize = 100_000;
+
+#[derive(Default)]
+pub struct Attempts(Mutex<HashMap<String, u32>>);
+
+impl Attempts {
+    /// Counts an attempt and tells whether it is one of the first `failures`. The one after them
+    /// ends the count.
+    pub fn fails(&self, order_id: &str, failures: u32) -> bool {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = counts.get(order_id).copied();
+        if before.unwrap_or(0) >= failures {
+            counts.remove(order_id);
+            return false;
+        }
+        if before.is_none() && counts.len() >= MAX_ORDERS {
+            return false;
+        }
+        *counts.entry(order_id.to_owned()).or_default() += 1;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_order_id_is_counted_for_itself() {
+        let attempts = Attempts::default();
+        let fails = |id| attempts.fails(id, 2);
+        assert_eq!(
+            [
+                fails("a"),
+                fails("b"),
+                fails("a"),
+                fails("a"),
+                fails("b"),
+                fails("b")
+            ],
+            [true, true, true, false, true, false]
+        );
+        assert!(attempts.0.lock().unwrap().is_empty());
+    }
+
+    #[test]
+    fn the_count_is_bounded() {
+        let attempts = Attempts::default();
+        for n in 0..MAX_ORDERS {
+            assert!(attempts.fails(&n.to_string(), 2));
+        }
+        assert!(!attempts.fails("one more", 2));
+        assert!(attempts.fails("0", 2));
+    }
+}

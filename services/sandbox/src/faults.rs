@@ -1,0 +1,203 @@
+//! Faults of the whole provider, set and lifted at run time.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
+
+use serde::{Deserialize, Serialize};
+
+/// The longest `latency_ms`.
+const MAX_LATENCY_MS: u64 = 60_000;
+/// The longest `not_found_lag_ms`.
+const MAX_LAG_MS: u64 = 3_600_000;
+
+/// The body of `PUT /faults` and of its answer. The default is no fault; what a body leaves out is
+/// at its default.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Faults {
+    /// Every call's connection is closed without an answer, and the call is not carried out.
+    pub down: bool,
+    /// Share of the calls that get 500 with code 9999; 0 to 1.
+    pub error_rate: f64,
+    /// Share of those that were carried out before: the order was bought; 0 to 1.
+    pub error_buys: f64,
+    /// How much later each call is carried out, in milliseconds.
+    pub latency_ms: u64,
+    /// Share of the orders that are carried out and never answered; 0 to 1.
+    pub silent_rate: f64,
+    /// For how long after it a purchase isn't found, in milliseconds.
+    pub not_found_lag_ms: u64,
+    /// Overrules the setting `SANDBOX_DETECT_DUPLICATES`.
+    pub detect_duplicates: Option<bool>,
+}
+
+/// How a call that gets through to the provider ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Answered,
+    /// 500; `carried_out` before or not at all.
+    Error {
+        carried_out: bool,
+    },
+    /// Carried out, never answered.
+    Silence,
+}
+
+impl Faults {
+    /// Reads a body, or says what is wrong with it.
+    pub fn read(body: &[u8]) -> Result<Self, String> {
+        // serde would take an array for the fields in their order.
+        if body.trim_ascii_start().starts_with(b"[") {
+            return Err("The body is not a set of faults: it is an array".into());
+        }
+        let faults: Self = serde_json::from_slice(body).map_err(|error| {
+            // A long value in the body would be repeated whole.
+            let reason: String = error.to_string().chars().take(300).collect();
+            format!("The body is not a set of faults: {reason}")
+        })?;
+        faults.check()?;
+        Ok(faults)
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for (field, share) in [
+            ("error_rate", self.error_rate),
+            ("error_buys", self.error_buys),
+            ("silent_rate", self.silent_rate),
+        ] {
+            if !(0.0..=1.0).contains(&share) {
+                return Err(format!("{field} must be between 0 and 1"));
+            }
+        }
+        if self.error_rate + self.silent_rate > 1.0 {
+            return Err("error_rate and silent_rate together must be at most 1".into());
+        }
+        for (field, value, most) in [
+            ("latency_ms", self.latency_ms, MAX_LATENCY_MS),
+            ("not_found_lag_ms", self.not_found_lag_ms, MAX_LAG_MS),
+        ] {
+            if value > most {
+                return Err(format!("{field} must be at most {most}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// How a call ends. `lot` and `second_lot` are drawn from 0 up to but not including 1.
+    pub fn ending(&self, is_order: bool, lot: f64, second_lot: f64) -> Ending {
+        if lot < self.error_rate {
+            Ending::Error {
+                carried_out: second_lot < self.error_buys,
+            }
+        } else if is_order && lot < self.error_rate + self.silent_rate {
+            Ending::Silence
+        } else {
+            Ending::Answered
+        }
+    }
+}
+
+/// The faults of now. Asking for them is one atomic load while there are none.
+#[derive(Default)]
+pub struct Switch {
+    any: AtomicBool,
+    faults: Mutex<Faults>,
+}
+
+impl Switch {
+    /// The faults, unless there are none.
+    pub fn faults(&self) -> Option<Faults> {
+        self.any.load(Ordering::Relaxed).then(|| self.get())
+    }
+
+    /// The faults, also if there are none.
+    pub fn get(&self) -> Faults {
+        *self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Replaces all faults.
+    pub fn set(&self, faults: Faults) {
+        let mut current = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = faults;
+        self.any.store(faults != Faults::default(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_wrong_with_faults_is_said() {
+        for (body, message) in [
+            ("", "EOF while parsing"),
+            ("[]", "not a set of faults"),
+            (r#"{"up":true}"#, "unknown field `up`, expected one of `down`"),
+            (r#"{"down":1}"#, "invalid type: integer `1`"),
+            (r#"{"down":true,"down":true}"#, "duplicate field `down`"),
+            (r#"{"error_rate":1.01}"#, "error_rate must be between 0 and 1"),
+            (r#"{"error_rate":1e999}"#, "number out of range"),
+            (r#"{"error_buys":-0.1}"#, "error_buys must be between 0 and 1"),
+            (r#"{"silent_rate":2}"#, "silent_rate must be between 0 and 1"),
+            (
+                r#"{"error_rate":0.6,"silent_rate":0.6}"#,
+                "together must be at most 1",
+            ),
+            (r#"{"latency_ms":-1}"#, "invalid value: integer `-1`"),
+            (r#"{"latency_ms":60001}"#, "latency_ms must be at most 60000"),
+            (
+                r#"{"not_found_lag_ms":3600001}"#,
+                "not_found_lag_ms must be at most 3600000",
+            ),
+            (r#"{"detect_duplicates":"no"}"#, "invalid type: string"),
+        ] {
+            let error = Faults::read(body.as_bytes()).unwrap_err();
+            assert!(error.contains(message), "{body}: {error}");
+        }
+        assert_eq!(Faults::read(b"{}"), Ok(Faults::default()));
+        let text = serde_json::to_vec(&Faults::default()).unwrap();
+        assert_eq!(
+            Faults::read(&text),
+            Ok(Faults::default()),
+            "an answer can be sent back"
+        );
+    }
+
+    #[test]
+    fn shares_divide_the_calls() {
+        let faults = Faults {
+            error_rate: 0.25,
+            error_buys: 0.5,
+            silent_rate: 0.25,
+            ..Faults::default()
+        };
+        let error = |carried_out| Ending::Error { carried_out };
+        assert_eq!(faults.ending(true, 0.0, 0.49), error(true));
+        assert_eq!(faults.ending(false, 0.24, 0.5), error(false));
+        assert_eq!(faults.ending(true, 0.25, 0.0), Ending::Silence);
+        assert_eq!(faults.ending(false, 0.25, 0.0), Ending::Answered);
+        assert_eq!(faults.ending(true, 0.5, 0.0), Ending::Answered);
+        assert_eq!(Faults::default().ending(true, 0.0, 0.0), Ending::Answered);
+        let all = Faults {
+            error_rate: 1.0,
+            ..Faults::default()
+        };
+        assert_eq!(all.ending(true, 0.999_999, 0.0), error(false));
+    }
+
+    #[test]
+    fn a_switch_without_faults_is_off() {
+        let switch = Switch::default();
+        assert_eq!(switch.faults(), None);
+        let down = Faults {
+            down: true,
+            ..Faults::default()
+        };
+        switch.set(down);
+        assert_eq!(switch.faults(), Some(down));
+        switch.set(Faults::default());
+        assert_eq!(switch.faults(), None);
+    }
+}

@@ -1,0 +1,111 @@
+//! HTTP connections that can be left without an answer, which a handler of axum can't do.
+
+use std::{fmt, pin::pin, time::Duration};
+
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    response::{IntoResponse, Response},
+};
+use hyper::{server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use runtime::Shutdown;
+use tokio::net::{TcpListener, TcpStream};
+use tower::ServiceExt;
+
+/// How long a connection may take to send a request's head, or stay idle between two.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+/// How long a silent connection is held if its client doesn't go.
+const SILENCE: Duration = Duration::from_mins(2);
+
+/// What a client gets instead of an answer.
+#[derive(Clone, Copy, Debug)]
+pub enum NoAnswer {
+    /// Its connection is closed.
+    Close,
+    /// Nothing, until it goes, [`SILENCE`] is over or the process stops; then the connection is closed.
+    Silence,
+}
+
+impl IntoResponse for NoAnswer {
+    /// A response that is never sent.
+    fn into_response(self) -> Response {
+        let mut response = Response::default();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+/// Makes hyper drop the connection.
+#[derive(Debug)]
+struct Dropped;
+
+impl fmt::Display for Dropped {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("left without an answer, as asked")
+    }
+}
+
+impl std::error::Error for Dropped {}
+
+/// Serves `router` until the soft stop; the tracker then waits for the requests that have begun.
+pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
+    let stop = shutdown.soft();
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                shutdown
+                    .tracker()
+                    .spawn(connection(stream, router.clone(), shutdown.clone()));
+            }
+            Err(error) => {
+                // Out of file descriptors, most likely: some connections must end first.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
+    // An answer is one small write; waiting for more would only delay it.
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(|request: Request<hyper::body::Incoming>| {
+        let answering = router.clone().oneshot(request.map(Body::new));
+        let shutdown = &shutdown;
+        async move {
+            let response = answering.await.unwrap_or_else(|never| match never {});
+            match response.extensions().get() {
+                None => return Ok(response),
+                Some(NoAnswer::Close) => {}
+                Some(NoAnswer::Silence) => pause(shutdown, SILENCE).await,
+            }
+            Err(Dropped)
+        }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut serving = pin!(serving);
+    let result = tokio::select! {
+        result = serving.as_mut() => result,
+        () = shutdown.soft().cancelled_owned() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "connection ended");
+    }
+}
+
+/// Waits; a stop ends it.
+pub async fn pause(shutdown: &Shutdown, duration: Duration) {
+    let _ = tokio::time::timeout(duration, shutdown.soft().cancelled_owned()).await;
+}

@@ -1,0 +1,116 @@
+//! The ledger as `GET /ledger` shows it. Units that were canceled or failed were bought, too.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use serde::Serialize;
+use time::OffsetDateTime;
+
+use crate::{ledger::Purchase, profile::UnitNumber};
+
+/// What was bought.
+#[derive(Serialize)]
+pub struct Summary {
+    pub purchases: usize,
+    pub units: u64,
+    /// Those of the units that were canceled since.
+    pub canceled: usize,
+    /// In the order of the first purchase.
+    pub orders: Vec<OrderSummary>,
+}
+
+/// What was bought under one order id.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct OrderSummary {
+    pub order_id: String,
+    pub units: u64,
+    pub purchased_times: usize,
+    pub canceled: usize,
+    /// Each purchase, if a single order was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bought: Option<Vec<Bought>>,
+}
+
+/// One purchase, unit by unit.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Bought {
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    pub topups: Vec<BoughtTopup>,
+}
+
+/// A unit that was bought.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct BoughtTopup {
+    pub topup_id: String,
+    pub option_id: String,
+    pub canceled: bool,
+}
+
+/// Everything that was bought. Its cost grows with the number of purchases.
+pub fn of_all(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> Summary {
+    let mut orders: Vec<OrderSummary> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    for purchase in purchases {
+        let place = *places.entry(&purchase.order_id).or_insert_with(|| {
+            orders.push(OrderSummary::new(&purchase.order_id));
+            orders.len() - 1
+        });
+        orders[place].add(purchase, canceled);
+    }
+    Summary::new(orders)
+}
+
+/// What was bought under one order id, purchase by purchase.
+pub fn of_one(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> Summary {
+    let Some(first) = purchases.first() else {
+        return Summary::new(Vec::new());
+    };
+    let mut order = OrderSummary::new(&first.order_id);
+    let mut bought = Vec::new();
+    for purchase in purchases {
+        order.add(purchase, canceled);
+        let topups = purchase.units().map(|(unit, option_id)| BoughtTopup {
+            topup_id: unit.to_string(),
+            option_id: option_id.to_owned(),
+            canceled: canceled.contains(&unit),
+        });
+        bought.push(Bought {
+            at: purchase.at,
+            topups: topups.collect(),
+        });
+    }
+    order.bought = Some(bought);
+    Summary::new(vec![order])
+}
+
+impl Summary {
+    fn new(orders: Vec<OrderSummary>) -> Self {
+        Self {
+            purchases: orders.iter().map(|order| order.purchased_times).sum(),
+            units: orders.iter().map(|order| order.units).sum(),
+            canceled: orders.iter().map(|order| order.canceled).sum(),
+            orders,
+        }
+    }
+}
+
+impl OrderSummary {
+    fn new(order_id: &str) -> Self {
+        Self {
+            order_id: order_id.to_owned(),
+            units: 0,
+            purchased_times: 0,
+            canceled: 0,
+            bought: None,
+        }
+    }
+
+    fn add(&mut self, purchase: &Purchase, canceled: &BTreeSet<UnitNumber>) {
+        self.units += purchase.size();
+        self.purchased_times += 1;
+        self.canceled += canceled.range(purchase.unit_numbers()).count();
+    }
+}

@@ -1,0 +1,118 @@
+//! What becomes of the units of a purchase, and when.
+
+use std::{mem, time::Duration};
+
+use crate::{
+    ledger::Purchase,
+    outcomes::{AtGet, Script},
+    profile::UnitNumber,
+    protocol::UnitStatus,
+};
+
+/// Units of a purchase that take time come one by one, this far apart…
+const STEP: Duration = Duration::from_millis(200);
+/// …but none later than this after the first.
+const LAST: Duration = Duration::from_secs(3);
+
+/// What becomes of a unit; the time counts from its purchase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Ready(Duration),
+    Failed(Duration),
+    Pending,
+}
+
+impl Fate {
+    /// The state `age` after the purchase.
+    pub fn status(self, age: time::Duration) -> UnitStatus {
+        match self {
+            Self::Ready(after) if age >= after => UnitStatus::Ready,
+            Self::Failed(after) if age >= after => UnitStatus::Failed,
+            _ => UnitStatus::Pending,
+        }
+    }
+}
+
+/// Each unit with its option id and its fate, in the order of the purchase.
+pub fn fates<'a>(
+    purchase: &'a Purchase,
+    script: &'a Script,
+) -> impl Iterator<Item = (UnitNumber, &'a str, Fate)> {
+    let mut waiting = 0;
+    let mut one_failed = false;
+    let mut one_by_one = move |first: Duration| {
+        let later = (STEP * waiting).min(LAST);
+        waiting += 1;
+        Fate::Ready(first + later)
+    };
+    purchase.units().map(move |(unit, option_id)| {
+        let fate = match script.outcome(option_id).at_get {
+            AtGet::Ready => Fate::Ready(Duration::ZERO),
+            AtGet::FirstFails(after) if !mem::replace(&mut one_failed, true) => Fate::Failed(after),
+            AtGet::ReadyAfter(after) | AtGet::FirstFails(after) => one_by_one(after),
+            AtGet::Never => Fate::Pending,
+        };
+        (unit, option_id, fate)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{outcomes::option_id, protocol::Product};
+    use time::macros::datetime;
+
+    fn fates_of(products: &[(&str, u32)]) -> Vec<Fate> {
+        let products = products
+            .iter()
+            .map(|(name, qty)| Product {
+                option_id: option_id(name).to_string(),
+                qty: *qty,
+            })
+            .collect();
+        let purchase = Purchase {
+            at: datetime!(2026-11-20 12:00 UTC),
+            order_id: "o".into(),
+            first_unit: 1,
+            products,
+        };
+        fates(&purchase, &Script::default())
+            .map(|(_, _, fate)| fate)
+            .collect()
+    }
+
+    fn ready(milliseconds: u64) -> Fate {
+        Fate::Ready(Duration::from_millis(milliseconds))
+    }
+
+    #[test]
+    fn units_that_take_time_come_one_by_one_and_not_for_ever() {
+        assert_eq!(
+            fates_of(&[("delayed", 2), ("ready", 2), ("delayed", 1)]),
+            [ready(2000), ready(2200), ready(0), ready(0), ready(2400)]
+        );
+        assert_eq!(fates_of(&[("delayed", 10_000)]).last(), Some(&ready(5000)));
+    }
+
+    #[test]
+    fn of_partly_the_first_unit_fails_and_no_other() {
+        let failed = Fate::Failed(Duration::from_secs(1));
+        assert_eq!(fates_of(&[("partly", 1)]), [failed]);
+        assert_eq!(
+            fates_of(&[("ready", 1), ("partly", 2), ("never-ready", 1), ("partly", 1)]),
+            [ready(0), failed, ready(1000), Fate::Pending, ready(1200)]
+        );
+    }
+
+    #[test]
+    fn a_unit_is_pending_until_its_time() {
+        let age = time::Duration::milliseconds;
+        assert_eq!(ready(0).status(age(0)), UnitStatus::Ready);
+        assert_eq!(ready(2000).status(age(1999)), UnitStatus::Pending);
+        assert_eq!(ready(2000).status(age(2000)), UnitStatus::Ready);
+        let failed = Fate::Failed(Duration::from_secs(1));
+        assert_eq!(failed.status(age(999)), UnitStatus::Pending);
+        assert_eq!(failed.status(age(1000)), UnitStatus::Failed);
+        assert_eq!(Fate::Pending.status(time::Duration::MAX), UnitStatus::Pending);
+    }
+}

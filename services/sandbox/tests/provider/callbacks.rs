@@ -1,0 +1,149 @@
+//! Callbacks, as a partner's server gets them.
+
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
+
+use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
+use sandbox::CallbackUrl;
+use serde_json::Value;
+use tokio::sync::mpsc;
+
+use crate::support::{Started, config, free_address, ledger_file, option, sorted};
+
+const PATH: &str = "/callbacks/sandbox/token";
+
+/// A server that answers each callback with 500, and what it gets.
+async fn partner() -> (CallbackUrl, mpsc::UnboundedReceiver<Value>) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let router = Router::new()
+        .route(
+            PATH,
+            post(
+                |State(sender): State<mpsc::UnboundedSender<Value>>, Json(body): Json<Value>| async move {
+                    sender.send(body).unwrap();
+                    StatusCode::INTERNAL_SERVER_ERROR
+                },
+            ),
+        )
+        .with_state(sender);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}{PATH}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (CallbackUrl::parse(&url).unwrap(), receiver)
+}
+
+async fn next(callbacks: &mut mpsc::UnboundedReceiver<Value>) -> Value {
+    tokio::time::timeout(Duration::from_secs(10), callbacks.recv())
+        .await
+        .unwrap()
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
+    let (_folder, path) = ledger_file();
+    let (url, mut callbacks) = partner().await;
+    let mut settings = config(&path);
+    settings.callback_url = Some(url);
+    let sandbox = Started::with(settings).await;
+    let caller = &sandbox.caller;
+
+    let duplicate = caller
+        .order("order-1", &[(&option("duplicate-callback"), 2)])
+        .await;
+    let mut counts: HashMap<String, u32> = HashMap::new();
+    for _ in 0..4 {
+        let topup = next(&mut callbacks).await["topupId"].as_str().unwrap().to_owned();
+        *counts.entry(topup).or_default() += 1;
+    }
+    for topup in sorted(&duplicate["products"], "topupId") {
+        assert_eq!(counts[topup], 2);
+    }
+
+    let canceled = caller.order("order-4", &[(&option("delayed"), 1)]).await;
+    caller
+        .cancel(canceled["products"][0]["topupId"].as_str().unwrap())
+        .await;
+    let begun = Instant::now();
+    caller.order("order-2", &[(&option("delayed"), 2)]).await;
+    caller.order("order-3", &[(&option("partly"), 2)]).await;
+    // Not called back: ready at the first GET, never ready; and failed and canceled units above.
+    caller
+        .order("order-5", &[(&option("ready"), 2), (&option("never-ready"), 1)])
+        .await;
+    let mut called = Vec::new();
+    for _ in 0..3 {
+        let callback = next(&mut callbacks).await;
+        let seconds = if callback["optionId"] == option("partly") {
+            1
+        } else {
+            2
+        };
+        assert!(begun.elapsed() >= Duration::from_secs(seconds), "{callback}");
+        called.push(callback);
+    }
+    called.sort_by_key(|callback| callback["optionId"] != option("partly"));
+    let partly = called.remove(0);
+    let fetched = caller.fetch("order-3").await;
+    let ready = fetched["products"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|unit| unit["topupId"] == partly["topupId"])
+        .unwrap();
+    assert_eq!(ready["status"], "READY");
+    let mut fields: Vec<_> = partly.as_object().unwrap().keys().map(String::as_str).collect();
+    fields.sort_unstable();
+    assert_eq!(
+        fields,
+        [
+            "activateCode",
+            "downloadLink",
+            "expiredDate",
+            "iccid",
+            "optionId",
+            "qrcodeImgUrl",
+            "smdp",
+            "topupId"
+        ]
+    );
+    for field in ["iccid", "smdp", "activateCode", "downloadLink", "expiredDate"] {
+        assert_eq!(partly[field], ready[field]);
+    }
+    let code = partly["activateCode"].as_str().unwrap();
+    assert!(!partly["qrcodeImgUrl"].as_str().unwrap().contains(code));
+    let fetched = caller.fetch("order-2").await;
+    assert_eq!(called.len(), 2);
+    for callback in &called {
+        assert!(sorted(&fetched["products"], "topupId").contains(&callback["topupId"].as_str().unwrap()));
+    }
+
+    // Nothing else came, and what was answered with 500 is not sent again: a callback that is due
+    // after all of them is the next one.
+    let last = caller.order("order-6", &[(&option("delayed"), 1)]).await;
+    assert_eq!(
+        next(&mut callbacks).await["topupId"],
+        last["products"][0]["topupId"]
+    );
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn an_absent_partner_delays_no_order() {
+    let (_folder, path) = ledger_file();
+    let mut settings = config(&path);
+    settings.callback_url = Some(CallbackUrl::parse(&format!("http://{}{PATH}", free_address())).unwrap());
+    let sandbox = Started::with(settings).await;
+    let begun = Instant::now();
+    for n in 0..20 {
+        let answer = sandbox
+            .caller
+            .order(&format!("order-{n}"), &[(&option("duplicate-callback"), 100)])
+            .await;
+        assert_eq!(answer["code"], "0000");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    sandbox.stop().await;
+}

@@ -1,0 +1,285 @@
+//! Faults of the whole provider, and duplicates that are not detected.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::support::{Caller, Started, config, ledger_file, option, sorted};
+
+fn none() -> Value {
+    json!({
+        "down": false, "error_rate": 0.0, "error_buys": 0.0, "latency_ms": 0, "silent_rate": 0.0,
+        "not_found_lag_ms": 0, "detect_duplicates": null
+    })
+}
+
+/// The statuses of `count` orders of one unit each.
+async fn order_many(caller: &Caller, name: &str, count: usize) -> Vec<StatusCode> {
+    let ready = option("ready");
+    let mut statuses = Vec::new();
+    for n in 0..count {
+        let request = caller.ordering(&format!("{name}-{n}"), &[(&ready, 1)]);
+        statuses.push(request.send().await.unwrap().status());
+    }
+    statuses
+}
+
+#[tokio::test]
+async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    assert_eq!(caller.get("/faults").await, none());
+    let (status, set) = caller
+        .faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false }))
+        .await;
+    assert_eq!(status, StatusCode::OK);
+    assert_eq!(
+        (&set["latency_ms"], &set["error_rate"], &set["detect_duplicates"]),
+        (&json!(5), &json!(0.5), &json!(false))
+    );
+    for (body, message) in [
+        (json!({ "error_rate": 1.5 }), "error_rate must be between 0 and 1"),
+        (json!({ "slow": true }), "unknown field `slow`"),
+        (json!([]), "not a set of faults"),
+    ] {
+        let (status, answer) = caller.faults(body).await;
+        assert_eq!(
+            (status, &answer["code"]),
+            (StatusCode::BAD_REQUEST, &json!("9000"))
+        );
+        assert!(answer["message"].as_str().unwrap().contains(message), "{answer}");
+    }
+    assert_eq!(caller.get("/faults").await, set);
+    assert_eq!(caller.faults(json!({ "down": true })).await.1["latency_ms"], 0);
+    assert_eq!(caller.faults(json!({})).await, (StatusCode::OK, none()));
+    assert!(
+        order_many(caller, "well", 10)
+            .await
+            .iter()
+            .all(|status| *status == StatusCode::OK)
+    );
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn down_closes_connections_and_buys_nothing() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let ready = option("ready");
+    caller.faults(json!({ "down": true })).await;
+    let begun = Instant::now();
+    for _ in 0..3 {
+        let error = caller
+            .ordering("order-1", &[(&ready, 1)])
+            .send()
+            .await
+            .unwrap_err();
+        assert!(error.is_request() && !error.is_timeout(), "{error:?}");
+    }
+    for (method, path) in [
+        (Method::GET, "/api/v2/order/order-1"),
+        (Method::POST, "/api/v2/cancel/1"),
+    ] {
+        let request = caller.http.request(method, format!("{}{path}", caller.base));
+        assert!(request.send().await.is_err(), "{path}");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5));
+    // What isn't the provider's is well.
+    assert_eq!(caller.get("/readyz").await, json!({ "ready": true }));
+    assert_eq!(caller.ledger().await["purchases"], 0);
+    caller.faults(json!({})).await;
+    assert_eq!(caller.order("order-1", &[(&ready, 1)]).await["code"], "0000");
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn errors_buy_or_do_not_as_asked() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let error = StatusCode::INTERNAL_SERVER_ERROR;
+    caller.faults(json!({ "error_rate": 1 })).await;
+    assert_eq!(order_many(caller, "nothing", 5).await, [error; 5]);
+    assert_eq!(caller.ledger().await["purchases"], 0);
+
+    caller.faults(json!({ "error_rate": 1, "error_buys": 1 })).await;
+    assert_eq!(order_many(caller, "bought", 5).await, [error; 5]);
+    assert_eq!(caller.ledger().await["purchases"], 5);
+    let fetched = caller.send(Method::GET, "/api/v2/order/bought-0", "").await;
+    assert_eq!(
+        fetched,
+        (error, json!({ "code": "9999", "message": "Server error" }))
+    );
+
+    // 200 tosses of a coin: more than 40 of each, but once in 10^17 runs.
+    caller
+        .faults(json!({ "error_rate": 0.5, "error_buys": 0.5 }))
+        .await;
+    let statuses = order_many(caller, "some", 200).await;
+    let errors = statuses.iter().filter(|status| **status == error).count();
+    assert!((40..160).contains(&errors), "{errors} errors");
+    let bought = usize::try_from(caller.ledger().await["purchases"].as_u64().unwrap()).unwrap() - 5;
+    let unsaid = bought - (200 - errors);
+    assert!(
+        0 < unsaid && unsaid < errors,
+        "{unsaid} of {errors} errors bought"
+    );
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn silence_buys_and_get_still_answers() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    caller.faults(json!({ "silent_rate": 1 })).await;
+    let request = caller.ordering("order-1", &[(&option("ready"), 2)]);
+    let error = request
+        .timeout(Duration::from_millis(300))
+        .send()
+        .await
+        .unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+    assert_eq!(caller.bought("order-1").await, (1, 2));
+    let fetched = caller.fetch("order-1").await;
+    assert_eq!(sorted(&fetched["products"], "status"), ["READY", "READY"]);
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn latency_delays_the_call_itself_and_outlives_the_client() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let ready = option("ready");
+    caller.faults(json!({ "latency_ms": 700 })).await;
+    let begun = Instant::now();
+    let request = caller.ordering("order-1", &[(&ready, 1)]);
+    let error = request
+        .timeout(Duration::from_millis(100))
+        .send()
+        .await
+        .unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+    let bought = caller.bought("order-1").await;
+    assert!(bought == (0, 0) || begun.elapsed() >= Duration::from_millis(700));
+    while caller.bought("order-1").await != (1, 1) {
+        assert!(begun.elapsed() < Duration::from_secs(10), "never bought");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(begun.elapsed() >= Duration::from_millis(700));
+    let begun = Instant::now();
+    assert_eq!(caller.fetch("order-1").await["code"], "0000");
+    assert!(begun.elapsed() >= Duration::from_millis(700));
+
+    // A stop doesn't wait for it, and the call that has begun is answered.
+    caller.faults(json!({ "latency_ms": 60_000 })).await;
+    let waiting = tokio::spawn(caller.ordering("order-2", &[(&ready, 1)]).send());
+    let gone = caller
+        .ordering("order-3", &[(&ready, 1)])
+        .timeout(Duration::from_millis(300));
+    assert!(gone.send().await.unwrap_err().is_timeout());
+    let begun = Instant::now();
+    sandbox.stop().await;
+    assert!(begun.elapsed() < Duration::from_secs(10));
+    assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
+    let sandbox = Started::new(&path).await;
+    for order_id in ["order-2", "order-3"] {
+        assert_eq!(sandbox.caller.bought(order_id).await, (1, 1), "{order_id}");
+    }
+    assert_eq!(
+        sandbox.caller.get("/faults").await,
+        none(),
+        "a restart lifts the faults"
+    );
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn a_fresh_purchase_is_not_found_for_a_while() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let ready = option("ready");
+    let begun = Instant::now();
+    caller.faults(json!({ "not_found_lag_ms": 800 })).await;
+    assert_eq!(caller.order("order-1", &[(&ready, 1)]).await["code"], "0000");
+    let fetched = caller.fetch("order-1").await;
+    if begun.elapsed() < Duration::from_millis(800) {
+        assert_eq!(fetched["code"], "9002");
+    }
+    assert_eq!(caller.order("order-1", &[(&ready, 1)]).await["code"], "9003");
+    caller
+        .fetch_until("order-1", |answer| answer["code"] == "0000")
+        .await;
+    assert!(begun.elapsed() >= Duration::from_millis(799));
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
+    let (_folder, path) = ledger_file();
+    let mut settings = config(&path);
+    settings.detect_duplicates = false;
+    let sandbox = Started::with(settings).await;
+    let caller = &sandbox.caller;
+    let ready = option("ready");
+    let answers = [
+        caller.order("order-1", &[(&ready, 2)]).await,
+        caller.order("order-1", &[(&ready, 2)]).await,
+    ];
+    let topups: HashSet<_> = answers
+        .iter()
+        .flat_map(|answer| sorted(&answer["products"], "topupId"))
+        .collect();
+    assert_eq!(topups.len(), 4);
+    let fetched = caller.fetch("order-1").await;
+    assert_eq!(
+        sorted(&fetched["products"], "topupId")
+            .into_iter()
+            .collect::<HashSet<_>>(),
+        topups
+    );
+    let detail = caller.get("/ledger?order_id=order-1").await;
+    let order = &detail["orders"][0];
+    assert_eq!(
+        (&order["purchased_times"], &order["units"]),
+        (&json!(2), &json!(4))
+    );
+    for (bought, answer) in order["bought"].as_array().unwrap().iter().zip(&answers) {
+        let told: Vec<_> = answer["products"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|unit| &unit["topupId"])
+            .collect();
+        let listed: Vec<_> = bought["topups"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|unit| &unit["topup_id"])
+            .collect();
+        assert_eq!(told, listed);
+        assert_eq!(bought["topups"][0]["option_id"], ready);
+    }
+    assert_eq!(
+        caller.order("order-1", &[(&option("refused"), 1)]).await["code"],
+        "9001"
+    );
+
+    // The faults overrule the setting, either way.
+    caller.faults(json!({ "detect_duplicates": true })).await;
+    assert_eq!(caller.order("order-1", &[(&ready, 2)]).await["code"], "9003");
+    caller.faults(json!({ "detect_duplicates": false })).await;
+    assert_eq!(caller.order("order-1", &[(&ready, 2)]).await["code"], "0000");
+    assert_eq!(caller.bought("order-1").await, (3, 6));
+    let bad = caller.http.get(format!("{}/ledger?orderId=order-1", caller.base));
+    assert_eq!(bad.send().await.unwrap().status(), StatusCode::BAD_REQUEST);
+    sandbox.stop().await;
+}

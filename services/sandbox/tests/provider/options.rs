@@ -1,0 +1,240 @@
+//! What the options do that don't simply sell.
+
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
+
+use reqwest::{StatusCode, header::RETRY_AFTER};
+use serde_json::{Value, json};
+
+use crate::support::{Started, ledger_file, option, sorted, strings};
+
+/// The units in the order of the purchase.
+fn by_topup(answer: &Value) -> Vec<&Value> {
+    let mut units: Vec<_> = answer["products"].as_array().unwrap().iter().collect();
+    units.sort_by_key(|unit| unit["topupId"].as_str());
+    units
+}
+
+fn all_ready(answer: &Value) -> bool {
+    strings(&answer["products"], "status")
+        .iter()
+        .all(|status| *status == "READY")
+}
+
+#[tokio::test]
+async fn delayed_units_come_one_by_one_after_two_seconds() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let begun = Instant::now();
+    let products = [(option("delayed"), 3), (option("ready"), 1)];
+    let products: Vec<_> = products.iter().map(|(id, qty)| (id.as_str(), *qty)).collect();
+    sandbox.caller.order("order-1", &products).await;
+    let first = sandbox.caller.fetch("order-1").await;
+    if begun.elapsed() < Duration::from_secs(2) {
+        assert_eq!(
+            sorted(&first["products"], "status"),
+            ["PENDING", "PENDING", "PENDING", "READY"]
+        );
+        for unit in first["products"].as_array().unwrap() {
+            assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
+        }
+    }
+    for (unit, after) in [(0, 2000), (1, 2200), (2, 2400)] {
+        let answer = sandbox
+            .caller
+            .fetch_until("order-1", |answer| by_topup(answer)[unit]["status"] == "READY")
+            .await;
+        // The sandbox counts whole milliseconds.
+        assert!(begun.elapsed() >= Duration::from_millis(after - 1), "unit {unit}");
+        if begun.elapsed() < Duration::from_millis(after + 150) {
+            let delayed = &by_topup(&answer)[..3];
+            assert!(
+                delayed[unit + 1..].iter().all(|unit| unit["status"] == "PENDING"),
+                "{answer}"
+            );
+        }
+    }
+    assert!(all_ready(&sandbox.caller.fetch("order-1").await));
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn units_are_listed_in_any_order() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let answer = sandbox.caller.order("order-1", &[(&option("ready"), 20)]).await;
+    let mut orders = HashSet::new();
+    for _ in 0..3 {
+        let fetched = sandbox.caller.fetch("order-1").await;
+        assert_eq!(
+            sorted(&fetched["products"], "topupId"),
+            sorted(&answer["products"], "topupId")
+        );
+        orders.insert(strings(&fetched["products"], "topupId").join(" "));
+    }
+    assert!(orders.len() > 1, "three times the same order of 20! orders");
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn bought_then_error_buys_and_does_not_say_so() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let option = option("bought-then-error");
+    let products: &[(&str, u32)] = &[(&option, 2)];
+    let response = caller.ordering("order-1", products).send().await.unwrap();
+    assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(
+        response.json::<Value>().await.unwrap(),
+        json!({ "code": "9999", "message": "Server error" })
+    );
+    assert_eq!(caller.bought("order-1").await, (1, 2));
+    assert!(all_ready(&caller.fetch("order-1").await));
+    assert_eq!(caller.order("order-1", products).await["code"], "9003");
+    assert_eq!(caller.bought("order-1").await, (1, 2));
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn bought_then_silent_buys_and_never_answers() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let silent = option("bought-then-silent");
+    let error = caller
+        .ordering("order-1", &[(&silent, 1)])
+        .timeout(Duration::from_millis(300))
+        .send()
+        .await
+        .unwrap_err();
+    assert!(error.is_timeout(), "{error:?}");
+    assert_eq!(caller.bought("order-1").await, (1, 1));
+    assert!(all_ready(&caller.fetch("order-1").await));
+    assert_eq!(caller.order("order-1", &[(&silent, 1)]).await["code"], "9003");
+
+    // A client that waits longer is sent away when the sandbox stops.
+    let waiting = tokio::spawn(
+        caller
+            .ordering("order-2", &[(&silent, 1)])
+            .timeout(Duration::from_mins(1))
+            .send(),
+    );
+    while caller.bought("order-2").await != (1, 1) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!waiting.is_finished());
+    let stopping = Instant::now();
+    sandbox.stop().await;
+    let error = waiting.await.unwrap().unwrap_err();
+    assert!(!error.is_timeout() && error.is_request(), "{error:?}");
+    assert!(stopping.elapsed() < Duration::from_secs(10));
+}
+
+#[tokio::test]
+async fn never_ready_stays_pending_and_can_be_canceled() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let answer = sandbox
+        .caller
+        .order("order-1", &[(&option("never-ready"), 2)])
+        .await;
+    assert_eq!(answer["code"], "0000");
+    let fetched = sandbox.caller.fetch("order-1").await;
+    assert_eq!(strings(&fetched["products"], "status"), ["PENDING"; 2]);
+    let topup = answer["products"][0]["topupId"].as_str().unwrap();
+    assert_eq!(sandbox.caller.cancel(topup).await["code"], "0000");
+    let fetched = sandbox.caller.fetch("order-1").await;
+    assert_eq!(sorted(&fetched["products"], "status"), ["CANCELED", "PENDING"]);
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn partly_fails_one_unit_and_delivers_the_others() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let partly = option("partly");
+    let begun = Instant::now();
+    caller.order("order-1", &[(&partly, 3)]).await;
+    let first = caller.fetch("order-1").await;
+    if begun.elapsed() < Duration::from_secs(1) {
+        assert_eq!(strings(&first["products"], "status"), ["PENDING"; 3]);
+    }
+    caller.order("order-2", &[(&partly, 1)]).await;
+    let settled = |answer: &Value| !strings(&answer["products"], "status").contains(&"PENDING");
+    let answer = caller.fetch_until("order-1", settled).await;
+    assert!(begun.elapsed() >= Duration::from_millis(999));
+    assert_eq!(
+        sorted(&answer["products"], "status"),
+        ["FAILED", "READY", "READY"]
+    );
+    for unit in answer["products"].as_array().unwrap() {
+        assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
+    }
+    let alone = caller.fetch_until("order-2", settled).await;
+    assert_eq!(strings(&alone["products"], "status"), ["FAILED"]);
+    assert_eq!(caller.ledger().await["units"], 4);
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn slow_buys_at_once_and_answers_after_five_seconds() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let slow = option("slow");
+    let begun = Instant::now();
+    let gone = caller
+        .ordering("order-1", &[(&slow, 1)])
+        .timeout(Duration::from_millis(300))
+        .send();
+    let products: &[(&str, u32)] = &[(&slow, 1)];
+    let (gone, answer) = tokio::join!(gone, caller.order("order-2", products));
+    assert!(gone.unwrap_err().is_timeout());
+    assert_eq!(answer["code"], "0000");
+    assert!(begun.elapsed() >= Duration::from_secs(5));
+    assert_eq!(caller.bought("order-1").await, (1, 1));
+    // A repeated order id is told at once, and so is everyone when the sandbox stops.
+    let begun = Instant::now();
+    assert_eq!(caller.order("order-2", &[(&slow, 1)]).await["code"], "9003");
+    let waiting = tokio::spawn(caller.ordering("order-3", &[(&slow, 1)]).send());
+    while caller.bought("order-3").await != (1, 1) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    sandbox.stop().await;
+    assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
+    assert!(begun.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    for (name, status, code, retry_after) in [
+        ("flapping", StatusCode::INTERNAL_SERVER_ERROR, "9999", None),
+        ("rate-limited", StatusCode::TOO_MANY_REQUESTS, "9011", Some("1")),
+    ] {
+        let option = option(name);
+        let products: &[(&str, u32)] = &[(&option, 1)];
+        let (one, two) = (format!("{name}-1"), format!("{name}-2"));
+        for order_id in [&one, &two, &two, &one] {
+            let response = caller.ordering(order_id, products).send().await.unwrap();
+            assert_eq!(response.status(), status);
+            let header = response.headers().get(RETRY_AFTER);
+            assert_eq!(header.map(|value| value.to_str().unwrap()), retry_after);
+            assert_eq!(response.json::<Value>().await.unwrap()["code"], code);
+            assert_eq!(caller.bought(order_id).await, (0, 0));
+            assert_eq!(caller.fetch(order_id).await["code"], "9002");
+        }
+        for order_id in [&one, &two] {
+            assert_eq!(caller.order(order_id, products).await["code"], "0000");
+            assert_eq!(caller.bought(order_id).await, (1, 1));
+            assert_eq!(caller.order(order_id, products).await["code"], "9003");
+        }
+    }
+    sandbox.stop().await;
+}
