@@ -1,4 +1,4 @@
-//! The admin endpoint: `/livez` answers as long as the process can answer at all; `/readyz`
+//! The admin endpoint: `/metrics` in the Prometheus text format; `/livez` answers as long as the process can answer at all; `/readyz`
 //! answers 200 when the service may be given work and 503 naming each reason when not.
 
 use std::{
@@ -72,6 +72,7 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
     let router = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
+        .route("/metrics", get(metrics))
         .with_state(readiness);
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, router).await {
@@ -93,4 +94,10 @@ async fn ready(State(readiness): State<Readiness>) -> impl IntoResponse {
         status,
         Json(serde_json::json!({ "ready": ready, "missing": missing })),
     )
+}
+
+async fn metrics() -> Result<String, (StatusCode, String)> {
+    prometheus::TextEncoder::new()
+        .encode_to_string(&prometheus::gather())
+        .map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))
 }

@@ -1,11 +1,13 @@
-//! Logs and spans. Spans always carry W3C trace context, so that one trace runs through the
+//! Logs, spans and metrics. Spans always carry W3C trace context, so that one trace runs through the
 //! whole pipeline whether or not somebody records it.
 
 use std::io::IsTerminal;
 
 use anyhow::Context;
 use opentelemetry::{global, trace::TracerProvider};
-use opentelemetry_sdk::{propagation::TraceContextPropagator, trace::SdkTracerProvider};
+use opentelemetry_sdk::{
+    metrics::SdkMeterProvider, propagation::TraceContextPropagator, trace::SdkTracerProvider,
+};
 use tracing_subscriber::{
     EnvFilter, Layer, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
 };
@@ -15,13 +17,16 @@ use crate::{CommonConfig, config::LogFormat};
 /// What has to be flushed when the process ends.
 pub struct Telemetry {
     tracer: SdkTracerProvider,
+    meter: SdkMeterProvider,
 }
 
 impl Telemetry {
     /// Sends what is still buffered.
     pub fn flush(self) {
-        if let Err(error) = self.tracer.shutdown() {
-            eprintln!("telemetry was not flushed: {error}");
+        for result in [self.tracer.shutdown(), self.meter.shutdown()] {
+            if let Err(error) = result {
+                eprintln!("telemetry was not flushed: {error}");
+            }
         }
     }
 }
@@ -56,5 +61,13 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .with(spans)
         .try_init()
         .context("telemetry was started twice")?;
-    Ok(Telemetry { tracer: provider })
+    // Instruments come from `opentelemetry::global::meter`; the admin endpoint shows this registry.
+    let exporter = opentelemetry_prometheus::exporter()
+        .with_registry(prometheus::default_registry().clone())
+        .without_scope_info()
+        .build()
+        .context("cannot set up metrics")?;
+    let meter = SdkMeterProvider::builder().with_reader(exporter).build();
+    global::set_meter_provider(meter.clone());
+    Ok(Telemetry { tracer: provider, meter })
 }
