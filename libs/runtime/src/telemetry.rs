@@ -64,10 +64,12 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     // Instruments come from `opentelemetry::global::meter`; the admin endpoint shows this registry.
     let exporter = opentelemetry_prometheus::exporter()
         .with_registry(prometheus::default_registry().clone())
-        .without_scope_info()
         .build()
         .context("cannot set up metrics")?;
     let meter = SdkMeterProvider::builder().with_reader(exporter).build();
     global::set_meter_provider(meter.clone());
-    Ok(Telemetry { tracer: provider, meter })
+    Ok(Telemetry {
+        tracer: provider,
+        meter,
+    })
 }
