@@ -265,7 +265,14 @@ mod tests {
                 "{body}"
             );
         }
-        for body in ["", " ", "{", "{}x", "\u{feff}{}", "{\"external_order_id\":\"\\ud800\"}"] {
+        for body in [
+            "",
+            " ",
+            "{",
+            "{}x",
+            "\u{feff}{}",
+            "{\"external_order_id\":\"\\ud800\"}",
+        ] {
             assert_eq!(read(body.as_bytes(), LIMITS), Err(InvalidJson), "{body}");
         }
         assert_eq!(read(b"\"\xff\"", LIMITS), Err(InvalidJson));

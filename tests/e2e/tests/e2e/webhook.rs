@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use testkit::client::Product;
 use testkit::receiver::{Answer, Received, Receiver, Signature};
-use testkit::stack::Stack;
+use testkit::stack::{Stack, Stage};
 use testkit::{http, wait};
 use url::Url;
 
@@ -193,6 +193,60 @@ async fn each_unit_has_one_webhook_with_the_nine_fields() {
     assert_eq!(shop.receiver.received().len(), 3);
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (1, 3));
+}
+
+/// Whoever has an activation code can use the line: it is in the webhook and nowhere else.
+#[tokio::test]
+async fn secrets_are_neither_logged_nor_stored_as_they_are() {
+    const STAGES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
+    let builder = STAGES.into_iter().fold(Stack::builder(), |builder, stage| {
+        builder.env(stage, "LOG", "debug")
+    });
+    let mut stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let mut products = shop
+        .buy("quiet", stack.option("ready").unwrap(), 2)
+        .await
+        .unwrap();
+    products.extend(
+        shop.buy("later", stack.option("delayed").unwrap(), 1)
+            .await
+            .unwrap(),
+    );
+    let received = shop.hears_of(&ids(&products), SOON).await.unwrap();
+    let mut secrets = vec![
+        shop.partner.secret_key.clone(),
+        shop.partner.webhook_secret.clone(),
+    ];
+    for webhook in &received {
+        let fields = fields(webhook).unwrap();
+        scan(&fields["qrcode_img_url"]).await.unwrap();
+        secrets.push(fields["activate_code"].clone());
+    }
+
+    let mut database = stack.database.connect().await.unwrap();
+    for secret in &secrets {
+        let found: bool = sqlx::query_scalar(
+            "SELECT EXISTS (SELECT FROM topups WHERE topups::text LIKE '%' || $1 || '%')
+                 OR EXISTS (SELECT FROM topups WHERE position(convert_to($1, 'UTF8') IN profile) > 0)
+                 OR EXISTS (SELECT FROM partners WHERE partners::text LIKE '%' || $1 || '%')
+                 OR EXISTS (SELECT FROM orders WHERE orders::text LIKE '%' || $1 || '%')
+                 OR EXISTS (SELECT FROM deliveries WHERE deliveries::text LIKE '%' || $1 || '%')",
+        )
+        .bind(secret)
+        .fetch_one(&mut database)
+        .await
+        .unwrap();
+        assert!(!found, "a secret is stored as it is");
+    }
+    for stage in STAGES {
+        let log = stack.process(stage).unwrap().log().unwrap();
+        assert!(log.contains("DEBUG"), "{stage:?} didn't log");
+        let line = log
+            .lines()
+            .find(|line| secrets.iter().any(|secret| line.contains(secret)));
+        assert_eq!(line, None, "in the log of {stage:?}");
+    }
 }
 
 #[tokio::test]
