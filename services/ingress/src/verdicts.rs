@@ -39,6 +39,7 @@ pub struct Verdicts {
     subject: String,
     waiting: Mutex<HashMap<OrderId, mpsc::UnboundedSender<Arrived>>>,
     promises: Mutex<HashMap<String, Promise>>,
+    started: Instant,
 }
 
 struct Promise {
@@ -66,6 +67,7 @@ impl Verdicts {
             subject,
             waiting: Mutex::default(),
             promises: Mutex::default(),
+            started: Instant::now(),
         })
     }
 
@@ -75,10 +77,11 @@ impl Verdicts {
             return false;
         }
         let promises = lock(&self.promises);
-        providers.all(|provider| {
-            promises
-                .get(provider)
-                .is_some_and(|promise| promise.heard.elapsed() < FRESH && promise.verdict_in < wait)
+        // Right after the start nobody can have been heard yet: wait as if promised.
+        let is_young = self.started.elapsed() < FRESH;
+        providers.all(|provider| match promises.get(provider) {
+            Some(promise) => promise.heard.elapsed() < FRESH && promise.verdict_in < wait,
+            None => is_young,
         })
     }
 
