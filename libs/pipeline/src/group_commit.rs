@@ -5,12 +5,16 @@ use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
 
+use crate::effect::{Effect, perform};
+
 /// The writer has ended; the process is stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
 /// Writes batches of items. What it returns matches the items one to one.
 pub trait Writer: Send + Sync + 'static {
+    /// What a write is.
+    const EFFECT: Effect;
     /// What is written.
     type Item: Send + Sync + 'static;
     /// What is known of an item afterwards.
@@ -76,12 +80,12 @@ async fn run<W: Writer>(writer: Arc<W>, mut entries: mpsc::Receiver<Entry<W>>, m
 }
 
 async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::Output, W::Error>> {
-    match writer.write(items).await {
+    match perform(W::EFFECT, writer.write(items)).await {
         Ok(outputs) => outputs.into_iter().map(Ok).collect(),
         Err(error) if items.len() > 1 && W::one_is_at_fault(&error) => {
             let mut results = Vec::with_capacity(items.len());
             for item in items {
-                let alone = writer.write(std::slice::from_ref(item)).await;
+                let alone = perform(W::EFFECT, writer.write(std::slice::from_ref(item))).await;
                 results
                     .push(alone.and_then(|outputs| outputs.into_iter().next().ok_or_else(|| error.clone())));
             }
@@ -106,6 +110,7 @@ mod tests {
     }
 
     impl Writer for Doubler {
+        const EFFECT: Effect = Effect::CommitOrders;
         type Item = u32;
         type Output = u32;
         type Error = &'static str;

@@ -4,6 +4,7 @@
 //! JetStream only makes things happen sooner. PostgreSQL is the truth: each stage also takes up its
 //! overdue rows by itself, so a message that is lost, repeated or late changes nothing.
 
+pub mod effect;
 pub mod group_commit;
 pub mod payload;
 pub mod publish;
@@ -12,5 +13,6 @@ pub mod trace;
 pub mod verdict;
 pub mod worker;
 
+pub use effect::{Effect, perform};
 pub use group_commit::GroupCommit;
 pub use streams::{Nats, NatsConfig};

@@ -9,13 +9,24 @@ use bytes::Bytes;
 use serde::Serialize;
 use tracing::Span;
 
-use crate::{Nats, trace};
+use crate::{
+    Nats,
+    effect::{Effect, perform},
+    trace,
+};
 
 impl Nats {
     /// Publishes `payload` on a stream's subject, with the trace context of `span`. Returns as soon as
     /// the message is on its way; a stream that turns out to be missing is made and the message sent
     /// once more. `message_id` makes the stream drop repetitions.
-    pub async fn publish(&self, subject: String, message_id: &str, payload: &impl Serialize, span: &Span) {
+    pub async fn publish(
+        &self,
+        effect: Effect,
+        subject: String,
+        message_id: &str,
+        payload: &impl Serialize,
+        span: &Span,
+    ) {
         if !self.is_connected() {
             tracing::debug!(subject, "not published: NATS is away");
             return;
@@ -35,7 +46,13 @@ impl Nats {
             .payload(payload)
             .headers(headers)
             .message_id(message_id);
-        let sent = match self.context.send_publish(subject.clone(), message.clone()).await {
+        let sending = async {
+            let sent = self.context.send_publish(subject.clone(), message.clone()).await;
+            #[cfg(feature = "failpoints")]
+            self.flush().await;
+            sent
+        };
+        let sent = match perform(effect, sending).await {
             Ok(sent) => sent,
             Err(error) => {
                 tracing::warn!(subject, %error, "not published");

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use async_nats::Subject;
+
 use crate::{
     Nats,
+    effect::{Effect, perform},
     payload::{Reply, Verdict, VerdictTo},
 };
 
@@ -17,7 +20,23 @@ impl Nats {
         let request = self.client().request(to.subject.clone(), payload.into());
         // The ingress replies in time or not at all; the margin is for the way.
         let within = Duration::from_millis(to.within_ms) + Duration::from_millis(500);
-        let reply = tokio::time::timeout(within, request).await.ok()?.ok()?;
+        let told = tokio::time::timeout(within, request);
+        let reply = perform(Effect::TellVerdict, told).await.ok()?.ok()?;
         serde_json::from_slice(&reply.payload).ok()
+    }
+
+    /// Replies to a verdict; `to` is where its sender waits for that.
+    pub async fn reply(&self, to: Subject, reply: Reply) {
+        let Ok(payload) = serde_json::to_vec(&reply) else {
+            return;
+        };
+        let replied = async {
+            if let Err(error) = self.client().publish(to, payload.into()).await {
+                tracing::warn!(%error, "a verdict was not replied to");
+            }
+            #[cfg(feature = "failpoints")]
+            self.flush().await;
+        };
+        perform(Effect::ReplyVerdict, replied).await;
     }
 }

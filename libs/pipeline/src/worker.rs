@@ -18,7 +18,12 @@ use runtime::Shutdown;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::{Nats, streams::Source, trace::TRACEPARENT};
+use crate::{
+    Nats,
+    effect::{self, Effect, perform},
+    streams::Source,
+    trace::TRACEPARENT,
+};
 
 /// How long one pull stays open.
 const PULL: Duration = Duration::from_secs(3);
@@ -27,10 +32,57 @@ const RETRY: Duration = Duration::from_secs(1);
 /// How often overdue rows are looked for.
 const REDRIVE: Duration = Duration::from_millis(500);
 
+/// The kinds of messages that are worked on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// [`crate::payload::TopupJob`].
+    Job,
+    /// [`crate::payload::TopupReady`].
+    Ready,
+}
+
+impl Kind {
+    /// As dead letters name it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Job => "job",
+            Self::Ready => "ready",
+        }
+    }
+
+    const fn claim(self) -> Effect {
+        match self {
+            Self::Job => Effect::ClaimJobs,
+            Self::Ready => Effect::ClaimReady,
+        }
+    }
+
+    const fn claim_due(self) -> Effect {
+        match self {
+            Self::Job => Effect::ClaimDueJobs,
+            Self::Ready => Effect::ClaimDueReady,
+        }
+    }
+
+    const fn acknowledge(self) -> Effect {
+        match self {
+            Self::Job => Effect::AckJob,
+            Self::Ready => Effect::AckReady,
+        }
+    }
+
+    const fn bury(self) -> Effect {
+        match self {
+            Self::Job => Effect::BuryJob,
+            Self::Ready => Effect::BuryReady,
+        }
+    }
+}
+
 /// One stage of the pipeline.
 pub trait Stage: Send + Sync + 'static {
-    /// The kind of message, as dead letters name it.
-    const KIND: &'static str;
+    /// The kind of message.
+    const KIND: Kind;
     /// What a message says.
     type Message: DeserializeOwned + Send + Sync + 'static;
     /// What is claimed: a row that this process alone works on until its lease ends.
@@ -154,7 +206,7 @@ impl<S: Stage> Worker<S> {
                 // What came with the pull and was not started goes to another replica at once.
                 while let Some(Some(chunk)) = chunks.next().now_or_never() {
                     for message in chunk.into_iter().flatten() {
-                        acknowledge(&message.split().1, AckKind::Nak(None)).await;
+                        self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
                     }
                 }
                 return Ok(());
@@ -185,12 +237,12 @@ impl<S: Stage> Worker<S> {
         if readable.is_empty() {
             return;
         }
-        let claimed = match self.stage.claim(&readable).await {
+        let claimed = match perform(S::KIND.claim(), self.stage.claim(&readable)).await {
             Ok(claimed) => claimed,
             Err(error) => {
                 tracing::warn!(error = format!("{error:#}"), "cannot claim; trying again");
                 for (_, acker) in origins {
-                    acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
+                    self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
                 }
                 return;
             }
@@ -203,7 +255,7 @@ impl<S: Stage> Worker<S> {
         for (message, (traceparent, acker)) in readable.into_iter().zip(origins) {
             match claimed.remove(&self.stage.key(&message)) {
                 // Done, under way elsewhere or due later: a late or repeated message is a no-op.
-                None => acknowledge(&acker, AckKind::Ack).await,
+                None => self.acknowledge(&acker, AckKind::Ack).await,
                 Some(work) => {
                     let permit = permits.as_mut().and_then(|permits| permits.split(1));
                     let trigger = Trigger {
@@ -211,10 +263,10 @@ impl<S: Stage> Worker<S> {
                         traceparent,
                         taken,
                     };
-                    let stage = Arc::clone(&self.stage);
+                    let worker = Arc::clone(self);
                     self.shutdown.tracker().spawn(async move {
-                        stage.run(work, trigger).await;
-                        acknowledge(&acker, AckKind::Ack).await;
+                        worker.stage.run(work, trigger).await;
+                        worker.acknowledge(&acker, AckKind::Ack).await;
                         drop(permit);
                     });
                 }
@@ -225,19 +277,33 @@ impl<S: Stage> Worker<S> {
     /// Puts an unreadable message aside. It is acknowledged only once the dead-letter stream has it.
     async fn bury(&self, message: Message, reason: &str) {
         let (message, acker) = message.split();
-        match self.nats.bury(S::KIND, &message, reason).await {
+        // Rare, and too large to be part of every batch's future.
+        let buried = Box::pin(self.nats.bury(S::KIND.as_str(), &message, reason));
+        match perform(S::KIND.bury(), buried).await {
             Ok(()) => {
                 tracing::error!(subject = %message.subject, reason, "unreadable message moved to TOPUP_DEAD");
-                acknowledge(&acker, AckKind::Ack).await;
+                self.acknowledge(&acker, AckKind::Ack).await;
             }
             Err(error) => {
                 tracing::warn!(
                     error = format!("{error:#}"),
                     "cannot reach TOPUP_DEAD; the message comes again"
                 );
-                acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
+                self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
             }
         }
+    }
+
+    async fn acknowledge(&self, acker: &Acker, kind: AckKind) {
+        let acknowledged = async {
+            // Without it the message comes again and is a no-op then.
+            if let Err(error) = acker.ack_with(kind).await {
+                tracing::debug!(%error, "a message was not acknowledged");
+            }
+            #[cfg(feature = "failpoints")]
+            self.nats.flush().await;
+        };
+        perform(S::KIND.acknowledge(), acknowledged).await;
     }
 
     async fn redrive(self: Arc<Self>) -> anyhow::Result<()> {
@@ -260,6 +326,7 @@ impl<S: Stage> Worker<S> {
                 permits.merge(free);
             }
             let limit = permits.num_permits();
+            effect::before(S::KIND.claim_due());
             let due = match self.stage.claim_due(limit).await {
                 Ok(due) => due,
                 Err(error) => {
@@ -269,6 +336,10 @@ impl<S: Stage> Worker<S> {
                 }
             };
             more = !due.is_empty();
+            // A look that found nothing is no effect.
+            if more {
+                effect::after(S::KIND.claim_due());
+            }
             for work in due {
                 let permit = permits.split(1);
                 let trigger = Trigger {
@@ -283,12 +354,5 @@ impl<S: Stage> Worker<S> {
                 });
             }
         }
-    }
-}
-
-async fn acknowledge(acker: &Acker, kind: AckKind) {
-    // Without it the message comes again and is a no-op then.
-    if let Err(error) = acker.ack_with(kind).await {
-        tracing::debug!(%error, "a message was not acknowledged");
     }
 }

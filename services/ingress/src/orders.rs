@@ -13,10 +13,10 @@ use std::{
 use bytes::Bytes;
 use domain::{Environment, OrderId, PlacementId, TopupIds};
 use pipeline::{
-    GroupCommit, Nats,
+    Effect, GroupCommit, Nats,
     group_commit::Writer,
     payload::{Reply, Said, TopupJob, VerdictTo},
-    trace,
+    perform, trace,
 };
 use runtime::Shutdown;
 use serde::Serialize;
@@ -83,6 +83,7 @@ struct Inserted {
 }
 
 impl Writer for InsertOrders {
+    const EFFECT: Effect = Effect::CommitOrders;
     type Item = NewOrder;
     type Output = Inserted;
     type Error = store::Error;
@@ -326,7 +327,7 @@ impl Orders {
             let subject = self.nats.job_subject(&placement.provider);
             let id = placement.placement_id.to_string();
             self.nats
-                .publish(subject, &id, &job, &span)
+                .publish(Effect::PublishJob, subject, &id, &job, &span)
                 .instrument(span.clone())
                 .await;
         }
@@ -389,7 +390,8 @@ impl Orders {
             .collect();
         let mut connection = self.pool.acquire().await?;
         let reason = errors.join("; ");
-        let refused = store::orders::refuse(&mut connection, order.order_id, &verdicts, &reason).await?;
+        let refusal = store::orders::refuse(&mut connection, order.order_id, &verdicts, &reason);
+        let refused = perform(Effect::CommitRefusal, refusal).await?;
         Ok(refused.then_some(errors))
     }
 }
@@ -461,15 +463,16 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<O
         return;
     };
     let (left, departure) = oneshot::channel();
-    if answer
-        .send(Outcome::Created {
-            body: body.into(),
-            deadline,
-            left,
-        })
-        .is_ok()
-    {
-        // Past the deadline nothing leaves any more, whatever became of the connection.
-        let _ = tokio::time::timeout_at(deadline.into(), departure).await;
-    }
+    let created = Outcome::Created {
+        body: body.into(),
+        deadline,
+        left,
+    };
+    perform(Effect::Answer, async {
+        if answer.send(created).is_ok() {
+            // Past the deadline nothing leaves any more, whatever became of the connection.
+            let _ = tokio::time::timeout_at(deadline.into(), departure).await;
+        }
+    })
+    .await;
 }

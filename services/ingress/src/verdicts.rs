@@ -180,12 +180,8 @@ impl Verdicts {
     }
 
     async fn reply(&self, arrived: Arrived, reply: Reply) {
-        let Some(to) = arrived.reply else { return };
-        let Ok(payload) = serde_json::to_vec(&reply) else {
-            return;
-        };
-        if let Err(error) = self.nats.client().publish(to, payload.into()).await {
-            tracing::warn!(%error, "a verdict was not replied to");
+        if let Some(to) = arrived.reply {
+            self.nats.reply(to, reply).await;
         }
     }
 }

@@ -4,11 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use domain::{PartnerId, TopupId};
 use pipeline::{
-    GroupCommit,
+    Effect, GroupCommit,
     group_commit::Writer,
     payload::TopupReady,
     trace,
-    worker::{Stage, Trigger},
+    worker::{Kind, Stage, Trigger},
 };
 use runtime::clock;
 use store::{
@@ -207,7 +207,7 @@ impl Deliver {
 }
 
 impl Stage for Deliver {
-    const KIND: &'static str = "ready";
+    const KIND: Kind = Kind::Ready;
     type Message = TopupReady;
     type Work = Work;
     type Key = TopupId;
@@ -333,6 +333,7 @@ fn log(delivery: &Delivery, tried: &Result<Answer, Failure>, next: Next) {
 struct Attempts(PgPool);
 
 impl Writer for Attempts {
+    const EFFECT: Effect = Effect::CommitAttempts;
     type Item = Attempted;
     type Output = ();
     type Error = store::Error;
@@ -353,6 +354,7 @@ impl Writer for Attempts {
 struct WithoutUrl(PgPool);
 
 impl Writer for WithoutUrl {
+    const EFFECT: Effect = Effect::CommitNoEndpoint;
     type Item = TopupId;
     type Output = ();
     type Error = store::Error;

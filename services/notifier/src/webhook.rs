@@ -152,7 +152,8 @@ impl Sender {
         self.guard
             .check_url(&url)
             .map_err(|Forbidden| Unanswered::Forbidden)?;
-        let sent = self.client.post(url).headers(headers).body(body).send().await;
+        let request = self.client.post(url).headers(headers).body(body);
+        let sent = pipeline::perform(pipeline::Effect::Webhook, request.send()).await;
         let response = sent.map_err(|error| classify(&error))?;
         let retry_after = response
             .headers()

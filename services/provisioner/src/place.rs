@@ -12,11 +12,11 @@ use std::{
 
 use domain::{OrderId, PlacementId, PlacementState, TopupId, placement};
 use pipeline::{
-    GroupCommit, Nats,
+    Effect, GroupCommit, Nats,
     group_commit::Writer,
     payload::{Reply, Said, TopupJob, TopupReady, Verdict, VerdictTo},
-    trace,
-    worker::{Stage, Trigger},
+    perform, trace,
+    worker::{Kind, Stage, Trigger},
 };
 use runtime::Shutdown;
 use store::{
@@ -81,6 +81,7 @@ impl Settlements {
 }
 
 impl Writer for Settlements {
+    const EFFECT: Effect = Effect::CommitOutcomes;
     type Item = Settlement;
     type Output = Settled;
     type Error = store::Error;
@@ -119,7 +120,7 @@ impl Answered {
 }
 
 impl Stage for Placing {
-    const KIND: &'static str = "job";
+    const KIND: Kind = Kind::Job;
     type Message = TopupJob;
     type Work = Claimed;
     type Key = PlacementId;
@@ -194,12 +195,12 @@ impl Placing {
             self.pace.end(Duration::ZERO);
             return;
         }
-        let answer = self.provider.place(&purchase).await;
+        let answer = perform(Effect::Place, self.provider.place(&purchase)).await;
         self.pace.end(trigger.taken.elapsed());
         match answer {
             PlaceAnswer::Bought(units) => {
                 // One recorded outcome for the purchase and the profiles that are there at once.
-                let units = match self.provider.collect(work.placement_id).await {
+                let units = match perform(Effect::Collect, self.provider.collect(work.placement_id)).await {
                     FindAnswer::Found(units) => units,
                     FindAnswer::NotFound | FindAnswer::Unknown(_) => units,
                 };
@@ -261,7 +262,7 @@ impl Placing {
 
     /// Looks an attempt up whose outcome was never recorded. Buys nothing.
     async fn look_up(&self, work: &Claimed) {
-        match self.provider.find(work.placement_id).await {
+        match perform(Effect::Find, self.provider.find(work.placement_id)).await {
             FindAnswer::Found(units) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
                 let announced = self.is_answered(work);
@@ -302,7 +303,7 @@ impl Placing {
 
     /// Asks for the profiles that are missing.
     async fn collect(&self, work: &Claimed) {
-        let units = match self.provider.collect(work.placement_id).await {
+        let units = match perform(Effect::Collect, self.provider.collect(work.placement_id)).await {
             FindAnswer::Found(units) => units,
             FindAnswer::NotFound => {
                 tracing::error!(placement.id = %work.placement_id, "the provider does not know what it had");
@@ -442,7 +443,7 @@ impl Placing {
             let event = TopupReady::V1 { topup_id };
             let subject = self.nats.ready_subject(work.partner_id);
             self.nats
-                .publish(subject, &id, &event, &span)
+                .publish(Effect::PublishReady, subject, &id, &event, &span)
                 .instrument(span.clone())
                 .await;
         }

@@ -12,9 +12,9 @@ use std::{
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
 use pipeline::{
-    Nats, NatsConfig,
+    Effect, Nats, NatsConfig,
     streams::Source,
-    worker::{self, Stage, Trigger},
+    worker::{self, Kind, Stage, Trigger},
 };
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -77,7 +77,13 @@ impl Bench {
     pub async fn announce_as(&self, message_id: &str, row: u32) {
         let message = Message { row };
         self.nats
-            .publish(self.subject(), message_id, &message, &Span::none())
+            .publish(
+                Effect::PublishJob,
+                self.subject(),
+                message_id,
+                &message,
+                &Span::none(),
+            )
             .await;
     }
 
@@ -290,7 +296,7 @@ impl Rows {
 }
 
 impl Stage for Rows {
-    const KIND: &'static str = "test";
+    const KIND: Kind = Kind::Job;
     type Message = Message;
     type Work = u32;
     type Key = u32;

@@ -3,7 +3,7 @@
 use std::{sync::Once, time::Duration};
 
 use opentelemetry::trace::TraceContextExt;
-use pipeline::{Nats, NatsConfig, trace};
+use pipeline::{Effect, Nats, NatsConfig, trace};
 use runtime::CommonConfig;
 use secrecy::SecretString;
 use serde_json::json;
@@ -54,7 +54,13 @@ async fn what_cannot_be_published_is_no_failure() {
     let large = json!({"row": "x".repeat(100_000)});
     bench
         .nats
-        .publish(bench.subject(), "large", &large, &Span::none())
+        .publish(
+            Effect::PublishJob,
+            bench.subject(),
+            "large",
+            &large,
+            &Span::none(),
+        )
         .await;
     bench.announce(1).await;
     bench.until_messages(1).await;
@@ -72,7 +78,8 @@ async fn without_nats_publishing_returns_at_once() {
         assert!(!nats.is_connected());
         let subject = nats.job_subject("sandbox");
         for _ in 0..1000 {
-            nats.publish(subject.clone(), "1", &1, &Span::none()).await;
+            nats.publish(Effect::PublishJob, subject.clone(), "1", &1, &Span::none())
+                .await;
         }
         nats.flush().await;
     };
@@ -103,7 +110,7 @@ async fn a_trace_travels_with_its_message() {
     let message = json!({"row": 1});
     bench
         .nats
-        .publish(bench.subject(), "row-1", &message, &post)
+        .publish(Effect::PublishJob, bench.subject(), "row-1", &message, &post)
         .await;
     rows.until_done(1).await;
     let traceparent = rows.done()[0].traceparent.clone();

@@ -114,7 +114,7 @@ async fn unreadable_messages_are_put_aside_and_block_nobody() {
     let mut kept = Vec::new();
     for sequence in 1..=5 {
         let message = stream.get_raw_message(sequence).await.unwrap();
-        assert_eq!(message.subject.as_str(), bench.nats.dead_subject("test"));
+        assert_eq!(message.subject.as_str(), bench.nats.dead_subject("job"));
         let header = |name: &str| message.headers.get(name).unwrap().as_str().to_owned();
         assert_eq!(header("Dead-Subject"), bench.subject());
         assert_eq!(header("Dead-Size"), message.payload.len().to_string());

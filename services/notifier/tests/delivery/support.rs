@@ -6,7 +6,7 @@ use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
 use notifier::Config;
-use pipeline::{Nats, NatsConfig, payload::TopupReady};
+use pipeline::{Effect, Nats, NatsConfig, payload::TopupReady};
 use runtime::{CommonConfig, Shutdown, clock};
 use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, webhook::Secret};
@@ -227,6 +227,7 @@ impl Bench {
         };
         self.nats
             .publish(
+                Effect::PublishReady,
                 self.nats.ready_subject(partner_id),
                 &message_id,
                 &payload,
