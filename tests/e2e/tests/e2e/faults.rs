@@ -4,6 +4,7 @@ use crate::raw;
 use crate::shop::{Shop, fresh, ids, show, verdicts_come};
 use anyhow::{Context, Result};
 use async_nats::jetstream;
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use testkit::stack::{Stack, Stage};
@@ -222,6 +223,71 @@ async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
             .await
             .unwrap();
     }
+}
+
+/// What was answered is delivered; what wasn't is settled by sending it again.
+#[tokio::test]
+async fn an_ingress_that_is_killed_loses_no_order_that_it_answered() {
+    let mut stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    let external_ids: Vec<String> = (0..150).map(|_| fresh("killed")).collect();
+    let items = [(ready.as_str(), 1)];
+    let ordering =
+        futures_util::future::join_all(external_ids.iter().map(|id| shop.client.order(id, &items)));
+    let killing = async {
+        shop.receiver.wait_for(5, SOON).await?;
+        let ingress = stack.process(Stage::Ingress)?;
+        ingress.kill().await?;
+        ingress.start().await
+    };
+    let (answers, killed) = tokio::join!(ordering, killing);
+    killed.unwrap();
+
+    let mut promised = BTreeSet::new();
+    let taken = json!({"errors": ["External order id has already been taken"]});
+    for (external_order_id, answer) in external_ids.iter().zip(answers) {
+        // An order without an answer is stored or not; one more try tells.
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(_) => shop.client.order(external_order_id, &items).await.unwrap(),
+        };
+        match answer.status {
+            201 => promised.extend(ids(&answer.products().unwrap())),
+            _ => assert_eq!((answer.status, answer.json().unwrap()), (422, taken.clone())),
+        }
+    }
+    println!("{} of {} were answered", promised.len(), external_ids.len());
+    let received = shop
+        .receiver
+        .wait_for(external_ids.len(), Duration::from_mins(1))
+        .await
+        .unwrap();
+    let told: BTreeSet<String> = received
+        .iter()
+        .map(|webhook| webhook.topup_id().to_owned())
+        .collect();
+    assert!(promised.is_subset(&told));
+    assert_eq!(told.len(), external_ids.len());
+    let ledger = stack.ledger().await.unwrap();
+    assert_eq!(ledger.purchases, u64::try_from(external_ids.len()).unwrap());
+}
+
+/// The answer waits for the provider's verdict, but not for ever.
+#[tokio::test]
+async fn a_provider_that_hangs_does_not_hold_the_answer() {
+    let mut stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
+    stack.process(Stage::Sandbox).unwrap().pause().unwrap();
+    let items = [(stack.option("ready").unwrap(), 1)];
+    let answer = shop.client.order("hangs", &items).await.unwrap();
+    let topup_ids = ids(&answer.products().unwrap());
+    let wait = Duration::from_millis(1900)..Duration::from_secs(4);
+    assert!(wait.contains(&answer.took), "answered after {:?}", answer.took);
+    stack.process(Stage::Sandbox).unwrap().resume().unwrap();
+    shop.hears_of(&topup_ids, Duration::from_secs(20)).await.unwrap();
 }
 
 /// A notifier that dies between the webhook and its record sends it again; it never forgets one.
