@@ -94,7 +94,10 @@ async fn a_client_that_hangs_up_still_gets_its_webhooks() {
     wait::until(SOON, "the orders to be stored", all).await.unwrap();
     drop(waiting);
     stack.process(Stage::Sandbox).unwrap().resume().unwrap();
-    shop.receiver.wait_for(CLIENTS, SOON).await.unwrap();
+    shop.receiver
+        .wait_for(CLIENTS, Duration::from_mins(1))
+        .await
+        .unwrap();
 
     // Hanging up at once: an order is stored or not. Whatever ingress had begun, it finishes at its
     // end; then it is known which were.
@@ -111,7 +114,11 @@ async fn a_client_that_hangs_up_still_gets_its_webhooks() {
     let topup_ids = stored(&stack).await.unwrap();
     println!("{} of {CLIENTS} were stored", topup_ids.len() - before - CLIENTS);
     let bought = topup_ids.len() - before;
-    let received = shop.receiver.wait_for(bought, SOON).await.unwrap();
+    let received = shop
+        .receiver
+        .wait_for(bought, Duration::from_mins(1))
+        .await
+        .unwrap();
     assert_eq!(received.len(), bought);
 }
 
