@@ -1,0 +1,144 @@
+//! The three ledgers, and what the database says between them.
+
+use crate::walk::{Said, Walk};
+use anyhow::Result;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use testkit::stack::Stack;
+use testkit::wait;
+
+/// How long everything may take to come to its end: leases, the settling delay and the first retry.
+const QUIET: Duration = Duration::from_secs(90);
+
+/// A topup as it is stored.
+#[derive(sqlx::FromRow)]
+struct Stored {
+    external_order_id: String,
+    access_key: String,
+    placement_id: String,
+    topup_id: String,
+    refused: bool,
+    placement: String,
+    topup: String,
+    delivery: Option<String>,
+}
+
+impl Stored {
+    /// Whether nothing is left to do.
+    fn is_settled(&self) -> bool {
+        let closed = matches!(self.placement.as_str(), "refused" | "failed" | "parked");
+        closed || self.topup == "failed" || self.delivery.as_deref() == Some("delivered")
+    }
+}
+
+async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
+    let mut database = stack.database.connect().await?;
+    let stored = sqlx::query_as(
+        "SELECT o.external_order_id, a.access_key, p.placement_id::text, t.topup_id, o.refused,
+                p.state AS placement, t.state AS topup, d.state AS delivery
+         FROM topups t JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
+         JOIN partners a USING (partner_id) LEFT JOIN deliveries d USING (topup_id)",
+    );
+    Ok(stored.fetch_all(&mut database).await?)
+}
+
+/// Waits until nothing is left to do, and says everything that is wrong then.
+pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
+    let settled = async || {
+        let all = stored(&walk.stack).await?.iter().all(Stored::is_settled);
+        Ok(all.then_some(()))
+    };
+    // What isn't settled in time shows below, by name.
+    let _ = wait::until(QUIET, "quiet", settled).await;
+
+    let stored = stored(&walk.stack).await?;
+    let purchases: BTreeMap<String, u64> = walk
+        .stack
+        .ledger()
+        .await?
+        .orders
+        .into_iter()
+        .map(|order| (order.order_id, order.purchased_times))
+        .collect();
+    let webhooks = walk.webhooks()?;
+    println!(
+        "{} orders, {} topups stored, {} purchases, {} topups told of",
+        walk.asked.len(),
+        stored.len(),
+        purchases.values().sum::<u64>(),
+        webhooks.len()
+    );
+    let mut wrong = Vec::new();
+    let mut known = BTreeSet::new();
+    for row in &stored {
+        let webhook = (row.topup_id.clone(), row.external_order_id.clone());
+        let told = webhooks.contains(&webhook);
+        known.insert(webhook);
+        let bought = purchases.get(&row.placement_id).copied().unwrap_or(0);
+        let fits = match (row.refused, row.placement.as_str(), row.topup.as_str()) {
+            (false, "placed", "ready") => bought == 1 && told,
+            (true, "refused", _) | (false, "failed", "failed") => bought == 0 && !told,
+            _ => false,
+        };
+        if !fits {
+            wrong.push(format!(
+                "{}: placement {} of topup {} is {}, topup {}, delivery {:?}; bought {bought} times, told: {told}",
+                row.external_order_id, row.placement_id, row.topup_id, row.placement, row.topup, row.delivery
+            ));
+        }
+    }
+    let placements: BTreeSet<&str> = stored.iter().map(|row| row.placement_id.as_str()).collect();
+    let strangers = purchases.keys().filter(|id| !placements.contains(id.as_str()));
+    wrong.extend(strangers.map(|id| format!("bought, but not stored: {id}")));
+    wrong.extend(
+        webhooks
+            .difference(&known)
+            .map(|webhook| format!("told, but not stored: {webhook:?}")),
+    );
+    wrong.extend(answers(walk, &stored));
+    Ok(wrong)
+}
+
+/// Answers that don't fit what is stored.
+fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
+    let mut standing: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();
+    let mut ended: BTreeMap<(&str, &str), &str> = BTreeMap::new();
+    for row in stored.iter().filter(|row| !row.refused) {
+        let order = (row.access_key.as_str(), row.external_order_id.as_str());
+        standing.entry(order).or_default().insert(row.topup_id.clone());
+        ended.insert(order, &row.placement);
+    }
+    let mut wrong = Vec::new();
+    for asked in &walk.asked {
+        let partner = walk.partners[asked.partner].access_key.as_str();
+        let order = (partner, asked.external_order_id.as_str());
+        let topups = standing.get(&order);
+        let state = ended.get(&order).copied().unwrap_or("not stored");
+        let expected = if asked.option == "refused" {
+            "failed"
+        } else {
+            "placed"
+        };
+        let fits = match &asked.answer {
+            Some(Said::Created(answered)) => topups == Some(answered) && state == expected,
+            Some(Said::Taken) => state == expected,
+            Some(Said::Refused(text)) => {
+                asked.option == "refused" && topups.is_none() && text.contains("eSIM Request failed")
+            }
+            None => false,
+        };
+        if !fits {
+            let answer = match &asked.answer {
+                Some(Said::Created(topups)) => format!("201 {topups:?}"),
+                Some(Said::Refused(text)) => format!("422 {text}"),
+                Some(Said::Taken) => "taken".into(),
+                None => "none".into(),
+            };
+            wrong.push(format!(
+                "{}: answered {answer}, but it is {state}",
+                asked.external_order_id
+            ));
+        }
+    }
+    wrong
+}

@@ -1,0 +1,43 @@
+//! The walk over all crash points: a process dies right before and right after everything it does to
+//! the world, is started again, and nothing is bought twice or lost.
+//!
+//! It needs binaries with fail points, which `tests/run crash` builds into a folder of their own.
+//!
+//! All points are walked on one system that goes on meanwhile: what was left behind at one point is
+//! taken up during the next ones, and may meet those too. In the end the three ledgers are compared:
+//! the partners' answers, the sandbox's purchases, the receiver's webhooks.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
+
+mod ledgers;
+mod walk;
+
+use crate::walk::Walk;
+use pipeline::effect::Point;
+use std::time::Instant;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "needs binaries with fail points: tests/run crash"]
+async fn whatever_dies_anywhere_nothing_is_bought_twice_and_nothing_lost() {
+    let mut walk = Walk::begin().await.unwrap();
+    let mut unreached = Vec::new();
+    for point in Point::all() {
+        let began = Instant::now();
+        match walk.die_at(point).await {
+            Ok(waves) => println!("{point:<28} {waves} waves, {:?}", began.elapsed()),
+            Err(error) => {
+                println!("{point:<28} {error:#}");
+                unreached.push(format!("{point}: {error:#}"));
+            }
+        }
+    }
+    walk.settle_unanswered().await.unwrap();
+    walk.give_urls().await.unwrap();
+    let wrong = ledgers::compare(&walk).await.unwrap();
+    assert!(
+        unreached.is_empty(),
+        "the walk did not reach:\n{}",
+        unreached.join("\n")
+    );
+    assert!(wrong.is_empty(), "the ledgers disagree:\n{}", wrong.join("\n"));
+}

@@ -1,0 +1,247 @@
+//! Orders go on while one process after the other dies at one point after the other.
+
+use anyhow::{Context, Result, bail, ensure};
+use async_nats::jetstream;
+use pipeline::effect::{Effect, Point};
+use std::collections::BTreeSet;
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Mutex;
+use std::time::Duration;
+use testkit::client::Client;
+use testkit::esimctl::Partner;
+use testkit::process::Process;
+use testkit::receiver::{Answer, Receiver, Signature};
+use testkit::stack::{Stack, Stage};
+use testkit::{http, wait};
+
+/// How long a point may take to be reached.
+const REACH: Duration = Duration::from_secs(30);
+/// What goes out in each wave, as the partner with a webhook URL.
+const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
+/// How long a wave may work before the next one follows.
+const NEXT_WAVE: Duration = Duration::from_millis(500);
+/// The number of SIGKILL.
+const KILLED: i32 = 9;
+
+/// An order as its partner knows it.
+pub struct Asked {
+    /// Whose: the access key.
+    pub partner: usize,
+    pub external_order_id: String,
+    pub option: &'static str,
+    /// The answer; none if the connection broke or the answer was a 5xx, again and again.
+    pub answer: Option<Said>,
+}
+
+/// An answer that settles it.
+pub enum Said {
+    /// 201, with these topups.
+    Created(BTreeSet<String>),
+    /// 422 that isn't about the external id.
+    Refused(String),
+    /// 422: it is stored and under way.
+    Taken,
+}
+
+pub struct Walk {
+    pub stack: Stack,
+    pub receiver: Receiver,
+    /// The first has a webhook URL, the second gets one in the end.
+    pub partners: [Partner; 2],
+    clients: [Client; 2],
+    pub asked: Vec<Asked>,
+    jetstream: jetstream::Context,
+}
+
+impl Walk {
+    /// Everything runs, nothing was ordered yet. The provider doesn't detect duplicates: that nothing
+    /// is bought twice rests on us alone.
+    pub async fn begin() -> Result<Self> {
+        let stack = Stack::builder()
+            .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
+            .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "1s")
+            .env(Stage::Provisioner, "SETTLE", "3s")
+            .env(Stage::Notifier, "WEBHOOK_TIMEOUT", "2s")
+            .start()
+            .await?;
+        let receiver = Receiver::start().await?;
+        let with_url = stack.create_partner("sandbox", Some(&receiver.url("/a"))).await?;
+        let without = stack.create_partner("sandbox", None).await?;
+        receiver.verify("/a", &with_url.webhook_secret)?;
+        receiver.verify("/b", &without.webhook_secret)?;
+        // Every fifth topup is refused at first, so that retries are always due somewhere.
+        let seen = Mutex::new(BTreeSet::new());
+        receiver.answer("/a", move |received| {
+            let fifth = received.topup_id().bytes().map(u32::from).sum::<u32>() % 5 == 0;
+            let first = seen.lock().unwrap().insert(received.topup_id().to_owned());
+            Answer::status(if fifth && first { 503 } else { 200 })
+        });
+        let nats = async_nats::connect(std::env::var("TEST_NATS_URL")?).await?;
+        let clients = [stack.client(&with_url)?, stack.client(&without)?];
+        Ok(Self {
+            stack,
+            receiver,
+            partners: [with_url, without],
+            clients,
+            asked: Vec::new(),
+            jetstream: jetstream::new(nats),
+        })
+    }
+
+    /// Lets the process that has `point` die there while orders come in, then starts it again.
+    /// Returns how many waves of orders that took.
+    pub async fn die_at(&mut self, point: Point) -> Result<usize> {
+        let stage = match point.effect.stage() {
+            "ingress" => Stage::Ingress,
+            "provisioner" => Stage::Provisioner,
+            "notifier" => Stage::Notifier,
+            other => bail!("no stage is named {other}"),
+        };
+        let process = self.stack.process(stage)?;
+        process.kill().await?;
+        let settings = &mut process.program_mut().env;
+        settings.insert("FAILPOINTS".into(), format!("{point}=return"));
+        process.spawn()?;
+        let reached = self.waves_until_death(stage, point).await;
+
+        let process = self.stack.process(stage)?;
+        process.program_mut().env.remove("FAILPOINTS");
+        process.kill().await?;
+        process.start().await?;
+        reached
+    }
+
+    async fn waves_until_death(&mut self, stage: Stage, point: Point) -> Result<usize> {
+        if !ready_or_dead(self.stack.process(stage)?).await? {
+            return Ok(0);
+        }
+        let mut waves = 0;
+        let walking = async {
+            loop {
+                waves += 1;
+                self.wave(point, waves).await?;
+                let next = tokio::time::timeout(NEXT_WAVE, ended(self.stack.process(stage)?));
+                if let Ok(status) = next.await {
+                    return status;
+                }
+            }
+        };
+        let signal = tokio::time::timeout(REACH, walking)
+            .await
+            .context("never reached")??;
+        ensure!(signal == Some(KILLED), "it ended otherwise: signal {signal:?}");
+        Ok(waves)
+    }
+
+    /// One order of each kind, at once.
+    async fn wave(&mut self, point: Point, wave: usize) -> Result<()> {
+        if matches!(point.effect, Effect::BuryJob | Effect::BuryReady) {
+            let prefix = &self.stack.prefix;
+            for subject in ["topup.job.sandbox", "topup.ready.nobody"] {
+                let subject = format!("{prefix}{subject}");
+                self.jetstream
+                    .publish(subject, "unreadable".into())
+                    .await?
+                    .await?;
+            }
+        }
+        let orders = WAVE.map(|option| (0, option)).into_iter().chain([(1, "ready")]);
+        let sent = orders.map(|(partner, option)| {
+            let (stack, client) = (&self.stack, &self.clients[partner]);
+            async move {
+                let external_order_id = format!("{point} {wave} {option}");
+                let answer = ask(stack, client, &external_order_id, option).await?;
+                Ok(Asked {
+                    partner,
+                    external_order_id,
+                    option,
+                    answer,
+                })
+            }
+        });
+        let asked: Result<Vec<Asked>> = futures_util::future::try_join_all(sent).await;
+        self.asked.extend(asked?);
+        Ok(())
+    }
+
+    /// As a partner would: what got no answer is sent again under the same id until it has one.
+    pub async fn settle_unanswered(&mut self) -> Result<()> {
+        for asked in &mut self.asked {
+            let client = &self.clients[asked.partner];
+            let stack = &self.stack;
+            if asked.answer.is_none() {
+                let again = async || ask(stack, client, &asked.external_order_id, asked.option).await;
+                let what = format!("an answer to {}", asked.external_order_id);
+                asked.answer = Some(wait::until(REACH, &what, again).await?);
+            }
+        }
+        Ok(())
+    }
+
+    /// The second partner gets its webhook URL at last.
+    pub async fn give_urls(&self) -> Result<()> {
+        let (key, url) = (&self.partners[1].access_key, self.receiver.url("/b"));
+        let args = ["partner", "set-webhook", key, "--url", &url];
+        let _: serde_json::Value = self.stack.esimctl.run(&args).await?;
+        Ok(())
+    }
+
+    /// What came to the receiver: topups and their external order ids. Everything was signed.
+    pub fn webhooks(&self) -> Result<BTreeSet<(String, String)>> {
+        self.receiver
+            .received()
+            .iter()
+            .map(|webhook| {
+                ensure!(
+                    webhook.signature == Signature::Valid,
+                    "wrongly signed: {webhook:?}"
+                );
+                let order = webhook.json["external_order_id"].as_str().unwrap_or_default();
+                Ok((webhook.topup_id().to_owned(), order.to_owned()))
+            })
+            .collect()
+    }
+}
+
+/// Sends an order once; none if that settled nothing.
+async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<Option<Said>> {
+    let option_id = stack.option(option)?;
+    let Ok(answer) = client.order(id, &[(option_id, 1)]).await else {
+        return Ok(None);
+    };
+    match answer.status {
+        201 => {
+            let topups = answer.products()?.into_iter().map(|product| product.topup_id);
+            Ok(Some(Said::Created(topups.collect())))
+        }
+        422 => {
+            let text = String::from_utf8_lossy(&answer.body).into_owned();
+            let taken = text.contains("already been taken");
+            Ok(Some(if taken { Said::Taken } else { Said::Refused(text) }))
+        }
+        500..600 => Ok(None),
+        other => bail!("{id} was answered with {other}"),
+    }
+}
+
+/// Waits until a process is ready (true) or has died already (false).
+async fn ready_or_dead(process: &mut Process) -> Result<bool> {
+    let client = http::client()?;
+    let url = process.program().ready_url.clone();
+    wait::until(REACH, "it to be ready", async || {
+        if process.exited()?.is_some() {
+            return Ok(Some(false));
+        }
+        let answer = client.get(&url).timeout(Duration::from_secs(1)).send().await;
+        Ok(answer
+            .is_ok_and(|answer| answer.status().is_success())
+            .then_some(true))
+    })
+    .await
+}
+
+/// Waits for the end of a process; the signal that ended it.
+async fn ended(process: &mut Process) -> Result<Option<i32>> {
+    let exited = async || Ok(process.exited()?.map(|status| status.signal()));
+    wait::until(REACH, "it to die", exited).await
+}
