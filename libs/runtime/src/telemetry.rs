@@ -33,7 +33,8 @@ impl Telemetry {
 
 /// Starts logging (to standard error) and tracing for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
-    let filter = EnvFilter::try_new(&config.log)
+    // OpenTelemetry tells of its own doings in between ours; LOG may ask for that.
+    let filter = EnvFilter::try_new(format!("opentelemetry=warn,{}", config.log))
         .with_context(|| format!("LOG={:?} is not a log filter such as `info`", config.log))?;
     global::set_text_map_propagator(TraceContextPropagator::new());
     let provider = SdkTracerProvider::builder().build();

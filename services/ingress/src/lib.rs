@@ -109,7 +109,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         Arc::clone(&directory).refresh(readiness, shutdown.clone()),
     );
     let verdicts = Verdicts::new(nats.clone());
-    shutdown.spawn("verdicts", Arc::clone(&verdicts).listen(shutdown.clone()));
+    let mut listening = tokio::spawn(Arc::clone(&verdicts).listen());
 
     let orders = Orders::new(
         pool,
@@ -136,8 +136,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         server::serve(listener, routes::router(Arc::new(app)), shutdown.clone()),
     );
 
-    shutdown.soft().cancelled().await;
+    let stop = shutdown.soft();
+    let listened = tokio::select! {
+        () = stop.cancelled() => Ok(()),
+        ended = &mut listening => ended.map_err(anyhow::Error::from).flatten(),
+    };
+    shutdown.stop();
+    // What is in flight still listens for its verdicts.
     let finished = shutdown.finished().await;
+    listening.abort();
     nats.flush().await;
-    finished
+    finished.and(listened)
 }

@@ -3,7 +3,7 @@
 
 use anyhow::Context;
 use axum::{
-    extract::Path,
+    extract::{Path, rejection::PathRejection},
     http::header,
     response::{IntoResponse, Response},
 };
@@ -19,7 +19,8 @@ const QUIET_ZONE: usize = 4;
 
 /// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. Other texts than
 /// activation codes and other sizes than 64 to 1024 don't exist.
-pub async fn draw(Path((text, size)): Path<(String, String)>) -> Result<Response, ApiError> {
+pub async fn draw(path: Result<Path<(String, String)>, PathRejection>) -> Result<Response, ApiError> {
+    let Path((text, size)) = path.map_err(|_| ApiError::NotFound)?;
     let code = ActivationCode::parse(&text).map_err(|_| ApiError::NotFound)?;
     let size: usize = size.parse().map_err(|_| ApiError::NotFound)?;
     if !SIZES.contains(&size) {
@@ -76,7 +77,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_activation_codes_of_sane_size_are_drawn() {
-        let draw = |text: &str, size: &str| draw(Path((text.to_owned(), size.to_owned())));
+        let draw = |text: &str, size: &str| draw(Ok(Path((text.to_owned(), size.to_owned()))));
         let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
         assert_eq!(good.headers()["content-type"], "image/png");
         assert_eq!(good.headers()["cache-control"], "no-store");

@@ -4,7 +4,7 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
-    body::Body,
+    body::{Body, BodyDataStream},
     extract::{FromRequestParts, Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
@@ -27,6 +27,9 @@ use crate::{
 
 /// The largest body that is read, in bytes.
 const MAX_BODY: usize = 1024 * 1024;
+/// How much more of a body that is too large is read and thrown away, in bytes, and for how long.
+const MAX_DRAINED: usize = 64 * 1024 * 1024;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a body may take to arrive.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Both forms of the path that the specification writes.
@@ -116,17 +119,17 @@ async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
     let announced = headers
         .get(header::CONTENT_LENGTH)
         .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+    let mut pieces = body.into_data_stream();
     if announced.is_some_and(|length| length > MAX_BODY) {
-        return Err(ApiError::BodyTooLarge(MAX_BODY));
+        return Err(too_large(&mut pieces).await);
     }
     let read = async {
-        let mut pieces = body.into_data_stream();
         let mut whole = BytesMut::new();
         while let Some(piece) = pieces.next().await {
             // The partner hung up in the middle: nobody is there to read what is answered.
             let piece = piece.map_err(|_| ApiError::InvalidJson)?;
             if whole.len() + piece.len() > MAX_BODY {
-                return Err(ApiError::BodyTooLarge(MAX_BODY));
+                return Err(too_large(&mut pieces).await);
             }
             whole.extend_from_slice(&piece);
         }
@@ -135,4 +138,20 @@ async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
     tokio::time::timeout(BODY_TIMEOUT, read)
         .await
         .unwrap_or(Err(ApiError::BodyTimeout))
+}
+
+/// Reads on for a while: most clients look for an answer only after they have sent the whole body,
+/// and a connection that is closed while they send takes the answer with it.
+async fn too_large(pieces: &mut BodyDataStream) -> ApiError {
+    let drain = async {
+        let mut drained = 0;
+        while let Some(Ok(piece)) = pieces.next().await {
+            drained += piece.len();
+            if drained > MAX_DRAINED {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, drain).await;
+    ApiError::BodyTooLarge(MAX_BODY)
 }

@@ -14,7 +14,6 @@ use pipeline::{
     Nats,
     payload::{Heartbeat, Reply, Said, Verdict, VerdictTo},
 };
-use runtime::Shutdown;
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
@@ -105,13 +104,12 @@ impl Verdicts {
         }
     }
 
-    /// Takes verdicts and heartbeats until the end of the process: also during the soft stop, when
-    /// orders still wait.
-    pub async fn listen(self: Arc<Self>, shutdown: Shutdown) -> anyhow::Result<()> {
+    /// Takes verdicts and heartbeats until the end of the process, also during a stop: orders may
+    /// still wait. Returns only when NATS takes a subscription away.
+    pub async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let client = self.nats.client();
         let mut verdicts = client.subscribe(self.subject.clone()).await?;
         let mut heartbeats = client.subscribe(self.nats.heartbeat_subject("*")).await?;
-        let mut idle = std::pin::pin!(self.idle_after(&shutdown));
         loop {
             tokio::select! {
                 message = verdicts.next() => match message {
@@ -122,16 +120,7 @@ impl Verdicts {
                     Some(message) => self.hear(&message.payload),
                     None => anyhow::bail!("the subscription to heartbeats ended"),
                 },
-                () = &mut idle => return Ok(()),
             }
-        }
-    }
-
-    /// Until the soft stop has begun and no order waits any more.
-    async fn idle_after(&self, shutdown: &Shutdown) {
-        shutdown.soft().cancelled().await;
-        while !lock(&self.waiting).is_empty() {
-            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
