@@ -49,6 +49,19 @@ pub enum Event {
     Refuse(Option<u32>),
     /// This attempt can't be settled without an operator.
     Park(u32),
+    /// An operator settles what is parked.
+    Resolve(Resolution),
+}
+
+/// What an operator found out about a parked placement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Resolution {
+    /// The provider has it: its profiles are collected.
+    Bought,
+    /// The provider doesn't have it, or gave its price back: its units fail.
+    NotBought,
+    /// The provider doesn't have it: it is bought by a new attempt.
+    Retry,
 }
 
 /// The event comes too late or doesn't apply: nothing changes.
@@ -104,18 +117,34 @@ impl Placement {
                 disputed: self.state == Placed,
                 ..self
             }),
+            (Parked, Event::Resolve(resolution)) => Ok(Self {
+                state: match resolution {
+                    Resolution::Bought => Placed,
+                    Resolution::NotBought => Failed,
+                    Resolution::Retry => Accepted,
+                },
+                attempt: self.attempt,
+                not_found: false,
+                disputed: false,
+            }),
             _ => Err(Ignored),
         }
     }
 }
 
 /// When to ask again for profiles that weren't ready, by the age of the purchase: soon at first,
-/// then ever more rarely, at most once a minute; hourly once it is overdue.
+/// then ever more rarely, at most once a minute; once it is overdue, after twice that time (hourly,
+/// where half an hour is overdue).
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
-        return Duration::from_hours(1);
+        return overdue * 2;
     }
     (age / 2).clamp(Duration::from_secs(1), Duration::from_mins(1))
+}
+
+/// When to look up again what nobody knows of, by the age of the attempt.
+pub fn next_look(age: Duration) -> Duration {
+    (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(1))
 }
 
 /// When to try again what certainly bought nothing, by the number of attempts so far.
@@ -210,6 +239,53 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_parked_is_settled_by_an_operator() {
+        for state in PlacementState::ALL {
+            for disputed in [false, state == Parked] {
+                let placement = Placement {
+                    state,
+                    disputed,
+                    not_found: true,
+                    ..placing(2)
+                };
+                for (resolution, settled) in [
+                    (Resolution::Bought, Placed),
+                    (Resolution::NotBought, Failed),
+                    (Resolution::Retry, Accepted),
+                ] {
+                    let expected = Placement {
+                        state: settled,
+                        disputed: false,
+                        not_found: false,
+                        ..placement
+                    };
+                    let after = placement.after(Event::Resolve(resolution));
+                    assert_eq!(
+                        after,
+                        if state == Parked {
+                            Ok(expected)
+                        } else {
+                            Err(Ignored)
+                        }
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_an_operator_lets_retry_is_a_new_attempt_and_its_old_one_stays_visible() {
+        let retried = placing(2)
+            .after(Event::Park(2))
+            .unwrap()
+            .after(Event::Resolve(Resolution::Retry))
+            .unwrap();
+        assert_eq!(retried.after(Event::Claim).unwrap().attempt, 3);
+        let late = retried.after(Event::Bought(2)).unwrap();
+        assert_eq!((late.state, late.disputed), (Parked, true));
+    }
+
+    #[test]
     fn waits_grow_and_are_bounded() {
         let overdue = Duration::from_mins(30);
         assert_eq!(next_collect(Duration::ZERO, overdue), Duration::from_secs(1));
@@ -222,6 +298,8 @@ mod tests {
             Duration::from_mins(1)
         );
         assert_eq!(next_collect(overdue, overdue), Duration::from_hours(1));
+        assert_eq!(next_look(Duration::ZERO), Duration::from_secs(2));
+        assert_eq!(next_look(Duration::from_hours(1)), Duration::from_mins(1));
         assert_eq!(next_attempt(1), Duration::from_secs(2));
         assert_eq!(next_attempt(u32::MAX), Duration::from_mins(2));
     }

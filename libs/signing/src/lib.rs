@@ -16,7 +16,7 @@ use base64::{
     engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
 };
 use hmac::{Hmac, KeyInit, Mac};
-use secrecy::{ExposeSecret, SecretSlice};
+use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
@@ -38,6 +38,9 @@ pub enum InvalidSecret {
     /// A webhook secret must start with `whsec_`.
     #[error("the webhook secret does not start with whsec_")]
     MissingPrefix,
+    /// A token is part of a URL, and mustn't be guessed.
+    #[error("the token is not at least 16 letters, digits, `-` or `_`")]
+    NotAToken,
 }
 
 /// The bytes of an HMAC key. Prints as `[REDACTED]`, is wiped when dropped.
@@ -82,6 +85,27 @@ impl SecretKey {
     }
 }
 
+/// A secret that a caller has to know, as part of a URL. Prints as `[REDACTED]`.
+#[derive(Clone, Debug)]
+pub struct Token(SecretString);
+
+impl Token {
+    /// Takes a text of at least 16 letters, digits, `-` or `_`.
+    pub fn parse(text: &str) -> Result<Self, InvalidSecret> {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+        if text.len() >= 16 && text.bytes().all(plain) {
+            Ok(Self(text.into()))
+        } else {
+            Err(InvalidSecret::NotAToken)
+        }
+    }
+
+    /// Whether this is what the caller gave.
+    pub fn is(&self, given: &str) -> bool {
+        same(self.0.expose_secret().as_bytes(), given.as_bytes())
+    }
+}
+
 fn same(left: &[u8], right: &[u8]) -> bool {
     left.ct_eq(right).into()
 }
@@ -117,6 +141,23 @@ mod tests {
             printed.contains("REDACTED") && !printed.contains("keys"),
             "{printed}"
         );
+    }
+
+    #[test]
+    fn a_token_is_long_and_fits_into_a_url() {
+        let token = Token::parse("0123456789-abc_DEF").unwrap();
+        assert!(token.is("0123456789-abc_DEF"));
+        assert!(!token.is("0123456789-abc_DEG") && !token.is("") && !token.is("0123456789-abc_DE"));
+        assert!(!format!("{token:?}").contains("0123"));
+        for bad in [
+            "",
+            "short",
+            "0123456789/abcdef",
+            "0123456789abcde",
+            "0123456789abcdeé",
+        ] {
+            assert_eq!(Token::parse(bad).unwrap_err(), InvalidSecret::NotAToken, "{bad}");
+        }
     }
 
     #[test]

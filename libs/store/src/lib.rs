@@ -9,9 +9,11 @@ pub mod config;
 pub mod deliveries;
 pub mod options;
 pub mod orders;
+pub mod parked;
 pub mod partners;
 pub mod placements;
 pub mod profile;
+pub mod providers;
 pub mod schema;
 pub mod vault;
 

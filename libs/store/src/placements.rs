@@ -12,7 +12,8 @@ use crate::{Error, age, seconds, signed, unsigned};
 /// the notifier takes it up by itself.
 pub const ANNOUNCED: Duration = Duration::from_secs(30);
 
-/// Which placements a provisioner takes up.
+/// Which placements a provisioner takes up: none of a provider whose breaker isn't closed, but by
+/// [`Claim::Probe`].
 #[derive(Clone, Copy, Debug)]
 pub enum Claim<'a> {
     /// Those that job messages name, as far as they are still `accepted`.
@@ -23,6 +24,12 @@ pub enum Claim<'a> {
         provider: &'a str,
         /// The most to take.
         limit: usize,
+    },
+    /// The longest overdue one of a provider, whatever its breaker says; see
+    /// [`crate::providers::probe`].
+    Probe {
+        /// The provider.
+        provider: &'a str,
     },
 }
 
@@ -46,6 +53,8 @@ pub struct Claimed {
     pub age: Duration,
     /// How long ago the provider was known to have it.
     pub placed_age: Option<Duration>,
+    /// How many times in a row nobody knew afterwards how this attempt stands.
+    pub unknowns: u32,
     /// Whether the partner certainly has its answer by now, or never gets one.
     pub answered: bool,
     /// W3C trace context of the POST.
@@ -76,6 +85,7 @@ struct ClaimedRow {
     attempt_age: f64,
     age: f64,
     placed_age: Option<f64>,
+    unknowns: i32,
     answered: bool,
     traceparent: Option<String>,
     topup_ids: Vec<String>,
@@ -109,6 +119,7 @@ impl TryFrom<ClaimedRow> for Claimed {
             attempt_age: age(row.attempt_age),
             age: age(row.age),
             placed_age: row.placed_age.map(age),
+            unknowns: unsigned(row.unknowns),
             answered: row.answered,
             traceparent: row.traceparent,
             topups: topups.collect::<Result<_, Error>>()?,
@@ -118,26 +129,30 @@ impl TryFrom<ClaimedRow> for Claimed {
 
 /// Takes placements up in one statement: [`domain::placement::Event::Claim`] for those that are
 /// `accepted`, which records the attempt before anything is sent; for all others only the lease, so
-/// that no other provisioner takes them up until `lease` has passed.
+/// that no other provisioner takes them up until `lease` has passed. A row that can't be read is
+/// parked; the others are taken up.
 pub async fn claim(
     connection: &mut PgConnection,
     which: Claim<'_>,
     lease: Duration,
 ) -> Result<Vec<Claimed>, Error> {
-    let (named, provider, limit) = match which {
-        Claim::Named(placements) => (placements, "", 0),
-        Claim::Due { provider, limit } => (&[][..], provider, limit),
+    let (named, provider, limit, probe) = match which {
+        Claim::Named(placements) => (placements, "", 0, false),
+        Claim::Due { provider, limit } => (&[][..], provider, limit, false),
+        Claim::Probe { provider } => (&[][..], provider, 1, true),
     };
     let named: Vec<Uuid> = named.iter().map(|placement| placement.uuid()).collect();
-    sqlx::query_as!(
+    let rows = sqlx::query_as!(
         ClaimedRow,
         r#"WITH named AS (
-               SELECT placement_id, state FROM placements
+               SELECT placement_id, state FROM placements p
                WHERE placement_id = ANY($1) AND state = 'accepted'
-               FOR UPDATE SKIP LOCKED
+                 AND NOT EXISTS (SELECT FROM providers b WHERE b.name = p.provider AND b.open_until IS NOT NULL)
+               FOR UPDATE OF p SKIP LOCKED
            ), due AS (
                SELECT placement_id, state FROM placements
                WHERE provider = $2 AND redrive_at <= now()
+                 AND ($5 OR NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL))
                ORDER BY redrive_at LIMIT $3
                FOR UPDATE SKIP LOCKED
            ), claimed AS (
@@ -146,6 +161,7 @@ pub async fn claim(
                    attempt = p.attempt + (p.state = 'accepted')::int,
                    attempted_at = CASE WHEN p.state = 'accepted' THEN now() ELSE p.attempted_at END,
                    not_found_at = CASE WHEN p.state = 'accepted' THEN NULL ELSE p.not_found_at END,
+                   unknowns = CASE WHEN p.state = 'accepted' THEN 0 ELSE p.unknowns END,
                    redrive_at = now() + make_interval(secs => $4)
                FROM (SELECT * FROM named UNION ALL SELECT * FROM due) AS taken
                WHERE p.placement_id = taken.placement_id
@@ -155,7 +171,7 @@ pub async fn claim(
                   c.was AS "was!", c.attempt AS "attempt!",
                   extract(epoch FROM now() - c.attempted_at)::float8 AS "attempt_age!",
                   extract(epoch FROM now() - c.created_at)::float8 AS "age!",
-                  extract(epoch FROM now() - c.placed_at)::float8 AS placed_age,
+                  extract(epoch FROM now() - c.placed_at)::float8 AS placed_age, c.unknowns AS "unknowns!",
                   o.answer_by <= now() AS "answered!", o.traceparent,
                   t.topup_ids AS "topup_ids!", t.provider_option_ids AS "provider_option_ids!",
                   t.provider_unit_ids AS "provider_unit_ids!: Vec<Option<String>>", t.states AS "states!"
@@ -172,12 +188,30 @@ pub async fn claim(
         provider,
         i64::try_from(limit).unwrap_or(i64::MAX),
         seconds(lease),
+        probe,
     )
-    .fetch_all(connection)
-    .await?
-    .into_iter()
-    .map(Claimed::try_from)
-    .collect()
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut claimed = Vec::with_capacity(rows.len());
+    for row in rows {
+        let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
+        match Claimed::try_from(row) {
+            Ok(work) => claimed.push(work),
+            Err(error) => {
+                tracing::error!(placement.id = %placement_id, %error, "parked: its row cannot be read");
+                let outcome = Outcome::Parked {
+                    reason: format!("its row cannot be read: {error}"),
+                };
+                let parked = Settlement {
+                    placement_id,
+                    attempt,
+                    outcome,
+                };
+                settle(connection, &[parked]).await?;
+            }
+        }
+    }
+    Ok(claimed)
 }
 
 /// What became of an attempt, or of a look after it.
@@ -225,7 +259,8 @@ pub enum Outcome {
         /// When to look again.
         look_in: Duration,
     },
-    /// Nobody knows.
+    /// Nobody knows whether it was bought, or how its units stand. Changes nothing but the count of
+    /// such answers and the time of the next look.
     Unknown {
         /// When to look the purchase up.
         look_in: Duration,
@@ -404,7 +439,7 @@ impl Bought {
                    UPDATE placements p
                    SET state = CASE WHEN new.overdue THEN 'parked' ELSE 'placed' END,
                        reason = CASE WHEN new.overdue THEN 'bought, but its profiles do not come' END,
-                       placed_at = coalesce(p.placed_at, now()),
+                       placed_at = coalesce(p.placed_at, now()), unknowns = 0,
                        redrive_at = now() + make_interval(secs => new.collect_in)
                    FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[], $12::float8[])
                         AS new(placement_id, attempt, collect_in, overdue, lease)
@@ -559,12 +594,14 @@ impl Moves {
                            WHEN new.kind IN ('not_found', 'settled_not_found') THEN coalesce(p.not_found_at, now())
                            ELSE p.not_found_at
                        END,
-                       reason = coalesce(new.reason, p.reason),
+                       unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
+                       reason = CASE WHEN p.state = 'parked' THEN p.reason ELSE coalesce(new.reason, p.reason) END,
                        redrive_at = now() + make_interval(secs => new.redrive_in)
                    FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[])
                         AS new(placement_id, attempt, kind, redrive_in, reason)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
-                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'parked'))
+                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'parked')
+                          OR (p.state IN ('placed', 'parked') AND p.redrive_at IS NOT NULL AND new.kind = 'unknown'))
                    RETURNING p.placement_id, p.state, p.reason
                ), failed AS (
                    UPDATE topups t SET state = 'failed', reason = moved.reason

@@ -11,6 +11,8 @@ mod option;
 mod order;
 mod output;
 mod partner;
+mod placement;
+mod provider;
 mod webhook_url;
 
 use std::process::ExitCode;
@@ -58,6 +60,12 @@ enum Command {
     /// Orders, as they are stored
     #[command(subcommand, after_help = order::EXAMPLES)]
     Order(order::Command),
+    /// Placements: purchases, above all those that wait for an operator
+    #[command(subcommand, after_help = placement::EXAMPLES)]
+    Placement(placement::Command),
+    /// Providers: whether their queues are worked on
+    #[command(subcommand, after_help = provider::EXAMPLES)]
+    Provider(provider::Command),
     /// Bring the database's schema to this version; waits up to 30 s for the server to be up
     #[command(after_help = migrate::EXAMPLES)]
     Migrate,
@@ -86,6 +94,8 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Partner(command) => partner::run(command, &config.database, &output).await,
         Command::Option(command) => option::run(command, &config.database, &output).await,
         Command::Order(command) => order::run(command, &config.database, &output).await,
+        Command::Placement(command) => placement::run(command, &config.database, &output).await,
+        Command::Provider(command) => provider::run(command, &config.database, &output).await,
         Command::Migrate => migrate::run(&config.database, &output).await,
     }
 }

@@ -6,15 +6,21 @@
 //! again, and what can't be settled is parked.
 //!
 //! Its cast: [`place`] is the stage, [`assign`] pairs units with topups, [`pace`] promises verdicts,
-//! [`providers`] are the adapters. A lease (`redrive_at`) only keeps two processes from working on
-//! one placement at once; it is *not* what prevents a second purchase.
+//! [`providers`] are the adapters, [`account`] paces and watches their calls, [`breaker`] keeps work
+//! away from a provider that fails, [`callbacks`] takes providers' hints. A lease (`redrive_at`) only
+//! keeps two processes from working on one placement at once; it is *not* what prevents a second
+//! purchase.
 
+pub mod account;
 pub mod assign;
+pub mod breaker;
+pub mod callbacks;
+pub mod metrics;
 pub mod pace;
 pub mod place;
 pub mod providers;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{Nats, NatsConfig, streams::Source, worker};
@@ -25,23 +31,31 @@ use runtime::{
     health::{self, Readiness},
 };
 use secrecy::{ExposeSecret, SecretString};
-use signing::SecretKey;
+use signing::{SecretKey, Token};
 use store::{
     config::{DatabaseConfig, MasterKeyConfig},
+    providers::BreakerLimits,
     schema,
 };
 
 use crate::{
+    account::Account,
+    breaker::Breaker,
+    callbacks::Callbacks,
+    metrics::Metrics,
     pace::Pace,
     place::{Answered, Placing, Settlements},
-    providers::usimsa::Usimsa,
+    providers::{Provider, usimsa::Usimsa},
 };
 
 /// Buys accepted orders from eSIM providers
 #[derive(Parser, Clone, Debug)]
 #[command(name = "provisioner", version)]
 pub struct Config {
-    /// Where `/livez` and `/readyz` are served
+    /// Where providers call back: `POST /callbacks/<provider>/<token>`. Served if a provider has a token
+    #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8082")]
+    pub listen: SocketAddr,
+    /// Where `/livez`, `/readyz` and `/metrics` are served
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
     /// The providers to buy from: `sandbox`, `usimsa`
@@ -57,6 +71,22 @@ pub struct Config {
     /// twice `PROVIDER_TIMEOUT`, plus what the provider's own look-up lags behind
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
+    /// Profiles that don't come for so long are parked, and so are purchases of which nobody knows for
+    /// so long whether they were made
+    #[arg(long, env = "PARK_AFTER", value_parser = runtime::config::duration, default_value = "30m")]
+    pub park_after: Duration,
+    /// Calls per second, of this process to each provider; 0 is without a limit
+    #[arg(long, env = "PROVIDER_RATE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
+    pub provider_rate: u32,
+    /// So many calls in a row that fail open a provider's breaker; being denied opens it at once
+    #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub breaker_failures: u32,
+    /// How long a breaker stays open at first, before one placement is tried; each time twice as long
+    #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
+    pub breaker_open: Duration,
+    /// The longest time for which a breaker opens by itself
+    #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "2m")]
+    pub breaker_open_most: Duration,
     #[command(flatten)]
     pub sandbox: SandboxAccount,
     #[command(flatten)]
@@ -90,6 +120,9 @@ pub struct SandboxAccount {
     /// Its secret key, Base64
     #[arg(long, env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
     pub sandbox_secret_key: Option<SecretString>,
+    /// The token in the URL that it calls back: at least 16 letters, digits, `-` or `_`
+    #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
+    pub sandbox_callback_token: Option<SecretString>,
 }
 
 /// The account at USIMSA
@@ -105,27 +138,49 @@ pub struct UsimsaAccount {
     /// Its secret key, Base64
     #[arg(long, env = "USIMSA_SECRET_KEY", hide_env_values = true)]
     pub usimsa_secret_key: Option<SecretString>,
+    /// The token in the URL that it calls back: at least 16 letters, digits, `-` or `_`
+    #[arg(long, env = "USIMSA_CALLBACK_TOKEN", hide_env_values = true)]
+    pub usimsa_callback_token: Option<SecretString>,
+}
+
+/// A provider that is configured.
+struct Configured {
+    name: String,
+    provider: Arc<dyn Provider>,
+    callback_token: Option<Token>,
 }
 
 impl Config {
-    /// The adapter of a provider that is configured.
-    fn provider(&self, name: &str) -> anyhow::Result<Usimsa> {
-        let (url, access_key, secret_key) = match name {
+    /// The adapter of a provider, with its account.
+    fn provider(&self, name: &str) -> anyhow::Result<Configured> {
+        let (url, access_key, secret_key, token) = match name {
             "sandbox" => {
                 let SandboxAccount {
                     sandbox_url,
                     sandbox_access_key,
                     sandbox_secret_key,
+                    sandbox_callback_token,
                 } = &self.sandbox;
-                (sandbox_url, sandbox_access_key, sandbox_secret_key)
+                (
+                    sandbox_url,
+                    sandbox_access_key,
+                    sandbox_secret_key,
+                    sandbox_callback_token,
+                )
             }
             "usimsa" => {
                 let UsimsaAccount {
                     usimsa_url,
                     usimsa_access_key,
                     usimsa_secret_key,
+                    usimsa_callback_token,
                 } = &self.usimsa;
-                (usimsa_url, usimsa_access_key, usimsa_secret_key)
+                (
+                    usimsa_url,
+                    usimsa_access_key,
+                    usimsa_secret_key,
+                    usimsa_callback_token,
+                )
             }
             other => {
                 return Err(BadSetting::error(format!(
@@ -133,23 +188,66 @@ impl Config {
                 )));
             }
         };
+        let variable = |setting: &str| format!("{}_{setting}", name.to_ascii_uppercase());
         let missing = |setting: &str| {
-            let variable = format!("{}_{setting}", name.to_ascii_uppercase());
-            BadSetting::error(format!("PROVIDERS names {name}, but {variable} is not set"))
+            BadSetting::error(format!(
+                "PROVIDERS names {name}, but {} is not set",
+                variable(setting)
+            ))
         };
         let url = url.clone().ok_or_else(|| missing("URL"))?;
         if !matches!(url.scheme(), "http" | "https") {
-            let variable = format!("{}_URL", name.to_ascii_uppercase());
             return Err(BadSetting::error(format!(
-                "{variable} is not an http or https address"
+                "{} is not an http or https address",
+                variable("URL")
             )));
         }
         let access_key = access_key.clone().ok_or_else(|| missing("ACCESS_KEY"))?;
         let secret_key = secret_key.as_ref().ok_or_else(|| missing("SECRET_KEY"))?;
-        let secret_key = SecretKey::from_base64(secret_key.expose_secret()).map_err(|error| {
-            BadSetting::error(format!("{}_SECRET_KEY: {error}", name.to_ascii_uppercase()))
-        })?;
-        Usimsa::new(url, access_key, secret_key, self.provider_timeout)
+        let secret_key = SecretKey::from_base64(secret_key.expose_secret())
+            .map_err(|error| BadSetting::error(format!("{}: {error}", variable("SECRET_KEY"))))?;
+        let callback_token = token
+            .as_ref()
+            .map(|token| Token::parse(token.expose_secret()))
+            .transpose()
+            .map_err(|error| BadSetting::error(format!("{}: {error}", variable("CALLBACK_TOKEN"))))?;
+        Ok(Configured {
+            name: name.to_owned(),
+            provider: Arc::new(Usimsa::new(url, access_key, secret_key, self.provider_timeout)?),
+            callback_token,
+        })
+    }
+
+    /// The providers, each once.
+    fn configured(&self) -> anyhow::Result<Vec<Configured>> {
+        let mut configured: Vec<Configured> = Vec::new();
+        for name in &self.providers {
+            if configured.iter().any(|other| other.name == *name) {
+                return Err(BadSetting::error(format!("PROVIDERS names {name} twice")));
+            }
+            configured.push(self.provider(name)?);
+        }
+        Ok(configured)
+    }
+
+    /// How many placements of a provider are under way at once: with a rate limit no more than get
+    /// their turn soon enough.
+    fn permits(&self) -> usize {
+        let turns = u64::from(self.provider_rate) * account::TURNS.as_secs();
+        let most = if turns == 0 { u64::MAX } else { turns };
+        let permits = u64::from(self.provider_concurrency).min(most);
+        usize::try_from(permits).unwrap_or(usize::MAX)
+    }
+
+    /// How long a claimed placement is left to this process: a place and a collect, each with its turn
+    /// and its deadline, and room to record what they brought.
+    fn lease(&self) -> Duration {
+        let turns = if self.provider_rate == 0 {
+            Duration::ZERO
+        } else {
+            account::TURNS * 2
+        };
+        self.provider_timeout * 2 + turns + Duration::from_secs(10)
     }
 
     fn check(&self) -> anyhow::Result<()> {
@@ -159,6 +257,11 @@ impl Config {
                 self.settle, self.provider_timeout
             )));
         }
+        if self.park_after.is_zero() || self.breaker_open.is_zero() {
+            return Err(BadSetting::error(
+                "PARK_AFTER and BREAKER_OPEN must be more than 0",
+            ));
+        }
         Ok(())
     }
 }
@@ -166,17 +269,26 @@ impl Config {
 /// Buys until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
-    let providers: Vec<(String, Usimsa)> = config
-        .providers
-        .iter()
-        .map(|name| Ok((name.clone(), config.provider(name)?)))
-        .collect::<anyhow::Result<_>>()?;
+    let providers = config.configured()?;
     let pool = config.database.pool("provisioner").map_err(BadSetting::error)?;
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
+    let metrics = Metrics::default();
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     tracing::info!(admin = %config.admin_listen, providers = ?config.providers, "provisioner is starting");
+
+    let callbacks = Callbacks {
+        providers: callers(&providers),
+        pool: pool.clone(),
+        metrics: metrics.clone(),
+    };
+    if !callbacks.providers.is_empty() {
+        let listener = health::listen("LISTEN", config.listen).await?;
+        tracing::info!(listen = %config.listen, "providers may call back");
+        let serving = callbacks::serve(listener, callbacks, shutdown.clone());
+        shutdown.spawn("callbacks", serving);
+    }
 
     let stop = shutdown.soft();
     let checked = tokio::select! {
@@ -184,42 +296,68 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         checked = schema::wait(&pool) => checked.map(|()| true)?,
     };
     if checked {
-        readiness.well("database");
-        // A place and a collect, each with its deadline, and room to record what they brought.
-        let lease = config.provider_timeout * 2 + Duration::from_secs(10);
-        let permits = usize::from(config.provider_concurrency);
+        let limits = BreakerLimits {
+            failures: config.breaker_failures,
+            open: config.breaker_open,
+            open_most: config.breaker_open_most,
+        };
+        let permits = config.permits();
         let settlements = Settlements::start(pool.clone());
-        for (name, provider) in providers {
+        let mut breakers = Vec::new();
+        for Configured { name, provider, .. } in providers {
             let pace = Arc::new(Pace::new(permits));
+            let breaker = Breaker::new(name.clone(), limits, pool.clone(), metrics.clone());
+            breakers.push(Arc::clone(&breaker));
             let source = Source {
                 stream: "TOPUP_JOBS",
                 durable: format!("provisioner-{name}"),
                 subject: nats.job_subject(&name),
-                ack_wait: lease * 2,
+                ack_wait: config.lease() * 2,
             };
             let stage = Placing {
                 provider_name: name.clone(),
-                provider: Box::new(provider),
+                account: Account::new(
+                    name.clone(),
+                    provider,
+                    config.provider_rate,
+                    Arc::clone(&breaker),
+                    metrics.clone(),
+                ),
+                breaker: Arc::clone(&breaker),
                 pool: pool.clone(),
                 vault: vault.clone(),
                 nats: nats.clone(),
                 settlements: settlements.clone(),
                 settle: config.settle,
-                lease,
+                park_after: config.park_after,
+                lease: config.lease(),
                 pace: Arc::clone(&pace),
                 answered: Answered::default(),
                 shutdown: shutdown.clone(),
             };
             worker::start(Arc::new(stage), &nats, source, permits, &shutdown);
             let (nats, stop) = (nats.clone(), shutdown.clone());
-            shutdown.spawn(
-                "heartbeat",
-                async move { pace.broadcast(&name, &nats, &stop).await },
-            );
+            shutdown.spawn("heartbeat", async move {
+                pace.broadcast(&name, &breaker, &nats, &stop).await
+            });
         }
+        shutdown.spawn(
+            "breakers",
+            breaker::watch(breakers, pool.clone(), readiness, shutdown.clone()),
+        );
+        shutdown.spawn("metrics", metrics.watch(config.providers, pool, shutdown.clone()));
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;
     nats.flush().await;
     finished
+}
+
+/// The providers that may call back.
+fn callers(providers: &[Configured]) -> HashMap<String, (Token, Arc<dyn Provider>)> {
+    let callers = providers.iter().filter_map(|configured| {
+        let token = configured.callback_token.clone()?;
+        Some((configured.name.clone(), (token, Arc::clone(&configured.provider))))
+    });
+    callers.collect()
 }

@@ -9,6 +9,8 @@ use std::{
 use pipeline::{Nats, payload::Heartbeat};
 use runtime::Shutdown;
 
+use crate::breaker::Breaker;
+
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// How long verdicts take.
@@ -72,8 +74,15 @@ impl Pace {
         measured.queued = [Duration::ZERO, measured.queued[0]];
     }
 
-    /// Broadcasts the promise until the soft stop: no heartbeat is no promise.
-    pub async fn broadcast(&self, provider: &str, nats: &Nats, shutdown: &Shutdown) -> anyhow::Result<()> {
+    /// Broadcasts the promise until the soft stop: no heartbeat is no promise, and neither is one of a
+    /// provider whose breaker isn't closed.
+    pub async fn broadcast(
+        &self,
+        provider: &str,
+        breaker: &Breaker,
+        nats: &Nats,
+        shutdown: &Shutdown,
+    ) -> anyhow::Result<()> {
         let subject = nats.heartbeat_subject(provider);
         let stop = shutdown.soft();
         let mut ticks = tokio::time::interval(PERIOD);
@@ -82,7 +91,12 @@ impl Pace {
                 () = stop.cancelled() => return Ok(()),
                 _ = ticks.tick() => {}
             }
-            let verdict_ms = u64::try_from(self.verdict_in().as_millis()).unwrap_or(u64::MAX);
+            let verdict_in = if breaker.is_closed() {
+                self.verdict_in()
+            } else {
+                Duration::MAX
+            };
+            let verdict_ms = u64::try_from(verdict_in.as_millis()).unwrap_or(u64::MAX);
             let heartbeat = Heartbeat::V1 {
                 provider: provider.to_owned(),
                 verdict_ms,

@@ -15,7 +15,7 @@ use pipeline::{
     Effect, GroupCommit, Nats,
     group_commit::Writer,
     payload::{Reply, Said, TopupJob, TopupReady, Verdict, VerdictTo},
-    perform, trace,
+    trace,
     worker::{Kind, Stage, Trigger},
 };
 use runtime::Shutdown;
@@ -28,19 +28,22 @@ use store::{
 use tracing::{Instrument, info_span};
 
 use crate::{
+    account::Account,
     assign,
+    breaker::Breaker,
     pace::Pace,
-    providers::{FindAnswer, PlaceAnswer, Provider, ProviderUnit, Purchase, UnitState},
+    providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble, UnitState},
 };
 
 /// The most settlements of one commit.
 const BATCH: usize = 256;
-/// Profiles that haven't come after this time, and purchases that can't be settled, are parked.
-const OVERDUE: Duration = Duration::from_mins(30);
-/// How soon a purchase with an unknown outcome is looked up for the first time.
-const FIRST_LOOK: Duration = Duration::from_secs(2);
-/// The most attempts to buy a placement.
+/// The most attempts to buy a placement whose purchases never arrive, although they are sent.
 const MAX_ATTEMPTS: u32 = 50;
+/// So many times in a row nobody must have known before a placement is parked for that, however old
+/// it is: after an outage of the provider everything is old.
+const LASTING: u32 = 5;
+/// The longest wait that a provider may ask for.
+const LONGEST_WAIT: Duration = Duration::from_mins(10);
 /// How long it is remembered that an order was answered: longer than any `answer_by` is away.
 const REMEMBERED: Duration = Duration::from_mins(1);
 
@@ -48,8 +51,10 @@ const REMEMBERED: Duration = Duration::from_mins(1);
 pub struct Placing {
     /// The provider's name.
     pub provider_name: String,
-    /// The provider.
-    pub provider: Box<dyn Provider>,
+    /// Our account there.
+    pub account: Account,
+    /// Whether it is used at the moment.
+    pub breaker: Arc<Breaker>,
     /// The database.
     pub pool: PgPool,
     /// For profiles.
@@ -60,6 +65,8 @@ pub struct Placing {
     pub settlements: GroupCommit<Settlements>,
     /// How long after its attempt was recorded a purchase may still arrive at the provider.
     pub settle: Duration,
+    /// Profiles that haven't come after this time, and purchases that can't be settled, are parked.
+    pub park_after: Duration,
     /// How long a claimed placement is left to this process.
     pub lease: Duration,
     /// What is promised to ingress.
@@ -119,6 +126,11 @@ impl Answered {
     }
 }
 
+/// Whether trouble with one placement has become the operator's. A busy provider is only busy.
+fn is_lasting(work: &Claimed, trouble: &Trouble) -> bool {
+    !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING
+}
+
 impl Stage for Placing {
     const KIND: Kind = Kind::Job;
     type Message = TopupJob;
@@ -140,9 +152,11 @@ impl Stage for Placing {
     }
 
     async fn claim_due(&self, limit: usize) -> anyhow::Result<Vec<Claimed>> {
-        let due = Claim::Due {
-            provider: &self.provider_name,
-            limit,
+        let provider = &self.provider_name;
+        let due = if self.breaker.probe(self.lease).await? {
+            Claim::Probe { provider }
+        } else {
+            Claim::Due { provider, limit }
         };
         let mut connection = self.pool.acquire().await?;
         Ok(placements::claim(&mut connection, due, self.lease).await?)
@@ -190,19 +204,19 @@ impl Placing {
             items: assign::items(&work.topups),
         };
         // A process that was stalled for long must not send what a look-up may already have missed.
-        if trigger.taken.elapsed() > self.settle / 2 {
+        let send_by = trigger.taken + self.settle / 2;
+        let Some(answer) = self.account.place(&purchase, send_by).await else {
             tracing::warn!(placement.id = %work.placement_id, "abandoned an attempt that was recorded too long ago");
             self.pace.end(Duration::ZERO);
             return;
-        }
-        let answer = perform(Effect::Place, self.provider.place(&purchase)).await;
+        };
         self.pace.end(trigger.taken.elapsed());
         match answer {
-            PlaceAnswer::Bought(units) => {
+            Ok(PlaceAnswer::Bought(units)) => {
                 // One recorded outcome for the purchase and the profiles that are there at once.
-                let units = match perform(Effect::Collect, self.provider.collect(work.placement_id)).await {
-                    FindAnswer::Found(units) => units,
-                    FindAnswer::NotFound | FindAnswer::Unknown(_) => units,
+                let units = match self.account.collect(work.placement_id).await {
+                    Ok(FindAnswer::Found(units)) => units,
+                    Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
                 // A job without an address was published after the answer.
                 let published_later = trigger.message.is_some() && verdict_to.is_none();
@@ -214,7 +228,7 @@ impl Placing {
                     self.announce(work, settled.ready).await;
                 }
             }
-            PlaceAnswer::Rejected { status, message } => {
+            Ok(PlaceAnswer::Rejected { status, message }) => {
                 let reason = format!("the provider refused: {status} {message}");
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, reason, "refused");
                 let said = Said::Refused { status, message };
@@ -222,78 +236,64 @@ impl Placing {
                     self.settle(work, Outcome::Rejected { reason }).await;
                 }
             }
-            PlaceAnswer::NotSent(reason) => {
-                tracing::warn!(placement.id = %work.placement_id, reason, "the provider was not reached");
-                if self.tell(work, verdict_to, Said::NotSent).await != Some(Reply::Refused) {
-                    self.try_again(work, None, reason).await;
-                }
-            }
-            PlaceAnswer::TryLater { after, reason } => {
-                tracing::warn!(placement.id = %work.placement_id, reason, "the provider asked to try later");
-                self.try_again(work, after, reason).await;
-                self.tell(work, verdict_to, Said::UnderWay).await;
-            }
-            PlaceAnswer::Unknown(reason) => {
-                tracing::warn!(placement.id = %work.placement_id, reason, "the outcome of a purchase is unknown");
-                self.settle(
-                    work,
-                    Outcome::Unknown {
-                        look_in: FIRST_LOOK,
-                        reason,
-                    },
-                )
-                .await;
-                self.tell(work, verdict_to, Said::UnderWay).await;
-            }
+            Err(trouble) => self.not_placed(work, verdict_to, trouble).await,
         }
     }
 
-    async fn try_again(&self, work: &Claimed, after: Option<Duration>, reason: String) {
-        let outcome = if work.attempt >= MAX_ATTEMPTS {
-            Outcome::Parked {
-                reason: format!("gave up after {} attempts: {reason}", work.attempt),
-            }
-        } else {
-            let retry_in = placement::next_attempt(work.attempt).max(after.unwrap_or_default());
-            Outcome::NotBought { retry_in, reason }
+    /// The provider said nothing about the purchase itself.
+    async fn not_placed(&self, work: &Claimed, verdict_to: Option<&VerdictTo>, trouble: Trouble) {
+        let wait = trouble.after(LONGEST_WAIT);
+        let (class, reason) = (trouble.class(), trouble.reason().to_owned());
+        tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought for now");
+        if matches!(trouble, Trouble::NotSent(_))
+            && self.tell(work, verdict_to, Said::NotSent).await == Some(Reply::Refused)
+        {
+            return;
+        }
+        let outcome = match trouble {
+            Trouble::Unknown(_) => Outcome::Unknown {
+                look_in: placement::next_look(Duration::ZERO),
+                reason,
+            },
+            // However often: it stays queued until the provider takes it.
+            Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Outcome::NotBought {
+                retry_in: placement::next_attempt(work.attempt).max(wait),
+                reason,
+            },
         };
+        let told = matches!(trouble, Trouble::NotSent(_));
         self.settle(work, outcome).await;
+        if !told {
+            self.tell(work, verdict_to, Said::UnderWay).await;
+        }
     }
 
     /// Looks an attempt up whose outcome was never recorded. Buys nothing.
     async fn look_up(&self, work: &Claimed) {
-        match perform(Effect::Find, self.provider.find(work.placement_id)).await {
-            FindAnswer::Found(units) => {
+        match self.account.find(work.placement_id).await {
+            Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
-                let announced = self.is_answered(work);
-                let settled = self.settle_bought(work, units, announced).await;
-                if announced {
-                    self.announce(work, settled.ready).await;
-                }
+                self.record_units(work, units).await;
             }
-            FindAnswer::NotFound => {
+            Ok(FindAnswer::NotFound) => {
                 let settled = work.attempt_age >= self.settle;
                 let look_in = self
                     .settle
                     .saturating_sub(work.attempt_age)
                     .max(Duration::from_secs(1));
                 let outcome = if settled && work.attempt >= MAX_ATTEMPTS {
-                    Outcome::Parked {
-                        reason: format!("not bought after {} attempts", work.attempt),
-                    }
+                    self.park(work, format!("not bought after {} attempts", work.attempt))
                 } else {
                     Outcome::NotFound { settled, look_in }
                 };
                 self.settle(work, outcome).await;
             }
-            FindAnswer::Unknown(reason) => {
-                let outcome = if work.attempt_age >= OVERDUE {
-                    tracing::error!(placement.id = %work.placement_id, order.id = %work.order_id, reason, "parked: nobody knows whether it was bought");
-                    Outcome::Parked {
-                        reason: format!("nobody knows whether it was bought: {reason}"),
-                    }
+            Err(trouble) => {
+                let reason = trouble.reason().to_owned();
+                let outcome = if work.attempt_age >= self.park_after && is_lasting(work, &trouble) {
+                    self.park(work, format!("nobody knows whether it was bought: {reason}"))
                 } else {
-                    let look_in = (work.attempt_age / 2).clamp(FIRST_LOOK, Duration::from_mins(1));
+                    let look_in = placement::next_look(work.attempt_age).max(trouble.after(LONGEST_WAIT));
                     Outcome::Unknown { look_in, reason }
                 };
                 self.settle(work, outcome).await;
@@ -303,22 +303,40 @@ impl Placing {
 
     /// Asks for the profiles that are missing.
     async fn collect(&self, work: &Claimed) {
-        let units = match perform(Effect::Collect, self.provider.collect(work.placement_id)).await {
-            FindAnswer::Found(units) => units,
-            FindAnswer::NotFound => {
+        match self.account.collect(work.placement_id).await {
+            Ok(FindAnswer::Found(units)) => self.record_units(work, units).await,
+            Ok(FindAnswer::NotFound) => {
                 tracing::error!(placement.id = %work.placement_id, "the provider does not know what it had");
-                Vec::new()
+                self.record_units(work, Vec::new()).await;
             }
-            FindAnswer::Unknown(reason) => {
+            Err(trouble) => {
+                let age = work.placed_age.unwrap_or_default();
+                if age >= self.park_after && is_lasting(work, &trouble) {
+                    return self.record_units(work, Vec::new()).await;
+                }
+                let look_in = placement::next_collect(age, self.park_after).max(trouble.after(LONGEST_WAIT));
+                let reason = trouble.reason().to_owned();
                 tracing::warn!(placement.id = %work.placement_id, reason, "profiles were not collected");
-                Vec::new()
+                self.settle(work, Outcome::Unknown { look_in, reason }).await;
             }
-        };
+        }
+    }
+
+    /// Records what a look brought, and announces what became ready.
+    async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>) {
         let announced = self.is_answered(work);
         let settled = self.settle_bought(work, units, announced).await;
         if announced {
             self.announce(work, settled.ready).await;
         }
+    }
+
+    /// Gives a placement to the operator.
+    fn park(&self, work: &Claimed, reason: String) -> Outcome {
+        let (placement, order, partner) = (work.placement_id, work.order_id, work.partner_id);
+        tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = work.attempt,
+            provider.name = self.provider_name, reason, "parked");
+        Outcome::Parked { reason }
     }
 
     /// Whether webhooks may go out: `answer_by` is over, or an ingress told this process so.
@@ -355,10 +373,14 @@ impl Placing {
         }
         let age = work.placed_age.unwrap_or_default();
         let complete = final_units >= waiting;
+        let overdue = !complete && age >= self.park_after;
+        if overdue && work.was != PlacementState::Parked {
+            self.park(work, "bought, but its profiles do not come".into());
+        }
         let outcome = Outcome::Bought {
             units: known,
-            collect_in: (!complete).then(|| placement::next_collect(age, OVERDUE)),
-            overdue: !complete && age >= OVERDUE,
+            collect_in: (!complete).then(|| placement::next_collect(age, self.park_after)),
+            overdue,
             announced,
         };
         self.settle(work, outcome).await
@@ -389,8 +411,8 @@ impl Placing {
                     }
                     None => "the provider's answer cannot be stored".to_owned(),
                 };
-                tracing::error!(placement.id = %work.placement_id, order.id = %work.order_id, %error, "parked");
-                settlement.outcome = Outcome::Parked { reason };
+                tracing::error!(placement.id = %work.placement_id, %error, "an outcome cannot be stored");
+                settlement.outcome = self.park(work, reason);
                 continue;
             }
             tracing::warn!(placement.id = %work.placement_id, %error, "an outcome was not recorded yet");

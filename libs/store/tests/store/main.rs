@@ -3,6 +3,7 @@
 //! - [`machine`]: every statement that moves a placement, against the state machine of crate `domain`.
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: what each statement promises, alone and when
 //!   several processes run it at once.
+//! - [`providers`], [`parked`]: breakers, hints, and what operators settle.
 //! - [`configuration`], [`schema`]: what services notice of changes made by operators.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
@@ -13,5 +14,7 @@ mod configuration;
 mod deliveries;
 mod machine;
 mod orders;
+mod parked;
+mod providers;
 mod schema;
 mod settle;

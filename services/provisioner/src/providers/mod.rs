@@ -22,24 +22,13 @@ pub struct Purchase {
 pub enum PlaceAnswer {
     /// It has the purchase, perhaps from an earlier attempt; the units, as far as it named them.
     Bought(Vec<ProviderUnit>),
-    /// It refused and would again.
+    /// It refused and would again: no such product, out of stock, no balance.
     Rejected {
         /// Its code.
         status: String,
         /// Its message, in one line.
         message: String,
     },
-    /// It certainly never got the request.
-    NotSent(String),
-    /// It is too busy, or doesn't let us in: nothing was bought, and the work stays queued.
-    TryLater {
-        /// Not before this, if it said so.
-        after: Option<Duration>,
-        /// What it said.
-        reason: String,
-    },
-    /// Anything else: it may or may not have been bought.
-    Unknown(String),
 }
 
 /// What a provider said when a purchase was looked up by our key.
@@ -49,8 +38,70 @@ pub enum FindAnswer {
     Found(Vec<ProviderUnit>),
     /// It says explicitly that there is no such purchase.
     NotFound,
-    /// Anything else.
+}
+
+/// What a provider said when a unit was to be cancelled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CancelAnswer {
+    /// It is cancelled, perhaps since earlier.
+    Canceled,
+    /// It can't be.
+    Refused {
+        /// Its code.
+        status: String,
+        /// Its message, in one line.
+        message: String,
+    },
+}
+
+/// Why a provider said nothing about what it was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// It doesn't let us in. Nothing was carried out, and nothing will be until somebody acts.
+    Denied(String),
+    /// It is busy. Nothing was carried out.
+    Busy {
+        /// Not before this, if it said so.
+        after: Option<Duration>,
+        /// What it said.
+        reason: String,
+    },
+    /// It certainly never got the request.
+    NotSent(String),
+    /// Anything else: it may or may not have been carried out.
     Unknown(String),
+}
+
+impl Trouble {
+    /// What happened, for people.
+    pub fn reason(&self) -> &str {
+        match self {
+            Self::Denied(reason)
+            | Self::Busy { reason, .. }
+            | Self::NotSent(reason)
+            | Self::Unknown(reason) => reason,
+        }
+    }
+
+    /// Its class, as metrics name it.
+    pub fn class(&self) -> &'static str {
+        match self {
+            Self::Denied(_) => "denied",
+            Self::Busy { .. } => "busy",
+            Self::NotSent(_) => "not_sent",
+            Self::Unknown(_) => "unknown",
+        }
+    }
+
+    /// How long the provider asked us to wait, at most `most`.
+    pub fn after(&self, most: Duration) -> Duration {
+        match self {
+            Self::Busy {
+                after: Some(after), ..
+            } => (*after).min(most),
+            _ => Duration::ZERO,
+        }
+    }
 }
 
 /// One unit of a purchase, as the provider names it.
@@ -85,9 +136,14 @@ pub enum UnitState {
 /// An eSIM provider.
 pub trait Provider: Send + Sync + 'static {
     /// Buys. Called once per recorded attempt, by its holder only.
-    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, PlaceAnswer>;
+    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>>;
     /// Looks a purchase up by our key. Buys nothing.
-    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer>;
+    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
     /// Asks for the profiles of a purchase that the provider has. Buys nothing.
-    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer>;
+    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
+    /// Gives a unit back that nobody has installed. Nothing in the pipeline does so by itself.
+    fn cancel<'a>(&'a self, unit_id: &'a str) -> BoxFuture<'a, Result<CancelAnswer, Trouble>>;
+    /// The unit that a callback is about; `None` if the body can't be read. Anybody may have written
+    /// the body: nothing but this hint is taken from it.
+    fn parse_callback(&self, body: &[u8]) -> Option<String>;
 }

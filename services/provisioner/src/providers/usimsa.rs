@@ -3,7 +3,8 @@
 //! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error.
 //! The codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's;
 //! what the real service answers there isn't documented, and a code that isn't in the table counts as
-//! unknown: the purchase is looked up, and parked if that doesn't settle it.
+//! unknown: the purchase is looked up, and parked if that doesn't settle it. docs/reliability.md has
+//! the table of all answers.
 
 use std::time::Duration;
 
@@ -11,12 +12,16 @@ use anyhow::Context;
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
 use pipeline::trace;
-use reqwest::{Client, Method, StatusCode, Url, header, redirect};
+use reqwest::{
+    Client, Method, StatusCode, Url,
+    header::{self, HeaderMap},
+    redirect,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use signing::{SecretKey, usimsa};
 use tracing::{Instrument, Span, field, info_span};
 
-use super::{FindAnswer, PlaceAnswer, Provider, ProviderUnit, Purchase, UnitState};
+use super::{CancelAnswer, FindAnswer, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState};
 
 /// The most of a provider's message that is kept, in characters.
 const MAX_MESSAGE: usize = 200;
@@ -65,14 +70,11 @@ struct Product {
     status: Option<String>,
 }
 
-/// Why there is no answer to read.
-enum Failure {
-    /// The request certainly never left.
-    NotSent(String),
-    /// The provider is busy or doesn't let us in.
-    TryLater { after: Option<Duration>, reason: String },
-    /// Anything else.
-    Unknown(String),
+/// A callback. It holds a whole profile, but anybody may have sent it: only the unit is read.
+#[derive(Deserialize)]
+struct Callback {
+    #[serde(rename = "topupId")]
+    topup_id: String,
 }
 
 impl Usimsa {
@@ -98,15 +100,17 @@ impl Usimsa {
         })
     }
 
+    /// `route` is the path without its ids, for the span.
     async fn call<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
+        route: &str,
         body: Option<&OrderRequest<'_>>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, Trouble> {
         let span = info_span!(
             "provider call",
-            otel.name = format!("{method} {}", if body.is_some() { "/api/v2/order" } else { "/api/v2/order/{orderId}" }),
+            otel.name = format!("{method} {route}"),
             otel.kind = "client",
             http.request.method = %method,
             server.address = self.base.host_str(),
@@ -123,11 +127,11 @@ impl Usimsa {
         path: &str,
         body: Option<&OrderRequest<'_>>,
         span: &Span,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, Trouble> {
         let url = self
             .base
             .join(path)
-            .map_err(|error| Failure::NotSent(error.to_string()))?;
+            .map_err(|error| Trouble::NotSent(error.to_string()))?;
         let timestamp = runtime::clock::unix_milliseconds().to_string();
         let signature = usimsa::sign(
             &self.secret_key,
@@ -154,53 +158,43 @@ impl Usimsa {
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let reason = format!("the provider does not let us in (HTTP {})", status.as_u16());
-                return Err(Failure::TryLater {
-                    after: Some(Duration::from_secs(30)),
-                    reason,
-                });
+                return Err(Trouble::Denied(reason));
             }
             StatusCode::TOO_MANY_REQUESTS => {
-                let after = response.headers().get(header::RETRY_AFTER);
-                let after = after
-                    .and_then(|value| value.to_str().ok()?.parse().ok())
-                    .map(Duration::from_secs);
-                return Err(Failure::TryLater {
-                    after,
+                return Err(Trouble::Busy {
+                    after: retry_after(response.headers()),
                     reason: "the provider is busy (HTTP 429)".into(),
                 });
             }
+            // Also 503, with or without Retry-After: a proxy may say so of an order that went through.
             status if !status.is_success() => {
-                return Err(Failure::Unknown(format!("HTTP {}", status.as_u16())));
+                return Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())));
             }
             _ => {}
         }
         let bytes = response
             .bytes()
             .await
-            .map_err(|error| Failure::Unknown(describe(&error.without_url())))?;
+            .map_err(|error| Trouble::Unknown(describe(&error.without_url())))?;
         // serde's message would quote the answer, which may hold activation codes.
-        serde_json::from_slice(&bytes).map_err(|_| Failure::Unknown("the answer cannot be read".into()))
+        serde_json::from_slice(&bytes).map_err(|_| Trouble::Unknown("the answer cannot be read".into()))
     }
 
-    async fn get(&self, placement_id: PlacementId) -> FindAnswer {
-        match self
-            .call::<Answer>(Method::GET, &format!("/api/v2/order/{placement_id}"), None)
-            .await
-        {
-            Ok(answer) => match answer.code.as_str() {
-                "0000" => FindAnswer::Found(units(answer.products.unwrap_or_default())),
-                "9002" => FindAnswer::NotFound,
-                code => FindAnswer::Unknown(format!("code {code}: {}", one_line(answer.message))),
-            },
-            Err(Failure::NotSent(reason) | Failure::TryLater { reason, .. } | Failure::Unknown(reason)) => {
-                FindAnswer::Unknown(reason)
-            }
+    async fn get(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+        let path = format!("/api/v2/order/{placement_id}");
+        let answer: Answer = self
+            .call(Method::GET, &path, "/api/v2/order/{orderId}", None)
+            .await?;
+        match answer.code.as_str() {
+            "0000" => Ok(FindAnswer::Found(units(answer.products.unwrap_or_default()))),
+            "9002" => Ok(FindAnswer::NotFound),
+            _ => Err(unknown_code(answer)),
         }
     }
 }
 
 impl Provider for Usimsa {
-    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, PlaceAnswer> {
+    fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>> {
         async move {
             let products = purchase
                 .items
@@ -211,45 +205,85 @@ impl Provider for Usimsa {
                 order_id: purchase.placement_id,
                 products,
             };
-            match self
-                .call::<Answer>(Method::POST, "/api/v2/order", Some(&request))
-                .await
-            {
-                Ok(answer) => match answer.code.as_str() {
-                    "0000" => PlaceAnswer::Bought(units(answer.products.unwrap_or_default())),
-                    // An earlier attempt bought it: its units are asked for, like any others.
-                    "9003" => PlaceAnswer::Bought(Vec::new()),
-                    "9000" | "9001" | "9005" => PlaceAnswer::Rejected {
-                        status: answer.code,
-                        message: one_line(answer.message),
-                    },
-                    code => PlaceAnswer::Unknown(format!("code {code}: {}", one_line(answer.message))),
-                },
-                Err(Failure::NotSent(reason)) => PlaceAnswer::NotSent(reason),
-                Err(Failure::TryLater { after, reason }) => PlaceAnswer::TryLater { after, reason },
-                Err(Failure::Unknown(reason)) => PlaceAnswer::Unknown(reason),
+            let answer: Answer = self
+                .call(Method::POST, "/api/v2/order", "/api/v2/order", Some(&request))
+                .await?;
+            match answer.code.as_str() {
+                "0000" => Ok(PlaceAnswer::Bought(units(answer.products.unwrap_or_default()))),
+                // An earlier attempt bought it: its units are asked for, like any others.
+                "9003" => Ok(PlaceAnswer::Bought(Vec::new())),
+                "9000" | "9001" | "9005" => Ok(PlaceAnswer::Rejected {
+                    status: answer.code,
+                    message: one_line(answer.message),
+                }),
+                _ => Err(unknown_code(answer)),
             }
         }
         .boxed()
     }
 
-    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer> {
+    fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
         self.get(placement_id).boxed()
     }
 
-    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, FindAnswer> {
+    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
         self.get(placement_id).boxed()
+    }
+
+    fn cancel<'a>(&'a self, unit_id: &'a str) -> BoxFuture<'a, Result<CancelAnswer, Trouble>> {
+        async move {
+            // Units are named by the provider: a name that isn't one path segment is none of its own.
+            if !unit_id
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
+            {
+                return Err(Trouble::NotSent("the unit's id does not fit into a path".into()));
+            }
+            let path = format!("/api/v2/cancel/{unit_id}");
+            let answer: Answer = self
+                .call(Method::POST, &path, "/api/v2/cancel/{topupId}", None)
+                .await?;
+            match answer.code.as_str() {
+                "0000" => Ok(CancelAnswer::Canceled),
+                "9999" => Err(unknown_code(answer)),
+                _ => Ok(CancelAnswer::Refused {
+                    status: answer.code,
+                    message: one_line(answer.message),
+                }),
+            }
+        }
+        .boxed()
+    }
+
+    fn parse_callback(&self, body: &[u8]) -> Option<String> {
+        let callback: Callback = serde_json::from_slice(body).ok()?;
+        Some(callback.topup_id)
     }
 }
 
+/// A code that isn't in the table, or says that the provider itself doesn't know.
+fn unknown_code(answer: Answer) -> Trouble {
+    Trouble::Unknown(format!(
+        "code {}: {}",
+        one_line(Some(answer.code)),
+        one_line(answer.message)
+    ))
+}
+
+/// `Retry-After` in seconds. Its other form, a date, isn't honoured: it would need the provider's clock.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
+    value.trim().parse().ok().map(Duration::from_secs)
+}
+
 /// A request that failed without an answer: only one that found no connection certainly wasn't sent.
-fn failure(error: reqwest::Error) -> Failure {
+fn failure(error: reqwest::Error) -> Trouble {
     let error = error.without_url();
     let reason = describe(&error);
     if error.is_connect() || error.is_builder() {
-        Failure::NotSent(reason)
+        Trouble::NotSent(reason)
     } else {
-        Failure::Unknown(reason)
+        Trouble::Unknown(reason)
     }
 }
 
@@ -362,6 +396,37 @@ mod tests {
         assert!(matches!(failed, UnitState::Failed(_)));
         let unknown = product(r#"{"topupId":"1","optionId":"o","status":"SOMETHING"}"#);
         assert!(matches!(unknown, UnitState::Pending));
+    }
+
+    #[test]
+    fn retry_after_is_read_in_seconds() {
+        let read = |value: &'static str| {
+            retry_after(&HeaderMap::from_iter([(
+                header::RETRY_AFTER,
+                header::HeaderValue::from_static(value),
+            )]))
+        };
+        assert_eq!(read(" 7 "), Some(Duration::from_secs(7)));
+        for odd in ["", "-1", "soon", "Fri, 20 Nov 2026 06:00:00 GMT"] {
+            assert_eq!(read(odd), None, "{odd}");
+        }
+        assert_eq!(retry_after(&HeaderMap::new()), None);
+    }
+
+    #[test]
+    fn a_wait_is_honoured_within_a_bound() {
+        let busy = |after| Trouble::Busy {
+            after,
+            reason: String::new(),
+        };
+        let most = Duration::from_mins(10);
+        assert_eq!(busy(None).after(most), Duration::ZERO);
+        assert_eq!(
+            busy(Some(Duration::from_secs(7))).after(most),
+            Duration::from_secs(7)
+        );
+        assert_eq!(busy(Some(Duration::MAX)).after(most), most);
+        assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
     }
 
     #[test]

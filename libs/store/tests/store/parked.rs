@@ -1,0 +1,176 @@
+//! What operators list and settle.
+
+use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
+use store::{
+    orders::NewOrder,
+    parked::{self, NotResolved, Resolved},
+    placements::{Claim, Progress},
+};
+
+use crate::bench::{
+    Bench, PROVIDER, bought, bought_pending, iccid, order, parked, placement, ready, rejected, topups, unit,
+};
+
+impl Bench {
+    async fn resolve(&self, id: PlacementId, resolution: Resolution) -> Result<Resolved, NotResolved> {
+        parked::resolve(&mut *self.connection().await, id, resolution).await
+    }
+
+    /// An order whose purchase nobody knows of.
+    async fn in_doubt(&self, units: usize) -> NewOrder {
+        let order = self.placing(units).await;
+        self.settle(&[parked(placement(&order), 1)]).await;
+        order
+    }
+}
+
+fn units(resolved: &Resolved) -> (i64, i64, i64) {
+    (resolved.pending, resolved.failed, resolved.ready)
+}
+
+#[tokio::test]
+async fn what_is_said_to_be_bought_is_collected() {
+    let bench = Bench::new().await;
+    let order = bench.in_doubt(2).await;
+    let id = placement(&order);
+    let resolved = bench.resolve(id, Resolution::Bought).await.unwrap();
+    assert_eq!(resolved.state, PlacementState::Placed);
+    assert_eq!(units(&resolved), (2, 0, 0));
+    let claimed = bench.claim(due()).await;
+    assert_eq!((claimed[0].was, claimed[0].attempt), (PlacementState::Placed, 1));
+    bench
+        .settle(&[bought(id, 1, topups(&order).iter().map(ready).collect(), true)])
+        .await;
+    for topup in topups(&order) {
+        assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
+    }
+}
+
+#[tokio::test]
+async fn what_is_said_not_to_be_bought_fails() {
+    let bench = Bench::new().await;
+    let order = bench.in_doubt(2).await;
+    let resolved = bench
+        .resolve(placement(&order), Resolution::NotBought)
+        .await
+        .unwrap();
+    assert_eq!(resolved.state, PlacementState::Failed);
+    assert_eq!(units(&resolved), (0, 2, 0));
+    assert!(bench.claim(due()).await.is_empty());
+    for topup in topups(&order) {
+        assert_eq!(bench.states(&topup).await, ("failed".into(), "none".into()));
+    }
+}
+
+#[tokio::test]
+async fn what_is_retried_is_bought_by_a_new_attempt() {
+    let bench = Bench::new().await;
+    let order = bench.in_doubt(1).await;
+    let resolved = bench.resolve(placement(&order), Resolution::Retry).await.unwrap();
+    assert_eq!((resolved.state, resolved.attempt), (PlacementState::Accepted, 1));
+    let claimed = bench.claim(due()).await;
+    assert_eq!(
+        (claimed[0].was, claimed[0].attempt),
+        (PlacementState::Accepted, 2)
+    );
+    assert_eq!(claimed[0].placed_age, None);
+}
+
+#[tokio::test]
+async fn only_what_is_parked_is_settled() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    for resolution in [Resolution::Bought, Resolution::NotBought, Resolution::Retry] {
+        let error = bench.resolve(placement(&order), resolution).await.unwrap_err();
+        assert!(matches!(error, NotResolved::NotParked(PlacementState::Placing)));
+        let error = bench.resolve(PlacementId::new(), resolution).await.unwrap_err();
+        assert!(matches!(error, NotResolved::Unknown));
+    }
+}
+
+#[tokio::test]
+async fn units_that_have_their_profile_stay_and_named_ones_are_not_bought_again() {
+    let bench = Bench::new().await;
+    let order = bench.placing(3).await;
+    let id = placement(&order);
+    let [one, two, _] = topups(&order).try_into().unwrap();
+    let known = vec![ready(&one), unit(&two, Progress::Failed("it broke".into()))];
+    bench.settle(&[bought(id, 1, known, true), parked(id, 1)]).await;
+    let error = bench.resolve(id, Resolution::Retry).await.unwrap_err();
+    assert!(matches!(error, NotResolved::HasUnits), "{error}");
+    let resolved = bench.resolve(id, Resolution::NotBought).await.unwrap();
+    assert_eq!(units(&resolved), (0, 2, 1));
+    assert_eq!(bench.states(&one).await.0, "ready");
+}
+
+#[tokio::test]
+async fn a_disputed_purchase_of_a_failed_placement_is_delivered_on_an_operators_word() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let (id, topup) = (placement(&order), &topups(&order)[0]);
+    bench.settle(&[rejected(id, 1), bought_pending(id, 1)]).await;
+    assert_eq!(bench.state(id).await, "parked");
+    assert_eq!(bench.states(topup).await.0, "failed");
+    let resolved = bench.resolve(id, Resolution::Bought).await.unwrap();
+    assert_eq!(units(&resolved), (1, 0, 0));
+    bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
+    assert_eq!(bench.states(topup).await, ("ready".into(), "pending".into()));
+    let stored: String = bench
+        .value("SELECT iccid FROM topups WHERE topup_id = $1", topup)
+        .await;
+    assert_eq!(stored, iccid(topup).as_str());
+}
+
+#[tokio::test]
+async fn nothing_is_delivered_for_an_order_that_was_answered_with_422() {
+    let bench = Bench::new().await;
+    let order = bench.placing(1).await;
+    let id = placement(&order);
+    let refused =
+        store::orders::refuse(&mut *bench.connection().await, order.order_id, &[(id, 1)], "no").await;
+    assert!(refused.unwrap());
+    bench.settle(&[bought_pending(id, 1)]).await;
+    assert_eq!(bench.state(id).await, "parked");
+    for resolution in [Resolution::Bought, Resolution::Retry] {
+        let error = bench.resolve(id, resolution).await.unwrap_err();
+        assert!(matches!(error, NotResolved::Refused), "{error}");
+    }
+    assert!(bench.resolve(id, Resolution::NotBought).await.is_ok());
+}
+
+#[tokio::test]
+async fn placements_are_listed_by_state_and_provider() {
+    let bench = Bench::new().await;
+    let doubted = bench.in_doubt(2).await;
+    let open = order(PartnerId::new(), 1);
+    bench.store(std::slice::from_ref(&open)).await;
+    let list = async |state, provider| {
+        parked::list(&mut *bench.connection().await, state, provider, 10)
+            .await
+            .unwrap()
+    };
+    let parked = list(Some(PlacementState::Parked), None).await;
+    assert_eq!(parked.len(), 1);
+    assert_eq!(parked[0].placement_id, placement(&doubted));
+    assert_eq!(
+        (parked[0].units, parked[0].pending, parked[0].bought),
+        (2, 2, false)
+    );
+    assert_eq!(parked[0].reason.as_deref(), Some("nobody knows"));
+    let newest_first: Vec<_> = list(None, Some(PROVIDER))
+        .await
+        .iter()
+        .map(|one| one.placement_id)
+        .collect();
+    assert_eq!(newest_first, [placement(&open), placement(&doubted)]);
+    assert_eq!(list(Some(PlacementState::Accepted), None).await.len(), 1);
+    assert!(list(Some(PlacementState::Parked), Some("other")).await.is_empty());
+    assert!(list(Some(PlacementState::Failed), None).await.is_empty());
+}
+
+fn due() -> Claim<'static> {
+    Claim::Due {
+        provider: PROVIDER,
+        limit: 10,
+    }
+}

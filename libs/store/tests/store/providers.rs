@@ -1,0 +1,330 @@
+//! Breakers, what they keep from being taken up, hints, and what is told of queues.
+
+use std::time::Duration;
+
+use domain::{PartnerId, PlacementId};
+use store::{
+    orders::NewOrder,
+    placements::{Claim, Progress},
+    providers::{self, Backlog, Breaker, BreakerLimits, BreakerState},
+};
+
+use crate::bench::{
+    Bench, LEASE, PROVIDER, bought_pending, order, parked, part, placement, settlement, topups, unit,
+};
+
+const LIMITS: BreakerLimits = BreakerLimits {
+    failures: 3,
+    open: Duration::from_secs(10),
+    open_most: Duration::from_secs(35),
+};
+
+impl Bench {
+    async fn registered() -> Self {
+        let bench = Self::new().await;
+        let names = [PROVIDER.to_owned(), "other".to_owned()];
+        for _ in 0..2 {
+            providers::register(&mut *bench.connection().await, &names)
+                .await
+                .unwrap();
+        }
+        bench
+    }
+
+    async fn breaker(&self) -> Breaker {
+        let all = providers::list(&mut *self.connection().await).await.unwrap();
+        assert_eq!(all.len(), 2, "{all:?}");
+        all.into_iter().find(|breaker| breaker.name == PROVIDER).unwrap()
+    }
+
+    async fn failed(&self, version: i64, at_once: bool) -> Option<Breaker> {
+        let mut connection = self.connection().await;
+        providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer")
+            .await
+            .unwrap()
+    }
+
+    async fn answered(&self, version: i64) -> Option<Breaker> {
+        providers::answered(&mut *self.connection().await, PROVIDER, version)
+            .await
+            .unwrap()
+    }
+
+    async fn probe(&self) -> Option<Breaker> {
+        providers::probe(&mut *self.connection().await, PROVIDER, LEASE)
+            .await
+            .unwrap()
+    }
+
+    /// Lets the time pass until the breaker may be probed.
+    async fn wait_for_half_open(&self) {
+        self.set(
+            "UPDATE providers SET open_until = now() WHERE name = $1",
+            PROVIDER,
+        )
+        .await;
+        assert_eq!(self.breaker().await.state, BreakerState::HalfOpen);
+    }
+
+    /// For how long the breaker is open, in seconds.
+    async fn open_for(&self) -> f64 {
+        self.value(
+            "SELECT extract(epoch FROM open_until - changed_at)::float8 FROM providers WHERE name = $1",
+            PROVIDER,
+        )
+        .await
+    }
+
+    async fn overdue(&self) -> PlacementId {
+        let order = order(PartnerId::new(), 1);
+        self.store(std::slice::from_ref(&order)).await;
+        self.make_due(placement(&order)).await;
+        placement(&order)
+    }
+
+    async fn make_due(&self, id: PlacementId) {
+        self.set(
+            "UPDATE placements SET redrive_at = now() - interval '1 minute' WHERE placement_id::text = $1",
+            id,
+        )
+        .await;
+    }
+}
+
+const DUE: Claim<'static> = Claim::Due {
+    provider: PROVIDER,
+    limit: 10,
+};
+
+#[tokio::test]
+async fn failures_in_a_row_open_a_breaker_and_an_answer_between_them_does_not() {
+    let bench = Bench::registered().await;
+    let first = bench.breaker().await;
+    assert_eq!((first.state, first.failures), (BreakerState::Closed, 0));
+    for failures in [1, 2] {
+        let breaker = bench.failed(first.version, false).await.unwrap();
+        assert_eq!(
+            (breaker.state, breaker.failures),
+            (BreakerState::Closed, failures)
+        );
+        assert_eq!(breaker.version, first.version);
+    }
+    assert_eq!(bench.answered(first.version).await.unwrap().failures, 0);
+    for _ in 0..2 {
+        bench.failed(first.version, false).await.unwrap();
+    }
+    let open = bench.failed(first.version, false).await.unwrap();
+    assert_eq!((open.state, open.openings), (BreakerState::Open, 1));
+    assert_eq!(open.reason.as_deref(), Some("no answer"));
+    assert!((bench.open_for().await - 10.0).abs() < 0.1);
+    // What began before it opened says nothing any more.
+    assert_eq!(bench.failed(first.version, true).await, None);
+    assert_eq!(bench.answered(first.version).await, None);
+    assert_eq!(bench.breaker().await, open);
+}
+
+#[tokio::test]
+async fn failures_at_the_same_time_are_all_counted_and_open_it_once() {
+    let bench = Bench::registered().await;
+    let version = bench.breaker().await.version;
+    let all = futures_util::future::join_all((0..8).map(|_| bench.failed(version, false))).await;
+    assert_eq!(all.iter().flatten().count(), 3, "{all:?}");
+    let breaker = bench.breaker().await;
+    assert_eq!((breaker.failures, breaker.openings), (3, 1));
+}
+
+#[tokio::test]
+async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time() {
+    let bench = Bench::registered().await;
+    let id = bench.overdue().await;
+    let version = bench.breaker().await.version;
+    let open = bench.failed(version, true).await.unwrap();
+    assert_eq!(open.state, BreakerState::Open, "denied opens it at once");
+    assert_eq!(bench.probe().await, None, "it is too early");
+
+    for expected in [20.0, 35.0, 35.0] {
+        bench.wait_for_half_open().await;
+        assert!(bench.claim(DUE).await.is_empty());
+        assert!(bench.claim(Claim::Named(&[id])).await.is_empty());
+        let probes = futures_util::future::join_all((0..4).map(|_| bench.probe())).await;
+        let mut probes = probes.into_iter().flatten();
+        let probe = probes.next().unwrap();
+        assert_eq!(probes.next(), None);
+        assert_eq!(probe.state, BreakerState::Open);
+        bench.failed(probe.version, false).await.unwrap();
+        assert!((bench.open_for().await - expected).abs() < 0.1);
+    }
+
+    bench.wait_for_half_open().await;
+    let probe = bench.probe().await.unwrap();
+    let claimed = bench.claim(Claim::Probe { provider: PROVIDER }).await;
+    assert_eq!(claimed[0].placement_id, id);
+    assert_eq!(claimed[0].attempt, 1, "open, it consumed no attempt");
+    let closed = bench.answered(probe.version).await.unwrap();
+    assert_eq!(closed.state, BreakerState::Closed);
+    assert_eq!((closed.failures, closed.openings, closed.reason), (0, 0, None));
+    assert!(closed.version > probe.version);
+}
+
+#[tokio::test]
+async fn nothing_is_probed_where_nothing_is_due() {
+    let bench = Bench::registered().await;
+    bench.failed(bench.breaker().await.version, true).await.unwrap();
+    bench.wait_for_half_open().await;
+    assert_eq!(bench.probe().await, None);
+    bench.overdue().await;
+    assert!(bench.probe().await.is_some());
+}
+
+#[tokio::test]
+async fn an_operator_opens_and_closes_a_breaker() {
+    let bench = Bench::registered().await;
+    let id = bench.overdue().await;
+    let elsewhere = NewOrder {
+        placements: vec![part("other", &[0])],
+        ..order(PartnerId::new(), 0)
+    };
+    bench.store(std::slice::from_ref(&elsewhere)).await;
+
+    let before = bench.breaker().await.version;
+    let hour = Duration::from_hours(1);
+    let mut connection = bench.connection().await;
+    let open = providers::open(&mut connection, PROVIDER, hour, "their maintenance").await;
+    assert_eq!(open.unwrap().unwrap().state, BreakerState::Open);
+    assert!((bench.open_for().await - 3600.0).abs() < 0.1);
+    assert!(bench.claim(DUE).await.is_empty());
+    assert_eq!(
+        bench.answered(before).await,
+        None,
+        "an answer doesn't overrule it"
+    );
+    let elsewhere = placement(&elsewhere);
+    assert_eq!(bench.claim(Claim::Named(&[elsewhere])).await.len(), 1);
+
+    let closed = providers::close(&mut connection, PROVIDER)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(closed.state, BreakerState::Closed);
+    assert_eq!(bench.claim(DUE).await[0].placement_id, id);
+    for unknown in [
+        providers::open(&mut connection, "nobody", hour, "").await,
+        providers::close(&mut connection, "nobody").await,
+    ] {
+        assert_eq!(unknown.unwrap(), None);
+    }
+}
+
+#[tokio::test]
+async fn hints_are_taken_once_a_second() {
+    let bench = Bench::registered().await;
+    let order = bench.placing(1).await;
+    let (id, topup) = (placement(&order), &topups(&order)[0]);
+    let named = unit(topup, Progress::Pending);
+    let unit_id = named.provider_unit_id.clone();
+    let mut settled = bought_pending(id, 1);
+    let store::placements::Outcome::Bought { units, .. } = &mut settled.outcome else {
+        unreachable!()
+    };
+    units.push(named);
+    bench.settle(&[settled]).await;
+
+    let mut connection = bench.connection().await;
+    let mut hint = async |provider: &str| {
+        providers::hint(&mut connection, provider, &unit_id)
+            .await
+            .unwrap()
+    };
+    let due_in = async || -> f64 {
+        bench
+            .value(
+                "SELECT extract(epoch FROM redrive_at - now())::float8 FROM placements WHERE placement_id::text = $1",
+                id,
+            )
+            .await
+    };
+    assert!(!hint("other").await, "units belong to a provider");
+    assert!(due_in().await > 50.0);
+    assert!(hint(PROVIDER).await);
+    assert!(due_in().await <= 0.0);
+    assert!(!hint(PROVIDER).await, "it is due already");
+
+    // Taken up: another hint waits for its second.
+    assert_eq!(bench.claim(DUE).await.len(), 1);
+    assert!(hint(PROVIDER).await);
+    let wait = due_in().await;
+    assert!(wait > 0.0 && wait <= 1.0, "{wait}");
+    assert!(!hint(PROVIDER).await);
+
+    // Only what is placed: whatever a callback says, nothing else is moved by it.
+    for state in ["accepted", "placing", "failed", "refused", "parked"] {
+        sqlx::query(
+            "UPDATE placements SET state = $1, hinted_at = NULL, redrive_at = now() + interval '1 hour'
+             WHERE placement_id = $2",
+        )
+        .bind(state)
+        .bind(id.uuid())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+        assert!(!hint(PROVIDER).await, "{state}");
+    }
+}
+
+#[tokio::test]
+async fn the_queue_tells_how_far_behind_it_is() {
+    let bench = Bench::registered().await;
+    let backlog = async || {
+        providers::backlog(&mut *bench.connection().await, PROVIDER)
+            .await
+            .unwrap()
+    };
+    assert_eq!(backlog().await, Backlog::default());
+    bench.overdue().await;
+    let order = bench.placing(1).await;
+    bench.settle(&[parked(placement(&order), 1)]).await;
+    let now = backlog().await;
+    assert_eq!(now.parked, 1);
+    assert!(now.oldest_overdue.abs_diff(Duration::from_mins(1)) < Duration::from_secs(20));
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_parked_alone() {
+    let bench = Bench::registered().await;
+    let (bad, good) = (bench.overdue().await, bench.overdue().await);
+    bench
+        .set(
+            "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1",
+            bad,
+        )
+        .await;
+    let claimed = bench.claim(DUE).await;
+    assert_eq!(claimed.len(), 1);
+    assert_eq!(claimed[0].placement_id, good);
+    assert_eq!(bench.state(bad).await, "parked");
+}
+
+#[tokio::test]
+async fn answers_that_leave_it_open_are_counted_in_a_row() {
+    let bench = Bench::registered().await;
+    let order = bench.placing(1).await;
+    let id = placement(&order);
+    let again = async || {
+        bench.make_due(id).await;
+        let claimed = bench.claim(DUE).await;
+        (claimed[0].unknowns, claimed[0].attempt)
+    };
+    for unknowns in 1..4 {
+        bench.settle(&[crate::bench::unknown(id, 1)]).await;
+        assert_eq!(again().await, (unknowns, 1));
+    }
+    bench.settle(&[crate::bench::not_found(id, 1, false)]).await;
+    assert_eq!(again().await, (0, 1));
+    bench.settle(&[crate::bench::unknown(id, 1)]).await;
+    let not_bought = store::placements::Outcome::NotBought {
+        retry_in: Duration::ZERO,
+        reason: "not sent".into(),
+    };
+    bench.settle(&[settlement(id, 1, not_bought)]).await;
+    assert_eq!(again().await, (0, 2));
+}

@@ -1,0 +1,129 @@
+//! `esimctl provider`: whether a provider's queue is worked on.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Subcommand, builder::NonEmptyStringValueParser};
+use serde_json::json;
+use store::{
+    config::DatabaseConfig,
+    providers::{self, Breaker},
+};
+
+use crate::{
+    database::connect,
+    output::{Output, moment, printable, table},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl provider list
+  esimctl provider open usimsa --for 1h --reason 'their maintenance until 3:00'
+  esimctl provider close usimsa";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl provider list
+  esimctl provider list --json
+
+--json prints {\"providers\":[…]}";
+
+const OPEN_EXAMPLES: &str = "Examples:
+  esimctl provider open usimsa --for 1h --reason 'their maintenance until 3:00'
+
+From then on nothing new is sent to it; what is under way is finished. Orders are accepted and kept. When
+the time is over, one placement is tried, and if the provider answers, its work goes on.";
+
+const CLOSE_EXAMPLES: &str = "Examples:
+  esimctl provider close usimsa
+
+Its work goes on at once, and its breaker opens again by itself if calls fail.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// List the providers that were ever configured, with their breakers
+    #[command(after_help = LIST_EXAMPLES)]
+    List,
+    /// Open a provider's breaker: its work is kept
+    #[command(after_help = OPEN_EXAMPLES)]
+    Open {
+        /// The provider
+        name: String,
+        /// For how long
+        #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+        duration: Duration,
+        /// Why, for whoever looks at it later
+        #[arg(long, value_parser = NonEmptyStringValueParser::new())]
+        reason: String,
+    },
+    /// Close a provider's breaker: its work goes on
+    #[command(after_help = CLOSE_EXAMPLES)]
+    Close {
+        /// The provider
+        name: String,
+    },
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    let duration = runtime::config::duration(text)?;
+    if duration.is_zero() || duration > Duration::from_hours(24 * 365) {
+        return Err("must be more than 0 and at most a year".into());
+    }
+    Ok(duration)
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let (name, changed) = match command {
+        Command::List => {
+            let all = providers::list(&mut connection).await?;
+            return output.print(&json!({ "providers": all }), || list(&all));
+        }
+        Command::Open {
+            name,
+            duration,
+            reason,
+        } => (
+            name,
+            providers::open(&mut connection, name, *duration, reason).await?,
+        ),
+        Command::Close { name } => (name, providers::close(&mut connection, name).await?),
+    };
+    let breaker = changed.with_context(|| {
+        format!(
+            "there is no provider {name:?}; `esimctl provider list` shows those that a provisioner was started with"
+        )
+    })?;
+    output.print(&breaker, || describe(&breaker))
+}
+
+fn list(all: &[Breaker]) -> String {
+    if all.is_empty() {
+        return "There are no providers yet: provisioners write theirs when they start.".to_owned();
+    }
+    let rows = all.iter().map(|breaker| {
+        [
+            breaker.name.clone(),
+            breaker.state.as_str().to_owned(),
+            breaker
+                .open_until
+                .map_or_else(|| "-".to_owned(), |at| format!("{} UTC", moment(at))),
+            breaker.failures.to_string(),
+            format!("{} UTC", moment(breaker.changed_at)),
+            breaker.reason.clone().unwrap_or_else(|| "-".to_owned()),
+        ]
+    });
+    table(
+        ["provider", "breaker", "open until", "failures", "since", "reason"],
+        rows,
+    )
+}
+
+fn describe(breaker: &Breaker) -> String {
+    let name = printable(&breaker.name);
+    match breaker.open_until {
+        Some(until) => format!(
+            "nothing new is sent to {name} until {} UTC; its work is kept",
+            moment(until)
+        ),
+        None => format!("the work of {name} goes on"),
+    }
+}

@@ -1,0 +1,232 @@
+//! A provider's breaker, as this process knows it. The truth is a row in PostgreSQL, so every replica
+//! and the operator see the same; it is read each second, and whatever this process changes it knows
+//! at once. That a claim takes nothing up while it isn't closed is decided by the claim's own
+//! statement, not here.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use runtime::{Shutdown, health::Readiness};
+use store::{
+    PgPool,
+    providers::{self, BreakerLimits, BreakerState},
+};
+
+use crate::{metrics::Metrics, providers::Trouble};
+
+/// How often the breakers of all providers are read.
+const PERIOD: Duration = Duration::from_secs(1);
+
+/// The breaker of one provider.
+pub struct Breaker {
+    provider: String,
+    limits: BreakerLimits,
+    pool: PgPool,
+    known: Mutex<Known>,
+    metrics: Metrics,
+}
+
+#[derive(Default)]
+struct Known {
+    /// As it was last read or changed.
+    breaker: Option<providers::Breaker>,
+    /// The version at which this process got the probe.
+    probe: Option<i64>,
+}
+
+impl Known {
+    fn state(&self) -> Option<BreakerState> {
+        self.breaker.as_ref().map(|breaker| breaker.state)
+    }
+}
+
+/// When a call began: what is learnt from it counts only while the breaker hasn't changed since.
+/// None: it began while others' calls don't count at all.
+#[derive(Clone, Copy, Debug)]
+pub struct Since(Option<i64>);
+
+impl Breaker {
+    /// Knows nothing, and so lets nothing be promised, until it is read for the first time.
+    pub fn new(provider: String, limits: BreakerLimits, pool: PgPool, metrics: Metrics) -> Arc<Self> {
+        Arc::new(Self {
+            provider,
+            limits,
+            pool,
+            known: Mutex::default(),
+            metrics,
+        })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn learn(&self, now: providers::Breaker) {
+        let mut known = self.known();
+        // What was read may be older than what this process has changed meanwhile.
+        if known
+            .breaker
+            .as_ref()
+            .is_some_and(|known| known.version > now.version)
+        {
+            return;
+        }
+        let was_closed = known.state().is_none_or(|state| state == BreakerState::Closed);
+        let provider = &self.provider;
+        if was_closed && now.state != BreakerState::Closed {
+            let (reason, until) = (now.reason.as_deref(), now.open_until.map(|at| at.to_string()));
+            tracing::error!(
+                provider.name = provider,
+                reason,
+                until,
+                "the breaker opened: its work is kept"
+            );
+        } else if !was_closed && now.state == BreakerState::Closed {
+            tracing::info!(provider.name = provider, "the breaker closed: its work goes on");
+        }
+        self.metrics.breaker(provider, now.state);
+        known.breaker = Some(now);
+    }
+
+    /// Whether the provider's queue is worked on.
+    pub fn is_closed(&self) -> bool {
+        self.known().state() == Some(BreakerState::Closed)
+    }
+
+    /// A call begins.
+    pub fn begin(&self) -> Since {
+        let known = self.known();
+        let counts = |breaker: &&providers::Breaker| {
+            breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
+        };
+        Since(
+            known
+                .breaker
+                .as_ref()
+                .filter(counts)
+                .map(|breaker| breaker.version),
+        )
+    }
+
+    /// A call that began at `since` got an answer. The database is only told what it doesn't know.
+    pub async fn answered(&self, since: Since) {
+        let Some(version) = since.0 else { return };
+        {
+            let mut known = self.known();
+            match known.breaker.as_mut() {
+                Some(breaker)
+                    if breaker.version == version
+                        && (breaker.failures > 0 || breaker.state != BreakerState::Closed) =>
+                {
+                    // One of many calls is enough to tell.
+                    breaker.failures = 0;
+                }
+                _ => return,
+            }
+        }
+        let told = async {
+            let mut connection = self.pool.acquire().await?;
+            providers::answered(&mut connection, &self.provider, version).await
+        };
+        self.take(told.await);
+    }
+
+    /// A call that began at `since` met trouble. That the provider is busy is an answer, too.
+    pub async fn failed(&self, since: Since, trouble: &Trouble) {
+        let at_once = match trouble {
+            Trouble::Busy { .. } => return self.answered(since).await,
+            Trouble::Denied(_) => true,
+            Trouble::NotSent(_) | Trouble::Unknown(_) => false,
+        };
+        let Some(version) = since.0 else { return };
+        let current = self.known().breaker.as_ref().map(|breaker| breaker.version);
+        if current != Some(version) {
+            return;
+        }
+        let told = async {
+            let mut connection = self.pool.acquire().await?;
+            let name = &self.provider;
+            providers::failed(
+                &mut connection,
+                name,
+                version,
+                at_once,
+                &self.limits,
+                trouble.reason(),
+            )
+            .await
+        };
+        self.take(told.await);
+    }
+
+    /// Lets one placement through, if it is time for that and this process gets it.
+    pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
+        if self.known().state() != Some(BreakerState::HalfOpen) {
+            return Ok(false);
+        }
+        let mut connection = self.pool.acquire().await?;
+        let probe = providers::probe(&mut connection, &self.provider, lease).await?;
+        let granted = probe.is_some();
+        if let Some(now) = probe {
+            tracing::info!(
+                provider.name = self.provider,
+                "trying the provider with one placement"
+            );
+            self.known().probe = Some(now.version);
+            self.learn(now);
+        }
+        Ok(granted)
+    }
+
+    fn take(&self, told: Result<Option<providers::Breaker>, store::Error>) {
+        match told {
+            Ok(Some(now)) => self.learn(now),
+            // Changed by somebody else meanwhile; the next reading tells.
+            Ok(None) => {}
+            Err(error) => tracing::warn!(provider.name = self.provider, %error, "the breaker was not told"),
+        }
+    }
+}
+
+/// Reads the breakers of all providers until the soft stop, and reports whether the database is there.
+pub async fn watch(
+    breakers: Vec<Arc<Breaker>>,
+    pool: PgPool,
+    readiness: Readiness,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let names: Vec<String> = breakers.iter().map(|breaker| breaker.provider.clone()).collect();
+    let read = async || {
+        let mut connection = pool.acquire().await?;
+        let rows = providers::list(&mut connection).await?;
+        if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
+            return Ok(rows);
+        }
+        providers::register(&mut connection, &names).await?;
+        providers::list(&mut connection).await
+    };
+    let stop = shutdown.soft();
+    let mut ticks = tokio::time::interval(PERIOD);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            _ = ticks.tick() => {}
+        }
+        match read().await {
+            Ok(rows) => {
+                readiness.well("database");
+                for row in rows {
+                    if let Some(breaker) = breakers.iter().find(|breaker| breaker.provider == row.name) {
+                        breaker.learn(row);
+                    }
+                }
+            }
+            Err::<_, store::Error>(error) => {
+                readiness.unwell("database", "it does not answer");
+                tracing::warn!(%error, "the breakers were not read");
+            }
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! `POST /callbacks/<provider>/<token>`: a provider says that something happened to a unit. Whoever
+//! has the token may send anything, so a callback is a hint and nothing more: a placement that waits
+//! for profiles is asked for a little sooner. Neither body nor path is ever logged.
+
+use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::{Path, Request, State},
+    http::StatusCode,
+    routing::post,
+};
+use hyper::server::conn::http1;
+use hyper_util::{
+    rt::{TokioIo, TokioTimer},
+    service::TowerToHyperService,
+};
+use runtime::Shutdown;
+use signing::Token;
+use store::{PgPool, providers};
+use tokio::net::{TcpListener, TcpStream};
+use tower::ServiceExt;
+
+use crate::{metrics::Metrics, providers::Provider};
+
+/// The largest body.
+const MAX_BODY: usize = 64 * 1024;
+/// How long a request's head may take, and how long its body.
+const READ_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The providers that call back.
+pub struct Callbacks {
+    /// By name: the token that the URL must hold, and who reads the body.
+    pub providers: HashMap<String, (Token, Arc<dyn Provider>)>,
+    /// Where the hint goes.
+    pub pool: PgPool,
+    /// Counts them.
+    pub metrics: Metrics,
+}
+
+/// Everything that is served on `LISTEN`.
+fn router(callbacks: Arc<Callbacks>) -> Router {
+    Router::new()
+        .route("/callbacks/{provider}/{token}", post(take))
+        .with_state(callbacks)
+}
+
+async fn take(
+    State(callbacks): State<Arc<Callbacks>>,
+    Path((name, token)): Path<(String, String)>,
+    request: Request,
+) -> StatusCode {
+    let known = callbacks.providers.get(&name);
+    let Some((_, provider)) = known.filter(|(expected, _)| expected.is(&token)) else {
+        return StatusCode::NOT_FOUND;
+    };
+    let reading = to_bytes(request.into_body(), MAX_BODY);
+    let body = match tokio::time::timeout(READ_TIMEOUT, reading).await {
+        Ok(Ok(body)) => body,
+        // Too long, or cut off; an end that comes too early hears nothing anyway.
+        Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
+        Err(_) => return StatusCode::REQUEST_TIMEOUT,
+    };
+    let Some(unit_id) = provider.parse_callback(&body) else {
+        callbacks.metrics.callback(&name, "unreadable");
+        return StatusCode::BAD_REQUEST;
+    };
+    let hinted = async {
+        let mut connection = callbacks.pool.acquire().await.map_err(store::Error::from)?;
+        providers::hint(&mut connection, &name, &unit_id).await
+    };
+    match hinted.await {
+        Ok(moved) => {
+            let outcome = if moved { "hinted" } else { "ignored" };
+            callbacks.metrics.callback(&name, outcome);
+            StatusCode::OK
+        }
+        Err(error) => {
+            tracing::warn!(provider.name = name, %error, "a callback was lost");
+            callbacks.metrics.callback(&name, "lost");
+            StatusCode::SERVICE_UNAVAILABLE
+        }
+    }
+}
+
+/// Serves until the soft stop, then finishes the requests that have begun.
+pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
+    let router = router(Arc::new(callbacks));
+    let stop = shutdown.soft();
+    loop {
+        let accepted = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let serving = connection(stream, router.clone(), shutdown.clone());
+                shutdown.tracker().spawn(serving);
+            }
+            Err(error) => {
+                // Out of file descriptors, most likely: some connections must end first.
+                tracing::warn!(%error, "cannot accept a connection");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
+    let service = TowerToHyperService::new(
+        router.map_request(|request: Request<hyper::body::Incoming>| request.map(Body::new)),
+    );
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut serving = pin!(serving);
+    let result = tokio::select! {
+        result = serving.as_mut() => result,
+        () = shutdown.soft().cancelled_owned() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "connection ended");
+    }
+}

@@ -1,0 +1,122 @@
+//! The provisioner's metrics, and what is read for them from the database.
+
+use std::time::Duration;
+
+use opentelemetry::{
+    KeyValue, global,
+    metrics::{Counter, Gauge, Histogram},
+};
+use runtime::Shutdown;
+use store::{
+    PgPool,
+    providers::{self, Backlog, BreakerState},
+};
+
+/// How often queues are looked at.
+const PERIOD: Duration = Duration::from_secs(15);
+
+/// The instruments. Clones are the same ones.
+#[derive(Clone)]
+pub struct Metrics {
+    breaker: Gauge<u64>,
+    calls: Counter<u64>,
+    call_duration: Histogram<f64>,
+    parked: Gauge<i64>,
+    oldest_overdue: Gauge<f64>,
+    callbacks: Counter<u64>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let meter = global::meter("provisioner");
+        Self {
+            breaker: meter
+                .u64_gauge("esim.provider.breaker")
+                .with_description("0 closed, 1 open, 2 half open: one placement is tried")
+                .build(),
+            calls: meter
+                .u64_counter("esim.provider.calls")
+                .with_description("Calls of a provider, by what was asked and what came of it")
+                .build(),
+            call_duration: meter
+                .f64_histogram("esim.provider.call.duration")
+                .with_unit("s")
+                .with_boundaries(vec![0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
+                .with_description("How long calls of a provider took")
+                .build(),
+            parked: meter
+                .i64_gauge("esim.placements.parked")
+                .with_description("Placements that wait for an operator; read every 15 s")
+                .build(),
+            oldest_overdue: meter
+                .f64_gauge("esim.redrive.oldest_overdue")
+                .with_unit("s")
+                .with_description("For how long the oldest overdue row has been due; read every 15 s")
+                .build(),
+            callbacks: meter
+                .u64_counter("esim.provider.callbacks")
+                .with_description("Callbacks of providers, by what they did")
+                .build(),
+        }
+    }
+}
+
+fn provider(name: &str) -> KeyValue {
+    KeyValue::new("provider", name.to_owned())
+}
+
+impl Metrics {
+    /// The state of a provider's breaker.
+    pub fn breaker(&self, name: &str, state: BreakerState) {
+        let value = match state {
+            BreakerState::Closed => 0,
+            BreakerState::Open => 1,
+            BreakerState::HalfOpen => 2,
+        };
+        self.breaker.record(value, &[provider(name)]);
+    }
+
+    /// A call that has ended.
+    pub fn call(&self, name: &str, call: &'static str, outcome: &'static str, took: Duration) {
+        let asked = [provider(name), KeyValue::new("call", call)];
+        self.call_duration.record(took.as_secs_f64(), &asked);
+        let [name, call] = asked;
+        self.calls
+            .add(1, &[name, call, KeyValue::new("outcome", outcome)]);
+    }
+
+    /// A callback that came with the right token.
+    pub fn callback(&self, name: &str, outcome: &'static str) {
+        self.callbacks
+            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+    }
+
+    fn backlog(&self, name: &str, backlog: Backlog) {
+        self.parked.record(backlog.parked, &[provider(name)]);
+        let of = [provider(name), KeyValue::new("stage", "provisioner")];
+        self.oldest_overdue
+            .record(backlog.oldest_overdue.as_secs_f64(), &of);
+    }
+
+    /// Looks at the providers' queues until the soft stop.
+    pub async fn watch(self, names: Vec<String>, pool: PgPool, shutdown: Shutdown) -> anyhow::Result<()> {
+        let stop = shutdown.soft();
+        let mut ticks = tokio::time::interval(PERIOD);
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                _ = ticks.tick() => {}
+            }
+            for name in &names {
+                let looked = async {
+                    let mut connection = pool.acquire().await.map_err(store::Error::from)?;
+                    providers::backlog(&mut connection, name).await
+                };
+                match looked.await {
+                    Ok(backlog) => self.backlog(name, backlog),
+                    Err(error) => tracing::warn!(%error, "the queue was not looked at"),
+                }
+            }
+        }
+    }
+}
