@@ -12,14 +12,20 @@ pub struct Database {
     server: Url,
     name: String,
     url: String,
+    kept: bool,
 }
 
 impl Database {
     /// Creates it on the server of `TEST_DATABASE_URL`. Migrations are `esimctl`'s business.
     pub async fn create() -> Result<Self> {
-        let server: Url = required("TEST_DATABASE_URL")?
+        Self::create_on(&required("TEST_DATABASE_URL")?).await
+    }
+
+    /// Creates it on another server, given the URL of a role that may do so.
+    pub async fn create_on(server: &str) -> Result<Self> {
+        let server: Url = server
             .parse()
-            .context("TEST_DATABASE_URL is no URL")?;
+            .context("the URL of the PostgreSQL server is no URL")?;
         let name = format!("test_{}", Uuid::now_v7().simple());
         execute(&server, format!("CREATE DATABASE {name}")).await?;
         let mut url = server.clone();
@@ -28,12 +34,18 @@ impl Database {
             server,
             name,
             url: url.into(),
+            kept: false,
         })
     }
 
     /// The value for `DATABASE_URL`.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Leaves the database to be looked at when this is dropped.
+    pub fn keep(&mut self) {
+        self.kept = true;
     }
 
     /// A connection for looking at what the services stored.
@@ -46,6 +58,9 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
+        if self.kept {
+            return;
+        }
         let statement = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
         cleanup::run(&self.name, execute(&self.server, statement));
     }
@@ -53,7 +68,7 @@ impl Drop for Database {
 
 /// Runs a statement whose only variable part is a name made up here.
 async fn execute(server: &Url, statement: String) -> Result<()> {
-    let failed = |what: &str| format!("PostgreSQL of TEST_DATABASE_URL: {what}");
+    let failed = |what: &str| format!("PostgreSQL: {what}");
     let mut connection = PgConnection::connect(server.as_str())
         .await
         .with_context(|| failed("cannot connect"))?;

@@ -5,11 +5,12 @@
 //! - [`client`]: a partner that signs and sends orders, and requests that are wrong on purpose.
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`esimctl`]: the operator's command line, run as a program.
-//! - [`process`], [`nats`], [`database`]: the parts a stack consists of.
+//! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
 //! - [`wait`], [`progress`], [`http`], [`ports`]: small helpers for them.
 //!
 //! Environment: `TEST_DATABASE_URL` (a role that may create databases), `TEST_NATS_URL`, `BIN_DIR`
-//! (default `target/debug`), `NATS_SERVER_BIN` (default: `nats-server` in the search path).
+//! (default `target/debug`), `NATS_SERVER_BIN` (default: `nats-server` in the search path), and, for a
+//! `PostgreSQL` of a test's own, `PG_BIN` (the folder of its programs).
 
 mod cleanup;
 pub mod client;
@@ -18,6 +19,7 @@ pub mod esimctl;
 pub mod http;
 pub mod nats;
 pub mod ports;
+pub mod postgres;
 pub mod process;
 pub mod progress;
 pub mod receiver;

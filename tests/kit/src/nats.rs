@@ -67,6 +67,16 @@ impl NatsServer {
         self.process.kill().await
     }
 
+    /// Stalls it (SIGSTOP).
+    pub fn pause(&self) -> Result<()> {
+        self.process.pause()
+    }
+
+    /// Lets it go on (SIGCONT).
+    pub fn resume(&self) -> Result<()> {
+        self.process.resume()
+    }
+
     /// Deletes the storage of a server that is stopped: streams, consumers, messages.
     pub fn wipe(&self) -> Result<()> {
         anyhow::ensure!(

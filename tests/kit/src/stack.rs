@@ -71,6 +71,7 @@ pub struct Builder {
     left_out: BTreeSet<Stage>,
     replicas: BTreeMap<Stage, usize>,
     own_nats: bool,
+    database_server: Option<String>,
 }
 
 impl Builder {
@@ -98,11 +99,21 @@ impl Builder {
         self
     }
 
+    /// Creates the database on this server (the URL of a role that may do so) instead of the one of
+    /// `TEST_DATABASE_URL`.
+    pub fn database_server(mut self, url: &str) -> Self {
+        self.database_server = Some(url.into());
+        self
+    }
+
     /// Creates the database, migrates it, loads the sandbox's catalogue, starts every stage and
     /// waits until all are ready.
     pub async fn start(self) -> Result<Stack> {
         let dir = tempfile::Builder::new().prefix("stack-").tempdir()?;
-        let database = Database::create().await?;
+        let database = match &self.database_server {
+            None => Database::create().await?,
+            Some(server) => Database::create_on(server).await?,
+        };
         let prefix = format!("{}_", Uuid::now_v7().simple());
         let (nats, streams, nats_url) = if self.own_nats {
             let server = NatsServer::start(dir.path()).await?;
@@ -250,6 +261,27 @@ impl Stack {
     /// All processes of a stage.
     pub fn replicas(&mut self, stage: Stage) -> &mut [Process] {
         self.processes.get_mut(&stage).map_or(&mut [], Vec::as_mut_slice)
+    }
+
+    /// Hands the processes of a stage over, for tests that do things to several of them at once. Then
+    /// they live as long as their new owner wants.
+    pub fn take_processes(&mut self, stage: Stage) -> Vec<Process> {
+        self.processes.remove(&stage).unwrap_or_default()
+    }
+
+    /// Hands over the `nats-server` of a stack that has one of its own.
+    pub fn take_nats(&mut self) -> Result<NatsServer> {
+        self.nats
+            .take()
+            .context("build the stack with own_nats() to control its NATS server")
+    }
+
+    /// Keeps database and folder when this is dropped; returns the folder, which has the logs and the
+    /// sandbox's ledger.
+    pub fn keep(&mut self) -> &Path {
+        self.database.keep();
+        self.dir.disable_cleanup(true);
+        self.dir.path()
     }
 
     /// The `nats-server` of a stack that has one of its own.

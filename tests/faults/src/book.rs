@@ -1,0 +1,190 @@
+//! What partners saw: their answers and their webhooks. Times count from the beginning of the run.
+
+use serde::Deserialize;
+use serde_json::Value;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The run's own time.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    pub fn start() -> Self {
+        Self(Instant::now())
+    }
+
+    pub fn now(self) -> Duration {
+        self.0.elapsed()
+    }
+
+    /// The moment on the tokio timer.
+    pub fn at(self, offset: Duration) -> tokio::time::Instant {
+        (self.0 + offset).into()
+    }
+}
+
+/// An order as its client knows it.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    pub external_order_id: String,
+    pub partner: usize,
+    pub hung_up: bool,
+    pub requests: usize,
+    /// Requests without a definite result: no whole answer, or a 5xx.
+    pub unanswered: u32,
+    pub settled: Option<Settled>,
+    /// When the request with the definite answer was sent, and when that answer had been read.
+    pub sent: Duration,
+    pub answered: Duration,
+    /// Of a 201.
+    pub topups: Vec<String>,
+}
+
+/// The definite result of an order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// 201.
+    Created,
+    /// 422 "has already been taken": an earlier request stored it.
+    Taken,
+    /// 422 because the provider refused or wasn't reached.
+    Refused,
+    /// Any other 4xx; no order of ours deserves one.
+    Denied(String),
+}
+
+impl Settled {
+    /// What an answer settles, with the topups of a 201; `None` if it leaves the order open.
+    pub fn of(status: u16, body: &[u8]) -> Option<(Self, Vec<String>)> {
+        #[derive(Deserialize)]
+        struct Created {
+            products: Vec<Product>,
+        }
+        #[derive(Deserialize)]
+        struct Product {
+            topup_id: String,
+        }
+        if status == 201 {
+            let created: Created = serde_json::from_slice(body).ok()?;
+            let topups = created.products.into_iter().map(|one| one.topup_id).collect();
+            return Some((Self::Created, topups));
+        }
+        if !(400..500).contains(&status) {
+            return None;
+        }
+        let json: Value = serde_json::from_slice(body).unwrap_or_default();
+        let errors: Vec<&str> = json["errors"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let refused = |error: &&str| {
+            error.starts_with("eSIM Request failed - Status: ")
+                || error.starts_with("API connection error (Order ID: ")
+        };
+        let settled = if status == 422 && errors == ["External order id has already been taken"] {
+            Self::Taken
+        } else if status == 422 && !errors.is_empty() && errors.iter().all(refused) {
+            Self::Refused
+        } else {
+            Self::Denied(format!("{status} {}", String::from_utf8_lossy(body)))
+        };
+        Some((settled, Vec::new()))
+    }
+}
+
+impl Asked {
+    pub fn new(external_order_id: String, partner: usize, hung_up: bool) -> Self {
+        Self {
+            external_order_id,
+            partner,
+            hung_up,
+            requests: 0,
+            unanswered: 0,
+            settled: None,
+            sent: Duration::ZERO,
+            answered: Duration::ZERO,
+            topups: Vec::new(),
+        }
+    }
+}
+
+/// A webhook as an endpoint got it.
+#[derive(Clone, Debug)]
+pub struct Arrival {
+    pub at: Duration,
+    pub partner: usize,
+    pub topup_id: String,
+    pub iccid: String,
+    /// Answered with 200.
+    pub acknowledged: bool,
+    /// Its signature is the partner's.
+    pub genuine: bool,
+}
+
+/// Shared by clients and endpoints.
+#[derive(Default)]
+pub struct Book {
+    asked: Mutex<Vec<Asked>>,
+    arrivals: Mutex<Vec<Arrival>>,
+}
+
+impl Book {
+    pub fn asked(&self, asked: Asked) {
+        lock(&self.asked).push(asked);
+    }
+
+    pub fn arrived(&self, arrival: Arrival) {
+        lock(&self.arrivals).push(arrival);
+    }
+
+    /// Orders with a definite result, or given up; webhooks.
+    pub fn counts(&self) -> (usize, usize) {
+        (lock(&self.asked).len(), lock(&self.arrivals).len())
+    }
+
+    pub fn everything(&self) -> (Vec<Asked>, Vec<Arrival>) {
+        (lock(&self.asked).clone(), lock(&self.arrivals).clone())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(status: u16, body: &str) -> Option<Settled> {
+        Settled::of(status, body.as_bytes()).map(|(settled, _)| settled)
+    }
+
+    #[test]
+    fn answers_settle_as_the_api_says() {
+        let created = br#"{"products":[{"topup_id":"1","option_id":"a"},{"topup_id":"2","option_id":"a"}]}"#;
+        let (kind, topups) = Settled::of(201, created).unwrap();
+        assert_eq!((kind, topups), (Settled::Created, vec!["1".into(), "2".into()]));
+        assert_eq!(settled(500, r#"{"error":"Internal server error"}"#), None);
+        assert_eq!(settled(503, ""), None);
+        let taken = r#"{"errors":["External order id has already been taken"]}"#;
+        assert_eq!(settled(422, taken), Some(Settled::Taken));
+        let refused = r#"{"errors":["eSIM Request failed - Status: 9005, Message: none left"]}"#;
+        assert_eq!(settled(422, refused), Some(Settled::Refused));
+        for (status, body) in [
+            (
+                401,
+                r#"{"error":{"code":"unauthorized","message":"Invalid access key"}}"#,
+            ),
+            (422, r#"{"errors":["Product with option_id not found"]}"#),
+            (422, r#"{"errors":[]}"#),
+        ] {
+            assert!(
+                matches!(settled(status, body), Some(Settled::Denied(_))),
+                "{body}"
+            );
+        }
+    }
+}

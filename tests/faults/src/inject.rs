@@ -1,0 +1,243 @@
+//! Does to the running system what the schedule says, and undoes it.
+
+use crate::book::Clock;
+use crate::schedule::{Fault, Planned, Service, Target};
+use anyhow::{Context, Result, ensure};
+use serde::Serialize;
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex as Plain, PoisonError};
+use std::time::Duration;
+use testkit::nats::NatsServer;
+use testkit::postgres::PostgresServer;
+use testkit::process::Process;
+use testkit::stack::{Stack, Stage};
+use tokio::sync::Mutex;
+
+/// How long a process may take to end after SIGTERM.
+const STOP: Duration = Duration::from_secs(30);
+/// How often it is looked whether a process ended by itself.
+const WATCH: Duration = Duration::from_millis(300);
+
+/// A fault that was made.
+#[derive(Clone, Debug, Serialize)]
+pub struct Happened {
+    pub kind: String,
+    /// Since the beginning of the run.
+    pub from: Duration,
+    pub until: Duration,
+}
+
+/// Everything that faults can befall.
+pub struct Victims {
+    processes: BTreeMap<Target, Mutex<Process>>,
+    nats: Mutex<NatsServer>,
+    postgres: Arc<Mutex<PostgresServer>>,
+    sandbox_url: String,
+    database_url: String,
+    http: reqwest::Client,
+    clock: Clock,
+    happened: Plain<Vec<Happened>>,
+    troubles: Plain<Vec<String>>,
+}
+
+impl Victims {
+    /// Takes the processes of a running stack over.
+    pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, clock: Clock) -> Result<Self> {
+        let mut processes = BTreeMap::new();
+        for (stage, service) in [
+            (Stage::Ingress, Service::Ingress),
+            (Stage::Provisioner, Service::Provisioner),
+            (Stage::Notifier, Service::Notifier),
+        ] {
+            for (replica, process) in stack.take_processes(stage).into_iter().enumerate() {
+                processes.insert(Target::Replica(service, replica), Mutex::new(process));
+            }
+        }
+        for process in stack.take_processes(Stage::Sandbox) {
+            processes.insert(Target::Sandbox, Mutex::new(process));
+        }
+        Ok(Self {
+            processes,
+            nats: Mutex::new(stack.take_nats()?),
+            postgres,
+            sandbox_url: stack.sandbox_url.clone(),
+            database_url: stack.database.url().to_owned(),
+            http: testkit::http::client()?,
+            clock,
+            happened: Plain::default(),
+            troubles: Plain::default(),
+        })
+    }
+
+    /// Makes all faults at their times; ends when the last one has been undone.
+    pub async fn suffer(&self, schedule: &[Planned]) {
+        let faults = schedule.iter().map(|planned| async {
+            tokio::time::sleep_until(self.clock.at(planned.at)).await;
+            let (from, kind) = (self.clock.now(), planned.kind());
+            match self.make(planned).await {
+                Ok(()) => {
+                    let until = self.clock.now();
+                    lock(&self.happened).push(Happened { kind, from, until });
+                }
+                Err(error) => self.trouble(&format!("{kind}: {error:#}")),
+            }
+        });
+        futures_util::future::join_all(faults).await;
+    }
+
+    /// Starts what ended by itself again, as an orchestrator would. Never ends.
+    pub async fn watch(&self) {
+        let mut looks = tokio::time::interval(WATCH);
+        loop {
+            looks.tick().await;
+            for process in self.processes.values() {
+                // One that is just being killed or started is none of our business.
+                let Ok(mut process) = process.try_lock() else {
+                    continue;
+                };
+                if let Err(error) = self.revive(&mut process).await {
+                    self.trouble(&format!("{error:#}"));
+                }
+            }
+        }
+    }
+
+    async fn revive(&self, process: &mut Process) -> Result<()> {
+        if process.pid().is_none() || process.exited()?.is_none() {
+            return Ok(());
+        }
+        let status = process.wait(STOP).await?;
+        let name = process.program().name.clone();
+        self.trouble(&format!("{name} ended by itself: {status}"));
+        process.spawn()
+    }
+
+    /// Faults that have been made and undone, and the number of troubles.
+    pub fn happened(&self) -> Vec<Happened> {
+        lock(&self.happened).clone()
+    }
+
+    /// What went wrong that wasn't planned.
+    pub fn troubles(&self) -> Vec<String> {
+        let mut troubles = lock(&self.troubles).clone();
+        for process in self.processes.values() {
+            let Ok(process) = process.try_lock() else { continue };
+            let log = process.log().unwrap_or_default();
+            let name = &process.program().name;
+            let panics = log.lines().filter(|line| line.contains("panicked at"));
+            troubles.extend(panics.map(|line| format!("{name}: {line}")));
+        }
+        troubles
+    }
+
+    /// Lifts what the sandbox plays.
+    pub async fn lift(&self) -> Result<()> {
+        self.provider(&json!({})).await
+    }
+
+    fn trouble(&self, text: &str) {
+        lock(&self.troubles).push(text.to_owned());
+    }
+
+    async fn make(&self, planned: &Planned) -> Result<()> {
+        match planned.target {
+            Target::Replica(..) | Target::Sandbox => {
+                let process = self.processes.get(&planned.target).context("no such process")?;
+                let mut process = process.lock().await;
+                match planned.fault.of_provider() {
+                    Some(faults) => self.play(&faults, planned.lasts).await,
+                    None => befall(&mut process, planned).await,
+                }
+            }
+            Target::Postgres => self.befall_postgres(planned).await,
+            Target::Nats => self.befall_nats(planned).await,
+        }
+    }
+
+    async fn play(&self, faults: &Value, lasts: Duration) -> Result<()> {
+        self.provider(faults).await?;
+        tokio::time::sleep(lasts).await;
+        self.lift().await
+    }
+
+    async fn provider(&self, faults: &Value) -> Result<()> {
+        let url = format!("{}/faults", self.sandbox_url);
+        // A sandbox that has just been started may need a moment.
+        testkit::wait::until(
+            Duration::from_secs(20),
+            "the sandbox to take faults",
+            async || {
+                let answer = self.http.put(&url).json(faults).send().await;
+                match answer {
+                    Ok(answer) if answer.status().is_success() => Ok(Some(())),
+                    Ok(answer) => anyhow::bail!("PUT /faults: {}", answer.status()),
+                    Err(_) => Ok(None),
+                }
+            },
+        )
+        .await
+    }
+
+    async fn befall_postgres(&self, planned: &Planned) -> Result<()> {
+        let mut postgres = self.postgres.lock().await;
+        if planned.fault == Fault::ConnectionsCut {
+            let mut connection = PgConnection::connect(&self.database_url).await?;
+            let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                       WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
+            sqlx::query(cut).execute(&mut connection).await?;
+            return Ok(connection.close().await?);
+        }
+        ensure!(
+            planned.fault == Fault::StoppedImmediately,
+            "not a fault of PostgreSQL"
+        );
+        postgres.stop_immediately().await?;
+        tokio::time::sleep(planned.lasts).await;
+        postgres.start_again().await
+    }
+
+    async fn befall_nats(&self, planned: &Planned) -> Result<()> {
+        let mut nats = self.nats.lock().await;
+        if planned.fault == Fault::Stalled {
+            nats.pause()?;
+            tokio::time::sleep(planned.lasts).await;
+            return nats.resume();
+        }
+        nats.kill().await?;
+        if planned.fault == Fault::Wiped {
+            nats.wipe()?;
+        }
+        tokio::time::sleep(planned.lasts).await;
+        nats.start_again().await
+    }
+}
+
+/// A fault of one process. It is started without a wait for its readiness: what it needs may be away.
+async fn befall(process: &mut Process, planned: &Planned) -> Result<()> {
+    match planned.fault {
+        Fault::Killed => {
+            process.kill().await?;
+            tokio::time::sleep(planned.lasts).await;
+            process.spawn()
+        }
+        Fault::Restarted => {
+            let ended = process.terminate(STOP).await;
+            process.spawn()?;
+            let status = ended?;
+            ensure!(status.success(), "{status} after SIGTERM");
+            Ok(())
+        }
+        Fault::Stalled => {
+            process.pause()?;
+            tokio::time::sleep(planned.lasts).await;
+            process.resume()
+        }
+        _ => anyhow::bail!("not a fault of a process"),
+    }
+}
+
+fn lock<T>(mutex: &Plain<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,330 @@
+//! The fault run: real processes, real partners, and everything that can go wrong, by a schedule that
+//! a seed decides. In the end what partners saw, what the provider sold and what is stored are laid
+//! beside each other.
+//!
+//! [`schedule`] and [`orders`] say what will happen (pure), [`world`] is the system under test,
+//! [`inject`] makes the faults, [`client`] and [`endpoints`] are the partners, [`book`] and [`stored`]
+//! are what is known afterwards, [`verdict`] judges it (pure), and [`report`] says so.
+
+mod book;
+mod client;
+mod endpoints;
+mod inject;
+mod orders;
+mod report;
+mod schedule;
+mod stored;
+mod verdict;
+#[cfg(test)]
+mod verdict_tests;
+mod world;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use report::Report;
+use std::pin::pin;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+use testkit::progress::Progress;
+use tokio::task::JoinSet;
+use verdict::Broken;
+use world::World;
+
+/// After the last fault clients still get so long for a definite answer.
+const CLIENTS: Duration = Duration::from_secs(90);
+/// After that, and after the parking of what never becomes ready, everything is at rest this much later.
+const REST: Duration = Duration::from_mins(3);
+const PROGRESS: Duration = Duration::from_secs(5);
+
+/// Runs orders through the pipeline while everything fails, and checks the promise: nothing bought
+/// twice, nothing lost.
+///
+/// Starts a `PostgreSQL`, a nats-server, a sandbox and two of each stage of its own. The exit status is 0
+/// if the promise held; 1 if not, with the ids and a folder to look at; 2 if the run could not be made.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tests/faults/run",
+    after_help = "Examples:
+  tests/faults/run                                   three minutes, a random seed
+  tests/faults/run --seed 7 --minutes 30             what docs/reliability.md reports
+  tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone"
+)]
+struct Settings {
+    /// Decides faults and orders; a random one is chosen and printed
+    #[arg(long)]
+    seed: Option<u64>,
+    /// For how long orders are placed and faults begin
+    #[arg(long, default_value_t = 3.0, value_parser = minutes)]
+    minutes: f64,
+    /// Orders per second
+    #[arg(long, default_value_t = 12.5, value_parser = rate)]
+    orders_per_second: f64,
+    /// Mean time between two faults
+    #[arg(long, default_value = "7s", value_parser = interval)]
+    fault_every: Duration,
+    /// The provider refuses to sell an order twice [default: on for even seeds, off for odd ones]
+    #[arg(long, overrides_with = "no_duplicate_detection")]
+    duplicate_detection: bool,
+    /// The provider sells as often as it is asked
+    #[arg(long)]
+    no_duplicate_detection: bool,
+    /// The provisioners' SETTLE [default: 8s, from 10 minutes on 20s]
+    #[arg(long, value_parser = interval)]
+    settle: Option<Duration>,
+    /// Prints the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn minutes(text: &str) -> Result<f64, String> {
+    within(text, 0.2, 600.0)
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    within(text, 0.1, 1000.0)
+}
+
+fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (least..=most).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!("must be from {least} to {most}"))
+    }
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if duration < Duration::from_millis(500) {
+        return Err("must be at least 500ms".into());
+    }
+    Ok(duration)
+}
+
+/// What the settings come to.
+struct Run {
+    schedule: schedule::Terms,
+    world: world::Terms,
+    orders: u64,
+    orders_per_second: f64,
+    command: String,
+    json: bool,
+}
+
+impl Run {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the settings' ranges keep the product small and positive"
+    )]
+    fn of(settings: &Settings) -> Self {
+        let seed = settings.seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
+        let length = Duration::from_secs_f64(settings.minutes * 60.0);
+        let short = length < Duration::from_mins(10);
+        let settle = settings
+            .settle
+            .unwrap_or(Duration::from_secs(if short { 8 } else { 20 }));
+        let detects_duplicates =
+            settings.duplicate_detection || (!settings.no_duplicate_detection && seed.is_multiple_of(2));
+        let park_after = (length / 15).clamp(Duration::from_secs(30), Duration::from_mins(2));
+        let detection = if detects_duplicates { "" } else { "no-" };
+        let command = format!(
+            "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection",
+            settings.minutes,
+            settings.orders_per_second,
+            humantime::format_duration(settings.fault_every),
+            humantime::format_duration(settle),
+        );
+        Self {
+            schedule: schedule::Terms {
+                seed,
+                length,
+                every: settings.fault_every,
+                settle,
+                detects_duplicates,
+            },
+            world: world::Terms {
+                seed,
+                length,
+                settle,
+                park_after,
+                detects_duplicates,
+                deadline: length + CLIENTS,
+            },
+            orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,
+            orders_per_second: settings.orders_per_second,
+            command,
+            json: settings.json,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let run = Run::of(&Settings::parse());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
+        runtime.block_on(async {
+            tokio::select! {
+                result = carry_out(&run) => result,
+                // Whatever was started ends with the world, which is dropped here.
+                interrupted = tokio::signal::ctrl_c() => {
+                    interrupted?;
+                    eprintln!("interrupted; seed {}", run.schedule.seed);
+                    Ok(ExitCode::from(130))
+                }
+            }
+        })
+    });
+    result.unwrap_or_else(|error| {
+        eprintln!("faults: {error:#}");
+        ExitCode::from(2)
+    })
+}
+
+async fn carry_out(run: &Run) -> Result<ExitCode> {
+    eprintln!("seed {}: {}", run.schedule.seed, run.command);
+    let world = World::start(&run.world).await.context("starting the system")?;
+    let (report, kept) = watched(run, world).await?;
+    if run.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("{report}");
+    }
+    let Some(kept) = kept else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    eprintln!("\n{kept}");
+    Ok(ExitCode::FAILURE)
+}
+
+/// The run with its progress line. Beside the report: how to look at what is left, if it is red.
+async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
+    let mut progress = Progress::start();
+    let victims = Arc::clone(&world.victims);
+    let result = tokio::select! {
+        result = play(run, &world, &mut progress) => result,
+        () = victims.watch() => unreachable_watch(),
+    };
+    drop(progress);
+    // The watch holds processes; the world must be their last owner.
+    drop(victims);
+    let report = match result {
+        Ok(report) => report,
+        Err(error) => {
+            eprintln!("{}", world.keep().await?);
+            return Err(error);
+        }
+    };
+    let kept = if report.verdict.green() {
+        None
+    } else {
+        Some(world.keep().await?)
+    };
+    Ok((report, kept))
+}
+
+fn unreachable_watch() -> Result<Report> {
+    anyhow::bail!("the watch over the processes ended")
+}
+
+async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Report> {
+    let clock = world.clock;
+    let begun = clock.now();
+    let schedule = shifted(schedule::schedule(&run.schedule), begun);
+    let planned = schedule.len();
+    let faults = world.victims.suffer(&schedule);
+    let mut work = pin!(async { tokio::join!(faults, place_orders(run, world, begun)) });
+    let mut seconds = tokio::time::interval(PROGRESS);
+    loop {
+        tokio::select! {
+            _ = &mut work => break,
+            _ = seconds.tick() => progress.show(line(world, planned, "orders and faults").await),
+        }
+    }
+    let last_fault = world
+        .victims
+        .happened()
+        .iter()
+        .map(|fault| fault.until)
+        .max()
+        .unwrap_or(begun);
+    world.heal().await?;
+    let deadline = clock.now() + run.world.park_after + REST;
+    let mut looks = tokio::time::interval(Duration::from_millis(500));
+    let mut looked = 0_u32;
+    while clock.now() < deadline {
+        looks.tick().await;
+        if world.on_the_way().await.is_ok_and(stored::OnTheWay::nothing) {
+            break;
+        }
+        if looked.is_multiple_of(10) {
+            progress.show(line(world, planned, "healing").await);
+        }
+        looked += 1;
+    }
+    let healed_after = clock.now().saturating_sub(last_fault);
+
+    let evidence = world.evidence().await?;
+    let mut verdict = verdict::judge(&evidence);
+    for trouble in world.victims.troubles() {
+        verdict.add(Broken::EndedBySomething, trouble);
+    }
+    let happened = world.victims.happened();
+    Ok(Report {
+        seed: run.schedule.seed,
+        command: run.command.clone(),
+        detects_duplicates: run.schedule.detects_duplicates,
+        settle_seconds: run.schedule.settle.as_secs_f64(),
+        park_after_seconds: run.world.park_after.as_secs_f64(),
+        orders_per_second: run.orders_per_second,
+        took_seconds: clock.now().saturating_sub(begun).as_secs_f64(),
+        healed_after_seconds: healed_after.as_secs_f64(),
+        faults: happened.len(),
+        faults_by_kind: report::recoveries(&happened, &evidence.asked, &evidence.arrivals),
+        happened,
+        verdict,
+    })
+}
+
+/// The schedule counts from the first order, the clock from a moment before.
+fn shifted(mut schedule: Vec<schedule::Planned>, by: Duration) -> Vec<schedule::Planned> {
+    for planned in &mut schedule {
+        planned.at += by;
+    }
+    schedule
+}
+
+/// Places each order at its time, whatever became of the others; ends when all have a definite result.
+async fn place_orders(run: &Run, world: &World, begun: Duration) {
+    let gap = Duration::from_secs_f64(1.0 / run.orders_per_second);
+    let mut under_way = JoinSet::new();
+    let mut at = begun;
+    for number in 0..run.orders {
+        tokio::time::sleep_until(world.clock.at(at)).await;
+        at += gap;
+        let clients = Arc::clone(&world.clients);
+        under_way.spawn(async move { clients.order(number).await });
+        while under_way.try_join_next().is_some() {}
+    }
+    while under_way.join_next().await.is_some() {}
+}
+
+async fn line(world: &World, planned: usize, what: &str) -> String {
+    let (orders, webhooks) = world.book.counts();
+    let faults = world.victims.happened().len();
+    let rest = match world.on_the_way().await {
+        Ok(way) => format!(
+            "{} to buy, {} to collect, {} to deliver",
+            way.unbought, way.uncollected, way.undelivered
+        ),
+        Err(_) => "database away".into(),
+    };
+    format!(
+        "{:>5} s  {what}: {orders} orders settled, {webhooks} webhooks, {faults}/{planned} faults; {rest}",
+        world.clock.now().as_secs()
+    )
+}

@@ -1,0 +1,163 @@
+//! What is ordered, by whom, and how the client behaves. Pure: seed and number decide everything.
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::time::Duration;
+
+/// The sandbox's options and how often each is ordered.
+pub const OPTIONS: [(&str, u32); 12] = [
+    ("ready", 40),
+    ("delayed", 10),
+    ("refused", 6),
+    ("out-of-stock", 4),
+    ("bought-then-error", 7),
+    ("bought-then-silent", 5),
+    (NEVER_READY, 2),
+    ("partly", 5),
+    ("duplicate-callback", 5),
+    ("slow", 5),
+    ("flapping", 6),
+    ("rate-limited", 5),
+];
+/// The option whose profiles never come: its placements are parked, and that is right.
+pub const NEVER_READY: &str = "never-ready";
+/// The share of clients that hang up before they have read an answer.
+const HANG_UP: f64 = 0.1;
+/// The share of orders over two options.
+const TWO_OPTIONS: f64 = 0.15;
+
+/// A partner's endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Behaviour {
+    Fast,
+    /// 2 s.
+    Slow,
+    /// 500 for two of five requests.
+    Failing,
+    /// Never answers.
+    Hanging,
+    /// Resets two of three connections, after it has read the request.
+    Resetting,
+    /// The partner has set no URL.
+    Absent,
+}
+
+/// A partner each, and how often it orders.
+pub const PARTNERS: [(Behaviour, u32); 6] = [
+    (Behaviour::Fast, 40),
+    (Behaviour::Slow, 15),
+    (Behaviour::Failing, 15),
+    (Behaviour::Hanging, 10),
+    (Behaviour::Resetting, 10),
+    (Behaviour::Absent, 10),
+];
+
+/// When a client hangs up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HangUp {
+    /// After so many thousandths of the request were sent.
+    Sending(u32),
+    /// So long after the whole request was sent.
+    Sent(Duration),
+    /// When the answer is there, without reading it.
+    Answered,
+}
+
+/// One order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OrderPlan {
+    /// Index into [`PARTNERS`].
+    pub partner: usize,
+    /// Option names with quantities; each name once.
+    pub items: Vec<(&'static str, u32)>,
+    /// In the first request; every later one waits for its answer.
+    pub hang_up: Option<HangUp>,
+    /// The ingress of the first request; later ones take turns.
+    pub ingress: usize,
+}
+
+/// The order of that number, from 0.
+pub fn plan(seed: u64, number: u64) -> OrderPlan {
+    let mut rng = StdRng::seed_from_u64(seed.rotate_left(32) ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let partner = weighted(&PARTNERS.map(|(_, weight)| weight), &mut rng);
+    let mut items = vec![item(&mut rng)];
+    if rng.random_bool(TWO_OPTIONS) {
+        let second = item(&mut rng);
+        if second.0 != items[0].0 {
+            items.push(second);
+        }
+    }
+    let hang_up = rng.random_bool(HANG_UP).then(|| match rng.random_range(0..10) {
+        0..3 => HangUp::Sending(rng.random_range(0..1000)),
+        3..6 => HangUp::Sent(Duration::from_micros(rng.random_range(0..20_000))),
+        6..8 => HangUp::Sent(Duration::from_millis(rng.random_range(20..4_000))),
+        _ => HangUp::Answered,
+    });
+    OrderPlan {
+        partner,
+        items,
+        hang_up,
+        ingress: rng.random_range(0..crate::schedule::REPLICAS),
+    }
+}
+
+fn item(rng: &mut StdRng) -> (&'static str, u32) {
+    let option = weighted(&OPTIONS.map(|(_, weight)| weight), rng);
+    (OPTIONS[option].0, rng.random_range(1..=4))
+}
+
+/// An index, as often as its weight says.
+fn weighted(weights: &[u32], rng: &mut StdRng) -> usize {
+    let mut left = rng.random_range(0..weights.iter().sum());
+    weights
+        .iter()
+        .position(|weight| {
+            let here = left < *weight;
+            left = left.saturating_sub(*weight);
+            here
+        })
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn seed_and_number_decide() {
+        let orders = |seed| (0..100).map(move |number| plan(seed, number)).collect::<Vec<_>>();
+        assert_eq!(orders(3), orders(3));
+        assert_ne!(orders(3), orders(4));
+        assert_ne!(plan(3, 1), plan(3, 2));
+    }
+
+    #[test]
+    fn everything_is_ordered_by_everybody() {
+        let orders: Vec<OrderPlan> = (0..5_000).map(|number| plan(1, number)).collect();
+        let pairs: BTreeSet<_> = orders
+            .iter()
+            .flat_map(|order| order.items.iter().map(|item| (order.partner, item.0)))
+            .collect();
+        assert_eq!(pairs.len(), PARTNERS.len() * OPTIONS.len());
+        assert!(
+            orders
+                .iter()
+                .flat_map(|order| &order.items)
+                .all(|item| (1..=4).contains(&item.1))
+        );
+        let hang_ups = orders.iter().filter(|order| order.hang_up.is_some()).count();
+        assert!((400..600).contains(&hang_ups), "{hang_ups}");
+    }
+
+    #[test]
+    fn weights_are_kept() {
+        let mut rng = StdRng::seed_from_u64(1);
+        let mut counts = [0; 3];
+        for _ in 0..10_000 {
+            counts[weighted(&[1, 0, 3], &mut rng)] += 1;
+        }
+        assert_eq!(counts[1], 0);
+        assert!((2_200..2_800).contains(&counts[0]), "{counts:?}");
+    }
+}

@@ -1,0 +1,216 @@
+//! The result of a run, as a table or as JSON.
+
+use crate::book::{Arrival, Asked, Settled};
+use crate::inject::Happened;
+use crate::verdict::{Counts, Verdict};
+use comfy_table::{LineStyle, Table, TableStyle};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+
+/// Ids that are shown of each broken promise; JSON has them all.
+const SHOWN: usize = 20;
+
+/// Columns under a ruled header, and nothing else.
+const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
+
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub seed: u64,
+    pub command: String,
+    pub detects_duplicates: bool,
+    pub settle_seconds: f64,
+    pub park_after_seconds: f64,
+    pub orders_per_second: f64,
+    /// From the first order to the verdict.
+    pub took_seconds: f64,
+    /// From the end of the last fault until nothing was on its way.
+    pub healed_after_seconds: f64,
+    pub faults: usize,
+    pub faults_by_kind: BTreeMap<String, Kind>,
+    pub happened: Vec<Happened>,
+    pub verdict: Verdict,
+}
+
+/// Faults of one kind, and how long the system took to recover from them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Kind {
+    pub faults: usize,
+    pub median_recovery_seconds: Option<f64>,
+    pub longest_recovery_seconds: Option<f64>,
+}
+
+/// For each fault the time from its end until the first webhook of an order that was sent after that
+/// end: such an order has passed through every stage. A fault that no order followed counts only in
+/// number.
+pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) -> BTreeMap<String, Kind> {
+    let created = asked.iter().filter(|one| one.settled == Some(Settled::Created));
+    let sent: HashMap<&str, Duration> = created
+        .flat_map(|one| one.topups.iter().map(|topup| (topup.as_str(), one.sent)))
+        .collect();
+    let mut passed: Vec<(Duration, Duration)> = arrivals
+        .iter()
+        .filter_map(|arrival| Some((arrival.at, *sent.get(arrival.topup_id.as_str())?)))
+        .collect();
+    passed.sort_unstable();
+    let mut times: BTreeMap<String, (usize, Vec<f64>)> = BTreeMap::new();
+    for fault in happened {
+        let after = passed.partition_point(|(at, _)| *at <= fault.until);
+        let first = passed[after..].iter().find(|(_, sent)| *sent >= fault.until);
+        let (faults, times) = times.entry(fault.kind.clone()).or_default();
+        *faults += 1;
+        times.extend(first.map(|(at, _)| at.saturating_sub(fault.until).as_secs_f64()));
+    }
+    let kind = |(faults, mut times): (usize, Vec<f64>)| {
+        times.sort_unstable_by(f64::total_cmp);
+        Kind {
+            faults,
+            median_recovery_seconds: times.get(times.len() / 2).copied(),
+            longest_recovery_seconds: times.last().copied(),
+        }
+    };
+    times
+        .into_iter()
+        .map(|(name, times)| (name, kind(times)))
+        .collect()
+}
+
+impl Display for Report {
+    fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
+        let detection = if self.detects_duplicates { "on" } else { "off" };
+        writeln!(
+            formatter,
+            "seed {}, the provider's duplicate detection {detection}",
+            self.seed
+        )?;
+        writeln!(formatter, "repeat with: {}\n", self.command)?;
+        writeln!(
+            formatter,
+            "{}\n",
+            table(&["orders", ""], rows(&self.verdict.counts))
+        )?;
+        let seconds = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
+        let kinds = self.faults_by_kind.iter().map(|(name, kind)| {
+            vec![
+                name.clone(),
+                kind.faults.to_string(),
+                seconds(kind.median_recovery_seconds),
+                seconds(kind.longest_recovery_seconds),
+            ]
+        });
+        let total = vec![
+            "all".into(),
+            self.faults.to_string(),
+            String::new(),
+            String::new(),
+        ];
+        let head = ["fault", "times", "median s to recover", "longest"];
+        writeln!(formatter, "{}", table(&head, kinds.chain([total]).collect()))?;
+        writeln!(
+            formatter,
+            "\n{:.0} s in all; at rest {:.0} s after the last fault",
+            self.took_seconds, self.healed_after_seconds
+        )?;
+        for (broken, ids) in &self.verdict.broken {
+            writeln!(formatter, "\nBROKEN: {} ({})", broken.text(), ids.len())?;
+            for id in ids.iter().take(SHOWN) {
+                writeln!(formatter, "  {id}")?;
+            }
+            if ids.len() > SHOWN {
+                writeln!(formatter, "  and {} more (--json has all)", ids.len() - SHOWN)?;
+            }
+        }
+        let result = if self.verdict.green() {
+            "the promise held"
+        } else {
+            "THE PROMISE IS BROKEN"
+        };
+        write!(formatter, "\n{result}")
+    }
+}
+
+fn rows(counts: &Counts) -> Vec<Vec<String>> {
+    let row = |name: &str, value: String| vec![name.to_owned(), value];
+    let number = |name: &str, value: usize| row(name, value.to_string());
+    let mut rows = vec![
+        number("orders", counts.orders),
+        number("  answered 201", counts.answered_201),
+        number(
+            "    of these after a request without answer",
+            counts.answered_201_later,
+        ),
+        number("  answered 4xx", counts.answered_4xx),
+        number("  unanswered, then already taken", counts.unanswered_then_taken),
+        number("  never settled", counts.never_settled),
+        number("requests", counts.requests),
+        number("clients that hung up", counts.clients_hung_up),
+        number("units stored (without refused orders)", counts.units_stored),
+        row("units bought", counts.units_bought.to_string()),
+        number("placements bought twice", counts.placements_bought_twice),
+        number("units never bought", counts.units_never_bought),
+        number("units delivered", counts.units_delivered),
+        number("units lost", counts.lost),
+        number("webhooks", counts.webhooks),
+        number("  acknowledged again", counts.duplicates),
+    ];
+    for (what, reasons) in [("parked", &counts.parked), ("failed", &counts.failed)] {
+        rows.push(number(&format!("units {what}"), reasons.values().sum()));
+        rows.extend(
+            reasons
+                .iter()
+                .map(|(reason, units)| number(&format!("  {reason}"), *units)),
+        );
+    }
+    rows
+}
+
+fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(STYLE).set_header(head.to_vec()).add_rows(rows);
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn happened(kind: &str, until: u64) -> Happened {
+        Happened {
+            kind: kind.into(),
+            from: Duration::ZERO,
+            until: Duration::from_secs(until),
+        }
+    }
+
+    #[test]
+    fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
+        let order = |topup: &str, sent| {
+            let mut asked = Asked::new(topup.into(), 0, false);
+            asked.settled = Some(Settled::Created);
+            asked.sent = Duration::from_secs(sent);
+            asked.topups = vec![topup.into()];
+            asked
+        };
+        let arrival = |topup: &str, at| Arrival {
+            at: Duration::from_secs(at),
+            partner: 0,
+            topup_id: topup.into(),
+            iccid: String::new(),
+            acknowledged: true,
+            genuine: true,
+        };
+        let asked = [order("a", 9), order("b", 11), order("c", 30)];
+        // Topup a was ordered before the fault ended: it proves nothing.
+        let arrivals = [arrival("b", 15), arrival("a", 12), arrival("c", 31)];
+        let faults = [
+            happened("killed", 10),
+            happened("killed", 20),
+            happened("wiped", 40),
+        ];
+        let kinds = recoveries(&faults, &asked, &arrivals);
+        let killed = &kinds["killed"];
+        assert_eq!((killed.faults, killed.longest_recovery_seconds), (2, Some(11.0)));
+        assert_eq!(kinds["wiped"].longest_recovery_seconds, None);
+    }
+}

@@ -1,0 +1,339 @@
+//! What goes wrong, and when. Pure: the seed decides everything.
+
+use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
+use rand::{RngExt, SeedableRng};
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// Processes of each of ingress, provisioner and notifier.
+pub const REPLICAS: usize = 2;
+/// A target is left alone for so long after a fault of its own.
+const RESPITE: Duration = Duration::from_secs(2);
+
+/// A stage that has replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Service {
+    Ingress,
+    Provisioner,
+    Notifier,
+}
+
+/// What a fault befalls. It has one fault at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    Replica(Service, usize),
+    Sandbox,
+    Postgres,
+    Nats,
+}
+
+/// A way to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fault {
+    /// SIGKILL; started again when the fault ends.
+    Killed,
+    /// SIGTERM; started again when it has ended, as in a rolling restart.
+    Restarted,
+    /// SIGSTOP; SIGCONT when the fault ends.
+    Stalled,
+    /// `PostgreSQL` only: `pg_ctl stop -m immediate`; started again when the fault ends.
+    StoppedImmediately,
+    /// `PostgreSQL` only: `pg_terminate_backend` of every connection.
+    ConnectionsCut,
+    /// NATS only: SIGKILL, its storage deleted, started again when the fault ends.
+    Wiped,
+    /// Sandbox only: every call's connection is closed.
+    Down,
+    /// Sandbox only: calls are carried out and answered late.
+    Slow(Duration),
+    /// Sandbox only: half of all calls are answered 500, half of those after they were carried out.
+    Erring,
+    /// Sandbox only: half of all orders are bought and never answered.
+    Silent,
+    /// Sandbox only: look-ups don't see young purchases.
+    Lagging(Duration),
+}
+
+/// A fault with its place in the run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planned {
+    /// Since the first order.
+    pub at: Duration,
+    pub target: Target,
+    pub fault: Fault,
+    pub lasts: Duration,
+}
+
+/// What a schedule depends on.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Terms {
+    pub seed: u64,
+    /// For how long faults begin.
+    pub length: Duration,
+    /// Mean time between the beginnings of two faults.
+    pub every: Duration,
+    /// The provisioners' settling delay, which bounds what the promise tolerates.
+    pub settle: Duration,
+    /// Whether the provider refuses a second purchase; if not, no stall exceeds `settle`.
+    pub detects_duplicates: bool,
+}
+
+impl Planned {
+    /// For the table: "ingress killed".
+    pub fn kind(&self) -> String {
+        let target = match self.target {
+            Target::Replica(Service::Ingress, _) => "ingress",
+            Target::Replica(Service::Provisioner, _) => "provisioner",
+            Target::Replica(Service::Notifier, _) => "notifier",
+            Target::Sandbox => "provider",
+            Target::Postgres => "PostgreSQL",
+            Target::Nats => "NATS",
+        };
+        let fault = match self.fault {
+            Fault::Killed => "killed",
+            Fault::Restarted => "restarted",
+            Fault::Stalled => "stalled",
+            Fault::StoppedImmediately => "stopped at once",
+            Fault::ConnectionsCut => "connections cut",
+            Fault::Wiped => "killed and wiped",
+            Fault::Down => "down",
+            Fault::Slow(_) => "slow",
+            Fault::Erring => "erring",
+            Fault::Silent => "buying silently",
+            Fault::Lagging(_) => "lagging",
+        };
+        format!("{target} {fault}")
+    }
+
+    fn end(&self) -> Duration {
+        self.at + self.lasts
+    }
+}
+
+impl Fault {
+    /// The body of `PUT /faults`, for faults that the sandbox plays.
+    pub fn of_provider(self) -> Option<Value> {
+        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        match self {
+            Self::Down => Some(json!({"down": true})),
+            Self::Slow(latency) => Some(json!({"latency_ms": millis(latency)})),
+            Self::Erring => Some(json!({"error_rate": 0.5, "error_buys": 0.5})),
+            Self::Silent => Some(json!({"silent_rate": 0.5})),
+            Self::Lagging(lag) => {
+                Some(json!({"not_found_lag_ms": millis(lag), "silent_rate": 0.3, "error_rate": 0.2}))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A kind of fault before its time, replica and length are drawn.
+#[derive(Clone, Copy)]
+enum Card {
+    Killed(Service),
+    Restarted(Service),
+    ShortStall(Service),
+    LongStall(Service),
+    SandboxKilled,
+    SandboxStalled,
+    PostgresStopped,
+    ConnectionsCut,
+    NatsKilled,
+    NatsWiped,
+    NatsStalled,
+    Down,
+    Slow,
+    Erring,
+    Silent,
+    Lagging,
+}
+
+/// Every kind comes once before any comes again.
+fn deck() -> Vec<Card> {
+    let of_service = |service| {
+        [
+            Card::Killed(service),
+            Card::Restarted(service),
+            Card::ShortStall(service),
+            Card::LongStall(service),
+        ]
+    };
+    let services = [Service::Ingress, Service::Provisioner, Service::Notifier].map(of_service);
+    let others = [
+        Card::SandboxKilled,
+        Card::SandboxStalled,
+        Card::PostgresStopped,
+        Card::ConnectionsCut,
+        Card::NatsKilled,
+        Card::NatsWiped,
+        Card::NatsStalled,
+        Card::Down,
+        Card::Slow,
+        Card::Erring,
+        Card::Silent,
+        Card::Lagging,
+    ];
+    services.into_iter().flatten().chain(others).collect()
+}
+
+/// The faults of a run, in the order of their beginning.
+pub fn schedule(terms: &Terms) -> Vec<Planned> {
+    let mut rng = StdRng::seed_from_u64(terms.seed);
+    let mut busy: BTreeMap<Target, Duration> = BTreeMap::new();
+    let mut cards: Vec<Card> = Vec::new();
+    let mut planned = Vec::new();
+    let mut at = terms.every / 2;
+    while at < terms.length {
+        if cards.is_empty() {
+            cards = deck();
+            cards.shuffle(&mut rng);
+        }
+        let free = |target: &Target| busy.get(target).is_none_or(|until| *until <= at);
+        let drawn = (0..cards.len()).rev().find_map(|index| {
+            let target = targets(cards[index]).into_iter().filter(free).collect::<Vec<_>>();
+            (!target.is_empty()).then_some((index, target))
+        });
+        if let Some((index, targets)) = drawn {
+            let card = cards.remove(index);
+            let target = targets[rng.random_range(0..targets.len())];
+            let (fault, lasts) = draw(card, terms, &mut rng);
+            let fault = Planned {
+                at,
+                target,
+                fault,
+                lasts,
+            };
+            busy.insert(target, fault.end() + RESPITE);
+            planned.push(fault);
+        }
+        at += terms.every.mul_f64(rng.random_range(0.5..=1.5));
+    }
+    planned
+}
+
+fn targets(card: Card) -> Vec<Target> {
+    match card {
+        Card::Killed(service)
+        | Card::Restarted(service)
+        | Card::ShortStall(service)
+        | Card::LongStall(service) => (0..REPLICAS)
+            .map(|replica| Target::Replica(service, replica))
+            .collect(),
+        Card::PostgresStopped | Card::ConnectionsCut => vec![Target::Postgres],
+        Card::NatsKilled | Card::NatsWiped | Card::NatsStalled => vec![Target::Nats],
+        Card::SandboxKilled
+        | Card::SandboxStalled
+        | Card::Down
+        | Card::Slow
+        | Card::Erring
+        | Card::Silent
+        | Card::Lagging => vec![Target::Sandbox],
+    }
+}
+
+/// What a card means this time.
+fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
+    let mut within = |range: RangeInclusive<Duration>| {
+        let millis = |duration: &Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+        let low = millis(range.start());
+        Duration::from_millis(rng.random_range(low..=millis(range.end()).max(low)))
+    };
+    let seconds = Duration::from_secs;
+    let soon = Duration::from_millis(200)..=seconds(4);
+    // What the provider itself adds to the time until a purchase is seen: together, a stalled sandbox,
+    // latency and lag stay below the settling delay.
+    let provider = terms.settle / 4;
+    match card {
+        Card::Killed(_) | Card::SandboxKilled | Card::NatsKilled => (Fault::Killed, within(soon)),
+        Card::Restarted(_) => (Fault::Restarted, Duration::ZERO),
+        Card::ShortStall(_) => (Fault::Stalled, within(Duration::from_millis(100)..=seconds(2))),
+        Card::LongStall(Service::Provisioner) => {
+            // Below and above the lease; beyond the settling delay only where the provider itself
+            // refuses to sell twice.
+            let longest = if terms.detects_duplicates {
+                terms.settle.mul_f64(1.5)
+            } else {
+                terms.settle.mul_f64(0.8)
+            };
+            (Fault::Stalled, within(seconds(2)..=longest))
+        }
+        Card::LongStall(_) => (Fault::Stalled, within(seconds(4)..=seconds(12))),
+        Card::SandboxStalled => (Fault::Stalled, within(Duration::from_millis(300)..=provider)),
+        Card::PostgresStopped => (Fault::StoppedImmediately, within(soon)),
+        Card::ConnectionsCut => (Fault::ConnectionsCut, Duration::ZERO),
+        Card::NatsWiped => (Fault::Wiped, within(soon)),
+        Card::NatsStalled => (Fault::Stalled, within(Duration::from_millis(300)..=seconds(5))),
+        Card::Down => (Fault::Down, within(seconds(1)..=seconds(8))),
+        Card::Slow => {
+            let latency = within(Duration::from_millis(300)..=provider);
+            (Fault::Slow(latency), within(seconds(2)..=seconds(8)))
+        }
+        Card::Erring => (Fault::Erring, within(seconds(2)..=seconds(8))),
+        Card::Silent => (Fault::Silent, within(seconds(2)..=seconds(8))),
+        Card::Lagging => {
+            let lag = within(Duration::from_millis(500)..=provider);
+            (Fault::Lagging(lag), within(seconds(3)..=seconds(8)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn terms(seed: u64, detects_duplicates: bool) -> Terms {
+        Terms {
+            seed,
+            length: Duration::from_mins(30),
+            every: Duration::from_secs(7),
+            settle: Duration::from_secs(20),
+            detects_duplicates,
+        }
+    }
+
+    #[test]
+    fn the_seed_decides() {
+        assert_eq!(schedule(&terms(7, true)), schedule(&terms(7, true)));
+        assert_ne!(schedule(&terms(7, true)), schedule(&terms(8, true)));
+    }
+
+    #[test]
+    fn half_an_hour_has_more_than_two_hundred_faults_of_every_kind() {
+        for seed in 0..50 {
+            let planned = schedule(&terms(seed, seed % 2 == 0));
+            let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
+            assert!(planned.len() >= 220, "seed {seed}: {}", planned.len());
+            assert_eq!(kinds.len(), 21, "seed {seed}: {kinds:?}");
+        }
+    }
+
+    #[test]
+    fn a_target_has_one_fault_at_a_time() {
+        for seed in 0..50 {
+            let mut until: BTreeMap<Target, Duration> = BTreeMap::new();
+            for fault in schedule(&terms(seed, true)) {
+                let last = until.insert(fault.target, fault.end()).unwrap_or_default();
+                assert!(fault.at >= last, "seed {seed}: {fault:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_stall_exceeds_the_settling_delay_where_nothing_else_helps() {
+        let longest = |detects| {
+            let stalls = (0..50).flat_map(|seed| schedule(&terms(seed, detects)));
+            stalls
+                .filter(|one| one.fault == Fault::Stalled)
+                .map(|one| one.lasts)
+                .max()
+                .unwrap()
+        };
+        assert!(longest(false) < terms(0, false).settle);
+        assert!(longest(true) > terms(0, true).settle);
+    }
+}

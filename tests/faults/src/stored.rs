@@ -1,0 +1,143 @@
+//! What the pipeline's database says when a run has come to rest, and whether it has.
+
+use anyhow::Result;
+use sqlx::PgConnection;
+use std::collections::BTreeMap;
+
+/// Everything stored.
+#[derive(Clone, Debug, Default)]
+pub struct Stored {
+    pub orders: Vec<StoredOrder>,
+    pub placements: Vec<StoredPlacement>,
+    pub units: Vec<StoredUnit>,
+}
+
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct StoredOrder {
+    pub order_id: String,
+    pub partner_id: String,
+    pub external_order_id: String,
+    pub refused: bool,
+}
+
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct StoredPlacement {
+    pub placement_id: String,
+    pub order_id: String,
+    pub state: String,
+    /// The provider was known to have it.
+    pub placed: bool,
+    pub reason: Option<String>,
+}
+
+/// A topup with its delivery.
+#[derive(Clone, Debug)]
+pub struct StoredUnit {
+    pub topup_id: String,
+    pub placement_id: String,
+    pub order_id: String,
+    /// The option's name.
+    pub option: String,
+    pub state: String,
+    pub iccid: Option<String>,
+    pub reason: Option<String>,
+    pub delivery: Option<StoredDelivery>,
+}
+
+#[derive(Clone, Debug)]
+pub struct StoredDelivery {
+    pub state: String,
+    /// Attempts that have ended.
+    pub attempt: i32,
+    pub error: Option<String>,
+}
+
+#[derive(sqlx::FromRow)]
+struct UnitRow {
+    topup_id: String,
+    placement_id: String,
+    order_id: String,
+    option_id: String,
+    state: String,
+    iccid: Option<String>,
+    reason: Option<String>,
+    delivery_state: Option<String>,
+    delivery_attempt: Option<i32>,
+    delivery_error: Option<String>,
+}
+
+impl Stored {
+    /// Reads everything; `options` gives the names of option ids.
+    pub async fn read(
+        connection: &mut PgConnection,
+        options: &BTreeMap<String, &'static str>,
+    ) -> Result<Self> {
+        let orders =
+            sqlx::query_as("SELECT order_id::text, partner_id::text, external_order_id, refused FROM orders")
+                .fetch_all(&mut *connection)
+                .await?;
+        let placements = sqlx::query_as(
+            "SELECT placement_id::text, order_id::text, state, placed_at IS NOT NULL AS placed, reason FROM placements",
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        let rows: Vec<UnitRow> = sqlx::query_as(
+            "SELECT t.topup_id, t.placement_id::text, t.order_id::text, t.option_id::text, t.state, t.iccid, t.reason,
+                    d.state AS delivery_state, d.attempt AS delivery_attempt, d.error AS delivery_error
+             FROM topups t LEFT JOIN deliveries d ON d.topup_id = t.topup_id",
+        )
+        .fetch_all(connection)
+        .await?;
+        let unit = |row: UnitRow| StoredUnit {
+            option: options
+                .get(&row.option_id)
+                .map_or(row.option_id, |name| (*name).to_owned()),
+            topup_id: row.topup_id,
+            placement_id: row.placement_id,
+            order_id: row.order_id,
+            state: row.state,
+            iccid: row.iccid,
+            reason: row.reason,
+            delivery: row.delivery_state.map(|state| StoredDelivery {
+                state,
+                attempt: row.delivery_attempt.unwrap_or_default(),
+                error: row.delivery_error,
+            }),
+        };
+        Ok(Self {
+            orders,
+            placements,
+            units: rows.into_iter().map(unit).collect(),
+        })
+    }
+}
+
+/// What is still on its way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, sqlx::FromRow)]
+pub struct OnTheWay {
+    /// Placements that are neither bought nor given up.
+    pub unbought: i64,
+    /// Placements that are bought and miss profiles.
+    pub uncollected: i64,
+    /// Webhooks that are neither acknowledged nor given up.
+    pub undelivered: i64,
+}
+
+impl OnTheWay {
+    pub async fn read(connection: &mut PgConnection) -> Result<Self> {
+        let counts = sqlx::query_as(
+            "SELECT count(*) FILTER (WHERE p.state IN ('accepted', 'placing')) AS unbought,
+                    count(*) FILTER (WHERE p.state = 'placed' AND EXISTS (
+                        SELECT FROM topups t WHERE t.placement_id = p.placement_id AND t.state = 'pending')) AS uncollected,
+                    (SELECT count(*) FROM deliveries WHERE state IN ('pending', 'no_endpoint')) AS undelivered
+             FROM placements p",
+        )
+        .fetch_one(connection)
+        .await?;
+        Ok(counts)
+    }
+
+    pub fn nothing(self) -> bool {
+        self == Self::default()
+    }
+}

@@ -1,0 +1,418 @@
+//! The verdict: three ledgers and the database laid beside each other. Pure.
+//!
+//! What partners saw ([`Asked`], [`Arrival`]), what the provider sold ([`LedgerOrder`]) and what is
+//! stored ([`Stored`]) must tell one story.
+
+use crate::book::{Arrival, Asked, Settled};
+use crate::orders::NEVER_READY;
+use crate::stored::{Stored, StoredPlacement, StoredUnit};
+use serde::Serialize;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Duration;
+use testkit::stack::LedgerOrder;
+
+/// Both moments are this process's own, taken by tasks that may have waited for a processor.
+const SAME_MOMENT: Duration = Duration::from_millis(150);
+
+/// Everything that is known when a run has ended.
+pub struct Evidence {
+    pub asked: Vec<Asked>,
+    pub arrivals: Vec<Arrival>,
+    pub ledger: Vec<LedgerOrder>,
+    pub stored: Stored,
+    /// The partners' ids by index.
+    pub partners: Vec<String>,
+}
+
+/// A broken promise; each makes the run red.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Broken {
+    BoughtTwice,
+    BoughtBeyondStored,
+    BoughtThoughRefused,
+    NotBoughtThoughPlaced,
+    Lost,
+    AnsweredButNotStored,
+    TakenThenRefused,
+    DeniedWithoutCause,
+    NeverSettled,
+    IccidTwice,
+    WebhookBeforeAnswer,
+    WebhookForNothing,
+    WebhookForged,
+    ParkedThoughFindable,
+    EndedBySomething,
+}
+
+impl Broken {
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::BoughtTwice => "bought twice",
+            Self::BoughtBeyondStored => "bought beyond what is stored",
+            Self::BoughtThoughRefused => "bought for an order answered 4xx",
+            Self::NotBoughtThoughPlaced => "stored as bought, unknown to the provider",
+            Self::Lost => "lost",
+            Self::AnsweredButNotStored => "answered 201 or taken, but not stored",
+            Self::TakenThenRefused => "answered \"already taken\", and refused afterwards",
+            Self::DeniedWithoutCause => "answered 4xx without cause",
+            Self::NeverSettled => "no definite answer to the end",
+            Self::IccidTwice => "two topups with one iccid, or two iccids of one topup",
+            Self::WebhookBeforeAnswer => "webhook before its answer",
+            Self::WebhookForNothing => "webhook for nothing that this partner ordered",
+            Self::WebhookForged => "webhook with a wrong signature",
+            Self::ParkedThoughFindable => "parked although a look-up works",
+            Self::EndedBySomething => "a process panicked or did not stop",
+        }
+    }
+}
+
+/// What the run comes to.
+#[derive(Debug, Default, Serialize)]
+pub struct Verdict {
+    pub counts: Counts,
+    /// By kind: ids, each with what is known of it.
+    pub broken: BTreeMap<Broken, Vec<String>>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Counts {
+    pub orders: usize,
+    pub answered_201: usize,
+    /// Of these, after an earlier request without an answer.
+    pub answered_201_later: usize,
+    pub answered_4xx: usize,
+    pub unanswered_then_taken: usize,
+    pub never_settled: usize,
+    pub requests: usize,
+    pub clients_hung_up: usize,
+    /// Of orders that weren't refused.
+    pub units_stored: usize,
+    pub units_bought: u64,
+    pub placements_bought_twice: usize,
+    /// Units of orders that weren't refused which the provider never sold: failed or parked.
+    pub units_never_bought: usize,
+    pub units_delivered: usize,
+    pub webhooks: usize,
+    /// Further acknowledged webhooks of one topup.
+    pub duplicates: usize,
+    pub lost: usize,
+    pub parked: BTreeMap<String, usize>,
+    pub failed: BTreeMap<String, usize>,
+}
+
+/// Where a unit has ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Fate {
+    Delivered,
+    Failed(String),
+    Parked(String),
+    Lost(String),
+}
+
+impl Verdict {
+    pub fn green(&self) -> bool {
+        self.broken.is_empty()
+    }
+
+    pub fn add(&mut self, broken: Broken, what: impl Into<String>) {
+        self.broken.entry(broken).or_default().push(what.into());
+    }
+}
+
+/// Judges a run that has come to rest.
+pub fn judge(evidence: &Evidence) -> Verdict {
+    let mut verdict = Verdict::default();
+    let index = Index::of(evidence);
+    answers(evidence, &index, &mut verdict);
+    purchases(evidence, &index, &mut verdict);
+    units(evidence, &index, &mut verdict);
+    webhooks(evidence, &index, &mut verdict);
+    verdict
+}
+
+/// Ways into the evidence.
+struct Index<'a> {
+    placements: HashMap<&'a str, &'a StoredPlacement>,
+    units_of: HashMap<&'a str, Vec<&'a StoredUnit>>,
+    units: HashMap<&'a str, &'a StoredUnit>,
+    /// By order id: refused or not.
+    refused: HashMap<&'a str, bool>,
+    /// Order ids by partner id and external order id.
+    orders: HashMap<(&'a str, &'a str), Vec<&'a str>>,
+    bought: HashSet<&'a str>,
+    acknowledged: HashSet<&'a str>,
+}
+
+impl<'a> Index<'a> {
+    fn of(evidence: &'a Evidence) -> Self {
+        let stored = &evidence.stored;
+        let mut units_of: HashMap<&str, Vec<&StoredUnit>> = HashMap::new();
+        for unit in &stored.units {
+            units_of.entry(&unit.placement_id).or_default().push(unit);
+        }
+        let mut orders: HashMap<(&str, &str), Vec<&str>> = HashMap::new();
+        for order in &stored.orders {
+            let key = (order.partner_id.as_str(), order.external_order_id.as_str());
+            orders.entry(key).or_default().push(&order.order_id);
+        }
+        let acknowledged = evidence.arrivals.iter().filter(|arrival| arrival.acknowledged);
+        Self {
+            placements: stored
+                .placements
+                .iter()
+                .map(|one| (one.placement_id.as_str(), one))
+                .collect(),
+            units_of,
+            units: stored
+                .units
+                .iter()
+                .map(|one| (one.topup_id.as_str(), one))
+                .collect(),
+            refused: stored
+                .orders
+                .iter()
+                .map(|one| (one.order_id.as_str(), one.refused))
+                .collect(),
+            orders,
+            bought: evidence.ledger.iter().map(|one| one.order_id.as_str()).collect(),
+            acknowledged: acknowledged.map(|one| one.topup_id.as_str()).collect(),
+        }
+    }
+
+    fn is_refused(&self, order_id: &str) -> bool {
+        self.refused.get(order_id).copied().unwrap_or_default()
+    }
+}
+
+fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
+    for asked in &evidence.asked {
+        let counts = &mut verdict.counts;
+        counts.orders += 1;
+        counts.requests += asked.requests;
+        counts.clients_hung_up += usize::from(asked.hung_up);
+        let id = &asked.external_order_id;
+        let key = (evidence.partners[asked.partner].as_str(), id.as_str());
+        let orders = index.orders.get(&key).map_or(&[][..], Vec::as_slice);
+        let standing = || orders.iter().any(|order| !index.is_refused(order));
+        match &asked.settled {
+            None => {
+                counts.never_settled += 1;
+                verdict.add(Broken::NeverSettled, id);
+            }
+            Some(Settled::Created) => {
+                counts.answered_201 += 1;
+                counts.answered_201_later += usize::from(asked.unanswered > 0);
+                let stored = |topup: &String| {
+                    let unit = index.units.get(topup.as_str());
+                    unit.is_some_and(|unit| {
+                        orders.contains(&unit.order_id.as_str()) && !index.is_refused(&unit.order_id)
+                    })
+                };
+                for topup in asked.topups.iter().filter(|topup| !stored(topup)) {
+                    verdict.add(Broken::AnsweredButNotStored, format!("{id} topup {topup}"));
+                }
+            }
+            Some(Settled::Taken) => {
+                counts.unanswered_then_taken += 1;
+                if orders.is_empty() || asked.unanswered == 0 {
+                    verdict.add(Broken::AnsweredButNotStored, format!("{id} already taken"));
+                } else if !standing() {
+                    verdict.add(Broken::TakenThenRefused, id);
+                }
+            }
+            Some(Settled::Refused) => {
+                counts.answered_4xx += 1;
+                // An earlier request that was never answered may have been stored after all.
+                if asked.unanswered == 0 && standing() {
+                    verdict.add(
+                        Broken::BoughtThoughRefused,
+                        format!("{id} stands although it was answered 422"),
+                    );
+                }
+            }
+            Some(Settled::Denied(answer)) => {
+                counts.answered_4xx += 1;
+                verdict.add(Broken::DeniedWithoutCause, format!("{id} {answer}"));
+            }
+        }
+    }
+}
+
+fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
+    for purchase in &evidence.ledger {
+        verdict.counts.units_bought += purchase.units;
+        let id = &purchase.order_id;
+        if purchase.purchased_times > 1 {
+            verdict.counts.placements_bought_twice += 1;
+            verdict.add(
+                Broken::BoughtTwice,
+                format!("placement {id}: {} times", purchase.purchased_times),
+            );
+        }
+        let Some(placement) = index.placements.get(id.as_str()) else {
+            verdict.add(
+                Broken::BoughtBeyondStored,
+                format!("placement {id} is not stored"),
+            );
+            continue;
+        };
+        let units = index.units_of.get(id.as_str()).map_or(0, Vec::len);
+        if purchase.purchased_times == 1 && purchase.units > units as u64 {
+            let text = format!("placement {id}: {} units for {units}", purchase.units);
+            verdict.add(Broken::BoughtBeyondStored, text);
+        }
+        if index.is_refused(&placement.order_id) {
+            let text = format!("placement {id} of order {}", placement.order_id);
+            verdict.add(Broken::BoughtThoughRefused, text);
+        }
+    }
+    for placement in &evidence.stored.placements {
+        if placement.placed && !index.bought.contains(placement.placement_id.as_str()) {
+            verdict.add(
+                Broken::NotBoughtThoughPlaced,
+                format!("placement {}", placement.placement_id),
+            );
+        }
+    }
+}
+
+fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
+    let mut holder: HashMap<&str, &str> = HashMap::new();
+    let mut parked_for_cause: BTreeMap<&str, &str> = BTreeMap::new();
+    for unit in &evidence.stored.units {
+        if let Some(iccid) = &unit.iccid
+            && let Some(other) = holder.insert(iccid, &unit.topup_id)
+        {
+            verdict.add(
+                Broken::IccidTwice,
+                format!("topups {other} and {}", unit.topup_id),
+            );
+        }
+        let Some(placement) = index.placements.get(unit.placement_id.as_str()) else {
+            verdict.add(Broken::Lost, format!("topup {} has no placement", unit.topup_id));
+            continue;
+        };
+        if index.is_refused(&unit.order_id) {
+            continue;
+        }
+        verdict.counts.units_stored += 1;
+        let bought = index.bought.contains(unit.placement_id.as_str());
+        verdict.counts.units_never_bought += usize::from(!bought);
+        match fate(
+            unit,
+            placement,
+            index.acknowledged.contains(unit.topup_id.as_str()),
+        ) {
+            Fate::Delivered => verdict.counts.units_delivered += 1,
+            Fate::Failed(reason) => *verdict.counts.failed.entry(reason).or_default() += 1,
+            Fate::Parked(reason) => {
+                let awaited = index.units_of[unit.placement_id.as_str()]
+                    .iter()
+                    .any(|unit| unit.option == NEVER_READY);
+                if !awaited {
+                    parked_for_cause.insert(
+                        &placement.placement_id,
+                        placement.reason.as_deref().unwrap_or("no reason"),
+                    );
+                }
+                *verdict.counts.parked.entry(reason).or_default() += 1;
+            }
+            Fate::Lost(story) => {
+                verdict.counts.lost += 1;
+                verdict.add(Broken::Lost, format!("topup {}: {story}", unit.topup_id));
+            }
+        }
+    }
+    for (placement, reason) in parked_for_cause {
+        verdict.add(
+            Broken::ParkedThoughFindable,
+            format!("placement {placement}: {reason}"),
+        );
+    }
+}
+
+fn fate(unit: &StoredUnit, placement: &StoredPlacement, acknowledged: bool) -> Fate {
+    let reason = |own: &Option<String>| own.clone().filter(|text| !text.is_empty());
+    match unit.state.as_str() {
+        "ready" => match &unit.delivery {
+            Some(delivery) if delivery.state == "delivered" && acknowledged => Fate::Delivered,
+            Some(delivery) if delivery.state == "delivered" => {
+                Fate::Lost("stored as delivered, but no endpoint acknowledged it".into())
+            }
+            Some(delivery) => Fate::Lost(format!(
+                "its delivery is {} after {} attempts: {}",
+                delivery.state,
+                delivery.attempt,
+                delivery.error.as_deref().unwrap_or("no error")
+            )),
+            None => Fate::Lost("ready without a delivery".into()),
+        },
+        "failed" => match reason(&unit.reason).or_else(|| reason(&placement.reason)) {
+            Some(reason) => Fate::Failed(reason),
+            None => Fate::Lost("failed without a reason".into()),
+        },
+        state => match reason(&unit.reason).or_else(|| reason(&placement.reason)) {
+            Some(reason) if state == "parked" || placement.state == "parked" => Fate::Parked(reason),
+            _ => Fate::Lost(format!(
+                "{state}, its placement {} is {}",
+                placement.placement_id, placement.state
+            )),
+        },
+    }
+}
+
+fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
+    let mut first: HashMap<&str, Duration> = HashMap::new();
+    let mut iccids: HashMap<&str, &str> = HashMap::new();
+    let mut acknowledged: HashSet<&str> = HashSet::new();
+    let mut wrong: BTreeSet<(Broken, &str)> = BTreeSet::new();
+    let partner_of: HashMap<&str, &str> = evidence
+        .stored
+        .orders
+        .iter()
+        .map(|one| (one.order_id.as_str(), one.partner_id.as_str()))
+        .collect();
+    for arrival in &evidence.arrivals {
+        verdict.counts.webhooks += 1;
+        let topup = arrival.topup_id.as_str();
+        if arrival.acknowledged && !acknowledged.insert(topup) {
+            verdict.counts.duplicates += 1;
+        }
+        if !arrival.genuine {
+            wrong.insert((Broken::WebhookForged, topup));
+        }
+        let at = first.entry(topup).or_insert(arrival.at);
+        *at = (*at).min(arrival.at);
+        if *iccids.entry(topup).or_insert(&arrival.iccid) != arrival.iccid {
+            wrong.insert((Broken::IccidTwice, topup));
+        }
+        let order = index.units.get(topup).map(|unit| unit.order_id.as_str());
+        let expected = order
+            .filter(|order| !index.is_refused(order))
+            .and_then(|order| partner_of.get(order));
+        if expected != Some(&evidence.partners[arrival.partner].as_str()) {
+            wrong.insert((Broken::WebhookForNothing, topup));
+        }
+    }
+    for (broken, topup) in wrong {
+        verdict.add(broken, format!("topup {topup}"));
+    }
+    for asked in evidence
+        .asked
+        .iter()
+        .filter(|asked| asked.settled == Some(Settled::Created))
+    {
+        for topup in &asked.topups {
+            if let Some(arrived) = first.get(topup.as_str())
+                && *arrived + SAME_MOMENT < asked.answered
+            {
+                let early = asked.answered.saturating_sub(*arrived);
+                verdict.add(
+                    Broken::WebhookBeforeAnswer,
+                    format!("topup {topup}: by {early:?}"),
+                );
+            }
+        }
+    }
+}

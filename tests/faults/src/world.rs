@@ -1,0 +1,227 @@
+//! The system under test: real processes and servers of its own, and the partners around them.
+
+use crate::book::{Book, Clock};
+use crate::client::{Account, Clients};
+use crate::endpoints::Endpoint;
+use crate::inject::Victims;
+use crate::orders::{Behaviour, OPTIONS, PARTNERS};
+use crate::schedule::REPLICAS;
+use crate::stored::{OnTheWay, Stored};
+use crate::verdict::Evidence;
+use anyhow::{Context, Result};
+use serde_json::Value;
+use sqlx::PgConnection;
+use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+use testkit::esimctl::Partner;
+use testkit::postgres::PostgresServer;
+use testkit::stack::{Stack, Stage};
+use tokio::sync::Mutex;
+
+const PROVIDER_TIMEOUT: Duration = Duration::from_secs(2);
+const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
+/// Waits between the attempts of a delivery, in seconds, compressed; [`LATER`] longer ones follow.
+const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
+const LATER: usize = 24;
+
+/// What differs from run to run.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    pub seed: u64,
+    /// For how long orders are placed and faults begin.
+    pub length: Duration,
+    pub settle: Duration,
+    pub park_after: Duration,
+    pub detects_duplicates: bool,
+    /// When clients that still have no definite answer give up, since the beginning.
+    pub deadline: Duration,
+}
+
+/// In the order of their end: processes before the servers that they use.
+pub struct World {
+    pub victims: Arc<Victims>,
+    pub clients: Arc<Clients>,
+    pub book: Arc<Book>,
+    pub clock: Clock,
+    endpoints: Vec<Endpoint>,
+    partners: Vec<Partner>,
+    stack: Stack,
+    postgres: Arc<Mutex<PostgresServer>>,
+    folder: TempDir,
+}
+
+impl World {
+    /// Starts everything; the clock starts when all is ready.
+    pub async fn start(terms: &Terms) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
+        // PostgreSQL's user must be able to pass through.
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
+        let postgres = PostgresServer::start(folder.path()).await?;
+        let mut stack = start_stack(terms, postgres.url()).await?;
+        call_back(&mut stack).await?;
+
+        let clock = Clock::start();
+        let book = Arc::new(Book::default());
+        let mut endpoints = Vec::new();
+        let mut partners = Vec::new();
+        let mut accounts = Vec::new();
+        for (index, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
+            let endpoint = Endpoint::start(index, behaviour, clock, Arc::clone(&book)).await?;
+            let url = (behaviour != Behaviour::Absent).then_some(endpoint.url.as_str());
+            let name = format!("{behaviour:?}").to_lowercase();
+            let partner = stack.esimctl.create_partner(&name, "sandbox", url).await?;
+            endpoint.verify(&partner.webhook_secret)?;
+            accounts.push(Account::of(&partner)?);
+            endpoints.push(endpoint);
+            partners.push(partner);
+        }
+        let mut options = BTreeMap::new();
+        for (name, _) in OPTIONS {
+            options.insert(name, stack.option(name)?.to_owned());
+        }
+        let ingresses = stack.base_urls();
+        let host = |url: &String| url.trim_start_matches("http://").to_owned();
+        let ingresses: Vec<String> = ingresses.iter().map(host).collect();
+        let postgres = Arc::new(Mutex::new(postgres));
+        let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), clock)?);
+        let clients = Arc::new(Clients {
+            seed: terms.seed,
+            clock,
+            book: Arc::clone(&book),
+            ingresses,
+            accounts,
+            options,
+            deadline: clock.now() + terms.deadline,
+        });
+        Ok(Self {
+            victims,
+            clients,
+            book,
+            clock,
+            endpoints,
+            partners,
+            stack,
+            postgres,
+            folder,
+        })
+    }
+
+    /// Lifts faults, heals endpoints, and sets the URL that is missing.
+    pub async fn heal(&self) -> Result<()> {
+        self.victims.lift().await?;
+        for (endpoint, partner) in self.endpoints.iter().zip(&self.partners) {
+            endpoint.heal();
+            if endpoint.behaviour == Behaviour::Absent {
+                let args = [
+                    "partner",
+                    "set-webhook",
+                    &partner.partner_id,
+                    "--url",
+                    &endpoint.url,
+                ];
+                let _: Value = self.stack.esimctl.run(&args).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What is still on its way.
+    pub async fn on_the_way(&self) -> Result<OnTheWay> {
+        OnTheWay::read(&mut self.connect().await?).await
+    }
+
+    /// Everything that is known.
+    pub async fn evidence(&self) -> Result<Evidence> {
+        let names = self.clients.options.iter();
+        let names = names.map(|(name, id)| (id.clone(), *name)).collect();
+        let (asked, arrivals) = self.book.everything();
+        Ok(Evidence {
+            asked,
+            arrivals,
+            ledger: self.stack.ledger().await?.orders,
+            stored: Stored::read(&mut self.connect().await?, &names).await?,
+            partners: self.partners.iter().map(|one| one.partner_id.clone()).collect(),
+        })
+    }
+
+    /// Leaves everything to be looked at, and says how.
+    pub async fn keep(mut self) -> Result<String> {
+        let logs = self.stack.keep().to_owned();
+        self.folder.disable_cleanup(true);
+        let mut postgres = self.postgres.lock().await;
+        postgres.stop_fast().await?;
+        Ok(format!(
+            "To look at it (logs of every process, the sandbox's ledger, the database):
+  cd {logs}
+  {start} &
+  export DATABASE_URL={database} {key}
+  {esimctl} order show <order id, topup id or external order id>
+  grep -h <id> *.log ledger
+and afterwards: kill %1; rm -r {logs} {folder}",
+            logs = logs.display(),
+            folder = self.folder.path().display(),
+            start = postgres.command_line(),
+            database = self.stack.database.url(),
+            key = "MASTER_KEY=test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+            esimctl = testkit::bin_dir().join("esimctl").display(),
+        ))
+    }
+
+    async fn connect(&self) -> Result<PgConnection> {
+        self.stack.database.connect().await
+    }
+}
+
+async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
+    let text = |duration: Duration| humantime::format_duration(duration).to_string();
+    // Together longer than the run, so that nothing is exhausted by an endpoint that heals at its end.
+    let later = (terms.length / 20).as_secs().max(5);
+    let waits = FIRST_WAITS.into_iter().chain(std::iter::repeat_n(later, LATER));
+    let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
+    let mut builder = Stack::builder().own_nats().database_server(database_server);
+    for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
+        builder = builder
+            .replicas(stage, REPLICAS)
+            .env(stage, "SHUTDOWN_TIMEOUT", "15s");
+    }
+    let settings = [
+        (Stage::Provisioner, "PROVIDER_TIMEOUT", text(PROVIDER_TIMEOUT)),
+        (Stage::Provisioner, "SETTLE", text(terms.settle)),
+        (Stage::Provisioner, "PARK_AFTER", text(terms.park_after)),
+        (
+            Stage::Provisioner,
+            "SANDBOX_CALLBACK_TOKEN",
+            CALLBACK_TOKEN.into(),
+        ),
+        (Stage::Notifier, "WEBHOOK_TIMEOUT", text(WEBHOOK_TIMEOUT)),
+        (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
+        (
+            Stage::Sandbox,
+            "SANDBOX_DETECT_DUPLICATES",
+            terms.detects_duplicates.to_string(),
+        ),
+    ];
+    for (stage, name, value) in settings {
+        builder = builder.env(stage, name, &value);
+    }
+    builder.start().await
+}
+
+const CALLBACK_TOKEN: &str = "token-of-the-fault-run-0123456789";
+
+/// Tells the sandbox where the first provisioner takes callbacks, which is known once that has its port.
+async fn call_back(stack: &mut Stack) -> Result<()> {
+    let provisioner = stack.process(Stage::Provisioner)?.program().env.get("LISTEN");
+    let listen = provisioner.context("the provisioner has no LISTEN")?.clone();
+    let sandbox = stack.process(Stage::Sandbox)?;
+    sandbox.kill().await?;
+    let url = format!("http://{listen}/callbacks/sandbox/{CALLBACK_TOKEN}");
+    sandbox
+        .program_mut()
+        .env
+        .insert("SANDBOX_CALLBACK_URL".into(), url);
+    sandbox.start().await
+}

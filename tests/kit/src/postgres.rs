@@ -1,0 +1,262 @@
+//! A `PostgreSQL` server of a test's own, which it may stop in any way and start again.
+
+use crate::{required, wait};
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use sqlx::{Connection, PgConnection};
+use std::fs::OpenOptions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::{Child, Command};
+use uuid::Uuid;
+
+/// How long a start may take, recovery after a crash included.
+const START: Duration = Duration::from_mins(1);
+const STOP: Duration = Duration::from_secs(20);
+
+/// A real server with its data in a folder of its own and every durability setting at its default,
+/// which is on. Its port stays the same over restarts. Stopped at once when dropped.
+#[derive(Debug)]
+pub struct PostgresServer {
+    programs: PathBuf,
+    folder: PathBuf,
+    port: u16,
+    url: String,
+    /// Whose process it is: `PostgreSQL` refuses to run as root.
+    user: Option<User>,
+    child: Option<Child>,
+}
+
+impl PostgresServer {
+    /// Makes a cluster with the programs of `PG_BIN`, in `folder/postgres`, and starts it. The user that
+    /// it runs as must be able to enter `folder`.
+    pub async fn start(folder: &Path) -> Result<Self> {
+        let programs = PathBuf::from(required("PG_BIN")?);
+        let folder = folder.join("postgres");
+        std::fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let user = User::unprivileged().await?;
+        if let Some(user) = &user {
+            std::os::unix::fs::chown(&folder, Some(user.uid), Some(user.gid))?;
+        }
+        let port = crate::ports::free()?;
+        let password = Uuid::now_v7().simple().to_string();
+        let mut server = Self {
+            programs,
+            folder,
+            port,
+            url: format!("postgres://postgres:{password}@127.0.0.1:{port}/postgres"),
+            user,
+            child: None,
+        };
+        server.initialise(&password).await?;
+        server.start_again().await?;
+        Ok(server)
+    }
+
+    /// The URL of the superuser's own database.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The command that starts the server again, for a person who looks at what a test has left.
+    pub fn command_line(&self) -> String {
+        let prefix = self.user.as_ref().map_or_else(String::new, |user| {
+            format!(
+                "setpriv --reuid={} --regid={} --clear-groups ",
+                user.uid, user.gid
+            )
+        });
+        let program = self.programs.join("postgres");
+        format!("{prefix}{} {}", program.display(), self.arguments().join(" "))
+    }
+
+    /// `pg_ctl stop -m immediate`: as after a power cut, the next start recovers from the log.
+    pub async fn stop_immediately(&mut self) -> Result<()> {
+        self.stop(Signal::QUIT).await
+    }
+
+    /// `pg_ctl stop -m fast`: as an operator would.
+    pub async fn stop_fast(&mut self) -> Result<()> {
+        self.stop(Signal::INT).await
+    }
+
+    /// Starts it after a stop, and waits until it takes connections.
+    pub async fn start_again(&mut self) -> Result<()> {
+        ensure!(self.child.is_none(), "postgres is running already");
+        let log = OpenOptions::new().create(true).append(true).open(self.log())?;
+        let child = self
+            .command("postgres")
+            .args(self.arguments())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .context("cannot start postgres")?;
+        self.child = Some(child);
+        wait::until(START, "PostgreSQL to take connections", async || {
+            if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
+                bail!(
+                    "postgres ended before it was ready: {status}; see {}",
+                    self.log().display()
+                );
+            }
+            let Ok(connection) = PgConnection::connect(&self.url).await else {
+                return Ok(None);
+            };
+            connection.close().await?;
+            Ok(Some(()))
+        })
+        .await
+    }
+
+    async fn initialise(&self, password: &str) -> Result<()> {
+        let file = self.folder.join("password");
+        std::fs::write(&file, password)?;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
+        if let Some(user) = &self.user {
+            std::os::unix::fs::chown(&file, Some(user.uid), Some(user.gid))?;
+        }
+        let output = self
+            .command("initdb")
+            .arg(format!("--pgdata={}", self.data().display()))
+            .arg(format!("--pwfile={}", file.display()))
+            .args([
+                "--username=postgres",
+                "--auth=scram-sha-256",
+                "--encoding=UTF8",
+                "--no-locale",
+            ])
+            .output();
+        let output = tokio::time::timeout(START, output)
+            .await
+            .context("initdb: no end")??;
+        std::fs::remove_file(&file)?;
+        ensure!(
+            output.status.success(),
+            "initdb: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(())
+    }
+
+    async fn stop(&mut self, signal: Signal) -> Result<()> {
+        let mut child = self.child.take().context("postgres is not running")?;
+        send(&child, signal)?;
+        match tokio::time::timeout(STOP, child.wait()).await {
+            Ok(status) => status.map(drop).context("cannot wait for postgres"),
+            Err(_) => child.kill().await.context("cannot kill postgres"),
+        }
+    }
+
+    /// A program of `PostgreSQL`, as the user who owns the data, in a folder that this user can read.
+    fn command(&self, program: &str) -> Command {
+        let program = self.programs.join(program);
+        let mut command = match &self.user {
+            None => Command::new(program),
+            Some(user) => {
+                let mut command = Command::new("setpriv");
+                command
+                    .arg(format!("--reuid={}", user.uid))
+                    .arg(format!("--regid={}", user.gid))
+                    .arg("--clear-groups")
+                    .arg(program);
+                command
+            }
+        };
+        command.current_dir("/").stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let settings = [
+            format!("port={}", self.port),
+            "listen_addresses=127.0.0.1".into(),
+            "unix_socket_directories=".into(),
+            "max_connections=200".into(),
+        ];
+        let data = ["-D".to_owned(), self.data().display().to_string()];
+        let settings = settings
+            .into_iter()
+            .flat_map(|setting| ["-c".to_owned(), setting]);
+        data.into_iter().chain(settings).collect()
+    }
+
+    fn data(&self) -> PathBuf {
+        self.folder.join("data")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("postgres.log")
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        // Its processes end by themselves; the child's own drop makes sure of the first one.
+        if let Some(child) = &self.child {
+            let _ = send(child, Signal::QUIT);
+        }
+    }
+}
+
+/// Somebody who isn't root.
+#[derive(Debug)]
+struct User {
+    uid: u32,
+    gid: u32,
+}
+
+impl User {
+    /// `postgres`, or else `nobody`, if this process runs as root.
+    async fn unprivileged() -> Result<Option<Self>> {
+        if !rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        for name in ["postgres", "nobody"] {
+            let id = async |flag: &str| -> Result<Option<u32>> {
+                let output = Command::new("id").args([flag, name]).output().await?;
+                let text = String::from_utf8_lossy(&output.stdout);
+                Ok(text.trim().parse().ok().filter(|_| output.status.success()))
+            };
+            if let (Some(uid), Some(gid)) = (id("-u").await?, id("-g").await?) {
+                return Ok(Some(Self { uid, gid }));
+            }
+        }
+        bail!("PostgreSQL doesn't run as root, and there is neither a user postgres nor nobody")
+    }
+}
+
+fn send(child: &Child, signal: Signal) -> Result<()> {
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.and_then(Pid::from_raw).context("postgres has ended")?;
+    kill_process(pid, signal).context("cannot signal postgres")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_committed_survives_an_immediate_stop() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+        let mut server = PostgresServer::start(folder.path()).await.unwrap();
+        let mut connection = PgConnection::connect(server.url()).await.unwrap();
+        sqlx::raw_sql("CREATE TABLE kept (number int); INSERT INTO kept VALUES (7)")
+            .execute(&mut connection)
+            .await
+            .unwrap();
+        server.stop_immediately().await.unwrap();
+        assert!(PgConnection::connect(server.url()).await.is_err());
+
+        server.start_again().await.unwrap();
+        let mut connection = PgConnection::connect(server.url()).await.unwrap();
+        let kept: i32 = sqlx::query_scalar("SELECT number FROM kept")
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(kept, 7);
+        server.stop_fast().await.unwrap();
+    }
+}
