@@ -112,7 +112,7 @@ pub struct Trigger<M> {
     pub message: Option<M>,
     /// The message's trace context.
     pub traceparent: Option<String>,
-    /// Since when this process has it.
+    /// When this process set about claiming it; never later than the claim's commit.
     pub taken: Instant,
 }
 
@@ -326,6 +326,8 @@ impl<S: Stage> Worker<S> {
                 permits.merge(free);
             }
             let limit = permits.num_permits();
+            // Before the claim: a stall between its commit and its answer counts too.
+            let taken = Instant::now();
             effect::before(S::KIND.claim_due());
             let due = match self.stage.claim_due(limit).await {
                 Ok(due) => due,
@@ -345,7 +347,7 @@ impl<S: Stage> Worker<S> {
                 let trigger = Trigger {
                     message: None,
                     traceparent: None,
-                    taken: Instant::now(),
+                    taken,
                 };
                 let stage = Arc::clone(&self.stage);
                 self.shutdown.tracker().spawn(async move {

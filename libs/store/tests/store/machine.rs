@@ -27,39 +27,44 @@ struct Start {
     due: bool,
 }
 
-/// Every state, with all that the machine knows of it; `parked` in all of its three kinds.
-fn starts() -> Vec<Start> {
-    let kinds = PlacementState::ALL.into_iter().flat_map(|state| match state {
-        PlacementState::Accepted | PlacementState::Placing => vec![(state, false, true)],
-        PlacementState::Refused | PlacementState::Failed => vec![(state, false, false)],
+/// Every row that the machine knows as this placement.
+fn rows(placement: Placement) -> Vec<Start> {
+    let kinds: &[(bool, bool)] = match placement.state {
+        PlacementState::Accepted | PlacementState::Placing => &[(false, true)],
+        PlacementState::Refused | PlacementState::Failed => &[(false, false)],
         // Still collected; complete.
-        PlacementState::Placed => vec![(state, true, true), (state, true, false)],
-        // Nobody knows; profiles overdue; disputed.
-        PlacementState::Parked => vec![(state, false, false), (state, true, true), (state, true, false)],
-    });
-    let mut starts = Vec::new();
-    for (state, placed, due) in kinds {
+        PlacementState::Placed => &[(true, true), (true, false)],
+        PlacementState::Parked if placement.disputed => &[(true, false)],
+        // Nobody knows; profiles overdue.
+        PlacementState::Parked => &[(false, false), (true, true)],
+    };
+    let start = |&(placed, due)| Start {
+        placement,
+        placed,
+        due,
+    };
+    kinds.iter().map(start).collect()
+}
+
+/// Every state, with all that the machine knows of it.
+fn starts() -> Vec<Start> {
+    let mut placements = vec![Placement::NEW];
+    for state in PlacementState::ALL {
         for not_found in [false, true] {
-            let placement = Placement {
-                state,
-                attempt: ATTEMPT,
-                not_found,
-                disputed: state == PlacementState::Parked && placed && !due,
-            };
-            starts.push(Start {
-                placement,
-                placed,
-                due,
-            });
+            for disputed in [false, true] {
+                if disputed && state != PlacementState::Parked {
+                    continue;
+                }
+                placements.push(Placement {
+                    state,
+                    attempt: ATTEMPT,
+                    not_found,
+                    disputed,
+                });
+            }
         }
     }
-    let new = Placement::NEW;
-    starts.push(Start {
-        placement: new,
-        placed: false,
-        due: true,
-    });
-    starts
+    placements.into_iter().flat_map(rows).collect()
 }
 
 fn events() -> Vec<Event> {
@@ -163,6 +168,30 @@ impl Bench {
         };
         self.settle(&[settlement]).await[0].moved
     }
+
+    /// Does it to a row, which must be what the machine says afterwards. Whether the machine moved.
+    async fn moves_as_the_machine_says(&self, start: Start, event: Event) -> bool {
+        let order = self.at(start).await;
+        let before = self.everything(order.order_id).await;
+        let applied = self.apply(&order, event).await;
+        let row = self.read(placement(&order)).await;
+        let what = format!("{event:?} of {start:?}");
+        // Asking for profiles again moves only the next time to ask.
+        let collected = start.placement.state == PlacementState::Placed
+            && event == Event::Bought(start.placement.attempt);
+        match start.placement.after(event) {
+            Ok(after) => {
+                assert_eq!((row, applied), (after, true), "{what}");
+                return true;
+            }
+            Err(_) if collected => assert_eq!((row, applied), (start.placement, true), "{what}"),
+            Err(_) => {
+                assert!(!applied, "{what}");
+                assert_eq!(self.everything(order.order_id).await, before, "{what}");
+            }
+        }
+        false
+    }
 }
 
 #[tokio::test]
@@ -171,28 +200,26 @@ async fn every_statement_moves_a_row_exactly_as_the_machine_says() {
     let mut moved = 0;
     for start in starts() {
         for event in events() {
-            let order = bench.at(start).await;
-            let before = bench.everything(order.order_id).await;
-            let applied = bench.apply(&order, event).await;
-            let row = bench.read(placement(&order)).await;
-            let what = format!("{event:?} of {start:?}");
-            // Asking for profiles again moves only the next time to ask.
-            let collected =
-                start.placement.state == PlacementState::Placed && event == Event::Bought(ATTEMPT);
-            match start.placement.after(event) {
-                Ok(after) => {
-                    assert_eq!((row, applied), (after, true), "{what}");
-                    moved += 1;
-                }
-                Err(_) if collected => assert_eq!((row, applied), (start.placement, true), "{what}"),
-                Err(_) => {
-                    assert!(!applied, "{what}");
-                    assert_eq!(bench.everything(order.order_id).await, before, "{what}");
-                }
-            }
+            moved += usize::from(bench.moves_as_the_machine_says(start, event).await);
         }
     }
     assert!(moved > 50, "{moved} transitions");
+}
+
+/// Crate `model` explores what the whole system can come to, on the machine alone. Here is the SQL.
+#[tokio::test]
+async fn so_it_does_wherever_the_model_of_the_protocol_comes() {
+    let bench = Bench::new().await;
+    let visited = model::check(&model::Settings::default()).visited;
+    let mut moved = 0;
+    for (placement, event) in visited {
+        let starts = rows(placement);
+        assert!(!starts.is_empty(), "no row is {placement:?}");
+        for start in starts {
+            moved += usize::from(bench.moves_as_the_machine_says(start, event).await);
+        }
+    }
+    assert!(moved > 20, "{moved} transitions");
 }
 
 /// Taking up what is due records an attempt where [`Event::Claim`] applies; elsewhere it is a lease.

@@ -1,0 +1,199 @@
+//! Steps in words.
+
+use crate::{
+    actions::{Action, Does, Found},
+    state::{Answer, Ingress, Job, Outcome, Said, State, Work},
+};
+
+/// A path, step by step.
+pub fn tell(path: &[(State, Option<Action>)]) -> Vec<String> {
+    let mut names = ["provisioner A", "provisioner B"];
+    let mut steps = Vec::new();
+    for (index, (state, action)) in path.iter().enumerate() {
+        let Some(action) = action else { continue };
+        steps.push(step(state, action, names));
+        let (Some((next, _)), [first, second]) = (path.get(index + 1), state.provisioners) else {
+            continue;
+        };
+        // Provisioners are sorted after each step; whichever did nothing is where it was, or moved.
+        let stayed = match actor(action) {
+            Some(0) => next.provisioners[1] == second,
+            Some(_) => next.provisioners[0] == first,
+            None => next.provisioners[0] == first || next.provisioners[1] == second,
+        };
+        let moved = next.provisioners[0] == second || next.provisioners[1] == first;
+        if moved && !stayed {
+            names.swap(0, 1);
+        }
+    }
+    steps
+}
+
+/// The provisioner that does it.
+fn actor(action: &Action) -> Option<usize> {
+    match *action {
+        Action::TakeJob(by, _)
+        | Action::TakeDue(by, _)
+        | Action::LookUp(by, ..)
+        | Action::Collect(by, _)
+        | Action::StartClock(by)
+        | Action::Send(by)
+        | Action::Abandon(by)
+        | Action::TimeOut(by)
+        | Action::Record(by)
+        | Action::Hear(by)
+        | Action::Reply(by, _)
+        | Action::NoReply(by)
+        | Action::Announce(by)
+        | Action::CrashProvisioner(by) => Some(by),
+        _ => None,
+    }
+}
+
+fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
+    let one = |row: usize| placement(state, row);
+    let name = |by: usize| names[by];
+    match *action {
+        Action::Store { waits: true } => "ingress stores the order and is going to wait for a verdict".into(),
+        Action::Store { waits: false } => "ingress stores the order and doesn't wait for a verdict".into(),
+        Action::Publish => "ingress publishes the jobs".into(),
+        Action::Decide => "ingress ends its wait for verdicts and decides".into(),
+        Action::Answer if state.ingress == Ingress::Refusing => "the partner is answered 422".into(),
+        Action::Answer => "the partner is answered 201".into(),
+        Action::GiveUp => "no answer leaves: the partner has hung up, or answer_by is over".into(),
+        Action::AnswerBy => "answer_by is over".into(),
+        Action::Tick => "SETTLE/2 passes".into(),
+        Action::LoseJob(row) => format!("the stream loses the job of {}", one(row)),
+        Action::LoseEvent(row) => format!("the stream loses the readiness event of {}", one(row)),
+        Action::TakeJob(by, row) => format!("{} gets the job of {} and claims it", name(by), one(row)),
+        Action::TakeDue(by, row) => format!("{} takes {} up as overdue and claims it", name(by), one(row)),
+        Action::LookUp(by, row, found) => {
+            let found = match found {
+                Found::Purchase { ready: true } => "finds the purchase and its profile",
+                Found::Purchase { ready: false } => "finds the purchase, without its profile",
+                Found::Nothing => "is told that there is no such purchase",
+                Found::Unknown => "learns nothing, and it is overdue",
+            };
+            format!(
+                "{} takes {} up as overdue, looks it up and {found}",
+                name(by),
+                one(row)
+            )
+        }
+        Action::Collect(by, row) => format!(
+            "{} takes {} up as overdue and collects its profile",
+            name(by),
+            one(row)
+        ),
+        Action::StartClock(by) => format!("{} gets the answer of its claim and counts from here", name(by)),
+        Action::Send(by) => format!("{} sends the purchase of {}", name(by), work(state, by)),
+        Action::Abandon(by) => format!("{} comes too late and abandons {}", name(by), work(state, by)),
+        Action::Arrive {
+            request,
+            does,
+            answered,
+        } => {
+            let sent = state.requests[request];
+            let does = match does {
+                Does::Buy { ready: true } => "buys and has the profile",
+                Does::Buy { ready: false } => "buys, the profile comes later",
+                Does::Reject => "refuses",
+                Does::Defer => "is too busy",
+            };
+            let answer = if answered {
+                "its answer arrives"
+            } else {
+                "its answer is lost"
+            };
+            let what = attempt(state, sent.row, sent.attempt);
+            format!("the provider gets {what}: it {does}; {answer}")
+        }
+        Action::Show(request) => {
+            let shown = state.requests[request];
+            let what = attempt(state, shown.row, shown.attempt);
+            format!("the provider's look-ups show {what} from now on")
+        }
+        Action::Vanish { request, noticed } => {
+            let lost = state.requests[request];
+            let known = if noticed { ", as its sender notices" } else { "" };
+            let what = attempt(state, lost.row, lost.attempt);
+            format!("{what} never reaches the provider{known}")
+        }
+        Action::TimeOut(by) => format!(
+            "{} waits no longer for the answer to {}",
+            name(by),
+            work(state, by)
+        ),
+        Action::Record(by) => format!("{} records {}: {}", name(by), work(state, by), outcome(state, by)),
+        Action::Hear(by) => format!("ingress hears of {}: {}", work(state, by), verdict(state, by)),
+        Action::Reply(by, Answer::Created) => format!("{} is told that the order is answered", name(by)),
+        Action::Reply(by, Answer::Refused) => format!("{} is told that the order is refused", name(by)),
+        Action::NoReply(by) => format!("{} gets no reply from ingress", name(by)),
+        Action::Announce(by) => format!("{} publishes that {} is ready", name(by), work(state, by)),
+        Action::TakeEvent(row) => format!("the notifier gets the readiness event of {}", one(row)),
+        Action::TakeDelivery(row) => {
+            format!("the notifier takes the delivery of {} up as overdue", one(row))
+        }
+        Action::Post { acknowledged: true } => "the webhook is sent, and the endpoint acknowledges it".into(),
+        Action::Post { acknowledged: false } => "the webhook is sent, and the endpoint fails".into(),
+        Action::RecordDelivery => "the notifier records the delivery".into(),
+        Action::CrashIngress => "ingress dies".into(),
+        Action::CrashProvisioner(by) => format!("{} dies, busy with {}", name(by), work(state, by)),
+        Action::CrashNotifier => "the notifier dies".into(),
+    }
+}
+
+fn placement(state: &State, row: usize) -> String {
+    if state.rows.len() == 1 {
+        "the placement".into()
+    } else {
+        format!("placement {}", row + 1)
+    }
+}
+
+fn attempt(state: &State, row: usize, number: u32) -> String {
+    format!("attempt {number} of {}", placement(state, row))
+}
+
+fn job(state: &State, by: usize) -> Option<Job> {
+    match state.provisioners[by].work {
+        Work::Idle => None,
+        Work::Fresh { job, .. }
+        | Work::Sent(job)
+        | Work::Settling(job, _)
+        | Work::Telling { job, .. }
+        | Work::Announcing(job) => Some(job),
+    }
+}
+
+fn work(state: &State, by: usize) -> String {
+    job(state, by).map_or_else(|| "nothing".into(), |job| attempt(state, job.row, job.attempt))
+}
+
+fn verdict(state: &State, by: usize) -> &'static str {
+    match state.provisioners[by].work {
+        Work::Telling {
+            said: Said::Refused, ..
+        } => "refused by the provider",
+        Work::Telling {
+            said: Said::NotSent, ..
+        } => "certainly not sent",
+        _ => "under way",
+    }
+}
+
+fn outcome(state: &State, by: usize) -> &'static str {
+    let Work::Settling(_, outcome) = state.provisioners[by].work else {
+        return "nothing";
+    };
+    match outcome {
+        Outcome::Bought { ready: true } => "bought, with its profile",
+        Outcome::Bought { ready: false } => "bought, its profile comes later",
+        Outcome::Rejected => "refused by the provider",
+        Outcome::NotSent => "certainly not sent",
+        Outcome::Busy => "not bought, the provider was busy",
+        Outcome::NotFound { settled: true } => "not found, and settled",
+        Outcome::NotFound { settled: false } => "not found, too early to tell",
+        Outcome::Hopeless => "parked, nobody knows whether it was bought",
+    }
+}

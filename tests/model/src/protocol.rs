@@ -1,0 +1,136 @@
+//! The protocol as the checker sees it, and what must hold in every state.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use domain::{
+    PlacementState,
+    placement::{Event, Placement},
+};
+use stateright::{Model, Property};
+
+use crate::{
+    Assumption, Promise, Safeguard, Settings,
+    actions::Action,
+    state::{Answer, Delivery, Ingress, Row, State},
+};
+
+/// The protocol, with everything that [`Settings`] say.
+pub struct Protocol {
+    pub(crate) settings: Settings,
+    visited: Arc<Mutex<HashSet<(Placement, Event)>>>,
+}
+
+/// What a state may be asked.
+type Condition = fn(&Protocol, &State) -> bool;
+
+/// Ends that the protocol must be able to come to, or the model proves nothing.
+pub const ENDS: [(&str, Condition); 7] = [
+    ("an order is answered with 201 and delivered", |_, state| {
+        state.answer == Some(Answer::Created)
+            && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
+    }),
+    ("an order is delivered that was never answered", |_, state| {
+        state.answer.is_none()
+            && matches!(state.ingress, Ingress::Crashed)
+            && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
+    }),
+    ("an order is answered with 422", |_, state| {
+        state.answer == Some(Answer::Refused)
+    }),
+    ("a placement fails after the 201", |_, state| {
+        state.answer == Some(Answer::Created) && state.any(PlacementState::Failed)
+    }),
+    ("a placement is parked", |_, state| {
+        state.any(PlacementState::Parked)
+    }),
+    ("a second attempt is placed", |_, state| {
+        let second = |row: &Row| row.placement.state == PlacementState::Placed && row.placement.attempt == 2;
+        state.rows.iter().any(second)
+    }),
+    ("a webhook is sent before it is recorded", |_, state| {
+        state
+            .rows
+            .iter()
+            .any(|row| row.told && row.delivery == Delivery::Pending)
+    }),
+];
+
+impl State {
+    fn any(&self, state: PlacementState) -> bool {
+        self.rows.iter().any(|row| row.placement.state == state)
+    }
+}
+
+impl Protocol {
+    /// The protocol; `visited` collects every placement and event that come together.
+    pub fn new(settings: Settings, visited: Arc<Mutex<HashSet<(Placement, Event)>>>) -> Self {
+        Self { settings, visited }
+    }
+
+    pub(crate) fn has(&self, safeguard: Safeguard) -> bool {
+        !self.settings.without.contains(&safeguard)
+    }
+
+    pub(crate) fn holds(&self, assumption: Assumption) -> bool {
+        !self.settings.broken.contains(&assumption)
+    }
+
+    /// The placement after an event; `None` if that changes nothing.
+    pub(crate) fn after(&self, placement: Placement, event: Event) -> Option<Placement> {
+        self.visited
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert((placement, event));
+        placement.after(event).ok()
+    }
+
+    /// Whether anything but a fault can still happen.
+    fn goes_on(&self, state: &State) -> bool {
+        let mut actions = Vec::new();
+        self.actions(state, &mut actions);
+        actions.into_iter().any(|action| {
+            let lost = matches!(action, Action::LoseJob(_) | Action::LoseEvent(_));
+            !lost && self.next_state(state, action).is_some()
+        })
+    }
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State::new(self.settings.placements, self.settings.faults)]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        self.offers(state, actions);
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        self.step(&mut state, action);
+        self.tidy(&mut state);
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let promise: [Condition; 4] = [
+            |_, state| state.rows.iter().all(|row| row.bought <= 1),
+            |_, state| state.answer != Some(Answer::Refused) || state.rows.iter().all(|row| row.bought == 0),
+            |_, state| !state.overtaken,
+            |protocol, state| state.rows.iter().all(Row::is_settled) || protocol.goes_on(state),
+        ];
+        let promises = Promise::ALL.into_iter().zip(promise);
+        let promises = promises.map(|(promise, holds)| Property::always(promise.name(), holds));
+        let ends = ENDS.into_iter().map(|(name, end)| Property::sometimes(name, end));
+        promises.chain(ends).collect()
+    }
+
+    fn within_boundary(&self, state: &State) -> bool {
+        state.requests.len() <= 3
+    }
+}

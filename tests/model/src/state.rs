@@ -1,0 +1,293 @@
+//! Everything that a step can depend on.
+
+use domain::placement::Placement;
+
+/// The age of an attempt when its settling delay is over, in ticks.
+pub const SETTLED: u8 = 2;
+/// The age at which a purchase whose look-up keeps failing is parked; ages don't grow beyond it.
+pub const OVERDUE: u8 = 3;
+
+/// One state of the whole system.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct State {
+    /// The ingress that has the order.
+    pub ingress: Ingress,
+    /// What the partner was answered.
+    pub answer: Option<Answer>,
+    /// `answer_by` is over.
+    pub late: bool,
+    /// The order's placements, each with one unit.
+    pub rows: Vec<Row>,
+    /// Two provisioners, in no particular order.
+    pub provisioners: [Provisioner; 2],
+    /// Purchases on their way to the provider or not yet shown by it, in no particular order.
+    pub requests: Vec<Request>,
+    /// The notifier.
+    pub notifier: Notifier,
+    /// How many faults may still happen.
+    pub faults: u8,
+    /// A 201 was sent after a webhook.
+    pub overtaken: bool,
+}
+
+/// Where ingress is with its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Ingress {
+    /// Before the commit.
+    Checking,
+    /// Committed; waits for no verdict.
+    Answering,
+    /// Answered or given up; publishes jobs without an address.
+    Publishing,
+    /// Committed; publishes jobs with its address.
+    Asking,
+    /// Published; waits for verdicts until it decides, at any time.
+    Waiting,
+    /// Decided for 201.
+    Standing,
+    /// Decided for 422; the order is refused.
+    Refusing,
+    /// Answered, or never will.
+    Done,
+    /// Died.
+    Crashed,
+}
+
+/// An answer to the partner.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Answer {
+    /// 201.
+    Created,
+    /// 422.
+    Refused,
+}
+
+/// A placement: its row, its messages, and what the provider has of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "independent facts, as the row's columns are"
+)]
+pub struct Row {
+    /// What the state machine knows.
+    pub placement: Placement,
+    /// How long ago its attempt was recorded, in ticks; counted while it is `placing`.
+    pub age: u8,
+    /// Its profile is stored.
+    pub ready: bool,
+    /// Its delivery.
+    pub delivery: Delivery,
+    /// Its job in the stream, which any provisioner may get at any time, also repeatedly.
+    pub job: Option<Address>,
+    /// Its readiness event in the stream.
+    pub event: bool,
+    /// The verdict that ingress has of it.
+    pub verdict: Option<(u32, Said)>,
+    /// How often it was bought.
+    pub bought: u8,
+    /// Whether a look-up finds the purchase.
+    pub shown: bool,
+    /// The webhook was sent.
+    pub told: bool,
+}
+
+/// Whether a job names an ingress that waits for the verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Address {
+    /// Published after the answer.
+    None,
+    /// Ingress waits.
+    Ingress,
+}
+
+/// A delivery's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Delivery {
+    /// Not ready.
+    Unborn,
+    /// To be attempted.
+    Pending,
+    /// Acknowledged, as far as the row says.
+    Delivered,
+}
+
+/// A provisioner, with room for one placement at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Provisioner {
+    /// What it does.
+    pub work: Work,
+    /// It was told that the order is answered.
+    pub answered: bool,
+}
+
+/// A placement that a provisioner works on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Job {
+    /// The row's index.
+    pub row: usize,
+    /// The attempt.
+    pub attempt: u32,
+    /// Who waits for the verdict.
+    pub address: Address,
+    /// When it was taken up the order was certainly answered.
+    pub answered: bool,
+}
+
+/// What a provisioner does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Work {
+    /// Nothing.
+    Idle,
+    /// Has recorded an attempt that it hasn't sent.
+    Fresh {
+        /// The placement.
+        job: Job,
+        /// At least a tick has passed since, as far as the process knows.
+        late: bool,
+    },
+    /// Waits for the provider's answer.
+    Sent(Job),
+    /// Has an outcome that isn't recorded yet.
+    Settling(Job, Outcome),
+    /// Has told ingress and waits for its reply.
+    Telling {
+        /// The placement.
+        job: Job,
+        /// The verdict.
+        said: Said,
+        /// A profile is to be announced once the order is answered.
+        announce: bool,
+        /// Ingress has heard it.
+        heard: bool,
+    },
+    /// Is about to publish that the profile is stored.
+    Announcing(Job),
+}
+
+/// What became of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Outcome {
+    /// Bought; with its profile or not yet.
+    Bought {
+        /// The profile came with it.
+        ready: bool,
+    },
+    /// Refused by the provider.
+    Rejected,
+    /// Never reached the provider.
+    NotSent,
+    /// The provider was busy.
+    Busy,
+    /// A look-up found nothing.
+    NotFound {
+        /// The settling delay had passed.
+        settled: bool,
+    },
+    /// Look-ups have failed for too long.
+    Hopeless,
+}
+
+/// A verdict.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Said {
+    /// The provider refused.
+    Refused,
+    /// Certainly not sent.
+    NotSent,
+    /// Anything else.
+    UnderWay,
+}
+
+/// A purchase on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Request {
+    /// The row's index.
+    pub row: usize,
+    /// The attempt.
+    pub attempt: u32,
+    /// It is bought, but look-ups don't show it yet.
+    pub bought: bool,
+    /// A tick has passed since it was sent.
+    pub old: bool,
+}
+
+/// What the notifier does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Notifier {
+    /// Nothing.
+    Idle,
+    /// Has taken up this row's delivery.
+    Taken(usize),
+    /// The endpoint has acknowledged this row's delivery.
+    Acknowledged(usize),
+}
+
+impl State {
+    /// Before the order is stored.
+    pub fn new(placements: usize, faults: u8) -> Self {
+        let row = Row {
+            placement: Placement::NEW,
+            age: 0,
+            ready: false,
+            delivery: Delivery::Unborn,
+            job: None,
+            event: false,
+            verdict: None,
+            bought: 0,
+            shown: false,
+            told: false,
+        };
+        let provisioner = Provisioner {
+            work: Work::Idle,
+            answered: false,
+        };
+        Self {
+            ingress: Ingress::Checking,
+            answer: None,
+            late: false,
+            rows: vec![row; placements],
+            provisioners: [provisioner; 2],
+            requests: Vec::new(),
+            notifier: Notifier::Idle,
+            faults,
+            overtaken: false,
+        }
+    }
+
+    /// The order is stored.
+    pub fn is_stored(&self) -> bool {
+        self.ingress != Ingress::Checking
+    }
+}
+
+impl Request {
+    /// Whether it is this job's.
+    pub fn is_of(&self, job: Job) -> bool {
+        (self.row, self.attempt) == (job.row, job.attempt)
+    }
+}
+
+impl Job {
+    /// Its verdict, on the way to ingress.
+    pub fn tell(self, said: Said, announce: bool) -> Work {
+        Work::Telling {
+            job: self,
+            said,
+            announce,
+            heard: false,
+        }
+    }
+}
+
+impl Row {
+    /// Nothing more is owed for it.
+    pub fn is_settled(&self) -> bool {
+        use domain::PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
+        match self.placement.state {
+            Accepted | Placing => false,
+            Placed => self.delivery == Delivery::Delivered && self.told,
+            Refused | Failed => self.bought == 0,
+            Parked => true,
+        }
+    }
+}

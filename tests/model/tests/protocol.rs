@@ -1,0 +1,175 @@
+//! The promise holds in every state, and each safeguard is there for a reason.
+
+use std::collections::HashMap;
+
+use model::{Assumption, Promise, Protocol, Report, Safeguard, Settings, State, check};
+use stateright::Model;
+
+fn holds(settings: &Settings) -> Report {
+    let report = check(settings);
+    if let Some(broken) = &report.counterexample {
+        panic!(
+            "{settings:?} breaks \"{}\":\n{}",
+            broken.promise,
+            broken.steps.join("\n")
+        );
+    }
+    report
+}
+
+fn breaks(settings: &Settings) -> Promise {
+    let report = check(settings);
+    let broken = report.counterexample.unwrap_or_else(|| {
+        panic!(
+            "{settings:?} breaks nothing in {} states: is it a safeguard?",
+            report.states
+        )
+    });
+    println!("{settings:?} breaks \"{}\":", broken.promise);
+    for step in broken.steps {
+        println!("  {step}");
+    }
+    broken.promise
+}
+
+fn without(safeguard: Safeguard) -> Settings {
+    Settings {
+        without: vec![safeguard],
+        ..Settings::default()
+    }
+}
+
+fn breaking(assumption: Assumption) -> Settings {
+    Settings {
+        broken: vec![assumption],
+        ..Settings::default()
+    }
+}
+
+#[test]
+fn the_promise_holds() {
+    let report = holds(&Settings::default());
+    assert_eq!(report.unreached, Vec::<&str>::new(), "the model is too small");
+    holds(&Settings {
+        attempts: 3,
+        ..Settings::default()
+    });
+}
+
+#[test]
+fn the_promise_holds_with_a_provider_that_detects_duplicates() {
+    let report = holds(&Settings {
+        detects_duplicates: true,
+        ..Settings::default()
+    });
+    assert_eq!(report.unreached, Vec::<&str>::new());
+}
+
+#[test]
+fn the_promise_holds_for_an_order_of_two_providers() {
+    holds(&Settings {
+        placements: 2,
+        faults: 0,
+        attempts: 1,
+        ..Settings::default()
+    });
+}
+
+#[test]
+fn without_any_one_safeguard_the_promise_breaks() {
+    use Safeguard::{
+        Abandon, AnswerBy, AnsweredFirst, EarlyClock, IdempotentClaim, LookUp, RecordedAttempt,
+        RecordedDelivery, Redrive, RefusalTransaction, Settle,
+    };
+    let breaks = |safeguard| breaks(&without(safeguard));
+    for safeguard in [
+        RecordedAttempt,
+        IdempotentClaim,
+        LookUp,
+        Settle,
+        Abandon,
+        EarlyClock,
+    ] {
+        assert_eq!(breaks(safeguard), Promise::BoughtOnce, "{safeguard:?}");
+    }
+    for safeguard in [AnsweredFirst, AnswerBy] {
+        assert_eq!(breaks(safeguard), Promise::AnswerFirst, "{safeguard:?}");
+    }
+    for safeguard in [Redrive, RecordedDelivery] {
+        assert_eq!(breaks(safeguard), Promise::NothingLost, "{safeguard:?}");
+    }
+    assert_eq!(breaks(RefusalTransaction), Promise::NothingForRefused);
+}
+
+#[test]
+fn the_refusal_transaction_is_needed_for_two_providers_too() {
+    let settings = Settings {
+        placements: 2,
+        faults: 0,
+        attempts: 1,
+        ..without(Safeguard::RefusalTransaction)
+    };
+    assert_eq!(breaks(&settings), Promise::NothingForRefused);
+}
+
+/// What remains: a process that stands still for too long after it has found that it isn't late.
+#[test]
+fn beyond_the_settling_delay_only_the_provider_prevents_a_second_purchase() {
+    let slow = breaking(Assumption::PromptArrival);
+    assert_eq!(breaks(&slow), Promise::BoughtOnce);
+    let detected = Settings {
+        detects_duplicates: true,
+        ..slow
+    };
+    // Not bought twice, but a first attempt that arrives after the second was refused is forgotten.
+    assert_eq!(breaks(&detected), Promise::NothingLost);
+}
+
+/// The second look is no safeguard against a look-up that is wrong: the first may have been too early.
+#[test]
+fn one_false_answer_of_a_look_up_is_one_too_many() {
+    let lying = Settings {
+        faults: 1,
+        ..breaking(Assumption::HonestLookUp)
+    };
+    assert_eq!(breaks(&lying), Promise::BoughtOnce);
+    holds(&Settings {
+        one_look: true,
+        ..Settings::default()
+    });
+}
+
+/// With this, "where nothing more can happen, all is settled" means that all is settled in the end:
+/// no way goes round in circles, so each comes to where nothing more can happen.
+#[test]
+fn no_way_goes_round_in_circles() {
+    #[derive(PartialEq)]
+    enum Seen {
+        OnTheWay,
+        Done,
+    }
+    let protocol = Protocol::new(Settings::default(), std::sync::Arc::default());
+    let mut seen: HashMap<State, Seen> = HashMap::new();
+    let mut way: Vec<(State, Vec<State>)> = Vec::new();
+    for start in protocol.init_states() {
+        seen.insert(start.clone(), Seen::OnTheWay);
+        let next = protocol.next_states(&start);
+        way.push((start, next));
+    }
+    while let Some((state, next)) = way.last_mut() {
+        let Some(next) = next.pop() else {
+            seen.insert(state.clone(), Seen::Done);
+            way.pop();
+            continue;
+        };
+        match seen.get(&next) {
+            Some(Seen::Done) => {}
+            Some(Seen::OnTheWay) => panic!("{next:#?} comes again"),
+            None => {
+                seen.insert(next.clone(), Seen::OnTheWay);
+                let after = protocol.next_states(&next);
+                way.push((next, after));
+            }
+        }
+    }
+}
