@@ -183,7 +183,9 @@ impl Placing {
     async fn process(&self, work: &Claimed, trigger: Trigger<TopupJob>) {
         match work.was {
             PlacementState::Accepted => {
-                self.pace.begin(work.age);
+                // A retry, or one that came without its message, says nothing of the queue of jobs.
+                let is_queued = trigger.message.is_some() && work.attempt == 1;
+                self.pace.begin(if is_queued { work.age } else { Duration::ZERO });
                 self.buy(work, trigger).await;
             }
             PlacementState::Placing => self.look_up(work).await,
@@ -221,7 +223,8 @@ impl Placing {
                 // A job without an address was published after the answer.
                 let published_later = trigger.message.is_some() && verdict_to.is_none();
                 let known = published_later || self.is_answered(work);
-                let announced = known || verdict_to.is_some();
+                // What can't be published is due at once instead.
+                let announced = (known || verdict_to.is_some()) && self.nats.is_connected();
                 let settled = self.settle_bought(work, units, announced).await;
                 let reply = self.tell(work, verdict_to, Said::UnderWay).await;
                 if known || reply == Some(Reply::Answered) {
@@ -324,7 +327,7 @@ impl Placing {
 
     /// Records what a look brought, and announces what became ready.
     async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>) {
-        let announced = self.is_answered(work);
+        let announced = self.is_answered(work) && self.nats.is_connected();
         let settled = self.settle_bought(work, units, announced).await;
         if announced {
             self.announce(work, settled.ready).await;

@@ -1,0 +1,265 @@
+//! The classes of the failure taxonomy.
+
+use std::time::{Duration, Instant};
+
+use domain::PlacementId;
+use provisioner::providers::{CancelAnswer, FindAnswer, PlaceAnswer, Provider, Purchase, Trouble, UnitState};
+use serde_json::json;
+use testkit::wait;
+
+use crate::support::{Bench, PATIENCE, Seller};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() {
+    let bench = Bench::start(|_| {}).await;
+    // 500, no answer at all, and an answer that comes after the deadline.
+    let mut placements = Vec::new();
+    for option in ["bought-then-error", "bought-then-silent", "slow"] {
+        placements.push((option, bench.accept(&[option, option]).await));
+    }
+    for (option, id) in placements {
+        let stored = bench.ready(id).await;
+        assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1), "{option}");
+        assert_eq!(
+            (stored.ready, stored.deliveries, stored.due),
+            (2, 2, false),
+            "{option}"
+        );
+        assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{option}");
+    }
+    let looked_up = bench
+        .metric(
+            "esim_provider_calls_total",
+            &["call=\"find\"", "outcome=\"found\""],
+        )
+        .await;
+    assert!((looked_up - 3.0).abs() < 0.1, "{looked_up}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_attempt_is_repeated_only_after_two_look_ups_found_nothing() {
+    let bench = Bench::start(|_| {}).await;
+    let id = bench.accept(&["flapping"]).await;
+    let stored = bench.ready(id).await;
+    assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 3));
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    let not_found = bench
+        .metric(
+            "esim_provider_calls_total",
+            &["call=\"find\"", "outcome=\"not_found\""],
+        )
+        .await;
+    assert!(
+        not_found >= 4.0,
+        "two for each of the two lost attempts: {not_found}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_repeated_before_the_settling_delay_is_over() {
+    let bench = Bench::start(|config| config.settle = Duration::from_hours(1)).await;
+    let id = bench.accept(&["flapping"]).await;
+    let found = async || {
+        bench
+            .metric(
+                "esim_provider_calls_total",
+                &["call=\"find\"", "outcome=\"not_found\""],
+            )
+            .await
+    };
+    bench.hurry(id, |stored| stored.not_found).await;
+    for looks in 2..5_u8 {
+        bench
+            .set(
+                "UPDATE placements SET redrive_at = now() WHERE placement_id = $1",
+                id,
+            )
+            .await;
+        wait::until(PATIENCE, "another look", async || {
+            Ok((found().await >= f64::from(looks)).then_some(()))
+        })
+        .await
+        .unwrap();
+        let stored = bench.look(id).await;
+        assert_eq!((stored.state.as_str(), stored.attempt), ("placing", 1));
+    }
+    // An hour later one more look is enough.
+    let later = "UPDATE placements SET attempted_at = attempted_at - interval '1 hour', redrive_at = now()
+                 WHERE placement_id = $1";
+    bench.set(later, id).await;
+    bench.until(id, |stored| stored.attempt == 2).await;
+    assert_eq!(bench.sandbox.bought(id).await, (0, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_provider_is_asked_again_and_its_breaker_stays_closed() {
+    let bench = Bench::start(|config| config.breaker_failures = 1).await;
+    let id = bench.accept(&["rate-limited"]).await;
+    let refused = bench
+        .until(id, |stored| stored.attempt == 1 && stored.state == "accepted")
+        .await;
+    assert!(refused.due && refused.reason.unwrap().contains("429"));
+    let stored = bench.ready(id).await;
+    assert_eq!(stored.attempt, 3);
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    assert_eq!(bench.breaker("sandbox").await, ("closed", 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_refused_fails_and_is_never_asked_again() {
+    let bench = Bench::start(|_| {}).await;
+    for (option, code) in [("refused", "9001"), ("out-of-stock", "9005")] {
+        let id = bench.accept(&[option, "ready"]).await;
+        let stored = bench.until(id, |stored| stored.failed == 2).await;
+        assert_eq!(
+            (stored.state.as_str(), stored.attempt, stored.due),
+            ("failed", 1, false)
+        );
+        assert!(stored.reason.unwrap().contains(code));
+        assert_eq!(bench.sandbox.bought(id).await, (0, 0));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_provider_that_is_not_reached_is_tried_again() {
+    let mut bench = Bench::stopped(|_| {}).await;
+    let reachable = bench.config.sandbox.sandbox_url.clone();
+    // Nobody listens there.
+    bench.config.sandbox.sandbox_url = Some("http://127.0.0.1:9".parse().unwrap());
+    bench.run().await;
+    let id = bench.accept(&["ready"]).await;
+    let stored = bench
+        .until(id, |stored| stored.attempt > 0 && stored.state == "accepted")
+        .await;
+    assert!(stored.due && stored.unknowns == 0, "{stored:?}");
+    bench.stop().await;
+    bench.config.sandbox.sandbox_url = reachable;
+    bench.run().await;
+    bench.hurry(id, |stored| stored.ready == 1).await;
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_that_fails_later_leaves_the_others_to_be_delivered() {
+    let bench = Bench::start(|_| {}).await;
+    let id = bench.accept(&["partly", "partly", "partly"]).await;
+    let stored = bench.until(id, |stored| stored.pending == 0).await;
+    assert_eq!((stored.ready, stored.failed, stored.deliveries), (2, 1, 2));
+    assert_eq!((stored.state.as_str(), stored.due), ("placed", false));
+    assert_eq!(bench.sandbox.bought(id).await, (1, 3));
+}
+
+/// The provider buys whatever it is asked for, as often as it is asked: our record alone keeps it from
+/// being asked twice.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
+    let bench = Bench::stopped(|config| {
+        config.provider_timeout = Duration::from_secs(20);
+        config.settle = Duration::from_mins(1);
+    })
+    .await;
+    bench.sandbox.faults(json!({ "detect_duplicates": false })).await;
+    let mut process = bench.process();
+    process.start().await.unwrap();
+    // Bought at once, answered after five seconds.
+    let id = bench.accept(&["slow"]).await;
+    wait::until(PATIENCE, "the purchase", async || {
+        Ok((bench.sandbox.bought(id).await.0 == 1).then_some(()))
+    })
+    .await
+    .unwrap();
+    process.kill().await.unwrap();
+    assert_eq!(bench.look(id).await.state, "placing");
+
+    // Its lease is over by the time that somebody looks.
+    bench
+        .set(
+            "UPDATE placements SET redrive_at = now() WHERE placement_id = $1",
+            id,
+        )
+        .await;
+    process.start().await.unwrap();
+    let stored = bench.ready(id).await;
+    assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1));
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
+    let bench = Bench::start(|_| {}).await;
+    let taken = bench.accept(&["ready"]).await;
+    bench.ready(taken).await;
+    let id = bench.accept(&["never-ready"]).await;
+    bench.until(id, |stored| stored.bought).await;
+    // The provider names one unit for two placements.
+    let unit = bench.unit(id).await;
+    bench
+        .set(
+            "UPDATE topups SET provider_unit_id = NULL WHERE placement_id = $1",
+            id,
+        )
+        .await;
+    sqlx::query("UPDATE topups SET provider_unit_id = $1 WHERE placement_id = $2")
+        .bind(unit)
+        .bind(taken.uuid())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    let others = [bench.accept(&["ready"]).await, bench.accept(&["ready"]).await];
+    let stored = bench.hurry(id, |stored| stored.state == "parked").await;
+    assert!(stored.reason.unwrap().contains("topups_provider_unit_key"));
+    for other in others {
+        assert_eq!(bench.ready(other).await.state, "placed");
+    }
+}
+
+#[tokio::test]
+async fn a_unit_is_given_back_once_or_twice_and_an_unknown_one_is_refused() {
+    let sandbox = Seller::start(None).await;
+    let provider = sandbox.adapter();
+    let purchase = Purchase {
+        placement_id: PlacementId::new(),
+        items: vec![("any".into(), 1)],
+    };
+    let Ok(PlaceAnswer::Bought(units)) = provider.place(&purchase).await else {
+        panic!("not bought")
+    };
+    for _ in 0..2 {
+        let answer = provider.cancel(&units[0].unit_id).await;
+        assert_eq!(answer, Ok(CancelAnswer::Canceled));
+    }
+    let Ok(FindAnswer::Found(units)) = provider.collect(purchase.placement_id).await else {
+        panic!("not found")
+    };
+    assert!(matches!(units[0].state, UnitState::Failed(_)), "{units:?}");
+    let unknown = provider.cancel("1").await;
+    assert!(matches!(unknown, Ok(CancelAnswer::Refused { .. })), "{unknown:?}");
+    let odd = provider.cancel("../order").await;
+    assert!(matches!(odd, Err(Trouble::NotSent(_))), "{odd:?}");
+    sandbox.faults(json!({ "down": true })).await;
+    let unknown = provider.cancel("1").await;
+    assert!(matches!(unknown, Err(Trouble::Unknown(_))), "{unknown:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_are_no_more_than_the_rate_allows() {
+    let bench = Bench::start(|config| {
+        config.provider_rate = 10;
+        config.settle = Duration::from_secs(30);
+    })
+    .await;
+    let began = Instant::now();
+    let mut placements = Vec::new();
+    for _ in 0..12 {
+        placements.push(bench.accept(&["ready"]).await);
+    }
+    for id in placements {
+        assert_eq!(bench.ready(id).await.attempt, 1);
+    }
+    // A purchase and a collect for each; the first call has no wait.
+    assert!(
+        began.elapsed() >= Duration::from_millis(2_300),
+        "{:?}",
+        began.elapsed()
+    );
+}

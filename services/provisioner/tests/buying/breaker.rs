@@ -1,0 +1,209 @@
+//! What becomes of a provider's work while it fails.
+
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use pipeline::payload::Heartbeat;
+use serde_json::json;
+use testkit::wait;
+
+use crate::support::{Bench, PATIENCE, Seller, WRONG_KEY};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
+    let bench = Bench::start(|config| config.breaker_failures = 3).await;
+    let mut heartbeats = bench
+        .nats
+        .client()
+        .subscribe(bench.nats.heartbeat_subject("sandbox"))
+        .await
+        .unwrap();
+    let mut promise = async || {
+        let message = tokio::time::timeout(PATIENCE, heartbeats.next())
+            .await
+            .unwrap()
+            .unwrap();
+        let Heartbeat::V1 { verdict_ms, .. } = serde_json::from_slice(&message.payload).unwrap();
+        verdict_ms
+    };
+    while promise().await == u64::MAX {}
+
+    bench.sandbox.faults(json!({ "down": true })).await;
+    let mut failed = Vec::new();
+    for _ in 0..3 {
+        failed.push(bench.accept(&["ready"]).await);
+    }
+    bench.until_breaker("sandbox", "open").await;
+    while promise().await != u64::MAX {}
+    let state = bench
+        .metric("esim_provider_breaker", &["provider=\"sandbox\""])
+        .await;
+    assert!((state - 1.0).abs() < 0.1, "{state}");
+
+    // Open: jobs are acknowledged, what is due stays, nothing is attempted.
+    let mut kept = Vec::new();
+    for _ in 0..5 {
+        let id = bench.accept(&["ready"]).await;
+        bench
+            .set(
+                "UPDATE placements SET redrive_at = now() WHERE placement_id = $1",
+                id,
+            )
+            .await;
+        kept.push(id);
+    }
+    let jobs = format!("{}TOPUP_JOBS", bench.config.nats.stream_prefix);
+    let stream = async_nats::jetstream::new(bench.nats.client().clone());
+    wait::until(PATIENCE, "every job to be acknowledged", async || {
+        let info = stream.get_stream(&jobs).await?.get_info().await?;
+        Ok((info.state.messages == 0).then_some(()))
+    })
+    .await
+    .unwrap();
+    let calls = async || {
+        bench
+            .metric("esim_provider_calls_total", &["call=\"place\""])
+            .await
+    };
+    let before = calls().await;
+    // Two more heartbeats: the queue was looked at several times meanwhile.
+    for _ in 0..2 {
+        assert_eq!(promise().await, u64::MAX);
+    }
+    assert!((calls().await - before).abs() < 0.1);
+    for id in &kept {
+        let stored = bench.look(*id).await;
+        assert_eq!(
+            (stored.state.as_str(), stored.attempt, stored.due),
+            ("accepted", 0, true)
+        );
+    }
+
+    // A probe that fails opens it again; one that is answered closes it.
+    bench.half_open("sandbox").await;
+    wait::until(PATIENCE, "a probe", async || {
+        Ok((bench.breaker("sandbox").await.1 > 3).then_some(()))
+    })
+    .await
+    .unwrap();
+    bench.sandbox.faults(json!({})).await;
+    bench.half_open("sandbox").await;
+    let mut attempts = 0;
+    for id in kept {
+        attempts += bench.hurry(id, |stored| stored.ready == 1).await.attempt;
+        assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    }
+    assert!(
+        attempts <= 5 + 1,
+        "open, it consumes no attempt but the probe's: {attempts}"
+    );
+    for id in failed {
+        bench.hurry(id, |stored| stored.ready == 1).await;
+        assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    }
+    assert_eq!(bench.breaker("sandbox").await, ("closed", 0));
+    while promise().await == u64::MAX {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn being_denied_opens_it_at_once() {
+    let mut bench = Bench::start(|config| config.sandbox.sandbox_secret_key = Some(WRONG_KEY.into())).await;
+    let id = bench.accept(&["ready"]).await;
+    bench.until_breaker("sandbox", "open").await;
+    let stored = bench.until(id, |stored| stored.state == "accepted").await;
+    assert_eq!((stored.attempt, stored.unknowns, stored.due), (1, 0, true));
+    assert_eq!(bench.sandbox.purchases().await, 0);
+
+    bench.stop().await;
+    let good = Bench::stopped(|_| {}).await.config.sandbox.sandbox_secret_key;
+    bench.config.sandbox.sandbox_secret_key = good;
+    bench.run().await;
+    bench.half_open("sandbox").await;
+    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
+    assert_eq!(stored.attempt, 2);
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    assert_eq!(bench.breaker("sandbox").await, ("closed", 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_keeps_work_from_a_provider() {
+    let bench = Bench::start(|_| {}).await;
+    let opened = bench
+        .esimctl(&[
+            "provider",
+            "open",
+            "sandbox",
+            "--for",
+            "1h",
+            "--reason",
+            "maintenance",
+        ])
+        .await;
+    assert_eq!(opened["state"], "open", "{opened}");
+    let id = bench.accept(&["ready"]).await;
+    let listed = bench.esimctl(&["provider", "list"]).await;
+    assert_eq!(listed["providers"][0]["reason"], "maintenance", "{listed}");
+    assert_eq!(bench.look(id).await.attempt, 0);
+    let closed = bench.esimctl(&["provider", "close", "sandbox"]).await;
+    assert_eq!(closed["state"], "closed", "{closed}");
+    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
+    assert_eq!(stored.attempt, 1);
+    let unknown = bench.esimctl(&["provider", "close", "nobody"]).await;
+    assert!(unknown["error"].as_str().unwrap().contains("nobody"), "{unknown}");
+}
+
+/// How long the sandbox's orders take, from job to profile, all of them.
+async fn time_of_orders(bench: &Bench, count: usize) -> Duration {
+    let placements = bench.store("sandbox", count, &["ready"]).await;
+    let began = Instant::now();
+    for id in &placements {
+        bench.announce("sandbox", *id).await;
+    }
+    for id in placements {
+        bench.ready(id).await;
+    }
+    began.elapsed()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_providers_backlog_does_not_slow_another_provider() {
+    let dead = Seller::start(None).await;
+    // It takes requests and never answers in time: the worst way to be dead.
+    dead.faults(json!({ "latency_ms": 60_000 })).await;
+    let bench = Bench::start(|config| {
+        config.providers.push("usimsa".into());
+        config.usimsa.usimsa_url = Some(dead.url());
+        config.breaker_failures = 10;
+        config.breaker_open = Duration::from_secs(1);
+    })
+    .await;
+    let alone = time_of_orders(&bench, 20).await;
+
+    let backlog = bench.store("usimsa", 20_000, &["ready"]).await;
+    sqlx::query("UPDATE placements SET redrive_at = now() WHERE provider = 'usimsa'")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    for id in &backlog {
+        bench.announce("usimsa", *id).await;
+    }
+    // While it is still being tried, and once it is known to be dead.
+    let trying = time_of_orders(&bench, 20).await;
+    bench.until_breaker("usimsa", "open").await;
+    let known = time_of_orders(&bench, 20).await;
+    let allowed = alone + Duration::from_secs(2);
+    assert!(
+        trying < allowed && known < allowed,
+        "{alone:?} alone, {trying:?}, {known:?}"
+    );
+
+    let attempted: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM placements WHERE provider = 'usimsa' AND attempt > 0")
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap();
+    assert!(
+        attempted < 1_000,
+        "{attempted} of the dead provider's placements were attempted"
+    );
+}

@@ -1,0 +1,93 @@
+//! What is parked, and how it is settled.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::{Bench, Stored};
+
+fn is_parked(stored: &Stored) -> bool {
+    stored.state == "parked"
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
+    let bench = Bench::start(|config| config.park_after = Duration::from_secs(1)).await;
+    let id = bench.accept(&["never-ready"]).await;
+    let stored = bench.hurry(id, is_parked).await;
+    assert!(stored.bought && stored.due && stored.pending == 1, "{stored:?}");
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    let text = id.to_string();
+    let again = bench.esimctl(&["placement", "resolve", &text, "--retry"]).await;
+    assert!(again["error"].as_str().unwrap().contains("twice"), "{again}");
+    let given_up = bench
+        .esimctl(&["placement", "resolve", &text, "--not-bought"])
+        .await;
+    assert_eq!(
+        (&given_up["state"], &given_up["failed"]),
+        (&json!("failed"), &json!(1))
+    );
+    let stored = bench.look(id).await;
+    assert_eq!(
+        (stored.state.as_str(), stored.due, stored.failed),
+        ("failed", false, 1)
+    );
+}
+
+/// Attempts of which nobody knows are parked only if that lasts: a long outage alone parks nothing.
+async fn in_doubt(bench: &Bench) -> String {
+    bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
+    let id = bench.accept(&["ready"]).await;
+    for unknowns in 1..5 {
+        let stored = bench.hurry(id, |stored| stored.unknowns >= unknowns).await;
+        assert!(stored.unknowns > 4 || stored.state == "placing", "{stored:?}");
+    }
+    let stored = bench.hurry(id, is_parked).await;
+    assert!(!stored.bought && !stored.due && stored.pending == 1, "{stored:?}");
+    bench.sandbox.faults(json!({})).await;
+    let listed = bench
+        .esimctl(&["placement", "list", "--state", "parked", "--provider", "sandbox"])
+        .await;
+    let listed = listed["placements"].as_array().unwrap();
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0]["placement_id"], id.to_string());
+    id.to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_lets_what_is_not_bought_be_bought() {
+    let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
+    let text = in_doubt(&bench).await;
+    let id = text.parse().unwrap();
+    let settled = bench.esimctl(&["placement", "resolve", &text, "--retry"]).await;
+    assert_eq!(settled["state"], "accepted", "{settled}");
+    let stored = bench.ready(id).await;
+    assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 2));
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    let again = bench.esimctl(&["placement", "resolve", &text, "--retry"]).await;
+    assert!(again["error"].as_str().unwrap().contains("placed"), "{again}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_finds_that_it_was_bought() {
+    let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
+    // Bought by every call that reaches the provider, and never told.
+    bench
+        .sandbox
+        .faults(json!({ "error_rate": 1.0, "error_buys": 1.0 }))
+        .await;
+    let id = bench.accept(&["ready"]).await;
+    bench.hurry(id, is_parked).await;
+    bench.sandbox.faults(json!({})).await;
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+    let settled = bench
+        .esimctl(&["placement", "resolve", &id.to_string(), "--bought"])
+        .await;
+    assert_eq!(
+        (&settled["state"], &settled["pending"]),
+        (&json!("placed"), &json!(1))
+    );
+    let stored = bench.ready(id).await;
+    assert_eq!((stored.attempt, stored.deliveries), (1, 1));
+    assert_eq!(bench.sandbox.bought(id).await, (1, 1));
+}

@@ -1,0 +1,517 @@
+//! A provisioner of a test's own: a database, streams, ports and sandbox providers nobody else has.
+
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::Once,
+    time::Duration,
+};
+
+use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
+use pipeline::{Effect, Nats, NatsConfig, payload::TopupJob};
+use provisioner::{Config, SandboxAccount, UsimsaAccount, providers::usimsa::Usimsa};
+use runtime::{CommonConfig, Shutdown, clock};
+use sandbox::outcomes;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::{Value, json};
+use signing::SecretKey;
+use store::{
+    PgPool,
+    config::{DatabaseConfig, MasterKeyConfig},
+    orders::{self, NewOrder, NewPlacement, NewTopup},
+    schema,
+};
+use tempfile::TempDir;
+use testkit::{
+    database::Database,
+    nats::OwnStreams,
+    ports,
+    process::{Process, Program},
+    wait,
+};
+use tokio::task::JoinHandle;
+use tracing::Span;
+use uuid::Uuid;
+
+/// Thirty-two known bytes: what tests store is no secret.
+const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const ACCESS_KEY: &str = "access";
+const SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQ=";
+pub const WRONG_KEY: &str = "d3Jvbmcta2V5";
+pub const TOKEN: &str = "callback-token-of-the-sandbox";
+/// Far longer than anything here takes; a test that waits this long has failed.
+pub const PATIENCE: Duration = Duration::from_secs(40);
+
+/// Everything around a provisioner, and the provisioner unless it is stopped.
+pub struct Bench {
+    pub config: Config,
+    pub pool: PgPool,
+    pub nats: Nats,
+    pub sandbox: Seller,
+    ids: TopupIds,
+    running: Option<(Shutdown, JoinHandle<anyhow::Result<()>>)>,
+    http: reqwest::Client,
+    folder: TempDir,
+    _streams: OwnStreams,
+    database: Database,
+}
+
+/// A sandbox provider in this process.
+pub struct Seller {
+    base: String,
+    http: reqwest::Client,
+    shutdown: Shutdown,
+    _folder: TempDir,
+}
+
+impl Seller {
+    /// Starts one; it calls back there, if anywhere.
+    pub async fn start(callback_url: Option<&str>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listen = address();
+        let config = sandbox::Config {
+            command: None,
+            listen,
+            ledger: Some(folder.path().join("ledger")),
+            access_key: Some(ACCESS_KEY.into()),
+            secret_key: Some(SecretKey::from_base64(SECRET_KEY).unwrap()),
+            detect_duplicates: true,
+            callback_url: callback_url.map(|url| sandbox::CallbackUrl::parse(url).unwrap()),
+            common: CommonConfig::default(),
+        };
+        let shutdown = Shutdown::new();
+        tokio::spawn(sandbox::run(config, shutdown.clone()));
+        let seller = Self {
+            base: format!("http://{listen}"),
+            http: testkit::http::client().unwrap(),
+            shutdown,
+            _folder: folder,
+        };
+        answers(&seller.http, &format!("{}/readyz", seller.base)).await;
+        seller
+    }
+
+    pub fn url(&self) -> reqwest::Url {
+        self.base.parse().unwrap()
+    }
+
+    /// Our adapter for it.
+    pub fn adapter(&self) -> Usimsa {
+        let key = SecretKey::from_base64(SECRET_KEY).unwrap();
+        Usimsa::new(self.url(), ACCESS_KEY.into(), key, PATIENCE).unwrap()
+    }
+
+    /// Replaces the faults of the whole provider.
+    pub async fn faults(&self, faults: Value) {
+        let answer = self
+            .http
+            .put(format!("{}/faults", self.base))
+            .body(faults.to_string())
+            .send()
+            .await
+            .unwrap();
+        assert!(answer.status().is_success(), "{answer:?}");
+    }
+
+    async fn ledger(&self, query: &str) -> Value {
+        let url = format!("{}/ledger{query}", self.base);
+        self.http.get(url).send().await.unwrap().json().await.unwrap()
+    }
+
+    /// How often a placement was bought, and with how many units altogether.
+    pub async fn bought(&self, placement: PlacementId) -> (u64, u64) {
+        let ledger = self.ledger(&format!("?order_id={placement}")).await;
+        (
+            ledger["purchases"].as_u64().unwrap(),
+            ledger["units"].as_u64().unwrap(),
+        )
+    }
+
+    /// How many purchases there were, of whatever.
+    pub async fn purchases(&self) -> u64 {
+        self.ledger("").await["purchases"].as_u64().unwrap()
+    }
+}
+
+impl Drop for Seller {
+    fn drop(&mut self) {
+        self.shutdown.stop();
+    }
+}
+
+/// A placement as it is stored.
+#[derive(Clone, Debug, sqlx::FromRow)]
+pub struct Stored {
+    pub state: String,
+    pub attempt: i32,
+    pub reason: Option<String>,
+    pub bought: bool,
+    pub not_found: bool,
+    pub unknowns: i32,
+    pub due: bool,
+    /// Of its units.
+    pub pending: i64,
+    pub ready: i64,
+    pub failed: i64,
+    /// Deliveries that exist.
+    pub deliveries: i64,
+}
+
+fn address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, ports::free().unwrap()).into()
+}
+
+async fn answers(http: &reqwest::Client, url: &str) {
+    wait::until(PATIENCE, url, async || {
+        let answer = http.get(url).send().await;
+        Ok(answer
+            .ok()
+            .filter(|answer| answer.status().is_success())
+            .map(drop))
+    })
+    .await
+    .unwrap();
+}
+
+impl Bench {
+    /// A running provisioner with short times.
+    pub async fn start(change: impl FnOnce(&mut Config)) -> Self {
+        let mut bench = Self::stopped(change).await;
+        bench.run().await;
+        bench
+    }
+
+    /// The same, not yet started.
+    pub async fn stopped(change: impl FnOnce(&mut Config)) -> Self {
+        static TELEMETRY: Once = Once::new();
+        TELEMETRY.call_once(|| {
+            // Without it there are no metrics to look at.
+            let common = CommonConfig {
+                log: "warn".into(),
+                ..CommonConfig::default()
+            };
+            drop(runtime::telemetry::start("provisioner", &common).unwrap());
+        });
+        let http = testkit::http::client().unwrap();
+        let listen = address();
+        let sandbox = Seller::start(Some(&format!("http://{listen}/callbacks/sandbox/{TOKEN}"))).await;
+        let database = Database::create().await.unwrap();
+        let nats_url =
+            std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
+        let mut config = Config {
+            listen,
+            admin_listen: address(),
+            providers: vec!["sandbox".into()],
+            provider_concurrency: 64,
+            provider_timeout: Duration::from_millis(500),
+            settle: Duration::from_millis(1_500),
+            park_after: Duration::from_mins(30),
+            provider_rate: 0,
+            breaker_failures: 1_000,
+            breaker_open: Duration::from_hours(1),
+            breaker_open_most: Duration::from_hours(1),
+            sandbox: SandboxAccount {
+                sandbox_url: Some(sandbox.url()),
+                sandbox_access_key: Some(ACCESS_KEY.into()),
+                sandbox_secret_key: Some(SECRET_KEY.into()),
+                sandbox_callback_token: Some(TOKEN.into()),
+            },
+            usimsa: UsimsaAccount {
+                usimsa_url: None,
+                usimsa_access_key: Some(ACCESS_KEY.into()),
+                usimsa_secret_key: Some(SECRET_KEY.into()),
+                usimsa_callback_token: None,
+            },
+            database: DatabaseConfig {
+                database_url: SecretString::from(database.url()),
+                database_connections: 8,
+            },
+            nats: NatsConfig {
+                nats_url: nats_url.into(),
+                stream_prefix: format!("test_{}_", Uuid::now_v7().simple()),
+                stream_replicas: 1,
+            },
+            master_key: MasterKeyConfig {
+                master_key: Some(SecretString::from(MASTER_KEY)),
+                master_key_file: None,
+            },
+            common: CommonConfig::default(),
+        };
+        change(&mut config);
+        let pool = config.database.pool("test").unwrap();
+        schema::migrate(&pool).await.unwrap();
+        let streams = OwnStreams::new(config.nats.nats_url.expose_secret(), &config.nats.stream_prefix);
+        let nats = Nats::connect(&config.nats, "test").await.unwrap();
+        nats.connected().await;
+        Self {
+            config,
+            pool,
+            nats,
+            sandbox,
+            ids: TopupIds::new(0),
+            running: None,
+            http,
+            folder: tempfile::tempdir().unwrap(),
+            _streams: streams,
+            database,
+        }
+    }
+
+    /// Starts the provisioner in this process.
+    pub async fn run(&mut self) {
+        let shutdown = Shutdown::new();
+        let running = tokio::spawn(provisioner::run(self.config.clone(), shutdown.clone()));
+        self.running = Some((shutdown, running));
+        answers(&self.http, &format!("http://{}/readyz", self.config.admin_listen)).await;
+    }
+
+    /// Stops it as a signal would, and expects a clean end.
+    pub async fn stop(&mut self) {
+        let (shutdown, running) = self.running.take().unwrap();
+        shutdown.stop();
+        tokio::time::timeout(PATIENCE, running)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+        // Its admin endpoint lives as long as the process.
+        self.config.admin_listen = address();
+    }
+
+    /// The provisioner as a process of its own, to be killed. Not started yet.
+    pub fn process(&self) -> Process {
+        let config = &self.config;
+        let account = &config.sandbox;
+        let env = BTreeMap::from(
+            [
+                ("LISTEN", config.listen.to_string()),
+                ("ADMIN_LISTEN", config.admin_listen.to_string()),
+                ("DATABASE_URL", self.database.url().to_owned()),
+                ("NATS_URL", config.nats.nats_url.expose_secret().to_owned()),
+                ("STREAM_PREFIX", config.nats.stream_prefix.clone()),
+                ("MASTER_KEY", MASTER_KEY.to_owned()),
+                ("SANDBOX_URL", account.sandbox_url.clone().unwrap().to_string()),
+                ("SANDBOX_ACCESS_KEY", ACCESS_KEY.to_owned()),
+                ("SANDBOX_SECRET_KEY", SECRET_KEY.to_owned()),
+                ("PROVIDER_TIMEOUT", format!("{:?}", config.provider_timeout)),
+                ("SETTLE", format!("{:?}", config.settle)),
+            ]
+            .map(|(name, value)| (name.to_owned(), value)),
+        );
+        Process::new(Program {
+            name: "provisioner".into(),
+            binary: env!("CARGO_BIN_EXE_provisioner").into(),
+            args: Vec::new(),
+            env,
+            ready_url: format!("http://{}/readyz", config.admin_listen),
+            log: self.folder.path().join("provisioner.log"),
+        })
+    }
+
+    /// Stores orders that are answered already, each of these options of the sandbox, from this
+    /// provider.
+    pub async fn store(&self, provider: &str, orders: usize, options: &[&str]) -> Vec<PlacementId> {
+        let new: Vec<NewOrder> = (0..orders).map(|_| self.order(provider, options)).collect();
+        for batch in new.chunks(500) {
+            let mut connection = self.pool.acquire().await.unwrap();
+            let stored = orders::insert(&mut connection, batch).await.unwrap();
+            assert!(stored.iter().all(|stored| *stored));
+        }
+        new.iter().map(|order| order.placements[0].placement_id).collect()
+    }
+
+    fn order(&self, provider: &str, options: &[&str]) -> NewOrder {
+        let order_id = OrderId::new();
+        let topups = options.iter().enumerate().map(|(position, option)| NewTopup {
+            topup_id: self.ids.next(clock::now()),
+            position,
+            option_id: OptionId::new(),
+            provider_option_id: outcomes::option_id(option).to_string(),
+        });
+        NewOrder {
+            order_id,
+            partner_id: PartnerId::new(),
+            external_order_id: order_id.to_string(),
+            traceparent: None,
+            answer_within: Duration::ZERO,
+            placements: vec![NewPlacement {
+                placement_id: PlacementId::new(),
+                provider: provider.into(),
+                topups: topups.collect(),
+            }],
+        }
+    }
+
+    /// Publishes a placement's job, as ingress does.
+    pub async fn announce(&self, provider: &str, placement_id: PlacementId) {
+        let job = TopupJob::V1 {
+            placement_id,
+            verdict: None,
+        };
+        let subject = self.nats.job_subject(provider);
+        let id = placement_id.to_string();
+        self.nats
+            .publish(Effect::PublishJob, subject, &id, &job, &Span::none())
+            .await;
+    }
+
+    /// An order that the sandbox is to be asked for.
+    pub async fn accept(&self, options: &[&str]) -> PlacementId {
+        let placement_id = self.store("sandbox", 1, options).await[0];
+        self.announce("sandbox", placement_id).await;
+        placement_id
+    }
+
+    /// What is stored of a placement now.
+    pub async fn look(&self, id: PlacementId) -> Stored {
+        sqlx::query_as(
+            "SELECT p.state, p.attempt, p.reason, placed_at IS NOT NULL AS bought, not_found_at IS NOT NULL AS not_found,
+                    unknowns, p.redrive_at IS NOT NULL AS due,
+                    count(*) FILTER (WHERE t.state = 'pending') AS pending,
+                    count(*) FILTER (WHERE t.state = 'ready') AS ready,
+                    count(*) FILTER (WHERE t.state = 'failed') AS failed, count(d.topup_id) AS deliveries
+             FROM placements p JOIN topups t USING (placement_id) LEFT JOIN deliveries d USING (topup_id)
+             WHERE placement_id = $1 GROUP BY p.placement_id",
+        )
+        .bind(id.uuid())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap()
+    }
+
+    /// What is stored of a placement once `condition` holds.
+    pub async fn until(&self, id: PlacementId, condition: impl Fn(&Stored) -> bool) -> Stored {
+        self.until_after(id, async || {}, condition).await
+    }
+
+    /// The same, with time passing: whatever waits is due at once.
+    pub async fn hurry(&self, id: PlacementId, condition: impl Fn(&Stored) -> bool) -> Stored {
+        self.until_after(id, async || self.make_due(id).await, condition)
+            .await
+    }
+
+    async fn until_after(
+        &self,
+        id: PlacementId,
+        meanwhile: impl AsyncFn(),
+        condition: impl Fn(&Stored) -> bool,
+    ) -> Stored {
+        let mut last = None;
+        let found = wait::until(PATIENCE, "a placement to get there", async || {
+            meanwhile().await;
+            let stored = self.look(id).await;
+            last = Some(stored.clone());
+            Ok(condition(&stored).then_some(stored))
+        })
+        .await;
+        found.unwrap_or_else(|error| panic!("{error}: {last:?}"))
+    }
+
+    /// Every unit has its profile.
+    pub async fn ready(&self, id: PlacementId) -> Stored {
+        self.until(id, |stored| stored.pending == 0 && stored.ready > 0)
+            .await
+    }
+
+    /// Lets the time pass until a placement is due, unless somebody works on it: a lease is longer
+    /// than anything that waits here.
+    pub async fn make_due(&self, id: PlacementId) {
+        sqlx::query(
+            "UPDATE placements SET redrive_at = now()
+             WHERE placement_id = $1 AND redrive_at < now() + interval '8 seconds'",
+        )
+        .bind(id.uuid())
+        .execute(&self.pool)
+        .await
+        .unwrap();
+    }
+
+    /// Runs a statement, whatever is leased: `$1` is the placement.
+    pub async fn set(&self, statement: &'static str, id: PlacementId) {
+        let done = sqlx::query(statement)
+            .bind(id.uuid())
+            .execute(&self.pool)
+            .await
+            .unwrap();
+        assert_eq!(done.rows_affected(), 1, "{statement}");
+    }
+
+    /// The state of a provider's breaker, and what it counted.
+    pub async fn breaker(&self, provider: &str) -> (&'static str, i32) {
+        let mut connection = self.pool.acquire().await.unwrap();
+        let all = store::providers::list(&mut connection).await.unwrap();
+        let one = all.into_iter().find(|breaker| breaker.name == provider).unwrap();
+        (one.state.as_str(), one.failures)
+    }
+
+    pub async fn until_breaker(&self, provider: &str, state: &str) {
+        wait::until(PATIENCE, &format!("the breaker to be {state}"), async || {
+            Ok((self.breaker(provider).await.0 == state).then_some(()))
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Lets the time pass until a breaker lets a probe through.
+    pub async fn half_open(&self, provider: &str) {
+        sqlx::query("UPDATE providers SET open_until = now() WHERE name = $1")
+            .bind(provider)
+            .execute(&self.pool)
+            .await
+            .unwrap();
+    }
+
+    /// The value of a metric, by the beginning of its line; 0 if there is none.
+    pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
+        let url = format!("http://{}/metrics", self.config.admin_listen);
+        let text = self.http.get(url).send().await.unwrap().text().await.unwrap();
+        text.lines()
+            .find(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)))
+            .and_then(|line| line.rsplit_once(' ')?.1.parse().ok())
+            .unwrap_or_default()
+    }
+
+    /// Calls back as a provider does.
+    pub async fn call_back(&self, path: &str, body: impl Into<reqwest::Body>) -> u16 {
+        let url = format!("http://{}{path}", self.config.listen);
+        let answer = self.http.post(url).body(body).send().await.unwrap();
+        answer.status().as_u16()
+    }
+
+    /// The provider's unit of a placement's only topup.
+    pub async fn unit(&self, id: PlacementId) -> String {
+        sqlx::query_scalar("SELECT provider_unit_id FROM topups WHERE placement_id = $1")
+            .bind(id.uuid())
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+
+    /// Runs the operator's command line; answers what it printed as JSON.
+    pub async fn esimctl(&self, arguments: &[&str]) -> Value {
+        let output = tokio::process::Command::new(esimctl())
+            .args(arguments)
+            .arg("--json")
+            .env("DATABASE_URL", self.database.url())
+            .output()
+            .await
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() {
+            serde_json::from_slice(&output.stdout).unwrap()
+        } else {
+            json!({ "error": error.trim() })
+        }
+    }
+}
+
+fn esimctl() -> impl AsRef<std::ffi::OsStr> {
+    let binary = testkit::bin_dir().join("esimctl");
+    assert!(
+        Path::new(&binary).exists(),
+        "{} is missing; tests/run builds it",
+        binary.display()
+    );
+    binary
+}
