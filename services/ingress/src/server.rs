@@ -10,7 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{Router, body::Body, extract::Request};
+use axum::{
+    Router,
+    body::Body,
+    extract::Request,
+    http::{HeaderValue, header},
+    response::Response,
+};
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::server::conn::http1;
@@ -29,20 +35,26 @@ use tower::ServiceExt;
 /// How long a connection may take to send a request's head, or stay idle between two.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// Serves `router` until the soft stop, then finishes the requests that have begun.
+/// After the soft stop, how long an open connection may take to send the request that may be under
+/// way on it. It is answered, and told that it was the connection's last.
+const LAST_REQUEST: Duration = Duration::from_secs(1);
+
+/// Serves `router` until the soft stop. Then it takes no more connections, and answers what is under
+/// way on those that it has: no request that reached it is cut.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
     let stop = shutdown.soft();
+    let serve_one = |stream| {
+        shutdown
+            .tracker()
+            .spawn(connection(stream, router.clone(), shutdown.clone()));
+    };
     loop {
         let accepted = tokio::select! {
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => break,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => {
-                shutdown
-                    .tracker()
-                    .spawn(connection(stream, router.clone(), shutdown.clone()));
-            }
+            Ok((stream, _)) => serve_one(stream),
             Err(error) => {
                 // Out of file descriptors, most likely: some connections must end first.
                 tracing::warn!(%error, "cannot accept a connection");
@@ -50,30 +62,54 @@ pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) ->
             }
         }
     }
+    // The kernel has made connections that wait to be accepted; closing the listener would reset them.
+    let listener = listener.into_std()?;
+    while let Ok((stream, _)) = listener.accept() {
+        stream.set_nonblocking(true)?;
+        serve_one(TcpStream::from_std(stream)?);
+    }
+    Ok(())
 }
 
 async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
     // An answer is one small write; waiting for more would only delay it.
     let _ = stream.set_nodelay(true);
     let answers = Arc::new(Answers::default());
-    let service = TowerToHyperService::new(router.map_request({
-        let answers = Arc::clone(&answers);
-        move |mut request: Request<hyper::body::Incoming>| {
-            request.extensions_mut().insert(Arc::clone(&answers));
-            request
-        }
-    }));
+    let stop = shutdown.soft();
+    let service = router
+        .map_request({
+            let answers = Arc::clone(&answers);
+            move |mut request: Request<hyper::body::Incoming>| {
+                request.extensions_mut().insert(Arc::clone(&answers));
+                request
+            }
+        })
+        .map_response({
+            let stop = stop.clone();
+            move |mut response: Response| {
+                if stop.is_cancelled() {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(header::CONNECTION, close);
+                }
+                response
+            }
+        });
     let io = TokioIo::new(Watched { stream, answers });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(io, service);
+        .serve_connection(io, TowerToHyperService::new(service));
     let mut serving = pin!(serving);
     let result = tokio::select! {
         result = serving.as_mut() => result,
-        () = shutdown.soft().cancelled_owned() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
+        () = stop.cancelled() => {
+            if let Ok(ended) = tokio::time::timeout(LAST_REQUEST, serving.as_mut()).await {
+                ended
+            } else {
+                // Idle, or busy with a request that is still finished.
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
         }
     };
     if let Err(error) = result {
@@ -269,6 +305,24 @@ mod tests {
             assert!(answer[..length].ends_with(b"answer"));
         }
         shutdown.stop();
+        shutdown.finished().await.unwrap();
+    }
+
+    /// Connected, accepted or not, with a request on its way or not yet: nothing of it is cut.
+    #[tokio::test]
+    async fn what_was_connected_before_a_stop_is_answered_once_more() {
+        let (mut client, _told, shutdown) = serve_one(Some(Duration::from_mins(1))).await;
+        shutdown.stop();
+        client
+            .write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            .await
+            .unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert!(
+            answer.contains("connection: close") && answer.ends_with("answer"),
+            "{answer}"
+        );
         shutdown.finished().await.unwrap();
     }
 

@@ -3,6 +3,7 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what a partner relies on.
+//! - [`resilience`], [`stop`]: the promise at full size: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`faults`], [`database_away`], [`settings`]: what must not matter, and what must be refused.
 
 #![expect(
@@ -17,8 +18,10 @@ mod faults;
 mod forwarder;
 mod ordering;
 mod raw;
+mod resilience;
 mod settings;
 mod shell;
 mod shop;
 mod spec;
+mod stop;
 mod webhook;

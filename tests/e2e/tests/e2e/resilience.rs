@@ -1,0 +1,341 @@
+//! What the promise survives at full size: clients that hang up at any moment, a wiped JetStream with
+//! a backlog, and verdicts of two providers in either order.
+
+use crate::raw;
+use crate::shop::{PATH, Shop, fresh};
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use testkit::client::Client;
+use testkit::process::Process;
+use testkit::receiver::Received;
+use testkit::stack::{Ledger, Stack, Stage};
+use testkit::{http, ports, wait};
+use tokio::io::AsyncWriteExt;
+
+/// The shape and size of the runs that `docs/reliability.md` tells of; `tests/run` does less.
+fn size(setting: &str, default: u64) -> u64 {
+    std::env::var(setting).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// A topup of an order that stands, and where it is.
+#[derive(sqlx::FromRow)]
+pub struct Stored {
+    pub external_order_id: String,
+    pub topup_id: String,
+    pub placement: String,
+    pub topup: String,
+    pub delivery: Option<String>,
+}
+
+pub async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
+    let mut database = stack.database.connect().await?;
+    let stored = sqlx::query_as(
+        "SELECT o.external_order_id, t.topup_id, p.state AS placement, t.state AS topup, d.state AS delivery
+         FROM topups t JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
+         LEFT JOIN deliveries d USING (topup_id) WHERE NOT o.refused",
+    );
+    Ok(stored.fetch_all(&mut database).await?)
+}
+
+/// Waits until each of these topups was told of; for thousands of them.
+pub async fn told_of(shop: &Shop, topup_ids: &BTreeSet<String>, timeout: Duration) -> Result<()> {
+    let told = |received: &[Received]| -> BTreeSet<String> {
+        received.iter().map(|one| one.topup_id().to_owned()).collect()
+    };
+    let all = shop
+        .receiver
+        .wait_until(timeout, "webhooks of all topups", |received| {
+            received.len() >= topup_ids.len() && topup_ids.is_subset(&told(received))
+        });
+    if let Err(error) = all.await {
+        let told = told(&shop.receiver.received());
+        let missing: Vec<_> = topup_ids.difference(&told).take(5).collect();
+        return Err(error.context(format!(
+            "of {} topups some are lost: {missing:?}",
+            topup_ids.len()
+        )));
+    }
+    Ok(())
+}
+
+/// That nothing was bought more than once.
+pub fn bought_once(ledger: &Ledger) -> Result<()> {
+    let twice: Vec<_> = ledger
+        .orders
+        .iter()
+        .filter(|order| order.purchased_times != 1)
+        .collect();
+    ensure!(twice.is_empty(), "bought more than once: {twice:?}");
+    Ok(())
+}
+
+/// `HANG_UPS` creates, 64 at a time; each client is gone 0 to 20 ms after its request was sent, some
+/// with a FIN and some with a RST.
+#[tokio::test]
+async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
+    const AT_ONCE: u64 = 64;
+    let clients = size("HANG_UPS", 2_000);
+    let mut stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let option = stack.option("ready").unwrap();
+    let next = AtomicU64::new(0);
+    let lanes = (0..AT_ONCE).map(async |_| {
+        loop {
+            let client = next.fetch_add(1, Ordering::Relaxed);
+            if client >= clients {
+                return anyhow::Ok(());
+            }
+            let body = testkit::client::order(&format!("hangs up {client}"), &[(option, 1)]).to_string();
+            let mut stream = raw::connect(&stack.base_url).await?;
+            stream
+                .write_all(&raw::create_order(&shop.partner, body.as_bytes())?)
+                .await?;
+            // This client's patience; nothing is waited for.
+            tokio::time::sleep(Duration::from_millis(client % 21)).await;
+            if client.is_multiple_of(2) {
+                stream.set_zero_linger()?;
+            }
+        }
+    });
+    futures_util::future::try_join_all(lanes).await.unwrap();
+
+    // What it had begun, ingress finishes at its end; then it is known what was stored.
+    let ingress = stack.process(Stage::Ingress).unwrap();
+    let ended = ingress.terminate(Duration::from_secs(30)).await.unwrap();
+    assert!(ended.success(), "ingress ended with {ended}");
+    let stored = stored(&stack).await.unwrap();
+    println!("{} of {clients} orders were stored", stored.len());
+    assert!(!stored.is_empty(), "no order was stored: nothing was tried");
+    let topup_ids = stored.into_iter().map(|row| row.topup_id).collect();
+    told_of(&shop, &topup_ids, Duration::from_mins(2)).await.unwrap();
+    bought_once(&stack.ledger().await.unwrap()).unwrap();
+}
+
+/// Ten thousand topups are ready and announced when JetStream loses all it has.
+#[tokio::test]
+async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
+    const UNITS: u32 = 100;
+    let topups = size("BACKLOG", 10_000);
+    let builder = Stack::builder().own_nats().without(Stage::Notifier);
+    let mut stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let option = stack.option("ready").unwrap().to_owned();
+    let mut topup_ids = BTreeSet::new();
+    for _ in 0..topups.div_ceil(u64::from(UNITS)) {
+        let products = shop.buy(&fresh("backlog"), &option, UNITS).await.unwrap();
+        topup_ids.extend(products.into_iter().map(|product| product.topup_id));
+    }
+    let stream = format!("{}TOPUP_READY", stack.prefix);
+    let nats = async_nats::connect(stack.nats().unwrap().url()).await.unwrap();
+    let jetstream = async_nats::jetstream::new(nats);
+    let announced = async || {
+        let ready = stored(&stack).await?.iter().all(|row| row.topup == "ready");
+        let waiting = jetstream
+            .get_stream(&stream)
+            .await?
+            .get_info()
+            .await?
+            .state
+            .messages;
+        Ok((ready && waiting > topups / 2).then_some(waiting))
+    };
+    let waiting = wait::until(Duration::from_mins(1), "the backlog", announced);
+    println!(
+        "{} topups, {} events in the stream",
+        topup_ids.len(),
+        waiting.await.unwrap()
+    );
+
+    let server = stack.nats().unwrap();
+    server.kill().await.unwrap();
+    server.wipe().unwrap();
+    server.start_again().await.unwrap();
+    assert!(
+        shop.receiver.received().is_empty(),
+        "the notifier doesn't run yet"
+    );
+    stack.process(Stage::Notifier).unwrap().start().await.unwrap();
+    told_of(&shop, &topup_ids, Duration::from_mins(3)).await.unwrap();
+    bought_once(&stack.ledger().await.unwrap()).unwrap();
+}
+
+/// Two providers, each a sandbox of its own, and a live partner whose orders go to both.
+struct TwoProviders {
+    stack: Stack,
+    shop: Shop,
+    other: Process,
+    other_url: String,
+}
+
+/// What an order is for at each provider, and how long that provider takes, in milliseconds.
+#[derive(Clone, Copy)]
+struct Half {
+    option: &'static str,
+    latency: u64,
+}
+
+impl TwoProviders {
+    const OPTIONS: [&str; 3] = ["ready", "refused", "out-of-stock"];
+
+    async fn start() -> Result<Self> {
+        let port = ports::free()?;
+        let other_url = format!("http://127.0.0.1:{port}");
+        let mut builder = Stack::builder();
+        for stage in [Stage::Ingress, Stage::Provisioner] {
+            builder = builder.env(stage, "PROVIDERS", "sandbox,usimsa");
+        }
+        let account = [("ACCESS_KEY", "usimsa-test"), ("SECRET_KEY", "c2VjcmV0LWtleQ==")];
+        for (name, value) in account {
+            builder = builder.env(Stage::Provisioner, &format!("USIMSA_{name}"), value);
+        }
+        let builder = builder.env(Stage::Provisioner, "USIMSA_URL", &other_url);
+        let mut stack = builder.start().await?;
+
+        let mut program = stack.process(Stage::Sandbox)?.program().clone();
+        program.name = "other sandbox".into();
+        program.log.set_file_name("other-sandbox.log");
+        program.ready_url = format!("{other_url}/readyz");
+        let ledger = program.log.with_file_name("other-ledger").display().to_string();
+        let listen = format!("127.0.0.1:{port}");
+        program
+            .env
+            .extend([("LISTEN".into(), listen), ("SANDBOX_LEDGER".into(), ledger)]);
+        for (name, value) in account {
+            program.env.insert(format!("SANDBOX_{name}"), value.into());
+        }
+        let catalogue = program.log.with_file_name("two-providers.json");
+        let mut other = Process::new(program);
+        other.start().await?;
+
+        let mut options = Vec::new();
+        for provider in ["sandbox", "usimsa"] {
+            for name in Self::OPTIONS {
+                options.push(json!({
+                    "option_id": uuid::Uuid::now_v7(),
+                    "name": format!("{provider} {name}"),
+                    "provider": provider,
+                    "provider_option_id": stack.option(name)?,
+                    "environment": "live",
+                }));
+            }
+        }
+        std::fs::write(&catalogue, json!({ "options": options }).to_string())?;
+        let _: serde_json::Value = stack
+            .esimctl
+            .run(&["option", "import", &catalogue.display().to_string()])
+            .await?;
+
+        let mut shop = Shop::open(&stack).await?;
+        shop.partner = stack
+            .create_partner("live", Some(&shop.receiver.url(PATH)))
+            .await?;
+        shop.receiver.verify(PATH, &shop.partner.webhook_secret)?;
+        shop.client = Client::of(&stack.base_url, &shop.partner)?;
+        Ok(Self {
+            stack,
+            shop,
+            other,
+            other_url,
+        })
+    }
+
+    /// Orders one unit of each provider; the answer, what the units came to, and what was bought.
+    async fn order(&self, halves: [Half; 2]) -> Result<(u16, String, Vec<String>, [u64; 2])> {
+        let options = self.stack.esimctl.options().await?;
+        let id_of = |name: &str| {
+            let found = options.iter().find(|option| option.name == name);
+            Ok::<_, anyhow::Error>(found.context("not in the catalogue")?.option_id.clone())
+        };
+        let (mut items, mut before) = (Vec::new(), [0; 2]);
+        let providers = [("sandbox", &self.stack.sandbox_url), ("usimsa", &self.other_url)];
+        for (number, (provider, url)) in providers.into_iter().enumerate() {
+            let faults = json!({ "latency_ms": halves[number].latency });
+            let put = http::client()?.put(format!("{url}/faults")).json(&faults).send();
+            put.await?.error_for_status()?;
+            items.push(id_of(&format!("{provider} {}", halves[number].option))?);
+            before[number] = purchases(url).await?;
+        }
+        let id = fresh("both");
+        let answer = self
+            .shop
+            .client
+            .order(&id, &[(&items[0], 1), (&items[1], 1)])
+            .await?;
+        let units = async || {
+            let rows: Vec<Stored> = stored(&self.stack)
+                .await?
+                .into_iter()
+                .filter(|row| row.external_order_id == id)
+                .collect();
+            let settled = |row: &Stored| match row.topup.as_str() {
+                "ready" => row.delivery.as_deref() == Some("delivered"),
+                other => other == "failed",
+            };
+            Ok(rows
+                .iter()
+                .all(settled)
+                .then(|| rows.into_iter().map(|row| row.topup).collect::<Vec<_>>()))
+        };
+        let units = wait::until(Duration::from_secs(30), "the units to be settled", units).await?;
+        let mut bought = [0; 2];
+        for (number, (_, url)) in providers.into_iter().enumerate() {
+            bought[number] = purchases(url).await? - before[number];
+        }
+        let body = String::from_utf8_lossy(&answer.body).into_owned();
+        Ok((answer.status, body, units, bought))
+    }
+}
+
+async fn purchases(url: &str) -> Result<u64> {
+    let ledger = http::client()?.get(format!("{url}/ledger")).send().await?;
+    Ok(ledger.json::<Ledger>().await?.purchases)
+}
+
+/// As decision 3 says: a 422 only if every placement can be refused; otherwise 201, and what was
+/// refused is failed.
+#[tokio::test]
+async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_first() {
+    let mut two = TwoProviders::start().await.unwrap();
+    let half = |option, latency| Half { option, latency };
+    // Until ingress has heard of both provisioners, it answers without waiting.
+    let waits = async || {
+        let (status, ..) = two.order([half("refused", 0), half("out-of-stock", 0)]).await?;
+        Ok((status == 422).then_some(()))
+    };
+    wait::until(Duration::from_secs(20), "verdicts of both providers", waits)
+        .await
+        .unwrap();
+
+    for [first, second] in [[0, 500], [500, 0], [0, 0]] {
+        let order = two.order([half("ready", first), half("refused", second)]).await;
+        let (status, body, mut units, bought) = order.unwrap();
+        units.sort();
+        let case = format!("ready after {first} ms, refused after {second} ms: {status} {body}");
+        assert_eq!((status, bought), (201, [1, 0]), "{case}");
+        assert_eq!(units, ["failed", "ready"], "{case}");
+
+        let order = two
+            .order([half("refused", first), half("out-of-stock", second)])
+            .await;
+        let (status, body, units, bought) = order.unwrap();
+        let case = format!("refused after {first} ms, sold out after {second} ms: {status} {body}");
+        assert_eq!((status, bought), (422, [0, 0]), "{case}");
+        assert!(units.is_empty(), "{case}: {units:?}");
+        let messages = ["Option is not on sale", "Out of stock"].map(|text| body.find(text));
+        assert!(
+            messages[0].is_some() && messages[0] < messages[1],
+            "both are told, in the order of the items: {case}"
+        );
+    }
+
+    // One refuses, and the other says nothing within PLACEMENT_WAIT: it may be buying.
+    let order = two.order([half("refused", 0), half("ready", 3_000)]).await;
+    let (status, body, mut units, bought) = order.unwrap();
+    units.sort();
+    assert_eq!((status, bought), (201, [0, 1]), "{body}");
+    assert_eq!(units, ["failed", "ready"], "{body}");
+    two.other.kill().await.unwrap();
+}

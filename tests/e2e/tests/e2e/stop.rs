@@ -1,0 +1,230 @@
+//! Stopping well: a rolling restart under load cuts no request and loses nothing, and a process that
+//! is told to stop finishes what it has begun and leaves the rest to others at once.
+
+use crate::raw;
+use crate::resilience::{bought_once, stored, told_of};
+use crate::shop::Shop;
+use anyhow::{Context, Result, ensure};
+use async_nats::jetstream::consumer::pull;
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+use testkit::client::Product;
+use testkit::esimctl::Partner;
+use testkit::http;
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+const STOP: Duration = Duration::from_secs(25);
+/// What a partner does between two orders.
+const THINK: Duration = Duration::from_millis(5);
+
+/// What became of the requests of one partner's connection after the other.
+#[derive(Default)]
+struct Line {
+    topup_ids: BTreeSet<String>,
+    /// Connections that were made and then broke before the answer.
+    cut: Vec<String>,
+    /// Answers other than 201.
+    refused: Vec<String>,
+    connections: usize,
+}
+
+/// A connection to the next server that takes one: what a balancer does, and no more.
+async fn connect(servers: &[String], next: &mut usize) -> Result<TcpStream> {
+    for _ in 0..servers.len() {
+        *next += 1;
+        let address = servers[*next % servers.len()].trim_start_matches("http://");
+        match TcpStream::connect(address).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
+            Err(error) => return Err(error).context("a connection failed otherwise"),
+        }
+    }
+    anyhow::bail!("every server refused")
+}
+
+/// Orders one unit after the other until `stop`; keeps a connection as long as the server does, at
+/// most for a few orders.
+async fn line(
+    number: usize,
+    servers: &[String],
+    partner: &Partner,
+    option: &str,
+    answered: &AtomicUsize,
+    stop: &AtomicBool,
+) -> Result<Line> {
+    const ORDERS_PER_CONNECTION: usize = 8;
+    let mut line = Line::default();
+    let (mut next, mut kept) = (number, None);
+    for order in 0.. {
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+        let mut stream = if let Some(stream) = kept.take() {
+            stream
+        } else {
+            line.connections += 1;
+            connect(servers, &mut next).await?
+        };
+        let body = testkit::client::order(&format!("{number}/{order}"), &[(option, 1)]).to_string();
+        let request = raw::create_order(partner, body.as_bytes())?;
+        let exchange = async {
+            stream.write_all(&request).await?;
+            raw::answer(&mut stream).await
+        };
+        match exchange.await {
+            Ok((answer, bytes)) if answer.status == 201 => {
+                #[derive(serde::Deserialize)]
+                struct Created {
+                    products: Vec<Product>,
+                }
+                let head = String::from_utf8_lossy(&bytes[..answer.body.start]).to_ascii_lowercase();
+                let created: Created = serde_json::from_slice(&bytes[answer.body])?;
+                line.topup_ids
+                    .extend(created.products.into_iter().map(|product| product.topup_id));
+                answered.fetch_add(1, Ordering::Relaxed);
+                let goes_on = !head.contains("connection: close") && order % ORDERS_PER_CONNECTION != 7;
+                kept = goes_on.then_some(stream);
+            }
+            Ok((_, bytes)) => line.refused.push(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(error) => line.cut.push(format!("{number}/{order}: {error:#}")),
+        }
+        // This partner's pace; nothing is waited for.
+        tokio::time::sleep(THINK).await;
+    }
+    Ok(line)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
+    const LINES: usize = 16;
+    const ROUNDS: usize = 3;
+    /// The orders that are answered after one restart, before the next.
+    const BETWEEN: usize = 50;
+    const STAGES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
+    let builder = STAGES
+        .into_iter()
+        .fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
+    let mut stack = builder.start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let option = stack.option("ready").unwrap().to_owned();
+    let servers = stack.base_urls();
+    let (answered, done) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let restarts = async {
+        for (_, stage) in (0..ROUNDS).flat_map(|round| STAGES.map(|stage| (round, stage))) {
+            for replica in stack.replicas(stage) {
+                let enough = answered.load(Ordering::Relaxed) + BETWEEN;
+                let more = async || Ok((answered.load(Ordering::Relaxed) >= enough).then_some(()));
+                wait::until(STOP, "orders to go on", more).await?;
+                let name = replica.program().name.clone();
+                let ended = replica.terminate(STOP).await?;
+                ensure!(ended.success(), "{name} ended with {ended}");
+                replica.start().await?;
+            }
+        }
+        Ok(())
+    };
+    let restarts = async {
+        let result: Result<()> = restarts.await;
+        done.store(true, Ordering::Relaxed);
+        result
+    };
+    let lines = (0..LINES).map(|number| line(number, &servers, &shop.partner, &option, &answered, &done));
+    let (restarted, lines) = tokio::join!(restarts, futures_util::future::try_join_all(lines));
+    restarted.unwrap();
+
+    let mut all = Line::default();
+    for line in lines.unwrap() {
+        all.topup_ids.extend(line.topup_ids);
+        all.cut.extend(line.cut);
+        all.refused.extend(line.refused);
+        all.connections += line.connections;
+    }
+    println!(
+        "{} orders over {} connections",
+        all.topup_ids.len(),
+        all.connections
+    );
+    assert!(
+        all.cut.is_empty(),
+        "{} were cut: {:?}",
+        all.cut.len(),
+        all.cut.first()
+    );
+    assert!(all.refused.is_empty(), "{:?}", all.refused);
+    let stored: BTreeSet<String> = stored(&stack)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|row| row.topup_id)
+        .collect();
+    assert_eq!(stored, all.topup_ids, "stored and answered are the same");
+    told_of(&shop, &all.topup_ids, Duration::from_mins(1))
+        .await
+        .unwrap();
+    bought_once(&stack.ledger().await.unwrap()).unwrap();
+}
+
+/// A provider that takes its time, more jobs than the provisioner takes at once, and a SIGTERM in the
+/// middle: purchases under way are recorded, and no job is left with a process that has gone.
+#[tokio::test]
+async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
+    const ORDERS: usize = 24;
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "PLACEMENT_WAIT", "0")
+        .env(Stage::Provisioner, "PROVIDER_CONCURRENCY", "8")
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let option = stack.option("ready").unwrap().to_owned();
+    let put = http::client()
+        .unwrap()
+        .put(format!("{}/faults", stack.sandbox_url))
+        .body(r#"{"latency_ms": 700}"#);
+    put.send().await.unwrap().error_for_status().unwrap();
+    let mut topup_ids = BTreeSet::new();
+    for order in 0..ORDERS {
+        let products = shop.buy(&format!("stop {order}"), &option, 1).await.unwrap();
+        topup_ids.extend(products.into_iter().map(|product| product.topup_id));
+    }
+    let under_way = async || {
+        let stored = stored(&stack).await?;
+        let placing = stored.iter().filter(|row| row.placement == "placing").count();
+        Ok((placing > 0).then_some(()))
+    };
+    wait::until(Duration::from_secs(10), "purchases under way", under_way)
+        .await
+        .unwrap();
+    let provisioner = stack.process(Stage::Provisioner).unwrap();
+    let ended = provisioner.terminate(STOP).await.unwrap();
+    assert!(ended.success(), "the provisioner ended with {ended}");
+
+    let after = stored(&stack).await.unwrap();
+    let count = |state: &str| after.iter().filter(|row| row.placement == state).count();
+    let (placed, accepted) = (count("placed"), count("accepted"));
+    println!("{placed} placed, {accepted} left");
+    assert_eq!(placed + accepted, ORDERS, "none is under way any more");
+    assert!(placed > 0 && accepted > 0, "it was stopped in the middle");
+    let nats = async_nats::connect(std::env::var("TEST_NATS_URL").unwrap())
+        .await
+        .unwrap();
+    let jobs = async_nats::jetstream::new(nats)
+        .get_stream(format!("{}TOPUP_JOBS", stack.prefix))
+        .await
+        .unwrap();
+    let mut consumer = jobs
+        .get_consumer::<pull::Config>("provisioner-sandbox")
+        .await
+        .unwrap();
+    let held = consumer.info().await.unwrap().num_ack_pending;
+    assert_eq!(held, 0, "jobs that the stopped process keeps");
+
+    stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
+    told_of(&shop, &topup_ids, Duration::from_mins(1)).await.unwrap();
+    bought_once(&stack.ledger().await.unwrap()).unwrap();
+}
