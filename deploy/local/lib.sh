@@ -15,6 +15,16 @@ fail() {
   exit 1
 }
 
+# `join WORD…`: with commas between them.
+join() {
+  local all
+  all=$(printf ', %s' "$@")
+  printf '%s' "${all#, }"
+}
+
+# `command_line SCRIPT`: how the caller runs it on the same LOCAL_DIR.
+command_line() { [[ $LOCAL_DIR == "$ROOT/.local" ]] && printf 'deploy/local/%s' "$1" || printf 'LOCAL_DIR=%q deploy/local/%s' "$LOCAL_DIR" "$1"; }
+
 # `usage FILE`: the comment at the head of a script is its help.
 usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$1"; }
 
@@ -41,16 +51,97 @@ need_rust() {
   need cc build-essential
 }
 
+# --- the processes, in the order of their start --------------------------------------------------
+
+SERVERS=(postgres nats-server)
+SERVICES=(sandbox provisioner notifier ingress)
+PROCESSES=("${SERVERS[@]}" "${SERVICES[@]}")
+
+is_process() { [[ " ${PROCESSES[*]} " == *" $1 "* ]]; }
+
+# Each port: its variable, its default, and its place in the block that LOCAL_PORTS begins.
+PORTS=(
+  'INGRESS_PORT 18080 80'
+  'INGRESS_ADMIN_PORT 18081 81'
+  'PROVISIONER_PORT 18082 82'
+  'PROVISIONER_ADMIN_PORT 18083 83'
+  'NOTIFIER_ADMIN_PORT 18084 84'
+  'SANDBOX_PORT 18090 90'
+  'POSTGRES_PORT 15432 32'
+  'NATS_PORT 14222 22'
+  'NATS_MONITOR_PORT 18222 23'
+)
+
+# `ports_of NAME`: the variables of its ports.
+ports_of() {
+  case $1 in
+    postgres) echo POSTGRES_PORT ;;
+    nats-server) echo NATS_PORT NATS_MONITOR_PORT ;;
+    sandbox) echo SANDBOX_PORT ;;
+    provisioner) echo PROVISIONER_PORT PROVISIONER_ADMIN_PORT ;;
+    notifier) echo NOTIFIER_ADMIN_PORT ;;
+    ingress) echo INGRESS_PORT INGRESS_ADMIN_PORT ;;
+  esac
+}
+
+# What the services take from the caller's environment; deploy/local/up --help names them too.
+SERVICE_SETTINGS=(BRAND PLACEMENT_WAIT MAX_ITEMS MAX_UNITS PROVIDERS USIMSA_URL USIMSA_ACCESS_KEY USIMSA_SECRET_KEY
+  USIMSA_CALLBACK_TOKEN PROVIDER_CONCURRENCY PROVIDER_TIMEOUT PROVIDER_RATE SETTLE PARK_AFTER BREAKER_FAILURES
+  BREAKER_OPEN BREAKER_OPEN_MOST WEBHOOK_ALLOW WEBHOOK_TIMEOUT RETRY_SCHEDULE DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY
+  HOST_CONCURRENCY ENDPOINT_FAILURES ENDPOINT_BLOCK ENDPOINT_BLOCK_LONGEST SANDBOX_DETECT_DUPLICATES
+  DATABASE_CONNECTIONS LOG LOG_FORMAT SHUTDOWN_TIMEOUT)
+
+# `settings_of SERVICE`: what it is given, beside LISTEN and ADMIN_LISTEN. No other service's secrets.
+settings_of() {
+  case $1 in
+    sandbox) echo SANDBOX_LEDGER SANDBOX_ACCESS_KEY SANDBOX_SECRET_KEY SANDBOX_CALLBACK_URL SANDBOX_DETECT_DUPLICATES ;;
+    provisioner)
+      echo PROVIDERS PROVIDER_CONCURRENCY PROVIDER_TIMEOUT PROVIDER_RATE SETTLE PARK_AFTER BREAKER_FAILURES BREAKER_OPEN \
+        BREAKER_OPEN_MOST SANDBOX_URL SANDBOX_ACCESS_KEY SANDBOX_SECRET_KEY SANDBOX_CALLBACK_TOKEN \
+        USIMSA_URL USIMSA_ACCESS_KEY USIMSA_SECRET_KEY USIMSA_CALLBACK_TOKEN
+      ;;
+    notifier)
+      echo PUBLIC_URL WEBHOOK_ALLOW WEBHOOK_TIMEOUT RETRY_SCHEDULE DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY \
+        HOST_CONCURRENCY ENDPOINT_FAILURES ENDPOINT_BLOCK ENDPOINT_BLOCK_LONGEST
+      ;;
+    ingress) echo BRAND PLACEMENT_WAIT MAX_ITEMS MAX_UNITS PROVIDERS ;;
+  esac
+  [[ $1 == sandbox ]] || echo DATABASE_URL DATABASE_CONNECTIONS NATS_URL MASTER_KEY_FILE
+  echo LOG LOG_FORMAT SHUTDOWN_TIMEOUT
+}
+
 # --- settings: the environment, else what .local/env remembers, else the default ------------------
 
 SETTINGS=()
-# What the services take from the caller's environment; deploy/local/up --help names them too.
-SERVICE_SETTINGS=(BRAND PLACEMENT_WAIT MAX_ITEMS MAX_UNITS PROVIDERS USIMSA_URL USIMSA_ACCESS_KEY USIMSA_SECRET_KEY
-  PROVIDER_CONCURRENCY PROVIDER_TIMEOUT SETTLE WEBHOOK_ALLOW WEBHOOK_TIMEOUT DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY
-  LOG LOG_FORMAT SHUTDOWN_TIMEOUT)
+
+# `quoted VALUE` as `. .local/env` needs it: bare where that's safe, else in single quotes.
+quoted() {
+  local value=$1 quote="'" escaped="'\\''"
+  case $value in
+    *[!A-Za-z0-9_./:@%+,=-]*)
+      value=${value//$quote/"$escaped"}
+      value=$quote$value$quote
+      ;;
+  esac
+  printf '%s' "$value"
+}
+
+# `unquoted TEXT`: the value again.
+unquoted() {
+  local value=$1 quote="'" escaped="'\\''"
+  if [[ $value == "$quote"*"$quote" ]]; then
+    value=${value:1:${#value}-2}
+    value=${value//"$escaped"/$quote}
+  fi
+  printf '%s' "$value"
+}
 
 remembered() {
-  [[ ! -f $ENV_FILE ]] || sed -n "s/^$1=//p" "$ENV_FILE"
+  local line
+  [[ -f $ENV_FILE ]] || return 0
+  while IFS= read -r line; do
+    [[ $line != "$1="* ]] || unquoted "${line#*=}"
+  done <"$ENV_FILE"
 }
 
 # `setting NAME DEFAULT` exports NAME, to be kept in .local/env. Set but empty means: back to the default.
@@ -80,26 +171,55 @@ secret() {
 random_hex() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 random_base64() { head -c "$1" /dev/urandom | base64 | tr -d '\n'; }
 
+# `save_settings`: .local/env is what was set in this run.
 save_settings() {
   local name
-  (
-    umask 077
-    for name in "${SETTINGS[@]}"; do printf '%s=%s\n' "$name" "${!name}"; done >"$ENV_FILE.new"
-  )
+  for name in "${SETTINGS[@]}"; do printf '%s=%s\n' "$name" "$(quoted "${!name}")"; done | replace_env
+}
+
+# `save_only NAME…`: these, and of the others what was remembered before.
+save_only() {
+  local name line
+  {
+    [[ ! -f $ENV_FILE ]] || while IFS= read -r line; do
+      [[ " $* " == *" ${line%%=*} "* ]] || printf '%s\n' "$line"
+    done <"$ENV_FILE"
+    for name; do printf '%s=%s\n' "$name" "$(quoted "${!name}")"; done
+  } | replace_env
+}
+
+replace_env() {
+  (umask 077 && cat >"$ENV_FILE.new")
   mv "$ENV_FILE.new" "$ENV_FILE"
 }
 
 # `load_settings`: exports what .local/env holds, and sets BIN, the absolute BIN_DIR.
 load_settings() {
   local line
-  while IFS= read -r line; do export "${line?}"; done <"$ENV_FILE"
+  while IFS= read -r line; do export "${line%%=*}=$(unquoted "${line#*=}")"; done <"$ENV_FILE"
+  locate_binaries
+}
+
+locate_binaries() {
   BIN=${BIN_DIR-}
   [[ $BIN == /* ]] || BIN=$ROOT/$BIN
 }
 
+# `own_local_dir` makes the folders. Another user's can't be used, and this says so.
+own_local_dir() {
+  local path owner
+  mkdir -p "$LOCAL_DIR/run" "$LOCAL_DIR/log" "$LOCAL_DIR/data" 2>/dev/null || true
+  for path in "$LOCAL_DIR"/{run,log,data,run/lock,env}; do
+    while [[ ! -e $path ]]; do path=$(dirname "$path"); done
+    [[ ! -w $path ]] || continue
+    read -r _ _ owner _ < <(ls -ld "$path")
+    fail "$(id -un) may not write to $path, which belongs to $owner: become $owner, or use a folder of your own (deploy/local: LOCAL_DIR=…, tests/run: another checkout)"
+  done
+}
+
 # `lock`: one up or down at a time. What outlives the scripts is started with their locks (7: tests/run) closed.
 lock() {
-  mkdir -p "$LOCAL_DIR/run" "$LOCAL_DIR/log" "$LOCAL_DIR/data"
+  own_local_dir
   command -v flock >/dev/null || return 0 # macOS has none
   exec 8>"$LOCAL_DIR/run/lock"
   flock -n 8 && return
@@ -107,7 +227,7 @@ lock() {
   flock -w 1800 8 || fail "gave up after 30 minutes"
 }
 
-# --- processes: run/NAME.pid, with run/NAME.stamp (birth and fingerprint) beside it ---------------
+# --- processes: run/NAME.pid, with run/NAME.stamp (birth, fingerprint and ports) beside it --------
 
 # `birth PID`: when it started, or nothing if it's gone or a zombie. With the pid it names one process for good.
 birth() {
@@ -122,23 +242,31 @@ birth() {
   fi
 }
 
-# `running NAME`: true if the process that we started lives; sets PID and FINGERPRINT.
+# `running NAME`: true if the process that we started lives; sets PID, FINGERPRINT and HELD, its ports.
 running() {
   local born
-  PID='' FINGERPRINT=''
+  PID='' FINGERPRINT='' HELD=''
   [[ -f $LOCAL_DIR/run/$1.pid && -f $LOCAL_DIR/run/$1.stamp ]] || return 1
   PID=$(<"$LOCAL_DIR/run/$1.pid")
-  read -r born FINGERPRINT <"$LOCAL_DIR/run/$1.stamp"
+  read -r born FINGERPRINT HELD <"$LOCAL_DIR/run/$1.stamp"
   [[ -n $born && $(birth "$PID") == "$born" ]]
 }
 
-# `launch NAME PORTS COMMAND…` starts it detached, or leaves it if the same command with the same environment
-# runs already and its program is no newer. PORTS names the variables of its ports. `env` and `setpriv` in COMMAND exec.
+# `now_set VARIABLE…`: their values.
+now_set() {
+  local name values=()
+  for name; do values+=("${!name}"); done
+  printf '%s' "${values[*]}"
+}
+
+# `launch NAME COMMAND…` starts it detached, or leaves it if the same command with the same ENVIRONMENT (NAME=VALUE…)
+# runs already and its program is no newer. What is in ENVIRONMENT may be secret and is never an argument of a
+# process. Of the caller's own environment only what no setting is gets through. `env` and `setpriv` in COMMAND exec.
 launch() {
-  local name=$1 ports=$2 program=${*: -1} fingerprint port session=nohup
-  shift 2
+  local name=$1 program=${*: -1} fingerprint session=nohup
+  shift
   [[ -z ${PROGRAM-} ]] || program=$PROGRAM
-  fingerprint=$(printf '%s\n' "$@" | cksum | tr ' ' -)
+  fingerprint=$(printf '%s\n' "$@" ${ENVIRONMENT[@]+"${ENVIRONMENT[@]}"} | cksum | tr ' ' -)
   if running "$name"; then
     if [[ $FINGERPRINT == "$fingerprint" && ! $program -nt $LOCAL_DIR/run/$name.pid ]]; then
       say "$name: already running (pid $PID)"
@@ -147,14 +275,22 @@ launch() {
     say "$name: its program or settings changed, restarting"
     stop "$name"
   fi
-  for port in $ports; do
-    ! answers "${!port}" || fail "$name: port ${!port} is in use by another program; choose one with $port=…"
-  done
   ! command -v setsid >/dev/null || session=setsid
-  (cd / && exec "$session" "$@") </dev/null >>"$LOCAL_DIR/log/$name.log" 2>&1 7>&- 8>&- &
+  (
+    cd /
+    for variable in $(compgen -e); do
+      case $variable in
+        PATH | HOME | TMPDIR | TZ | LANG | LC_* | LD_LIBRARY_PATH | RUST_BACKTRACE | SSL_CERT_* | *_proxy | *_PROXY) ;;
+        *) export -n "${variable?}" ;;
+      esac
+    done
+    [[ -z ${ENVIRONMENT[*]-} ]] || export "${ENVIRONMENT[@]}"
+    exec "$session" "$@"
+  ) </dev/null >>"$LOCAL_DIR/log/$name.log" 2>&1 7>&- 8>&- &
   PID=$! LAUNCHED+=" $name "
   printf '%s\n' "$PID" >"$LOCAL_DIR/run/$name.pid"
-  printf '%s %s\n' "$(birth "$PID")" "$fingerprint" >"$LOCAL_DIR/run/$name.stamp"
+  # shellcheck disable=SC2046  # names of variables
+  printf '%s %s %s\n' "$(birth "$PID")" "$fingerprint" "$(now_set $(ports_of "$name"))" >"$LOCAL_DIR/run/$name.stamp"
 }
 
 # `answers PORT`: true if something on this machine listens there.
@@ -182,9 +318,10 @@ died() {
   exit 1
 }
 
-# `stop NAME [SIGNAL]`: asks, waits, and after the services' own deadline insists.
+# `stop NAME`: asks, waits, and after the services' own deadline insists.
 stop() {
-  local name=$1 signal=${2:-TERM} began=$SECONDS
+  local name=$1 signal=TERM began=$SECONDS
+  [[ $name != postgres ]] || signal=INT # its fast shutdown, which doesn't wait for clients to leave
   if running "$name"; then
     kill -s "$signal" "$PID"
     while running "$name"; do

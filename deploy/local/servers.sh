@@ -83,7 +83,7 @@ start_postgres() {
   [[ $("$PG_BIN/postgres" --version) == *" $(cat "$data/PG_VERSION")."* ]] ||
     fail "$data was made by PostgreSQL $(cat "$data/PG_VERSION"), but $PG_BIN holds another; set PG_BIN, or deploy/local/down --wipe"
   # fsync, synchronous_commit and full_page_writes keep their default: on. No socket: its path could be too long.
-  PROGRAM=$PG_BIN/postgres launch postgres POSTGRES_PORT "${AS_POSTGRES[@]}" "$PG_BIN/postgres" -D "$data" \
+  PROGRAM=$PG_BIN/postgres launch postgres "${AS_POSTGRES[@]}" "$PG_BIN/postgres" -D "$data" \
     -c listen_addresses=127.0.0.1 -c "port=$POSTGRES_PORT" -c unix_socket_directories= \
     -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB
 }
@@ -131,7 +131,7 @@ install_nats() {
 }
 
 start_nats() {
-  PROGRAM=$NATS_SERVER_BIN launch nats-server "NATS_PORT NATS_MONITOR_PORT" "$NATS_SERVER_BIN" \
+  PROGRAM=$NATS_SERVER_BIN launch nats-server "$NATS_SERVER_BIN" \
     -c "$ROOT/deploy/nats/nats.conf" -a 127.0.0.1 -p "$NATS_PORT" -m "$NATS_MONITOR_PORT" -sd "$LOCAL_DIR/data/nats"
 }
 
@@ -147,12 +147,4 @@ find_servers() {
   nats=$(find_nats) || { install_nats && nats=$(find_nats); } || fail "no nats-server 2.12 or newer after its installation"
   derived PG_BIN "$pg"
   derived NATS_SERVER_BIN "$nats"
-}
-
-# Both at once, since neither needs the other.
-start_servers() {
-  start_postgres
-  start_nats
-  ready_postgres
-  ready_nats
 }

@@ -1,0 +1,180 @@
+# The settings of the local system: gathered, checked, and their ports looked at, before anything is touched.
+# Sourced by deploy/local/up after lib.sh.
+# shellcheck shell=bash
+
+# --- gathered -------------------------------------------------------------------------------------
+
+# LOCAL_PORTS, when it changes, moves every port, except those that are set beside it to something else
+# than what is remembered (and `. .local/env` exports).
+gather_ports() {
+  local row name default place moved=false
+  setting LOCAL_PORTS ''
+  [[ ${LOCAL_PORTS-} == "$(remembered LOCAL_PORTS)" ]] || moved=true
+  for row in "${PORTS[@]}"; do
+    read -r name default place <<<"$row"
+    ! is_block "${LOCAL_PORTS-}" || default=$((LOCAL_PORTS + place))
+    if [[ $moved == true && (-z ${!name-} || ${!name} == "$(remembered "$name")") ]]; then
+      derived "$name" "$default"
+    else
+      setting "$name" "$default"
+    fi
+  done
+}
+
+gather_settings() {
+  local name url=http://127.0.0.1
+  gather_ports
+  for name in "${SERVICE_SETTINGS[@]}"; do
+    case $name in
+      WEBHOOK_ALLOW) setting "$name" 127.0.0.0/8 ;; # the demo's and the load tool's receivers
+      PLACEMENT_WAIT) setting "$name" 2s ;;
+      *) setting "$name" '' ;;
+    esac
+  done
+
+  secret POSTGRES_PASSWORD "$(random_hex 16)"
+  secret SANDBOX_ACCESS_KEY "$(random_hex 16)"
+  secret SANDBOX_SECRET_KEY "$(random_base64 32)"
+  secret SANDBOX_CALLBACK_TOKEN "$(random_hex 16)"
+  derived MASTER_KEY_FILE "$LOCAL_DIR/master.key"
+  unset MASTER_KEY
+
+  derived BASE_URL "$url:$INGRESS_PORT"
+  derived PUBLIC_URL "$BASE_URL"
+  derived INGRESS_ADMIN_URL "$url:$INGRESS_ADMIN_PORT"
+  derived PROVISIONER_URL "$url:$PROVISIONER_PORT"
+  derived PROVISIONER_ADMIN_URL "$url:$PROVISIONER_ADMIN_PORT"
+  derived NOTIFIER_ADMIN_URL "$url:$NOTIFIER_ADMIN_PORT"
+  derived SANDBOX_URL "$url:$SANDBOX_PORT"
+  derived SANDBOX_CALLBACK_URL "$PROVISIONER_URL/callbacks/sandbox/$SANDBOX_CALLBACK_TOKEN"
+  derived SANDBOX_LEDGER "$LOCAL_DIR/data/sandbox-ledger"
+  derived DATABASE_URL "postgres://esim:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/esim"
+  derived DATABASE_ADMIN_URL "postgres://postgres:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/postgres"
+  derived NATS_URL "nats://127.0.0.1:$NATS_PORT"
+  derived NATS_MONITOR_URL "$url:$NATS_MONITOR_PORT"
+}
+
+# --- checked --------------------------------------------------------------------------------------
+
+COMPLAINTS=()
+complain() { COMPLAINTS+=("$*"); }
+
+is_port() { [[ $1 =~ ^[1-9][0-9]{0,4}$ ]] && (($1 <= 65535)); }
+is_block() { is_port "$1" && (($1 <= 65535 - 90)); }
+
+check_ports() {
+  local row name seen=' ' other
+  [[ -z ${LOCAL_PORTS-} ]] || is_block "$LOCAL_PORTS" || complain "LOCAL_PORTS=$LOCAL_PORTS is not a number from 1 to $((65535 - 90))"
+  for row in "${PORTS[@]}"; do
+    name=${row%% *}
+    if ! is_port "${!name}"; then
+      complain "$name=${!name} is not a port, a number from 1 to 65535"
+    elif [[ $seen == *" ${!name}="* ]]; then
+      other=${seen##* "${!name}="}
+      complain "$name and ${other%% *} are both ${!name}"
+    else
+      seen+="${!name}=$name "
+    fi
+  done
+}
+
+check_providers() {
+  local provider rest=${PROVIDERS:-sandbox}, seen=, name
+  while [[ -n $rest ]]; do
+    provider=${rest%%,*} rest=${rest#*,}
+    if [[ $seen == *",$provider,"* ]]; then
+      complain "PROVIDERS names $provider twice"
+      continue
+    fi
+    seen+=$provider,
+    case $provider in
+      sandbox) ;;
+      usimsa)
+        for name in USIMSA_URL USIMSA_ACCESS_KEY USIMSA_SECRET_KEY; do
+          [[ -n ${!name-} ]] || complain "PROVIDERS names usimsa, but $name is not set"
+        done
+        ;;
+      *) complain "PROVIDERS names \"$provider\": known are sandbox and usimsa" ;;
+    esac
+  done
+}
+
+# The services have the last word (how small or large, for example), but only after the old ones were stopped.
+check_service_settings() {
+  local name span='([0-9]+ ?[a-zA-Zµ]+ ?)+' pattern meaning
+  for name in "${SERVICE_SETTINGS[@]}"; do
+    [[ -n ${!name-} && ${!name} != *[[:cntrl:]]* ]] || continue
+    case $name in
+      PLACEMENT_WAIT | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
+        pattern="(0|$span)" meaning='a duration, such as 2s or 500ms'
+        ;;
+      RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;
+      MAX_* | *_CONCURRENCY | *_CONNECTIONS) pattern='[1-9][0-9]{0,8}' meaning='a number of at least 1' ;;
+      *_FAILURES | *_RATE) pattern='[0-9]{1,9}' meaning='a number' ;;
+      LOG_FORMAT) pattern='(auto|text|json)' meaning='auto, text or json' ;;
+      SANDBOX_DETECT_DUPLICATES) pattern='(true|false)' meaning='true or false' ;;
+      BRAND) pattern='[A-Za-z0-9-]+' meaning='letters, digits and -' ;;
+      USIMSA_URL) pattern='https?://[^ ]+' meaning='an http or https address' ;;
+      USIMSA_SECRET_KEY) pattern='[A-Za-z0-9+/]+=*' meaning='Base64' ;;
+      USIMSA_CALLBACK_TOKEN) pattern='[A-Za-z0-9_-]{16,}' meaning='at least 16 letters, digits, - or _' ;;
+      *) continue ;;
+    esac
+    [[ ${!name} =~ ^$pattern$ ]] && continue
+    case $name in
+      *_KEY | *_TOKEN) complain "$name is not $meaning" ;;
+      *) complain "$name=${!name} is not $meaning" ;;
+    esac
+  done
+}
+
+# `check_settings` names everything that is wrong, at once.
+check_settings() {
+  local name
+  for name in "${SETTINGS[@]}"; do
+    [[ ${!name} != *[[:cntrl:]]* ]] || complain "$name holds a line break or another control character"
+  done
+  check_ports
+  check_providers
+  check_service_settings
+  ((${#COMPLAINTS[@]} == 0)) || fail "nothing was started, stopped or remembered:"$'\n'"$(printf '  %s\n' "${COMPLAINTS[@]}")"
+}
+
+# --- the ports ------------------------------------------------------------------------------------
+
+# `ports_held NAME`: the ports on which our own process runs, if it does.
+ports_held() {
+  local variable held=''
+  running "$1" || return 0
+  if [[ -z $HELD ]]; then # started before stamps held the ports
+    for variable in $(ports_of "$1"); do held+=" $(remembered "$variable")"; done
+    HELD=${held# }
+  fi
+  printf '%s' "$HELD"
+}
+
+# `check_free NAME…`: what they need, and don't hold already, is free; all that isn't is named at once.
+check_free() {
+  local name variable own=' ' taken=()
+  for name; do own+="$(ports_held "$name") "; done
+  for name; do
+    for variable in $(ports_of "$name"); do
+      [[ $own == *" ${!variable} "* ]] || ! answers "${!variable}" || taken+=("${!variable} ($variable)")
+    done
+  done
+  ((${#taken[@]} == 0)) || fail "ports that other programs use: $(join "${taken[@]}")
+  Choose others with these variables, or move all ports at once: LOCAL_PORTS=23000 means 23022 to 23090."
+}
+
+# `leave_ports NAME…`: those that move to other ports are stopped first, since another may get theirs.
+leave_ports() {
+  local i name held
+  for ((i = $#; i > 0; i--)); do
+    name=${!i}
+    held=$(ports_held "$name")
+    # shellcheck disable=SC2046  # names of variables
+    if [[ -n $held && $held != "$(now_set $(ports_of "$name"))" ]]; then
+      say "$name: its ports changed, restarting"
+      stop "$name"
+    fi
+  done
+}
