@@ -5,8 +5,10 @@
 //! placement moves it along a transition of [`domain::placement`], by a condition on its state and
 //! attempt, so that doing it twice changes nothing.
 
+pub mod attempts;
 pub mod config;
 pub mod deliveries;
+pub mod endpoints;
 pub mod options;
 pub mod orders;
 pub mod parked;

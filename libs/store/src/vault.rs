@@ -23,6 +23,8 @@ pub enum Purpose<'a> {
     WebhookSecret(PartnerId),
     /// The profile of a topup.
     Profile(&'a TopupId),
+    /// What an endpoint answered to an attempt (how many had ended before it) to deliver a topup.
+    Answer(&'a TopupId, u32),
 }
 
 impl Purpose<'_> {
@@ -31,6 +33,7 @@ impl Purpose<'_> {
             Self::SecretKey(id) => format!("partners.secret_key/{id}"),
             Self::WebhookSecret(id) => format!("partners.webhook_secret/{id}"),
             Self::Profile(id) => format!("topups.profile/{id}"),
+            Self::Answer(id, attempt) => format!("delivery_attempts.answer/{id}/{attempt}"),
         }
     }
 }

@@ -1,11 +1,13 @@
-//! The operator's command line: partner accounts, the catalogue of options, orders as they are
-//! stored, and the database's schema.
+//! The operator's command line: partner accounts and their endpoints, the catalogue of options, orders
+//! and webhooks as they are stored, and the database's schema.
 //!
 //! It is the only program that migrates and the only one that makes partners, so it is where their
 //! secrets are shown: once, when they are made. What can be wrong with the input is checked before
 //! anything is written, and each command writes in one transaction.
 
 mod database;
+mod delivery;
+mod endpoint;
 mod migrate;
 mod option;
 mod order;
@@ -57,6 +59,12 @@ enum Command {
     /// The catalogue: the options that partners may order
     #[command(subcommand, after_help = option::EXAMPLES)]
     Option(option::Command),
+    /// Webhooks: what became of each, and sending them again
+    #[command(subcommand, after_help = delivery::EXAMPLES)]
+    Delivery(delivery::Command),
+    /// Partners' endpoints: whether they get webhooks
+    #[command(subcommand, after_help = endpoint::EXAMPLES)]
+    Endpoint(endpoint::Command),
     /// Orders, as they are stored
     #[command(subcommand, after_help = order::EXAMPLES)]
     Order(order::Command),
@@ -93,6 +101,8 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
     match &config.command {
         Command::Partner(command) => partner::run(command, &config.database, &output).await,
         Command::Option(command) => option::run(command, &config.database, &output).await,
+        Command::Delivery(command) => delivery::run(command, &config.database, &output).await,
+        Command::Endpoint(command) => endpoint::run(command, &config.database, &output).await,
         Command::Order(command) => order::run(command, &config.database, &output).await,
         Command::Placement(command) => placement::run(command, &config.database, &output).await,
         Command::Provider(command) => provider::run(command, &config.database, &output).await,

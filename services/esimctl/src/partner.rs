@@ -104,7 +104,7 @@ pub struct Create {
 pub struct Which {
     /// The partner's id or access key
     #[arg(value_name = "ID|ACCESS_KEY")]
-    partner: String,
+    pub partner: String,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -236,7 +236,8 @@ async fn set_disabled(
     output.print(&partner, || describe(&partner))
 }
 
-async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Result<Partner> {
+/// The partner with this id or access key.
+pub async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Result<Partner> {
     partners::show(connection, &which.partner)
         .await?
         .with_context(|| unknown(which))

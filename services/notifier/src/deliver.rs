@@ -1,8 +1,11 @@
 //! The stage: takes deliveries up, attempts each once, and records what became of it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use domain::{PartnerId, TopupId};
+use domain::TopupId;
 use pipeline::{
     Effect, GroupCommit,
     group_commit::Writer,
@@ -12,19 +15,22 @@ use pipeline::{
 };
 use runtime::clock;
 use store::{
-    PgPool,
+    PgPool, attempts,
     deliveries::{self, AttemptResult, Attempted, Delivery, Take},
+    endpoints::Breaker,
     partners,
     profile::Profile,
     vault::Vault,
 };
+use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
 use url::Url;
 
 use crate::{
-    endpoints::{Endpoints, Seat},
-    schedule::{self, Answer, Next},
+    endpoints::{Endpoints, Limits, Seat},
+    metrics::{Metrics, Outcome},
+    schedule::{Answer, Next, Schedule},
     webhook::{self, Sender, Unanswered},
 };
 
@@ -44,12 +50,10 @@ pub struct Deliver {
     vault: Vault,
     sender: Sender,
     public_url: String,
+    schedule: Schedule,
     lease: Duration,
-    /// The most requests to one endpoint at once.
-    per_endpoint: usize,
     endpoints: Arc<Endpoints>,
-    /// Held while overdue deliveries are claimed, so that nobody takes the seats they are claimed for.
-    seating: tokio::sync::Mutex<()>,
+    metrics: Arc<Metrics>,
     attempts: GroupCommit<Attempts>,
     without_url: GroupCommit<WithoutUrl>,
     stop: CancellationToken,
@@ -61,16 +65,19 @@ pub struct Settings {
     pub public_url: String,
     /// The deadline of a whole exchange.
     pub timeout: Duration,
-    /// The most requests to one endpoint at once.
-    pub per_endpoint: usize,
-    /// The most deliveries at once; bounds what is recorded in one batch.
-    pub most: usize,
+    /// When failed attempts are made again.
+    pub schedule: Schedule,
+    /// How many requests may run at once.
+    pub limits: Limits,
+    /// When endpoints are left alone.
+    pub breaker: Breaker,
 }
 
 /// A delivery that was taken up, on its endpoint's account.
 pub struct Work {
     delivery: Delivery,
     seat: Seat,
+    taken: Instant,
 }
 
 impl Deliver {
@@ -80,35 +87,43 @@ impl Deliver {
         vault: Vault,
         sender: Sender,
         settings: Settings,
+        metrics: Arc<Metrics>,
         stop: CancellationToken,
     ) -> Self {
+        let most = settings.limits.all;
+        let breaker = settings.breaker;
         Self {
             vault,
             sender,
             public_url: settings.public_url,
+            schedule: settings.schedule,
             lease: lease(settings.timeout),
-            per_endpoint: settings.per_endpoint,
-            endpoints: Endpoints::new(settings.per_endpoint),
-            seating: tokio::sync::Mutex::default(),
-            attempts: GroupCommit::start(Attempts(pool.clone()), settings.most),
-            without_url: GroupCommit::start(WithoutUrl(pool.clone()), settings.most),
+            endpoints: Endpoints::new(settings.limits),
+            metrics,
+            attempts: GroupCommit::start(
+                Attempts {
+                    pool: pool.clone(),
+                    breaker,
+                },
+                most,
+            ),
+            without_url: GroupCommit::start(WithoutUrl(pool.clone()), most),
             pool,
             stop,
         }
     }
 
-    /// What finds no seat is left alone: it is due again when its lease ends.
-    fn seated(&self, deliveries: Vec<Delivery>) -> Vec<Work> {
-        let seat = |delivery: Delivery| {
-            let seat = self.endpoints.seat(delivery.partner_id)?;
-            Some(Work { delivery, seat })
-        };
-        deliveries.into_iter().filter_map(seat).collect()
-    }
-
-    async fn deliver(&self, Work { delivery, seat }: Work) {
+    async fn deliver(
+        &self,
+        Work {
+            delivery,
+            seat,
+            taken,
+        }: Work,
+    ) {
         let Some(url) = &delivery.webhook_url else {
             tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "no webhook URL");
+            self.metrics.delivery(Outcome::NoEndpoint);
             return self.write(&self.without_url, delivery.topup_id).await;
         };
         let slot = tokio::select! {
@@ -117,31 +132,66 @@ impl Deliver {
         };
         let Some(slot) = slot else {
             tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the endpoint is busy");
-            return;
+            return self.metrics.delivery(Outcome::Deferred);
         };
-        let tried = self.attempt(&delivery, url).await;
+        let (at, began) = (clock::now(), Instant::now());
+        let tried = self.attempt(&delivery, url, at).await;
+        let duration = began.elapsed();
         drop(slot);
         drop(seat);
 
-        let next = schedule::next(delivery.attempt, tried.as_ref().ok().copied(), rand::random());
-        log(&delivery, &tried, next);
-        let result = match (next, &tried) {
-            (Next::Delivered, _) => AttemptResult::Delivered,
-            (_, Ok(answer)) => failed(format!("answered {}", answer.status), next),
-            (_, Err(failure)) => failed(failure.to_string(), next),
-        };
-        let status = tried.ok().map(|answer| answer.status);
+        let answer = tried.as_ref().ok().map(|(answer, _)| *answer);
+        let round = delivery.attempt.saturating_sub(delivery.schedule_start);
+        let next = self.schedule.next(round, answer, rand::random());
+        log(&delivery, answer, tried.as_ref().err(), next);
+        self.count(&delivery, class(&tried), next, duration, taken.elapsed());
         let attempted = Attempted {
-            topup_id: delivery.topup_id,
+            topup_id: delivery.topup_id.clone(),
+            partner_id: delivery.partner_id,
             attempt: delivery.attempt,
-            status,
-            result,
+            at,
+            duration,
+            status: answer.map(|answer| answer.status),
+            class: class(&tried),
+            answer: self.kept(&delivery, &tried, next),
+            result: result(&tried, next),
         };
         self.write(&self.attempts, attempted).await;
     }
 
+    fn count(
+        &self,
+        delivery: &Delivery,
+        class: &'static str,
+        next: Next,
+        duration: Duration,
+        since_taken: Duration,
+    ) {
+        self.metrics.attempt(class, duration);
+        self.metrics.delivery(match next {
+            Next::Delivered => Outcome::Delivered,
+            Next::Retry(_) => Outcome::Retried,
+            Next::Exhausted => Outcome::Exhausted,
+        });
+        // A replay says nothing of how fast we are.
+        if next == Next::Delivered && delivery.schedule_start == 0 {
+            self.metrics.delivered_after(delivery.age + since_taken);
+        }
+    }
+
+    /// The beginning of an answer that did not acknowledge, sealed: an endpoint may echo what it got.
+    fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
+        let (_, beginning) = tried.as_ref().ok()?;
+        if next == Next::Delivered || beginning.is_empty() {
+            return None;
+        }
+        attempts::seal_answer(&self.vault, &delivery.topup_id, delivery.attempt, beginning)
+            .inspect_err(|error| tracing::error!(%error, "an answer cannot be sealed and is not kept"))
+            .ok()
+    }
+
     /// One request, signed for this moment.
-    async fn attempt(&self, delivery: &Delivery, url: &str) -> Result<Answer, Failure> {
+    async fn attempt(&self, delivery: &Delivery, url: &str, now: OffsetDateTime) -> Tried {
         let url: Url = url.parse().map_err(|_| Unanswered::BadUrl)?;
         let topup_id = &delivery.topup_id;
         let profile = Profile::open(&self.vault, topup_id, &delivery.profile).map_err(Failure::Profile)?;
@@ -157,7 +207,6 @@ impl Deliver {
             http.response.status_code = Empty,
             error.type = Empty,
         );
-        let now = clock::now();
         let body = webhook::body(delivery, &profile, &self.public_url).map_err(|_| Failure::Unwritable)?;
         let traceparent = trace::context_of(&span);
         let headers = webhook::headers(
@@ -174,7 +223,7 @@ impl Deliver {
             .instrument(span.clone())
             .await;
         match &answer {
-            Ok(answer) => span.record("http.response.status_code", answer.status),
+            Ok((answer, _)) => span.record("http.response.status_code", answer.status),
             Err(unanswered) => span.record("error.type", tracing::field::display(unanswered)),
         };
         Ok(answer?)
@@ -225,23 +274,40 @@ impl Stage for Deliver {
         let topups: Vec<TopupId> = messages.iter().map(|message| self.key(message)).collect();
         let mut connection = self.pool.acquire().await?;
         let first = deliveries::take(&mut connection, Take::First(&topups), self.lease).await?;
-        drop(connection);
-        let _seating = self.seating.lock().await;
-        Ok(self.seated(first))
+        let taken = Instant::now();
+        // What finds no seat is left alone: it is due again when the lease of its birth ends.
+        let seated = |delivery: Delivery| {
+            let seat = self
+                .endpoints
+                .seat(delivery.partner_id, delivery.webhook_host.as_deref());
+            if seat.is_none() {
+                self.metrics.delivery(Outcome::Deferred);
+            }
+            Some(Work {
+                delivery,
+                seat: seat?,
+                taken,
+            })
+        };
+        Ok(first.into_iter().filter_map(seated).collect())
     }
 
     async fn claim_due(&self, limit: usize) -> anyhow::Result<Vec<Work>> {
         let mut connection = self.pool.acquire().await?;
-        let _seating = self.seating.lock().await;
-        let under_way: Vec<(PartnerId, usize)> = self.endpoints.under_way();
-        // One slot each, without waiting: claiming wrote to the row, and would have been for nothing.
-        let due = Take::Due {
-            limit,
-            per_partner: self.per_endpoint,
-            under_way: &under_way,
+        let room = self.endpoints.room(limit);
+        let due = deliveries::take(&mut connection, Take::Due(&room), self.lease).await?;
+        let taken = Instant::now();
+        let seated = |delivery: Delivery| {
+            let seat = self
+                .endpoints
+                .reserved(delivery.partner_id, delivery.webhook_host.as_deref());
+            Work {
+                delivery,
+                seat,
+                taken,
+            }
         };
-        let due = deliveries::take(&mut connection, due, self.lease).await?;
-        Ok(self.seated(due))
+        Ok(due.into_iter().map(seated).collect())
     }
 
     async fn run(&self, work: Work, trigger: Trigger<TopupReady>) {
@@ -289,16 +355,45 @@ enum Failure {
     Unwritable,
 }
 
-fn failed(error: String, next: Next) -> AttemptResult {
+/// What an attempt brought: an answer and its beginning, or nothing.
+type Tried = Result<(Answer, Vec<u8>), Failure>;
+
+/// What an attempt came to, in a word.
+fn class(tried: &Tried) -> &'static str {
+    match tried {
+        Ok((answer, _)) => match answer.status {
+            200..=299 => "delivered",
+            300..=399 => "status_3xx",
+            410 => "gone",
+            429 => "too_many_requests",
+            400..=499 => "status_4xx",
+            500..=599 => "status_5xx",
+            _ => "status_other",
+        },
+        Err(Failure::Unanswered(unanswered)) => unanswered.class(),
+        Err(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable) => "unreadable",
+    }
+}
+
+fn result(tried: &Tried, next: Next) -> AttemptResult {
     let retry_in = match next {
+        Next::Delivered => return AttemptResult::Delivered,
         Next::Retry(wait) => Some(wait),
-        Next::Delivered | Next::Exhausted => None,
+        Next::Exhausted => None,
     };
-    AttemptResult::Failed { error, retry_in }
+    let error = match tried {
+        Ok((answer, _)) => format!("answered {}", answer.status),
+        Err(failure) => failure.to_string(),
+    };
+    AttemptResult::Failed {
+        error,
+        retry_in,
+        endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
+    }
 }
 
 /// One line for each attempt.
-fn log(delivery: &Delivery, tried: &Result<Answer, Failure>, next: Next) {
+fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
     let Delivery {
         topup_id,
         partner_id,
@@ -307,14 +402,14 @@ fn log(delivery: &Delivery, tried: &Result<Answer, Failure>, next: Next) {
         age,
         ..
     } = delivery;
-    let status = tried.as_ref().ok().map(|answer| answer.status);
-    let error = tried.as_ref().err().map(tracing::field::display);
-    match (tried, next) {
+    let status = answer.map(|answer| answer.status);
+    let error = failure.map(tracing::field::display);
+    match (failure, next) {
         (_, Next::Delivered) => tracing::debug!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, ?age,
             "webhook delivered"
         ),
-        (Err(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
+        (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, error, ?next,
             "webhook cannot be made"
         ),
@@ -330,7 +425,10 @@ fn log(delivery: &Delivery, tried: &Result<Answer, Failure>, next: Next) {
 }
 
 /// Records attempts.
-struct Attempts(PgPool);
+struct Attempts {
+    pool: PgPool,
+    breaker: Breaker,
+}
 
 impl Writer for Attempts {
     const EFFECT: Effect = Effect::CommitAttempts;
@@ -339,7 +437,8 @@ impl Writer for Attempts {
     type Error = store::Error;
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
-        let recorded = async { deliveries::record(&mut *self.0.acquire().await?, items).await };
+        let recorded =
+            async { deliveries::record(&mut *self.pool.acquire().await?, items, &self.breaker).await };
         recorded
             .await
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))

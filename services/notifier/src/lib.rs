@@ -3,7 +3,7 @@
 //! Its cast: [`deliver`] takes deliveries up, attempts them and records what became of them;
 //! [`webhook`] makes one request and hears its answer; [`schedule`] says what the answer means and
 //! when to try again; [`guard`] keeps webhooks out of our own network; [`endpoints`] gives each
-//! partner its share and no more.
+//! partner its share and no more; [`metrics`] shows how it goes.
 //!
 //! Its guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends,
 //! or the partner turns out to have no webhook URL; each of these ends is recorded. At least once: a
@@ -16,6 +16,7 @@
 pub mod deliver;
 pub mod endpoints;
 pub mod guard;
+pub mod metrics;
 pub mod schedule;
 pub mod webhook;
 
@@ -31,24 +32,36 @@ use runtime::{
 use store::{
     PgPool,
     config::{DatabaseConfig, MasterKeyConfig},
+    endpoints::{self as stored, Breaker},
     schema::{self, SchemaError},
 };
+use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use crate::{
     deliver::{Deliver, Settings},
+    endpoints::Limits,
     guard::{Allowed, Guard},
+    metrics::Metrics,
+    schedule::Schedule,
     webhook::Sender,
 };
 
 /// How often the database and NATS are looked at for readiness.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often metrics of what is stored are brought up to date.
+const STANDING: Duration = Duration::from_secs(5);
+/// Eight attempts over some 28 hours.
+const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
 /// A first attempt is made only if its own lease fits into the one that a delivery is born with, and
 /// some seconds are left for its readiness event to arrive.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
 const _: () = assert!(
     LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= store::placements::ANNOUNCED.as_secs()
 );
+
+/// An endpoint that is up again is noticed within a day, whatever the settings.
+const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 
 /// Tells partners of their eSIMs by webhook
 #[derive(Parser, Clone, Debug)]
@@ -66,12 +79,27 @@ pub struct Config {
     /// How long a whole exchange with an endpoint may take, at most 18s
     #[arg(long, env = "WEBHOOK_TIMEOUT", default_value = "15s", value_parser = webhook_timeout)]
     pub webhook_timeout: Duration,
-    /// The most deliveries at once
+    /// The waits between the attempts of a delivery, separated by commas; each varies by 10 %
+    #[arg(long, env = "RETRY_SCHEDULE", default_value = RETRY_SCHEDULE, value_parser = Schedule::parse)]
+    pub retry_schedule: Schedule,
+    /// The most requests at once; no endpoint gets more than half of those that are free
     #[arg(long, env = "DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     pub delivery_concurrency: u16,
     /// The most requests to one partner's endpoint at once
     #[arg(long, env = "ENDPOINT_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub endpoint_concurrency: u16,
+    /// The most requests to one host at once, whoever's endpoints are there; none of them gets more than half of those that are free
+    #[arg(long, env = "HOST_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
+    pub host_concurrency: u16,
+    /// After how many failures in a row an endpoint is left alone for a while; 0 means never
+    #[arg(long, env = "ENDPOINT_FAILURES", default_value_t = 20)]
+    pub endpoint_failures: u16,
+    /// For how long, the first time; then it is tried with one delivery, and the time doubles if that fails
+    #[arg(long, env = "ENDPOINT_BLOCK", default_value = "5s", value_parser = block)]
+    pub endpoint_block: Duration,
+    /// The longest time for which an endpoint is left alone
+    #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
+    pub endpoint_block_longest: Duration,
     #[command(flatten)]
     pub database: DatabaseConfig,
     #[command(flatten)]
@@ -109,6 +137,14 @@ fn webhook_timeout(text: &str) -> Result<Duration, String> {
     Ok(timeout)
 }
 
+fn block(text: &str) -> Result<Duration, String> {
+    let block = runtime::config::duration(text)?;
+    if block.is_zero() || block > LONGEST_BLOCK {
+        return Err(format!("must be more than 0 and at most {LONGEST_BLOCK:?}"));
+    }
+    Ok(block)
+}
+
 /// Delivers webhooks until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let pool = config.database.pool("notifier").map_err(BadSetting::error)?;
@@ -129,11 +165,26 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         watch(pool.clone(), nats.clone(), readiness, shutdown.clone()),
     );
 
+    let metrics = Arc::new(Metrics::register());
+    shutdown.spawn(
+        "metrics",
+        report(pool.clone(), Arc::clone(&metrics), shutdown.soft()),
+    );
+    let limits = Limits {
+        all: config.delivery_concurrency.into(),
+        per_endpoint: config.endpoint_concurrency.into(),
+        per_host: config.host_concurrency.into(),
+    };
     let settings = Settings {
         public_url: config.public_url,
         timeout: config.webhook_timeout,
-        per_endpoint: config.endpoint_concurrency.into(),
-        most: config.delivery_concurrency.into(),
+        schedule: config.retry_schedule,
+        limits,
+        breaker: Breaker {
+            failures: config.endpoint_failures.into(),
+            first: config.endpoint_block,
+            longest: config.endpoint_block_longest,
+        },
     };
     let source = Source {
         stream: "TOPUP_READY",
@@ -141,14 +192,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         subject: nats.ready_subjects(),
         ack_wait: deliver::lease(config.webhook_timeout) * 2,
     };
-    let stage = Deliver::new(pool, vault, sender, settings, shutdown.soft());
-    worker::start(
-        Arc::new(stage),
-        &nats,
-        source,
-        config.delivery_concurrency.into(),
-        &shutdown,
-    );
+    let stage = Deliver::new(pool, vault, sender, settings, metrics, shutdown.soft());
+    // Half of them are always free, so messages are pulled however many deliveries wait: those which
+    // find no seat are left to their time.
+    worker::start(Arc::new(stage), &nats, source, limits.seats() * 2, &shutdown);
     tracing::info!(admin = %config.admin_listen, "notifier is at work");
 
     stop.cancelled().await;
@@ -175,6 +222,23 @@ async fn watch(pool: PgPool, nats: Nats, readiness: Readiness, shutdown: Shutdow
         }
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
+            () = stop.cancelled() => {}
+        }
+    }
+    Ok(())
+}
+
+/// Keeps the metrics of what is stored up to date.
+async fn report(pool: PgPool, metrics: Arc<Metrics>, stop: CancellationToken) -> anyhow::Result<()> {
+    while !stop.is_cancelled() {
+        let standing =
+            async { stored::standing(&mut *pool.acquire().await.map_err(store::Error::from)?).await };
+        match standing.await {
+            Ok(standing) => metrics.standing(&standing),
+            Err(error) => tracing::debug!(%error, "cannot look how deliveries stand"),
+        }
+        tokio::select! {
+            () = tokio::time::sleep(STANDING) => {}
             () = stop.cancelled() => {}
         }
     }

@@ -1,23 +1,51 @@
 //! What an answer means, and when to try again. Pure: time and chance come in as values.
 
-use std::time::Duration;
+use std::{fmt, sync::Arc, time::Duration};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 
-/// The waits between attempts: eight attempts over some 28 hours, then the delivery is exhausted.
-const WAITS: [Duration; 7] = [
-    Duration::from_secs(5),
-    Duration::from_mins(5),
-    Duration::from_mins(30),
-    Duration::from_hours(2),
-    Duration::from_hours(5),
-    Duration::from_hours(10),
-    Duration::from_hours(10),
-];
 /// By how much a wait varies, so that what failed together doesn't come back together.
 const JITTER: f64 = 0.1;
 /// The longest wait that an endpoint can ask for.
 const LONGEST_WAIT: Duration = Duration::from_hours(24);
+
+/// The most retries that a schedule may have.
+const MOST_RETRIES: usize = 32;
+/// The longest wait that a schedule may have.
+const LONGEST_SCHEDULED: Duration = Duration::from_hours(24 * 7);
+
+/// The waits between attempts; after the attempt that follows the last of them, a delivery is
+/// exhausted. Cheap to clone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule(Arc<[Duration]>);
+
+impl Schedule {
+    /// Parses waits such as `5s,5m,2h`, separated by commas.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let waits = text.split(',').map(|wait| runtime::config::duration(wait.trim()));
+        let waits: Vec<Duration> = waits.collect::<Result<_, _>>()?;
+        if waits.len() > MOST_RETRIES {
+            return Err(format!("more than {MOST_RETRIES} waits"));
+        }
+        if waits.iter().any(|wait| *wait > LONGEST_SCHEDULED) {
+            return Err(format!(
+                "a wait is longer than {}",
+                humantime::format_duration(LONGEST_SCHEDULED)
+            ));
+        }
+        Ok(Self(waits.into()))
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, wait) in self.0.iter().enumerate() {
+            let comma = if index == 0 { "" } else { "," };
+            write!(f, "{comma}{}", humantime::format_duration(*wait))?;
+        }
+        Ok(())
+    }
+}
 
 /// What an endpoint said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,23 +67,25 @@ pub enum Next {
     Exhausted,
 }
 
-/// What follows from an attempt that ended with `answer` (`None`: nobody answered), when `attempt`
-/// others had ended before it. `random` is a number from 0 to 1.
-pub fn next(attempt: u32, answer: Option<Answer>, random: f64) -> Next {
-    match answer.map(|answer| answer.status) {
-        Some(200..=299) => return Next::Delivered,
-        Some(410) => return Next::Exhausted,
-        _ => {}
+impl Schedule {
+    /// What follows from an attempt that ended with `answer` (`None`: nobody answered), when `attempt`
+    /// others of this schedule had ended before it. `random` is a number from 0 to 1.
+    pub fn next(&self, attempt: u32, answer: Option<Answer>, random: f64) -> Next {
+        match answer.map(|answer| answer.status) {
+            Some(200..=299) => return Next::Delivered,
+            Some(410) => return Next::Exhausted,
+            _ => {}
+        }
+        let Some(wait) = usize::try_from(attempt)
+            .ok()
+            .and_then(|attempt| self.0.get(attempt))
+        else {
+            return Next::Exhausted;
+        };
+        let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
+        let asked = answer.and_then(|answer| answer.retry_after).unwrap_or_default();
+        Next::Retry(wait.max(asked.min(LONGEST_WAIT)))
     }
-    let Some(wait) = usize::try_from(attempt)
-        .ok()
-        .and_then(|attempt| WAITS.get(attempt))
-    else {
-        return Next::Exhausted;
-    };
-    let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
-    let asked = answer.and_then(|answer| answer.retry_after).unwrap_or_default();
-    Next::Retry(wait.max(asked.min(LONGEST_WAIT)))
 }
 
 /// The time that a `Retry-After` header asks for, given as seconds or as a date.
@@ -78,6 +108,26 @@ mod tests {
     use super::*;
 
     const ATTEMPTS: u32 = 8;
+
+    fn schedule() -> Schedule {
+        Schedule::parse(crate::RETRY_SCHEDULE).unwrap()
+    }
+
+    fn next(attempt: u32, answer: Option<Answer>, random: f64) -> Next {
+        schedule().next(attempt, answer, random)
+    }
+
+    #[test]
+    fn a_schedule_is_read_as_it_is_written() {
+        assert_eq!(schedule().to_string(), crate::RETRY_SCHEDULE);
+        let short = Schedule::parse("100ms, 0").unwrap();
+        assert_eq!(short.next(1, None, 0.5), Next::Retry(Duration::ZERO));
+        assert_eq!(short.next(2, None, 0.5), Next::Exhausted);
+        for bad in ["", "5s,", "5", "5s;5m", "-1s", "8days", &"1s,".repeat(40)] {
+            assert!(Schedule::parse(bad).is_err(), "{bad}");
+        }
+        assert!(Schedule::parse(&["1s"; 33].join(",")).unwrap_err().contains("32"));
+    }
 
     fn answered(status: u16) -> Answer {
         Answer {
@@ -141,7 +191,7 @@ mod tests {
         #[test]
         fn a_wait_is_the_schedules_within_its_jitter(attempt in 0..7_u32, status in 300..600_u16, random in 0.0..1.0) {
             prop_assume!(status != 410);
-            let scheduled = WAITS[attempt as usize];
+            let scheduled = schedule().0[attempt as usize];
             let Next::Retry(wait) = next(attempt, Some(answered(status)), random) else {
                 return Err(TestCaseError::fail("not retried"));
             };

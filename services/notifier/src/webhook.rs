@@ -112,6 +112,21 @@ pub enum Unanswered {
     NoAnswer,
 }
 
+impl Unanswered {
+    /// Its name, in metrics and in the record of the attempt.
+    pub fn class(self) -> &'static str {
+        match self {
+            Self::BadUrl => "bad_url",
+            Self::Forbidden => "forbidden",
+            Self::Unresolved => "unresolved",
+            Self::Timeout => "timeout",
+            Self::Tls => "tls",
+            Self::Connect => "connect",
+            Self::NoAnswer => "no_answer",
+        }
+    }
+}
+
 /// Sends webhooks, over one client for all endpoints. Cheap to clone.
 #[derive(Clone)]
 pub struct Sender {
@@ -138,14 +153,14 @@ impl Sender {
         Ok(Self { client, guard })
     }
 
-    /// Posts one webhook. `now` is what a date in `Retry-After` is compared with.
+    /// Posts one webhook; returns what was answered, and how the answer begins. `now` is what a date in `Retry-After` is compared with.
     pub async fn post(
         &self,
         url: Url,
         headers: HeaderMap,
         body: Vec<u8>,
         now: OffsetDateTime,
-    ) -> Result<Answer, Unanswered> {
+    ) -> Result<(Answer, Vec<u8>), Unanswered> {
         if !matches!(url.scheme(), "http" | "https") {
             return Err(Unanswered::BadUrl);
         }
@@ -163,17 +178,18 @@ impl Sender {
             status: response.status().as_u16(),
             retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
         };
+        let mut beginning = Vec::new();
         // Late or broken doesn't matter: the answer's status is what counts.
-        let _ = tokio::time::timeout(ANSWER_WAIT, read_to_cap(response)).await;
-        Ok(answer)
+        let _ = tokio::time::timeout(ANSWER_WAIT, read_to_cap(response, &mut beginning)).await;
+        Ok((answer, beginning))
     }
 }
 
-async fn read_to_cap(mut response: Response) {
-    let mut read = 0;
+async fn read_to_cap(mut response: Response, beginning: &mut Vec<u8>) {
     while let Ok(Some(chunk)) = response.chunk().await {
-        read += chunk.len();
-        if read > ANSWER_READ {
+        let room = ANSWER_READ - beginning.len();
+        beginning.extend_from_slice(&chunk[..chunk.len().min(room)]);
+        if chunk.len() > room {
             return;
         }
     }
@@ -230,8 +246,10 @@ mod tests {
             iccid: "8982123456789012345".into(),
             profile: Vec::new(),
             webhook_url: None,
+            webhook_host: None,
             webhook_secret: Vec::new(),
             attempt: 0,
+            schedule_start: 0,
             age: Duration::ZERO,
             traceparent: None,
         };
@@ -277,6 +295,10 @@ mod tests {
     }
 
     async fn post(sender: &Sender, url: &str) -> Result<Answer, Unanswered> {
+        Ok(post_and_read(sender, url).await?.0)
+    }
+
+    async fn post_and_read(sender: &Sender, url: &str) -> Result<(Answer, Vec<u8>), Unanswered> {
         sender
             .post(
                 url.parse().unwrap(),
@@ -320,7 +342,9 @@ mod tests {
             status: 503,
             retry_after: Some(Duration::from_secs(7)),
         };
-        assert_eq!(post(&sender, &endpoint(large).await).await, Ok(waiting));
+        let (answer, beginning) = post_and_read(&sender, &endpoint(large).await).await.unwrap();
+        assert_eq!(answer, waiting);
+        assert_eq!(beginning, [b'x'; ANSWER_READ]);
         let moved = endpoint(b"HTTP/1.1 307 No\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
         assert_eq!(post(&sender, &moved).await.unwrap().status, 307);
     }

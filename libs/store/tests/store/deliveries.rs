@@ -4,7 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{PartnerId, TopupId};
 use store::{
-    deliveries::{self, AttemptResult, Attempted, Take},
+    deliveries::{self, AttemptResult, Attempted, Room, Take},
+    endpoints::Breaker,
     partners,
 };
 
@@ -13,6 +14,12 @@ use crate::bench::{Bench, LEASE, iccid};
 const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt.
 const ATTEMPT: Duration = Duration::from_secs(20);
+/// Blocks at the third failure.
+pub const BREAKER: Breaker = Breaker {
+    failures: 3,
+    first: Duration::from_secs(10),
+    longest: Duration::from_secs(35),
+};
 
 impl Bench {
     async fn take(&self, which: Take<'_>, lease: Duration) -> Vec<TopupId> {
@@ -21,7 +28,7 @@ impl Bench {
     }
 
     async fn record(&self, attempts: &[Attempted]) {
-        let recorded = deliveries::record(&mut *self.connection().await, attempts).await;
+        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BREAKER).await;
         assert_eq!(recorded.unwrap().len(), attempts.len());
     }
 
@@ -45,19 +52,26 @@ impl Bench {
     }
 }
 
-fn due(limit: usize, per_partner: usize) -> Take<'static> {
-    Take::Due {
-        limit,
+/// Room for so many, under way none.
+pub fn room(all: usize, per_partner: usize) -> Room {
+    Room {
+        all,
         per_partner,
-        under_way: &[],
+        per_host: 1_000,
+        ..Room::default()
     }
 }
 
-fn attempted(topup_id: &TopupId, attempt: u32, status: Option<u16>, result: AttemptResult) -> Attempted {
+pub fn attempted(topup_id: &TopupId, attempt: u32, status: Option<u16>, result: AttemptResult) -> Attempted {
     Attempted {
         topup_id: topup_id.clone(),
+        partner_id: PartnerId::new(),
         attempt,
+        at: runtime::clock::now(),
+        duration: Duration::from_millis(7),
         status,
+        class: "status_5xx",
+        answer: Some(b"sealed".to_vec()),
         result,
     }
 }
@@ -70,6 +84,7 @@ fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> Attempted 
     let result = AttemptResult::Failed {
         error: "status 500".into(),
         retry_in: retry_in.map(Duration::from_secs),
+        endpoint: true,
     };
     attempted(topup_id, attempt, Some(500), result)
 }
@@ -112,7 +127,9 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let partner = bench.partner(URL).await;
     let topup = &bench.deliveries(partner, 1, false).await[0];
     let mut connection = bench.connection().await;
-    let taken = deliveries::take(&mut connection, due(1, 1), LEASE).await.unwrap();
+    let taken = deliveries::take(&mut connection, Take::Due(&room(1, 1)), LEASE)
+        .await
+        .unwrap();
     let one = &taken[0];
     assert_eq!((&one.topup_id, one.partner_id), (topup, partner));
     assert_eq!(one.iccid, iccid(topup).as_str());
@@ -141,33 +158,34 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
             )
             .await;
     }
-    let first: HashSet<TopupId> = bench.take(due(100, 3), LEASE).await.into_iter().collect();
+    let first: HashSet<TopupId> = bench
+        .take(Take::Due(&room(100, 3)), LEASE)
+        .await
+        .into_iter()
+        .collect();
     assert_eq!(first, many[7..].iter().chain(&few).cloned().collect());
 
     // Three of them are under way: one more fits, then none.
-    let under_way = |count: usize| [(busy, count), (PartnerId::new(), 9)];
-    let three = under_way(3);
-    let more = Take::Due {
-        limit: 100,
-        per_partner: 4,
-        under_way: &three,
+    let under_way = |count: usize| Room {
+        partners: vec![(busy, count), (PartnerId::new(), 9)],
+        ..room(100, 4)
     };
-    assert_eq!(bench.take(more, LEASE).await.len(), 1);
-    for count in [4, 5] {
-        let busy = under_way(count);
-        let none = Take::Due {
-            limit: 100,
-            per_partner: 4,
-            under_way: &busy,
-        };
-        assert!(bench.take(none, LEASE).await.is_empty());
+    for (count, more) in [(3, 1), (4, 0), (5, 0)] {
+        assert_eq!(
+            bench.take(Take::Due(&under_way(count)), LEASE).await.len(),
+            more,
+            "{count}"
+        );
     }
-    assert_eq!(bench.take(due(2, 100), LEASE).await.len(), 2);
-    assert_eq!(bench.take(due(0, 100), LEASE).await.len(), 0);
-    assert_eq!(bench.take(due(100, 100), Duration::ZERO).await.len(), 4);
+    assert_eq!(bench.take(Take::Due(&room(2, 100)), LEASE).await.len(), 2);
+    assert_eq!(bench.take(Take::Due(&room(0, 100)), LEASE).await.len(), 0);
+    assert_eq!(
+        bench.take(Take::Due(&room(100, 100)), Duration::ZERO).await.len(),
+        4
+    );
     // Their lease was over at once; all others are still leased.
-    assert_eq!(bench.take(due(100, 100), LEASE).await.len(), 4);
-    assert!(bench.take(due(100, 100), LEASE).await.is_empty());
+    assert_eq!(bench.take(Take::Due(&room(100, 100)), LEASE).await.len(), 4);
+    assert!(bench.take(Take::Due(&room(100, 100)), LEASE).await.is_empty());
 }
 
 #[tokio::test]
@@ -182,7 +200,9 @@ async fn no_delivery_is_taken_twice_as_due() {
         let mut mine = Vec::new();
         let mut connection = bench.connection().await;
         loop {
-            let taken = deliveries::take(&mut connection, due(9, 5), LEASE).await.unwrap();
+            let taken = deliveries::take(&mut connection, Take::Due(&room(9, 5)), LEASE)
+                .await
+                .unwrap();
             if taken.is_empty() {
                 return mine;
             }
@@ -257,7 +277,12 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
         assert_eq!(given_up, expected);
     }
     assert_eq!(bench.summary(&waiting[0]).await, ("no_endpoint".into(), 0, None));
-    assert!(!bench.take(due(10, 10), LEASE).await.contains(&waiting[0]));
+    assert!(
+        !bench
+            .take(Take::Due(&room(10, 10)), LEASE)
+            .await
+            .contains(&waiting[0])
+    );
     assert_eq!(
         partners::set_webhook(&mut connection, without, None)
             .await
@@ -270,7 +295,7 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
             .unwrap(),
         Some(1)
     );
-    assert_eq!(bench.take(due(10, 10), LEASE).await, waiting[..1]);
+    assert_eq!(bench.take(Take::Due(&room(10, 10)), LEASE).await, waiting[..1]);
     let nobody = partners::set_webhook(&mut connection, PartnerId::new(), URL).await;
     assert_eq!(nobody.unwrap(), None);
 }

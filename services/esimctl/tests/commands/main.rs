@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod deliveries;
 mod support;
 
 use std::time::Duration;
@@ -9,11 +10,9 @@ use std::time::Duration;
 use domain::{ActivationCode, Iccid, PartnerId};
 use serde_json::{Value, json};
 use store::{
-    deliveries::{self, AttemptResult, Attempted},
-    partners,
+    deliveries as stored, partners,
     placements::{self, Claim, Outcome, Progress, Settlement, Unit},
     profile::Profile,
-    vault::Vault,
 };
 use tokio::{
     io::{AsyncBufReadExt, BufReader, copy_bidirectional},
@@ -21,13 +20,9 @@ use tokio::{
 };
 use url::Url;
 
-use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order};
+use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vault};
 
 const NOWHERE: &str = "postgres://esim:hush@127.0.0.1:1/esim";
-
-fn vault() -> Vault {
-    Vault::parse(&MASTER_KEY.to_owned().into()).unwrap()
-}
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value[field]
@@ -232,7 +227,7 @@ async fn a_url_makes_waiting_webhooks_due() {
     let order = store_order(&mut connection, partner, "o-1").await;
     make_ready(&mut connection, &order).await;
     assert_eq!(
-        deliveries::set_no_endpoint(&mut connection, &[order.topup])
+        stored::set_no_endpoint(&mut connection, &[order.topup])
             .await
             .unwrap(),
         1
@@ -275,19 +270,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
         "{pending:?}"
     );
     make_ready(&mut connection, &order).await;
-    let result = |result| Attempted {
-        topup_id: order.topup.clone(),
-        attempt: 0,
-        status: Some(500),
-        result,
-    };
-    let failed = AttemptResult::Failed {
-        error: "status".to_owned(),
-        retry_in: Some(Duration::from_secs(5)),
-    };
-    deliveries::record(&mut connection, &[result(failed)])
-        .await
-        .unwrap();
+    support::record(&mut connection, partner, &order, 0, Some(Duration::from_secs(5))).await;
 
     for id in [
         order.id.to_string(),

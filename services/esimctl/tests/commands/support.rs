@@ -11,8 +11,11 @@ use std::{process::Stdio, time::Duration};
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use serde_json::Value;
 use store::{
-    PgConnection,
+    PgConnection, attempts,
+    deliveries::{self, AttemptResult, Attempted},
+    endpoints::Breaker,
     orders::{self, NewOrder, NewPlacement, NewTopup},
+    vault::Vault,
 };
 use testkit::database::Database;
 use tokio::{
@@ -174,4 +177,42 @@ pub async fn store_order(
     };
     assert_eq!(orders::insert(connection, &[new]).await.unwrap(), [true]);
     order
+}
+
+pub fn vault() -> Vault {
+    Vault::parse(&MASTER_KEY.to_owned().into()).unwrap()
+}
+
+/// Records an attempt to which the endpoint answered 500; it gives up if `retry_in` is none.
+pub async fn record(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    order: &Order,
+    attempt: u32,
+    retry_in: Option<Duration>,
+) {
+    let answer = attempts::seal_answer(&vault(), &order.topup, attempt, b"no room\x1b[2J").unwrap();
+    let attempted = Attempted {
+        topup_id: order.topup.clone(),
+        partner_id,
+        attempt,
+        at: runtime::clock::now(),
+        duration: Duration::from_millis(12),
+        status: Some(500),
+        class: "status_5xx",
+        answer: Some(answer),
+        result: AttemptResult::Failed {
+            error: "status".to_owned(),
+            retry_in,
+            endpoint: true,
+        },
+    };
+    let breaker = Breaker {
+        failures: 2,
+        first: Duration::from_mins(1),
+        longest: Duration::from_mins(1),
+    };
+    deliveries::record(connection, &[attempted], &breaker)
+        .await
+        .unwrap();
 }

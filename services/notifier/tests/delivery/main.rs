@@ -6,6 +6,9 @@
     reason = "a helper that fails fails its test"
 )]
 
+mod endpoints;
+mod fairness;
+mod hostile;
 mod support;
 
 use std::{collections::HashSet, time::Duration};

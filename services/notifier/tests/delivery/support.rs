@@ -5,7 +5,7 @@ use std::{sync::Once, time::Duration};
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
-use notifier::Config;
+use notifier::{Config, schedule::Schedule};
 use pipeline::{Effect, Nats, NatsConfig, payload::TopupReady};
 use runtime::{CommonConfig, Shutdown, clock};
 use secrecy::{ExposeSecret, SecretString};
@@ -14,6 +14,7 @@ use sqlx::Connection;
 use store::{
     PgPool,
     config::{DatabaseConfig, MasterKeyConfig},
+    endpoints,
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
     placements::{self, Claim, Outcome, Progress, Settlement, Unit},
@@ -27,7 +28,7 @@ use tracing::Span;
 use uuid::Uuid;
 
 /// Thirty-two known bytes: what tests store is no secret.
-const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 /// Far longer than anything here takes; a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const PUBLIC_URL: &str = "https://esim.example.com";
@@ -43,7 +44,8 @@ pub struct Bench {
     vault: Vault,
     ids: TopupIds,
     shutdown: Shutdown,
-    running: JoinHandle<anyhow::Result<()>>,
+    /// None if the test runs a notifier of its own.
+    running: Option<JoinHandle<anyhow::Result<()>>>,
     _streams: OwnStreams,
     database: Database,
 }
@@ -77,8 +79,13 @@ pub fn config(database: &Database) -> Config {
         public_url: PUBLIC_URL.into(),
         webhook_allow: notifier::guard::Allowed::parse("127.0.0.0/8").unwrap(),
         webhook_timeout: Duration::from_secs(2),
+        retry_schedule: Schedule::parse("5s,5m,30m,2h").unwrap(),
         delivery_concurrency: 32,
         endpoint_concurrency: 8,
+        host_concurrency: 32,
+        endpoint_failures: 0,
+        endpoint_block: Duration::from_secs(5),
+        endpoint_block_longest: Duration::from_mins(5),
         database: DatabaseConfig {
             database_url: SecretString::from(database.url()),
             database_connections: 4,
@@ -104,6 +111,19 @@ impl Bench {
 
     /// The same, with settings changed.
     pub async fn start_with(change: impl FnOnce(&mut Config)) -> Self {
+        let mut bench = Self::prepare(change).await;
+        let running = tokio::spawn(notifier::run(bench.config.clone(), bench.shutdown.clone()));
+        bench.running = Some(running);
+        bench.says_ready(true).await;
+        bench
+    }
+
+    /// Everything but the notifier.
+    pub async fn prepared() -> Self {
+        Self::prepare(|_| {}).await
+    }
+
+    async fn prepare(change: impl FnOnce(&mut Config)) -> Self {
         let database = Database::create().await.unwrap();
         let mut config = config(&database);
         change(&mut config);
@@ -113,29 +133,89 @@ impl Bench {
         let nats = Nats::connect(&config.nats, "test").await.unwrap();
         nats.connected().await;
 
-        let shutdown = Shutdown::new();
-        let running = tokio::spawn(notifier::run(config.clone(), shutdown.clone()));
-        let bench = Self {
+        Self {
             receiver: Receiver::start().await.unwrap(),
             nats,
             pool,
             vault: config.master_key.vault().unwrap(),
             ids: TopupIds::new(0),
-            shutdown,
-            running,
+            shutdown: Shutdown::new(),
+            running: None,
             config,
             _streams: streams,
             database,
-        };
-        bench.says_ready(true).await;
-        bench
+        }
     }
 
     /// Stops it as a signal would, and expects a clean end.
     pub async fn stop(&mut self) {
         self.shutdown.stop();
-        let ended = tokio::time::timeout(PATIENCE, &mut self.running).await;
+        let running = self.running.take().unwrap();
+        let ended = tokio::time::timeout(PATIENCE, running).await;
         ended.unwrap().unwrap().unwrap();
+    }
+
+    /// Ends it without waiting for what is under way.
+    pub fn abandon(self) {
+        self.shutdown.stop();
+    }
+
+    pub async fn pause(&self, partner: PartnerId) {
+        let mut connection = self.pool.acquire().await.unwrap();
+        endpoints::pause(&mut connection, partner).await.unwrap();
+    }
+
+    pub async fn resume(&self, partner: PartnerId) {
+        let mut connection = self.pool.acquire().await.unwrap();
+        endpoints::resume(&mut connection, partner).await.unwrap();
+    }
+
+    /// What the admin endpoint shows.
+    pub async fn metrics(&self) -> String {
+        let url = format!("http://{}/metrics", self.config.admin_listen);
+        let answer = testkit::http::client().unwrap().get(url).send().await;
+        answer.unwrap().text().await.unwrap()
+    }
+
+    /// Many units of this partner that are due then, made by one statement.
+    pub async fn copies(&self, partner: PartnerId, count: usize, due_in: Duration) -> Vec<TopupId> {
+        let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
+        let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
+        let profile = Profile {
+            code,
+            expired_date: "2026-12-31".into(),
+        };
+        let seal = |id| profile.seal(&self.vault, id).unwrap();
+        let profiles: Vec<Vec<u8>> = ids.iter().map(seal).collect();
+        sqlx::query(
+            "WITH new AS (
+                 SELECT gen_random_uuid() AS order_id, gen_random_uuid() AS placement_id, topup_id, profile
+                 FROM unnest($2::text[], $3::bytea[]) AS new(topup_id, profile)
+             ), ordered AS (
+                 INSERT INTO orders (order_id, partner_id, external_order_id, answer_by)
+                 SELECT order_id, $1, topup_id, now() FROM new
+             ), placed AS (
+                 INSERT INTO placements (placement_id, order_id, provider, state)
+                 SELECT placement_id, order_id, 'sandbox', 'placed' FROM new
+             ), stored AS (
+                 INSERT INTO topups (topup_id, placement_id, order_id, position, option_id, provider, provider_option_id,
+                                     state, provider_unit_id, iccid, profile)
+                 SELECT topup_id, placement_id, order_id, 0, $4, 'sandbox', 'option', 'ready', topup_id,
+                        substring(topup_id FROM 9), profile
+                 FROM new
+             )
+             INSERT INTO deliveries (topup_id, partner_id, redrive_at)
+             SELECT topup_id, $1, now() + make_interval(secs => $5) FROM new",
+        )
+        .bind(partner.uuid())
+        .bind(ids.iter().map(ToString::to_string).collect::<Vec<_>>())
+        .bind(profiles)
+        .bind(option_id().uuid())
+        .bind(due_in.as_secs_f64())
+        .execute(&self.pool)
+        .await
+        .unwrap();
+        ids
     }
 
     /// A partner whose webhooks go to `url`.
@@ -304,6 +384,15 @@ impl Bench {
         })
         .await
         .unwrap();
+    }
+
+    /// Lets the time pass until everything of this partner is due.
+    pub async fn make_due_of(&self, partner: PartnerId) {
+        sqlx::query("UPDATE deliveries SET redrive_at = now() WHERE partner_id = $1")
+            .bind(partner.uuid())
+            .execute(&self.pool)
+            .await
+            .unwrap();
     }
 
     /// Lets the time pass until everything that is pending is due.

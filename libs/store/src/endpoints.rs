@@ -1,0 +1,152 @@
+//! Partners' endpoints: blocked for a while when they don't answer, paused by operators.
+
+use std::time::Duration;
+
+use domain::PartnerId;
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::{Error, age, placements::ANNOUNCED, seconds};
+
+/// When an endpoint is left alone, and for how long. What waits meanwhile loses no attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct Breaker {
+    /// It is blocked after so many failures in a row; 0 means never.
+    pub failures: u32,
+    /// For so long the first time; twice as long each time that the probe after it fails.
+    pub first: Duration,
+    /// But never longer than this.
+    pub longest: Duration,
+}
+
+/// An endpoint, as operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Endpoint {
+    /// Whose it is.
+    pub partner_id: Uuid,
+    /// The partner's name.
+    pub name: String,
+    /// Where webhooks go.
+    pub webhook_url: Option<String>,
+    /// `open`, `blocked` (it did not answer), `probing` (it is tried with one delivery), `paused`, or
+    /// `no_url`.
+    pub state: String,
+    /// Until when it is blocked.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub blocked_until: Option<OffsetDateTime>,
+    /// Attempts that failed in a row, as far as they were counted.
+    pub failures: i32,
+    /// Deliveries that still have to go out.
+    pub pending: i64,
+    /// Deliveries that were given up, and can be replayed.
+    pub exhausted: i64,
+}
+
+/// Every partner's endpoint, or one partner's.
+pub async fn list(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+) -> Result<Vec<Endpoint>, Error> {
+    let endpoints = sqlx::query_as!(
+        Endpoint,
+        r#"SELECT p.partner_id, p.name, p.webhook_url,
+                  CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
+                       WHEN p.webhook_url IS NULL THEN 'no_url'
+                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                       ELSE 'open' END AS "state!",
+                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  coalesce(e.failures, 0) AS "failures!",
+                  (SELECT count(*) FROM deliveries d
+                   WHERE d.partner_id = p.partner_id AND d.redrive_at IS NOT NULL) AS "pending!",
+                  (SELECT count(*) FROM deliveries d
+                   WHERE d.partner_id = p.partner_id AND d.state = 'exhausted') AS "exhausted!"
+           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+           WHERE $1::uuid IS NULL OR p.partner_id = $1
+           ORDER BY p.created_at, p.partner_id"#,
+        partner_id.map(PartnerId::uuid),
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(endpoints)
+}
+
+/// Keeps a partner's deliveries waiting until [`resume`]. What is under way is finished.
+pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
+         ON CONFLICT (partner_id) DO UPDATE SET blocked_until = 'infinity', probe = NULL",
+        partner_id.uuid(),
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Lets a partner's deliveries go out again, whether they were paused or blocked, and makes those due
+/// that wait for another attempt. Returns how many deliveries are due now.
+pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    sqlx::query!("DELETE FROM endpoints WHERE partner_id = $1", partner_id.uuid())
+        .execute(&mut *transaction)
+        .await?;
+    // What is due sooner than this may be somebody's lease.
+    sqlx::query!(
+        "UPDATE deliveries SET redrive_at = now()
+         WHERE partner_id = $1 AND attempt > 0 AND redrive_at > now() + make_interval(secs => $2)",
+        partner_id.uuid(),
+        seconds(ANNOUNCED),
+    )
+    .execute(&mut *transaction)
+    .await?;
+    let due = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "due!" FROM deliveries WHERE partner_id = $1 AND redrive_at <= now()"#,
+        partner_id.uuid(),
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(u64::try_from(due).unwrap_or_default())
+}
+
+/// How deliveries stand, all together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Standing {
+    /// For how long the delivery that is overdue longest has been so; those that wait for a blocked or
+    /// paused endpoint don't count.
+    pub overdue: Duration,
+    /// Endpoints that are blocked because they did not answer.
+    pub blocked: u64,
+    /// Endpoints that an operator has paused.
+    pub paused: u64,
+    /// Deliveries that were given up, and can be replayed.
+    pub exhausted: u64,
+}
+
+/// How deliveries stand. Looks at each partner's first due delivery and at what is exhausted.
+pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> {
+    let row = sqlx::query!(
+        r#"SELECT (SELECT extract(epoch FROM now() - min(first.redrive_at))::float8
+                   FROM partners p
+                   LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+                   CROSS JOIN LATERAL (
+                       SELECT redrive_at FROM deliveries d
+                       WHERE d.partner_id = p.partner_id AND d.redrive_at <= now()
+                       ORDER BY d.redrive_at LIMIT 1
+                   ) first
+                   WHERE e.blocked_until IS NULL) AS overdue,
+                  (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
+                  (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
+                  (SELECT count(*) FROM deliveries WHERE state = 'exhausted') AS "exhausted!""#,
+    )
+    .fetch_one(connection)
+    .await?;
+    let count = |count: i64| u64::try_from(count).unwrap_or_default();
+    Ok(Standing {
+        overdue: age(row.overdue.unwrap_or_default()),
+        blocked: count(row.blocked),
+        paused: count(row.paused),
+        exhausted: count(row.exhausted),
+    })
+}

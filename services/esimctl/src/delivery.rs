@@ -1,0 +1,317 @@
+//! `esimctl delivery`: webhooks with their attempts, and sending them again.
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand, builder::PossibleValuesParser};
+use domain::TopupId;
+use runtime::clock;
+use serde_json::json;
+use store::{
+    PgConnection,
+    attempts::{self, AttemptView, DeliveryView, Filter},
+    config::{DatabaseConfig, MasterKeyConfig},
+    vault::Vault,
+};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+use crate::{
+    database::connect,
+    output::{Output, moment, printable, properties, table},
+    partner::{Which, find},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl delivery list --state exhausted
+  esimctl delivery show 20250129123456618033988749
+  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl delivery list --state exhausted
+  esimctl delivery list --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z --limit 500
+  esimctl delivery list --since 30m --json
+
+--since means: its last attempt began, or there was something to tell, since then.";
+
+const SHOW_EXAMPLES: &str = "Examples:
+  esimctl delivery show 20250129123456618033988749
+  MASTER_KEY_FILE=master.key esimctl delivery show 20250129123456618033988749 --answers
+
+Endpoints echo what they got: --answers may show activation codes.";
+
+const REPLAY_EXAMPLES: &str = "Examples:
+  esimctl delivery replay 20250129123456618033988749
+  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h
+  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z --state all
+
+A replayed delivery is pending again, due now, at the beginning of the schedule; its attempts stay. `all` and
+a single delivery include what waits for its next attempt. The webhook-id stays the same: a partner that
+has handled it may ignore it.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// List deliveries, newest units first
+    #[command(after_help = LIST_EXAMPLES)]
+    List(List),
+    /// Show a delivery with each of its attempts
+    #[command(after_help = SHOW_EXAMPLES)]
+    Show {
+        /// The unit it tells of
+        topup_id: TopupId,
+        /// Show how the answers began that did not acknowledge it; needs the master key
+        #[arg(long)]
+        answers: bool,
+        #[command(flatten)]
+        master_key: MasterKeyConfig,
+    },
+    /// Send again: one delivery, or those of a partner since a time
+    #[command(after_help = REPLAY_EXAMPLES)]
+    Replay(Replay),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct List {
+    /// Only of this partner, by id or access key
+    #[arg(long, value_name = "ID|ACCESS_KEY")]
+    partner: Option<String>,
+    /// Only in this state
+    #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"]))]
+    state: Option<String>,
+    /// Only since then: a time such as `2025-01-29T12:00:00Z`, or how long ago, such as `2h`
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    since: Option<OffsetDateTime>,
+    /// At most so many
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    limit: u32,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Replay {
+    /// The unit it tells of
+    #[arg(required_unless_present = "partner", conflicts_with_all = ["partner", "since", "state"])]
+    topup_id: Option<TopupId>,
+    /// All of this partner, by id or access key
+    #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
+    partner: Option<String>,
+    /// Since then: a time such as `2025-01-29T12:00:00Z`, or how long ago, such as `2h`
+    #[arg(long, value_name = "TIME", value_parser = since)]
+    since: Option<OffsetDateTime>,
+    /// Those in this state
+    #[arg(long, default_value = "exhausted", value_parser = PossibleValuesParser::new(["exhausted", "delivered", "all"]))]
+    state: String,
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::List(asked) => list(asked, database, output).await,
+        Command::Show {
+            topup_id,
+            answers,
+            master_key,
+        } => {
+            let vault = answers.then(|| master_key.vault()).transpose()?;
+            show(topup_id, vault.as_ref(), database, output).await
+        }
+        Command::Replay(asked) => replay(asked, database, output).await,
+    }
+}
+
+async fn list(asked: &List, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let mut filter = Filter {
+        state: asked.state.as_deref(),
+        since: asked.since,
+        ..Filter::default()
+    };
+    if let Some(partner) = &asked.partner {
+        filter.partner_id = Some(partner_id(&mut connection, partner).await?);
+    }
+    let deliveries = attempts::list(&mut connection, &filter, asked.limit).await?;
+    output.print(&deliveries, || {
+        let header = [
+            "topup_id",
+            "external_order_id",
+            "state",
+            "attempts",
+            "last attempt",
+            "error",
+            "due",
+        ];
+        let rows = table(header, deliveries.iter().map(row));
+        if u32::try_from(deliveries.len()).is_ok_and(|shown| shown < asked.limit) {
+            return rows;
+        }
+        let limit = asked.limit;
+        format!("{rows}\n\nOnly the newest {limit} are shown; --limit shows more.")
+    })
+}
+
+fn row(delivery: &DeliveryView) -> [String; 7] {
+    [
+        delivery.topup_id.clone(),
+        delivery.external_order_id.clone(),
+        delivery.state.clone(),
+        delivery.attempts.to_string(),
+        at(delivery.attempted_at),
+        delivery.error.clone().unwrap_or_else(dash),
+        at(delivery.due_at),
+    ]
+}
+
+async fn show(
+    topup_id: &TopupId,
+    vault: Option<&Vault>,
+    database: &DatabaseConfig,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let filter = Filter {
+        topup_id: Some(topup_id),
+        ..Filter::default()
+    };
+    let found = attempts::list(&mut connection, &filter, 1).await?;
+    let delivery = found
+        .into_iter()
+        .next()
+        .with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
+    let attempts = attempts::attempts(&mut connection, topup_id).await?;
+    let answers: Vec<Option<String>> = attempts
+        .iter()
+        .map(|attempt| answer(vault, topup_id, attempt))
+        .collect();
+    let shown: Vec<_> = attempts
+        .iter()
+        .zip(&answers)
+        .map(|(attempt, answer)| {
+            let mut shown = serde_json::to_value(attempt)?;
+            if let Some(answer) = answer {
+                shown["answer"] = json!(answer);
+            }
+            Ok(shown)
+        })
+        .collect::<anyhow::Result<_>>()?;
+    output.print(&json!({ "delivery": delivery, "attempts": shown }), || {
+        describe(&delivery, &attempts, &answers)
+    })
+}
+
+/// How the answer began, if that is kept and may be shown.
+fn answer(vault: Option<&Vault>, topup_id: &TopupId, attempt: &AttemptView) -> Option<String> {
+    let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
+    let number = u32::try_from(attempt.attempt).unwrap_or_default();
+    let opened = attempts::open_answer(vault, topup_id, number, sealed);
+    Some(opened.map_or_else(
+        |error| format!("[{error}]"),
+        |answer| String::from_utf8_lossy(&answer).into_owned(),
+    ))
+}
+
+fn describe(delivery: &DeliveryView, attempts: &[AttemptView], answers: &[Option<String>]) -> String {
+    let head = properties(&[
+        ("topup_id", &delivery.topup_id),
+        ("order_id", &delivery.order_id.to_string()),
+        ("external_order_id", &delivery.external_order_id),
+        ("partner_id", &delivery.partner_id.to_string()),
+        ("state", &delivery.state),
+        ("due", &at(delivery.due_at)),
+        ("delivered", &at(delivery.delivered_at)),
+        ("error", delivery.error.as_deref().unwrap_or("-")),
+    ]);
+    let rows = attempts.iter().map(|attempt| {
+        [
+            (attempt.attempt + 1).to_string(),
+            moment(attempt.at),
+            format!("{} ms", attempt.duration_ms),
+            attempt.status.map_or_else(dash, |status| status.to_string()),
+            attempt.class.clone(),
+        ]
+    });
+    let mut parts = vec![head, table(["attempt", "at", "took", "status", "class"], rows)];
+    for (attempt, answer) in attempts.iter().zip(answers) {
+        if let Some(answer) = answer {
+            let answer = printable(answer);
+            parts.push(format!("answer to attempt {}: {answer}", attempt.attempt + 1));
+        }
+    }
+    parts.push("Times are UTC.".to_owned());
+    parts.join("\n\n")
+}
+
+async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let mut filter = Filter {
+        topup_id: asked.topup_id.as_ref(),
+        since: asked.since,
+        ..Filter::default()
+    };
+    if let Some(partner) = &asked.partner {
+        filter.partner_id = Some(partner_id(&mut connection, partner).await?);
+        filter.state = Some(asked.state.as_str()).filter(|state| *state != "all");
+    }
+    let replayed = attempts::replay(&mut connection, &filter).await?;
+    if let (Some(topup_id), 0) = (&asked.topup_id, replayed) {
+        let found = attempts::list(&mut connection, &filter, 1).await?;
+        match found.first().map(|delivery| delivery.state.as_str()) {
+            None => bail!("there is no delivery of {topup_id}; see `esimctl order show`"),
+            Some("no_endpoint") => {
+                bail!(
+                    "its partner has no webhook URL; `esimctl partner set-webhook` sends what waits for one"
+                )
+            }
+            Some(_) => {}
+        }
+    }
+    output.print(&json!({ "replayed": replayed }), || match replayed {
+        0 => "nothing to replay, or it is due anyway".to_owned(),
+        1 => "1 delivery is due now".to_owned(),
+        more => format!("{more} deliveries are due now"),
+    })
+}
+
+async fn partner_id(connection: &mut PgConnection, partner: &str) -> anyhow::Result<domain::PartnerId> {
+    let which = Which {
+        partner: partner.to_owned(),
+    };
+    Ok(find(connection, &which).await?.partner_id.into())
+}
+
+/// A time, or how long ago it is.
+fn since(text: &str) -> Result<OffsetDateTime, String> {
+    if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {
+        return Ok(at);
+    }
+    let ago = runtime::config::duration(text)
+        .map_err(|_| "write it like `2025-01-29T12:00:00Z` or `2h`".to_owned())?;
+    let ago = time::Duration::try_from(ago).map_err(|_| "that is too long ago".to_owned())?;
+    clock::now()
+        .checked_sub(ago)
+        .ok_or_else(|| "that is too long ago".to_owned())
+}
+
+fn at(at: Option<OffsetDateTime>) -> String {
+    at.map_or_else(dash, moment)
+}
+
+fn dash() -> String {
+    "-".to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use time::macros::datetime;
+
+    use super::*;
+
+    #[test]
+    fn since_is_a_time_or_how_long_ago() {
+        assert_eq!(
+            since("2025-01-29T13:00:00+01:00").unwrap(),
+            datetime!(2025-01-29 12:00 UTC)
+        );
+        let before = clock::now();
+        let then = since("2h").unwrap();
+        let ago = before - then..=clock::now() - then;
+        assert!(*ago.start() <= time::Duration::HOUR * 2 && *ago.end() >= time::Duration::HOUR * 2);
+        for bad in ["", "yesterday", "2025-01-29", "99999999999y"] {
+            assert!(since(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! `esimctl endpoint`: whether partners' endpoints get webhooks, and why not.
+
+use clap::Subcommand;
+use serde_json::json;
+use store::{
+    config::DatabaseConfig,
+    endpoints::{self, Endpoint},
+};
+
+use crate::{
+    database::connect,
+    output::{Output, moment, printable, table},
+    partner::{Which, find},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl endpoint list
+  esimctl endpoint pause ak_0123456789abcdef01234567
+  esimctl endpoint resume ak_0123456789abcdef01234567";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl endpoint list
+  esimctl endpoint list --json
+
+States: open; blocked (many attempts in a row failed: nothing is sent until then, and no attempt is lost);
+probing (one delivery tries whether it answers again); paused (by `endpoint pause`); no_url";
+
+const PAUSE_EXAMPLES: &str = "Examples:
+  esimctl endpoint pause ak_0123456789abcdef01234567
+
+Its webhooks wait, without loss and without losing attempts, until `esimctl endpoint resume`. Requests
+that are under way are finished.";
+
+const RESUME_EXAMPLES: &str = "Examples:
+  esimctl endpoint resume ak_0123456789abcdef01234567
+
+Ends a pause, or a block after failures, and makes everything due that waits, also for its next attempt.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// List the endpoints with their states
+    #[command(after_help = LIST_EXAMPLES)]
+    List,
+    /// Send nothing to a partner's endpoint until it is resumed
+    #[command(after_help = PAUSE_EXAMPLES)]
+    Pause(Which),
+    /// Send again, beginning with what waited
+    #[command(after_help = RESUME_EXAMPLES)]
+    Resume(Which),
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    match command {
+        Command::List => {
+            let endpoints = endpoints::list(&mut connection, None).await?;
+            output.print(&endpoints, || list(&endpoints))
+        }
+        Command::Pause(which) => {
+            let partner = find(&mut connection, which).await?;
+            endpoints::pause(&mut connection, partner.partner_id.into()).await?;
+            let result = json!({ "partner_id": partner.partner_id, "state": "paused" });
+            output.print(&result, || {
+                format!(
+                    "webhooks of {} wait until `esimctl endpoint resume`",
+                    printable(&partner.name)
+                )
+            })
+        }
+        Command::Resume(which) => {
+            let partner = find(&mut connection, which).await?;
+            let due = endpoints::resume(&mut connection, partner.partner_id.into()).await?;
+            let result = json!({ "partner_id": partner.partner_id, "state": "open", "deliveries_due": due });
+            output.print(&result, || {
+                format!(
+                    "webhooks of {} are sent again; due now: {due}",
+                    printable(&partner.name)
+                )
+            })
+        }
+    }
+}
+
+fn list(endpoints: &[Endpoint]) -> String {
+    let rows = endpoints.iter().map(|endpoint| {
+        let until = endpoint
+            .blocked_until
+            .map_or_else(|| "-".to_owned(), |at| format!("{} UTC", moment(at)));
+        [
+            endpoint.partner_id.to_string(),
+            endpoint.name.clone(),
+            endpoint.state.clone(),
+            until,
+            endpoint.failures.to_string(),
+            endpoint.pending.to_string(),
+            endpoint.exhausted.to_string(),
+            endpoint.webhook_url.clone().unwrap_or_else(|| "-".to_owned()),
+        ]
+    });
+    table(
+        [
+            "partner_id",
+            "name",
+            "state",
+            "blocked until",
+            "failures",
+            "pending",
+            "exhausted",
+            "webhook_url",
+        ],
+        rows,
+    )
+}

@@ -1,0 +1,133 @@
+//! Endpoints that are left alone for a while, paused, resumed; deliveries that are sent again.
+
+use std::time::Duration;
+
+use store::{
+    attempts::{self, Filter},
+    endpoints,
+};
+use testkit::receiver::Answer;
+
+use crate::support::{Bench, PATIENCE};
+
+#[tokio::test]
+async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
+    let mut bench = Bench::start_with(|config| {
+        config.endpoint_concurrency = 4;
+        config.endpoint_failures = 3;
+        config.endpoint_block = Duration::from_secs(1);
+    })
+    .await;
+    let partner = bench.partner_at("/hook").await;
+    bench.receiver.answer("/hook", |_| Answer::status(500));
+    let topups = bench.copies(partner, 30, Duration::ZERO).await;
+    let blocked = async || {
+        let listed = endpoints::list(&mut *bench.pool.acquire().await?, Some(partner)).await?;
+        Ok((listed[0].state != "open").then_some(()))
+    };
+    testkit::wait::until(PATIENCE, "the endpoint to be blocked", blocked)
+        .await
+        .unwrap();
+    // A probe each time the block ends: one attempt, of one delivery.
+    let before = bench.receiver.received().len();
+    assert!((3..=12).contains(&before), "{before}");
+    let probed = bench.receiver.wait_for(before + 2, PATIENCE).await.unwrap();
+    let pause = probed[before + 1].at - probed[before].at;
+    assert!(
+        pause >= Duration::from_millis(1_500),
+        "the second block is longer: {pause:?}"
+    );
+    let attempts: i64 = sqlx::query_scalar("SELECT sum(attempt) FROM deliveries")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    let requests = i64::try_from(bench.receiver.received().len()).unwrap();
+    assert!(attempts <= requests, "what was deferred has lost no attempt");
+
+    bench.receiver.answer("/hook", |_| Answer::status(200));
+    bench.make_due().await;
+    for topup in &topups {
+        bench.delivered(topup).await;
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/paused").await;
+    let other = bench.partner_at("/other").await;
+    bench.pause(partner).await;
+    let waiting = [
+        bench.ready_and_announced(partner).await,
+        bench.ready(partner).await,
+    ];
+    bench.make_due().await;
+    // Later ones of another partner arrive, so these had their chance.
+    for _ in 0..2 {
+        let next = bench.ready_and_announced(other).await;
+        bench.delivered(&next).await;
+        let next = bench.ready(other).await;
+        bench.make_due().await;
+        bench.delivered(&next).await;
+    }
+    assert!(bench.receiver.received().iter().all(|one| one.path == "/other"));
+    bench.resume(partner).await;
+    for topup in &waiting {
+        assert_eq!(bench.delivered(topup).await.attempt, 1);
+    }
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let topup = bench.ready_and_announced(partner).await;
+    bench.delivered(&topup).await;
+    bench.receiver.answer("/hook", |_| Answer::status(503));
+    let replay = async |state: &'static str| {
+        let filter = Filter {
+            partner_id: Some(partner),
+            state: Some(state),
+            ..Filter::default()
+        };
+        let mut connection = bench.pool.acquire().await.unwrap();
+        attempts::replay(&mut connection, &filter).await.unwrap()
+    };
+    assert_eq!(replay("exhausted").await, 0);
+    assert_eq!(replay("delivered").await, 1);
+    let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;
+    let due_in = stored.due_in.unwrap();
+    assert!(
+        (3.0..=5.5).contains(&due_in),
+        "the schedule's first wait is 5 s: {due_in}"
+    );
+
+    bench.receiver.answer("/hook", |_| Answer::status(410));
+    bench.make_due().await;
+    bench.stored(&topup, |stored| stored.state == "exhausted").await;
+    bench.receiver.answer("/hook", |_| Answer::status(202));
+    assert_eq!(replay("exhausted").await, 1);
+    bench.delivered(&topup).await;
+    let all = attempts::attempts(&mut bench.pool.acquire().await.unwrap(), &topup)
+        .await
+        .unwrap();
+    let classes: Vec<(i32, &str)> = all.iter().map(|one| (one.attempt, one.class.as_str())).collect();
+    assert_eq!(
+        classes,
+        [(0, "delivered"), (1, "status_5xx"), (2, "gone"), (3, "delivered")]
+    );
+    let metrics = bench.metrics().await;
+    for part in [
+        r#"esim_deliveries_total{outcome="delivered""#,
+        r#"esim_delivery_attempts_total{class="gone""#,
+        "esim_delivery_duration_seconds_bucket",
+        "esim_deliveries_overdue_age_seconds",
+        "esim_endpoints_blocked",
+        "esim_deliveries_exhausted",
+    ] {
+        assert!(metrics.contains(part), "{part} in {metrics}");
+    }
+    bench.stop().await;
+}

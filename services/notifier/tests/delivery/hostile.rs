@@ -1,0 +1,230 @@
+//! Endpoints that answer too much, too slowly, or something else than an answer: they cost neither
+//! memory nor more than one request per attempt. The notifier is a process of its own here.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use secrecy::ExposeSecret;
+use testkit::{
+    process::{Process, Program},
+    wait,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+};
+
+use crate::support::{Bench, MASTER_KEY, PATIENCE, PUBLIC_URL};
+
+/// Deliveries to each hostile endpoint.
+const EACH: usize = 20;
+/// What the notifier may take of the machine's memory.
+const MOST_KILOBYTES: usize = 100_000;
+
+/// What an endpoint does once it has read a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Manner {
+    /// An answer of 300 MB.
+    Huge,
+    /// One byte of the head a second.
+    DripHead,
+    /// A head, then one byte of the body a second.
+    DripBody,
+    /// To itself.
+    Redirect,
+    /// 10,000 headers.
+    Headers,
+    /// 10 MB of gzip, which would be 10 GB.
+    Bomb,
+    /// Interim answers without end.
+    Interim,
+}
+
+const MANNERS: [Manner; 7] = [
+    Manner::Huge,
+    Manner::DripHead,
+    Manner::DripBody,
+    Manner::Redirect,
+    Manner::Headers,
+    Manner::Bomb,
+    Manner::Interim,
+];
+
+impl Manner {
+    /// What the attempt comes to.
+    fn class(self) -> &'static str {
+        match self {
+            Self::Huge | Self::DripBody | Self::Bomb => "status_5xx",
+            Self::Redirect => "status_3xx",
+            Self::Headers => "no_answer",
+            Self::DripHead | Self::Interim => "timeout",
+        }
+    }
+
+    async fn answer(self, connection: &mut TcpStream) -> std::io::Result<()> {
+        const HEAD: &[u8] = b"HTTP/1.1 500 No\r\ncontent-length: 300000000\r\n";
+        let filler = vec![b'x'; 64 * 1024];
+        match self {
+            Self::Huge => {
+                connection.write_all(&[HEAD, b"\r\n"].concat()).await?;
+                for _ in 0..300_000_000 / filler.len() {
+                    connection.write_all(&filler).await?;
+                }
+            }
+            Self::Bomb => {
+                let encoding = b"content-encoding: gzip\r\n\r\n";
+                connection.write_all(&[HEAD, &encoding[..]].concat()).await?;
+                // A gzip member of zeros, again and again: its decoder never runs out of them.
+                let member: &[u8] =
+                    b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xed\xc1\x01\x01\0\0\0\x80\x90\xfe\xaf\xee\x08";
+                for _ in 0..10_000_000 / member.len() {
+                    connection.write_all(member).await?;
+                }
+            }
+            Self::DripHead => drip(connection, b"HTTP/1.1 200 ").await?,
+            Self::DripBody => {
+                connection.write_all(&[HEAD, b"\r\n"].concat()).await?;
+                drip(connection, &filler).await?;
+            }
+            Self::Redirect => {
+                let head = b"HTTP/1.1 307 Moved\r\nlocation: /again\r\ncontent-length: 0\r\n\r\n";
+                connection.write_all(head).await?;
+            }
+            Self::Headers => {
+                let header = |n| format!("x-{n}: {}\r\n", "y".repeat(100)).into_bytes();
+                let headers: Vec<u8> = (0..10_000).flat_map(header).collect();
+                connection
+                    .write_all(&[b"HTTP/1.1 200 OK\r\n", &headers[..], b"\r\n"].concat())
+                    .await?;
+            }
+            Self::Interim => loop {
+                connection.write_all(b"HTTP/1.1 102 Wait\r\n\r\n").await?;
+            },
+        }
+        Ok(())
+    }
+}
+
+/// Slowness is what this endpoint is about; nothing is awaited by it.
+async fn drip(connection: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+    for byte in bytes {
+        connection.write_all(&[*byte]).await?;
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    Ok(())
+}
+
+/// Serves in this manner; returns its URL and the count of requests it has read.
+async fn endpoint(manner: Manner) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/hook", listener.local_addr().unwrap());
+    let requests = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&requests);
+    tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            let count = Arc::clone(&count);
+            tokio::spawn(async move {
+                let mut buffer = vec![0; 16 * 1024];
+                // A request fits into one packet here.
+                while connection.read(&mut buffer).await.is_ok_and(|read| read > 0) {
+                    count.fetch_add(1, Ordering::Relaxed);
+                    if manner.answer(&mut connection).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (url, requests)
+}
+
+/// A value of `/proc/<pid>/status`, in kilobytes.
+fn kilobytes(pid: u32, name: &str) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn program(bench: &Bench, folder: &std::path::Path) -> Program {
+    let config = &bench.config;
+    let env = [
+        (
+            "DATABASE_URL",
+            config.database.database_url.expose_secret().to_owned(),
+        ),
+        ("NATS_URL", config.nats.nats_url.expose_secret().to_owned()),
+        ("STREAM_PREFIX", config.nats.stream_prefix.clone()),
+        ("MASTER_KEY", MASTER_KEY.to_owned()),
+        ("ADMIN_LISTEN", config.admin_listen.to_string()),
+        ("PUBLIC_URL", PUBLIC_URL.to_owned()),
+        ("WEBHOOK_ALLOW", "127.0.0.0/8".to_owned()),
+        ("WEBHOOK_TIMEOUT", "3s".to_owned()),
+        ("RETRY_SCHEDULE", "1h".to_owned()),
+        ("ENDPOINT_FAILURES", "0".to_owned()),
+    ];
+    Program {
+        name: "notifier".to_owned(),
+        binary: env!("CARGO_BIN_EXE_notifier").into(),
+        args: Vec::new(),
+        env: env
+            .into_iter()
+            .map(|(name, value)| (name.to_owned(), value))
+            .collect::<BTreeMap<_, _>>(),
+        ready_url: format!("http://{}/readyz", config.admin_listen),
+        log: folder.join("log"),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
+    let bench = Bench::prepared().await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut endpoints = Vec::new();
+    for manner in MANNERS {
+        let (url, requests) = endpoint(manner).await;
+        let (partner, _) = bench.partner(Some(&url)).await;
+        let topups = bench.copies(partner, EACH, Duration::ZERO).await;
+        endpoints.push((manner, requests, topups));
+    }
+    let mut notifier = Process::new(program(&bench, folder.path()));
+    notifier.start().await.unwrap();
+    let attempted = async || {
+        let left: i64 =
+            sqlx::query_scalar("SELECT count(*) FROM deliveries WHERE attempt = 0 AND state = 'pending'")
+                .fetch_one(&bench.pool)
+                .await?;
+        Ok((left == 0).then_some(()))
+    };
+    wait::until(PATIENCE * 3, "every delivery to be attempted", attempted)
+        .await
+        .unwrap();
+    let peak = kilobytes(notifier.pid().unwrap(), "VmHWM");
+    println!("{peak} kB at the peak");
+    assert!(peak < MOST_KILOBYTES, "{peak} kB at the peak");
+
+    for (manner, requests, topups) in endpoints {
+        assert_eq!(requests.load(Ordering::Relaxed), EACH, "{manner:?}");
+        let attempts: Vec<(String, i32)> =
+            sqlx::query_as("SELECT class, attempt FROM delivery_attempts WHERE topup_id = ANY($1)")
+                .bind(topups.iter().map(ToString::to_string).collect::<Vec<_>>())
+                .fetch_all(&bench.pool)
+                .await
+                .unwrap();
+        assert_eq!(attempts, vec![(manner.class().to_owned(), 0); EACH], "{manner:?}");
+    }
+    let kept: i32 = sqlx::query_scalar("SELECT max(octet_length(answer)) FROM delivery_attempts")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert!(
+        (1_024..1_200).contains(&kept),
+        "1 KiB of an answer, sealed: {kept}"
+    );
+    assert!(notifier.terminate(PATIENCE).await.unwrap().success());
+}
