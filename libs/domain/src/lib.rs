@@ -9,5 +9,5 @@ pub mod topup_id;
 
 pub use ids::{OptionId, OrderId, PartnerId, PlacementId};
 pub use lpa::{ActivationCode, Iccid};
-pub use states::{DeliveryState, Environment, PlacementState, TopupState};
+pub use states::{Environment, PlacementState, TopupState};
 pub use topup_id::{TopupId, TopupIds};

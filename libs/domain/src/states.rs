@@ -37,7 +37,7 @@ pub enum PlacementState {
     Parked,
 }
 
-/// The state of a topup.
+/// The state of a topup. One that waits in a parked placement is shown as `parked`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopupState {
@@ -47,22 +47,6 @@ pub enum TopupState {
     Ready,
     /// Will never have a profile.
     Failed,
-    /// Can't be settled without an operator.
-    Parked,
-}
-
-/// The state of a delivery, the obligation to tell the partner of one topup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DeliveryState {
-    /// Still to be attempted.
-    Pending,
-    /// The partner's endpoint acknowledged it.
-    Delivered,
-    /// Every attempt of the schedule failed; can be replayed.
-    Exhausted,
-    /// The partner has no webhook URL; becomes pending when one is set.
-    NoEndpoint,
 }
 
 impl Environment {
@@ -135,7 +119,6 @@ impl TopupState {
             Self::Pending => "pending",
             Self::Ready => "ready",
             Self::Failed => "failed",
-            Self::Parked => "parked",
         }
     }
 }

@@ -36,6 +36,18 @@ pub struct NatsConfig {
     pub stream_replicas: u8,
 }
 
+/// Parses a provider's name, which is also part of its subject: lowercase letters, digits, `_`, `-`.
+pub fn provider_name(text: &str) -> Result<String, String> {
+    let plain = text
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte));
+    if plain && !text.is_empty() {
+        Ok(text.to_owned())
+    } else {
+        Err("a provider's name is made of lowercase letters, digits, `_` and `-`".into())
+    }
+}
+
 fn prefix(text: &str) -> Result<String, String> {
     let plain = text
         .bytes()
@@ -63,9 +75,9 @@ impl Nats {
             .nats_url
             .expose_secret()
             .split(',')
-            .map(|url| url.trim().parse())
-            .collect::<Result<_, _>>()
-            .map_err(|_| BadSetting::error("NATS_URL is not of the form nats://user:password@host:port"))?;
+            .map(|url| Some(url.trim()).filter(|url| !url.is_empty())?.parse().ok())
+            .collect::<Option<_>>()
+            .ok_or_else(|| BadSetting::error("NATS_URL is not of the form nats://user:password@host:port"))?;
         let client = async_nats::ConnectOptions::new()
             .name(name)
             .retry_on_initial_connect()

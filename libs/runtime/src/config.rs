@@ -40,12 +40,32 @@ pub enum LogFormat {
     Json,
 }
 
+/// The longest duration that can be set: sums of such ones still fit every clock.
+const LONGEST: Duration = Duration::from_hours(365 * 24);
+
+/// Like [`duration`], for what can't be 0.
+pub fn positive_duration(text: &str) -> Result<Duration, String> {
+    duration(text).and_then(|duration| {
+        if duration.is_zero() {
+            Err("must be more than 0".into())
+        } else {
+            Ok(duration)
+        }
+    })
+}
+
 /// Parses a duration such as `2s`, `500ms` or `1m 30s`; a plain `0` is zero.
 pub fn duration(text: &str) -> Result<Duration, String> {
     if text.trim() == "0" {
         return Ok(Duration::ZERO);
     }
-    humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `2s` or `500ms`"))
+    let duration =
+        humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `2s` or `500ms`"))?;
+    if duration > LONGEST {
+        Err("at most 365 days".into())
+    } else {
+        Ok(duration)
+    }
 }
 
 /// A setting can't be used. A service that fails with this error ends with one line on standard
@@ -175,5 +195,7 @@ mod tests {
         assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("0"), Ok(Duration::ZERO));
         assert!(duration("2").is_err());
+        assert!(duration("366d").is_err());
+        assert!(positive_duration("0s").is_err());
     }
 }

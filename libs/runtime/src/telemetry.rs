@@ -3,10 +3,10 @@
 
 use std::io::IsTerminal;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use opentelemetry::{global, trace::TracerProvider};
 use opentelemetry_sdk::{
-    metrics::SdkMeterProvider, propagation::TraceContextPropagator, trace::SdkTracerProvider,
+    Resource, metrics::SdkMeterProvider, propagation::TraceContextPropagator, trace::SdkTracerProvider,
 };
 use tracing_subscriber::{
     EnvFilter, Layer, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
@@ -33,11 +33,21 @@ impl Telemetry {
 
 /// Starts logging (to standard error) and tracing for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
+    // A word that is no level would be taken for a target, and silence everything else.
+    let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
+    if let Some(odd) = config.log.split(',').map(str::trim).find(|part| !is_filter(part)) {
+        bail!(
+            "LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`"
+        );
+    }
     // OpenTelemetry tells of its own doings in between ours; LOG may ask for that.
     let filter = EnvFilter::try_new(format!("opentelemetry=warn,{}", config.log))
         .with_context(|| format!("LOG={:?} is not a log filter such as `info`", config.log))?;
     global::set_text_map_propagator(TraceContextPropagator::new());
-    let provider = SdkTracerProvider::builder().build();
+    let resource = Resource::builder().with_service_name(service).build();
+    let provider = SdkTracerProvider::builder()
+        .with_resource(resource.clone())
+        .build();
     let spans = tracing_opentelemetry::layer()
         .with_tracer(provider.tracer(service))
         .with_location(false)
@@ -67,7 +77,10 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .with_registry(prometheus::default_registry().clone())
         .build()
         .context("cannot set up metrics")?;
-    let meter = SdkMeterProvider::builder().with_reader(exporter).build();
+    let meter = SdkMeterProvider::builder()
+        .with_resource(resource)
+        .with_reader(exporter)
+        .build();
     global::set_meter_provider(meter.clone());
     Ok(Telemetry {
         tracer: provider,

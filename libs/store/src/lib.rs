@@ -31,7 +31,7 @@ pub use sqlx::{PgConnection, PgPool};
 pub enum Error {
     /// The database didn't do it, or nobody knows whether it did.
     #[error("database: {0}")]
-    Database(#[source] Arc<sqlx::Error>),
+    Database(Arc<sqlx::Error>),
     /// A stored secret can't be used.
     #[error(transparent)]
     Vault(#[from] vault::VaultError),
@@ -59,6 +59,11 @@ impl From<domain::topup_id::NotATopupId> for Error {
 }
 
 impl Error {
+    /// The database didn't answer in time.
+    pub fn timed_out() -> Self {
+        sqlx::Error::PoolTimedOut.into()
+    }
+
     /// The constraint that was violated, if that is what happened.
     pub fn constraint(&self) -> Option<&str> {
         match self {
@@ -91,7 +96,7 @@ fn pool(url: &SecretString, connections: u32, application: &str) -> Result<PgPoo
     let options: PgConnectOptions = url.expose_secret().parse()?;
     Ok(PgPoolOptions::new()
         .max_connections(connections)
-        .acquire_timeout(Duration::from_secs(5))
+        .acquire_timeout(Duration::from_secs(3))
         // A connection that died is noticed when it is used; a ping before each use costs a round trip.
         .test_before_acquire(false)
         .connect_lazy_with(options.application_name(application).options(PLANS)))

@@ -167,6 +167,27 @@ pub async fn is_taken(
     Ok(taken)
 }
 
+/// Whether the order with this external id stands: `None` if there is none (any more), `Some(false)`
+/// while its own request may still be answered with 422.
+pub async fn stands(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    external_order_id: &str,
+) -> Result<Option<bool>, Error> {
+    let stands = sqlx::query_scalar!(
+        r#"SELECT answer_by <= now() OR EXISTS (
+               SELECT FROM placements p
+               WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'failed', 'parked')
+           ) AS "stands!"
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused"#,
+        partner_id.uuid(),
+        external_order_id,
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(stands)
+}
+
 /// The transition [`domain::placement::Event::Refuse`] for all placements of an order at once: those
 /// in `verdicts` at the attempt that the verdict speaks of, all others only if nothing of them was
 /// bought and none is being bought. Either all move and the order is refused, or nothing changes.
@@ -305,12 +326,19 @@ pub struct TopupView {
 /// Every order with this id: our order id, a topup id, or a partner's external id (which several
 /// partners may use), newest first, at most 20.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>, Error> {
+    let uuid: Option<Uuid> = id.parse().ok();
     let heads = sqlx::query!(
-        "SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at
-         FROM orders
-         WHERE order_id::text = lower($1) OR external_order_id = $1
-            OR order_id = (SELECT order_id FROM topups WHERE topup_id = $1)
-         ORDER BY created_at DESC LIMIT 20",
+        r#"WITH found AS (
+               SELECT order_id FROM orders WHERE order_id = $1
+               UNION SELECT order_id FROM topups WHERE topup_id = $2
+               UNION SELECT o.order_id FROM partners p
+                     JOIN orders o ON o.partner_id = p.partner_id AND o.external_order_id = $2 AND NOT o.refused
+               UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
+           )
+           SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at
+           FROM orders JOIN found USING (order_id)
+           ORDER BY created_at DESC LIMIT 20"#,
+        uuid,
         id,
     )
     .fetch_all(&mut *connection)
@@ -327,10 +355,14 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
         .await?;
         let topups = sqlx::query_as!(
             TopupView,
-            r#"SELECT t.topup_id, t.option_id, t.placement_id, t.state, t.reason, t.iccid, t.ready_at,
+            r#"SELECT t.topup_id, t.option_id, t.placement_id,
+                      CASE WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
+                      coalesce(t.reason, p.reason) AS reason, t.iccid, t.ready_at,
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
                       d.error AS "delivery_error?", d.delivered_at, d.redrive_at AS delivery_due_at
-               FROM topups t LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+               FROM topups t
+               JOIN placements p ON p.placement_id = t.placement_id
+               LEFT JOIN deliveries d ON d.topup_id = t.topup_id
                WHERE t.order_id = $1 ORDER BY t.position"#,
             head.order_id,
         )

@@ -227,6 +227,23 @@ pub async fn by_access_key(
     .transpose()
 }
 
+/// Whether the master key opens what is stored: none of the newest partners' secrets opening means that
+/// it is another key, and not that a row is damaged.
+pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
+    let newest =
+        sqlx::query!("SELECT partner_id, webhook_secret FROM partners ORDER BY created_at DESC LIMIT 10")
+            .fetch_all(connection)
+            .await?;
+    let mut failure = Ok(());
+    for row in newest {
+        match open_webhook_secret(vault, row.partner_id.into(), &row.webhook_secret) {
+            Ok(_) => return Ok(()),
+            Err(error) => failure = Err(error),
+        }
+    }
+    failure
+}
+
 /// Opens a partner's sealed request-signing key.
 pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey, Error> {
     let bytes = vault.open(Purpose::SecretKey(partner_id), sealed)?;

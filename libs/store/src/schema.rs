@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use sqlx::{PgConnection, PgPool, migrate::Migrator};
 
-use crate::Error;
+use crate::{
+    Error,
+    vault::{Vault, VaultError},
+};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
@@ -29,6 +32,9 @@ pub enum SchemaError {
         /// The newest migration of this version.
         known: i64,
     },
+    /// The master key doesn't open the stored secrets.
+    #[error("the master key is not the one that the stored secrets were encrypted under: {0}")]
+    MasterKey(VaultError),
     /// The database doesn't answer.
     #[error(transparent)]
     Store(#[from] Error),
@@ -48,16 +54,26 @@ pub async fn migrate(pool: &PgPool) -> Result<(), sqlx::migrate::MigrateError> {
     MIGRATIONS.run(pool).await
 }
 
-/// Waits until the database is there and checks its schema, trying again twice a second. Ends early
-/// only for a schema of another version; the caller stops waiting when the process shall stop.
-pub async fn wait(pool: &PgPool) -> Result<(), SchemaError> {
+/// Waits until the database is there and checks it like [`check_all`], trying again twice a second.
+/// Ends early only for a schema of another version or another master key; the caller stops waiting when
+/// the process shall stop.
+pub async fn wait(pool: &PgPool, vault: &Vault) -> Result<(), SchemaError> {
     loop {
-        let checked = async { check(&mut *pool.acquire().await.map_err(Error::from)?).await };
+        let checked = async { check_all(&mut *pool.acquire().await.map_err(Error::from)?, vault).await };
         match checked.await {
             Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
             result => return result,
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
+    }
+}
+
+/// Whether the database has the schema of this version, and secrets that the master key opens.
+pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(), SchemaError> {
+    check(connection).await?;
+    match crate::partners::check_master_key(connection, vault).await {
+        Err(Error::Vault(wrong)) => Err(SchemaError::MasterKey(wrong)),
+        result => Ok(result?),
     }
 }
 

@@ -21,6 +21,8 @@ use store::{
 };
 
 const REFRESH: Duration = Duration::from_millis(500);
+/// How long a look-up waits for those before it.
+const TURN: Duration = Duration::from_secs(2);
 /// How many unknown keys or options are looked up per second before they are denied unseen.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
@@ -78,7 +80,7 @@ impl Directory {
             return Ok(Some(known));
         }
         // One at a time: however many requests a new partner begins with, it is looked up once.
-        let _turn = self.looking.lock().await;
+        let _turn = self.turn().await?;
         let known = self.known_partner(access_key);
         if known.is_some() || self.look_ups.check().is_err() {
             return Ok(known);
@@ -86,6 +88,12 @@ impl Directory {
         let mut connection = self.pool.acquire().await?;
         let found = partners::by_access_key(&mut connection, access_key).await?;
         Ok(found.map(|credentials| self.learn_partner(credentials)))
+    }
+
+    /// The right to look something up. While the database is away, those who wait for it are many.
+    async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
+        let turn = tokio::time::timeout(TURN, self.looking.lock()).await;
+        turn.map_err(|_| Error::timed_out())
     }
 
     fn known_partner(&self, access_key: &str) -> Option<Arc<Partner>> {
@@ -106,7 +114,7 @@ impl Directory {
         if ids.iter().all(|id| known.contains_key(id)) {
             return Ok(known);
         }
-        let _turn = self.looking.lock().await;
+        let _turn = self.turn().await?;
         let mut known = self.known_options(ids);
         let missing: Vec<_> = ids
             .iter()
@@ -185,7 +193,7 @@ impl Directory {
     ) -> Result<(i64, i64), store::schema::SchemaError> {
         let mut connection = self.pool.acquire().await.map_err(Error::from)?;
         if !*checked {
-            store::schema::check(&mut connection).await?;
+            store::schema::check_all(&mut connection, &self.vault).await?;
             *checked = true;
         }
         for credentials in partners::changed_since(&mut connection, partners_seen).await? {

@@ -55,7 +55,7 @@ pub struct Config {
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
     /// The providers that provisioners are configured for; options of others don't exist for live partners
-    #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',')]
+    #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
     #[command(flatten)]
     pub database: DatabaseConfig,

@@ -40,6 +40,8 @@ const SANDBOX: &str = "sandbox";
 const BATCH: usize = 256;
 /// How long the answer may take beyond the wait for the verdict, counted from the commit.
 const ANSWER: Duration = Duration::from_secs(4);
+/// How often an order with the same external id is looked at while it may still be refused.
+const UNDECIDED: Duration = Duration::from_millis(50);
 /// How often an order gets fresh topup ids because others had them.
 const FRESH_IDS: usize = 3;
 
@@ -263,9 +265,9 @@ impl Orders {
         if waits {
             order.answer_within += self.placement_wait;
         }
-        let sent = match self.store(&mut order).await {
-            Ok(inserted) if inserted.stored => inserted.sent,
-            Ok(_) => {
+        let sent = match self.store_unless_taken(&mut order).await {
+            Ok(Some(sent)) => sent,
+            Ok(None) => {
                 let taken = ApiError::Unprocessable(vec![TAKEN.into()]);
                 let _ = answer.send(Outcome::Error(taken));
                 return;
@@ -281,6 +283,31 @@ impl Orders {
         } else {
             answered(&order, deadline, answer).await;
             self.publish(&order, None).await;
+        }
+    }
+
+    /// Stores the order and says when the statement was sent; `None` if its external id is taken, by
+    /// an order that stands. One that may still be refused is waited for: "already taken" promises
+    /// that it is under way, and a refused one leaves its id free.
+    async fn store_unless_taken(&self, order: &mut NewOrder) -> anyhow::Result<Option<Instant>> {
+        let give_up = Instant::now() + self.placement_wait + ANSWER;
+        loop {
+            let inserted = self.store(order).await?;
+            if inserted.stored {
+                return Ok(Some(inserted.sent));
+            }
+            loop {
+                let mut connection = self.pool.acquire().await?;
+                let stands =
+                    store::orders::stands(&mut connection, order.partner_id, &order.external_order_id)
+                        .await?;
+                drop(connection);
+                match stands {
+                    None if Instant::now() < give_up => break,
+                    Some(false) if Instant::now() < give_up => tokio::time::sleep(UNDECIDED).await,
+                    _ => return Ok(None),
+                }
+            }
         }
     }
 

@@ -26,7 +26,9 @@ pub async fn draw(path: Result<Path<(String, String)>, PathRejection>) -> Result
     if !SIZES.contains(&size) {
         return Err(ApiError::NotFound);
     }
-    let png = picture(&code.download_link(), size).map_err(ApiError::Internal)?;
+    let png = picture(&code.download_link(), size)
+        .map_err(ApiError::Internal)?
+        .ok_or(ApiError::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
         (header::CACHE_CONTROL, "no-store"),
@@ -36,8 +38,9 @@ pub async fn draw(path: Result<Path<(String, String)>, PathRejection>) -> Result
     Ok((headers, png).into_response())
 }
 
-/// Draws black modules on white, as large as whole pixels allow, centred.
-fn picture(text: &str, size: usize) -> anyhow::Result<Vec<u8>> {
+/// Draws black modules on white, as large as whole pixels allow, centred; `None` if not even one pixel
+/// is left for each.
+fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
     const BLACK: u8 = 0;
     const WHITE: u8 = 255;
     let code = QrCode::with_error_correction_level(text, EcLevel::M)
@@ -45,7 +48,10 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Vec<u8>> {
         .context("the text does not fit into a QR code")?;
     let modules = code.width();
     let colors = code.to_colors();
-    let scale = (size / (modules + 2 * QUIET_ZONE)).max(1);
+    let scale = size / (modules + 2 * QUIET_ZONE);
+    if scale == 0 {
+        return Ok(None);
+    }
     let offset = size.saturating_sub(modules * scale) / 2;
     let mut pixels = vec![WHITE; size * size];
     for y in 0..size {
@@ -68,7 +74,7 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Vec<u8>> {
     encoder.set_color(png::ColorType::Grayscale);
     encoder.set_depth(png::BitDepth::Eight);
     encoder.write_header()?.write_image_data(&pixels)?;
-    Ok(png)
+    Ok(Some(png))
 }
 
 #[cfg(test)]
@@ -96,8 +102,9 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_activation_code_fits_the_smallest_picture_or_is_an_error() {
+    fn the_longest_activation_code_is_drawn_whole_or_not_at_all() {
         let longest = ActivationCode::new(&"a".repeat(253), &"A".repeat(255)).unwrap();
-        assert!(picture(&longest.download_link(), 1024).is_ok());
+        assert!(picture(&longest.download_link(), 1024).unwrap().is_some());
+        assert!(picture(&longest.download_link(), 64).unwrap().is_none());
     }
 }

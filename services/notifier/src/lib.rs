@@ -158,7 +158,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let stop = shutdown.soft();
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
-        checked = schema::wait(&pool) => checked?,
+        checked = schema::wait(&pool, &vault) => checked?,
     }
     shutdown.spawn(
         "readiness",

@@ -59,13 +59,13 @@ pub struct Config {
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
     /// The providers to buy from: `sandbox`, `usimsa`
-    #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',')]
+    #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
     /// Placements under way at once, for each provider
     #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub provider_concurrency: u16,
     /// The deadline of a call to a provider
-    #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::duration, default_value = "10s")]
+    #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub provider_timeout: Duration,
     /// How long after its attempt was recorded a purchase may still arrive at the provider. More than
     /// twice `PROVIDER_TIMEOUT`, plus what the provider's own look-up lags behind
@@ -293,7 +293,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let stop = shutdown.soft();
     let checked = tokio::select! {
         () = stop.cancelled() => false,
-        checked = schema::wait(&pool) => checked.map(|()| true)?,
+        checked = schema::wait(&pool, &vault) => checked.map(|()| true)?,
     };
     if checked {
         let limits = BreakerLimits {

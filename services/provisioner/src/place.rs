@@ -126,11 +126,6 @@ impl Answered {
     }
 }
 
-/// Whether trouble with one placement has become the operator's. A busy provider is only busy.
-fn is_lasting(work: &Claimed, trouble: &Trouble) -> bool {
-    !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING
-}
-
 impl Stage for Placing {
     const KIND: Kind = Kind::Job;
     type Message = TopupJob;
@@ -293,7 +288,7 @@ impl Placing {
             }
             Err(trouble) => {
                 let reason = trouble.reason().to_owned();
-                let outcome = if work.attempt_age >= self.park_after && is_lasting(work, &trouble) {
+                let outcome = if work.attempt_age >= self.park_after && self.is_lasting(work, &trouble) {
                     self.park(work, format!("nobody knows whether it was bought: {reason}"))
                 } else {
                     let look_in = placement::next_look(work.attempt_age).max(trouble.after(LONGEST_WAIT));
@@ -314,7 +309,7 @@ impl Placing {
             }
             Err(trouble) => {
                 let age = work.placed_age.unwrap_or_default();
-                if age >= self.park_after && is_lasting(work, &trouble) {
+                if age >= self.park_after && self.is_lasting(work, &trouble) {
                     return self.record_units(work, Vec::new()).await;
                 }
                 let look_in = placement::next_collect(age, self.park_after).max(trouble.after(LONGEST_WAIT));
@@ -332,6 +327,12 @@ impl Placing {
         if announced {
             self.announce(work, settled.ready).await;
         }
+    }
+
+    /// Whether trouble with one placement has become the operator's. A busy provider is only busy, and
+    /// while one fails altogether that says nothing about this placement.
+    fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
+        !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.breaker.is_closed()
     }
 
     /// Gives a placement to the operator.

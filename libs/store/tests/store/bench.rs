@@ -22,6 +22,12 @@ pub const PROVIDER: &str = "sandbox";
 /// Long enough that nothing is taken up again during a test.
 pub const LEASE: Duration = Duration::from_mins(10);
 
+/// What everything here is sealed with.
+pub static VAULT: LazyLock<Vault> = LazyLock::new(|| {
+    let key = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    Vault::parse(&SecretString::from(key)).unwrap()
+});
+
 /// A migrated database.
 pub struct Bench {
     pub pool: PgPool,
@@ -96,10 +102,6 @@ impl Bench {
     }
 
     pub async fn partner(&self, webhook_url: Option<&str>) -> PartnerId {
-        static VAULT: LazyLock<Vault> = LazyLock::new(|| {
-            let key = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-            Vault::parse(&SecretString::from(key)).unwrap()
-        });
         let partner_id = PartnerId::new();
         let new = NewPartner {
             partner_id,

@@ -12,6 +12,7 @@ mod bench;
 mod claim;
 mod configuration;
 mod deliveries;
+mod endpoints;
 mod machine;
 mod orders;
 mod parked;

@@ -210,7 +210,7 @@ async fn a_nul_is_the_fault_of_its_order_alone() {
 #[tokio::test]
 async fn a_refused_order_frees_its_external_id() {
     let bench = Bench::new().await;
-    let partner = PartnerId::new();
+    let partner = bench.partner(None).await;
     for _ in 0..2 {
         let order = named(partner, "again");
         bench.store(std::slice::from_ref(&order)).await;

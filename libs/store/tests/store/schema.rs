@@ -1,13 +1,17 @@
 //! Migrations, and the check that every service makes at its start.
 
-use store::schema::{self, SchemaError};
+use secrecy::SecretString;
+use store::{
+    schema::{self, SchemaError},
+    vault::Vault,
+};
 
-use crate::bench::Bench;
+use crate::bench::{Bench, VAULT};
 
 #[tokio::test]
 async fn a_schema_that_is_behind_names_the_command_that_helps() {
     let bench = Bench::empty().await;
-    let error = schema::wait(&bench.pool).await.unwrap_err();
+    let error = schema::wait(&bench.pool, &VAULT).await.unwrap_err();
     assert!(matches!(error, SchemaError::Behind { found: 0, needed } if needed == schema::latest()));
     assert!(error.to_string().contains("esimctl migrate"), "{error}");
 }
@@ -19,7 +23,7 @@ async fn several_may_migrate_at_once_and_again() {
     one.unwrap();
     other.unwrap();
     schema::migrate(&bench.pool).await.unwrap();
-    schema::wait(&bench.pool).await.unwrap();
+    schema::wait(&bench.pool, &VAULT).await.unwrap();
 }
 
 #[tokio::test]
@@ -34,10 +38,24 @@ async fn a_schema_of_a_future_version_is_refused() {
     .execute(&bench.pool)
     .await
     .unwrap();
-    let error = schema::wait(&bench.pool).await.unwrap_err();
+    let error = schema::wait(&bench.pool, &VAULT).await.unwrap_err();
     assert!(
         matches!(error, SchemaError::Ahead { found, known } if found == future && known == schema::latest()),
         "{error}"
     );
     assert!(schema::migrate(&bench.pool).await.is_err());
+}
+
+#[tokio::test]
+async fn another_master_key_stops_the_start() {
+    let bench = Bench::new().await;
+    let other = "test:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let other = Vault::parse(&SecretString::from(other)).unwrap();
+    schema::wait(&bench.pool, &other)
+        .await
+        .expect("nothing is stored yet");
+    bench.partner(None).await;
+    schema::wait(&bench.pool, &VAULT).await.unwrap();
+    let error = schema::wait(&bench.pool, &other).await.unwrap_err();
+    assert!(matches!(error, SchemaError::MasterKey(_)), "{error}");
 }

@@ -18,6 +18,17 @@ async fn a_callback_brings_the_next_look_forward() {
         .metric("esim_provider_callbacks_total", &["outcome=\"hinted\""])
         .await;
     assert!(hinted >= 1.0, "{hinted}");
+    let shown = bench.metrics().await;
+    for documented in [
+        "esim_provider_breaker",
+        "esim_provider_calls_total",
+        "esim_provider_call_duration_seconds",
+        "esim_provider_callbacks_total",
+        "esim_placements_parked",
+        "esim_redrive_oldest_overdue_seconds",
+    ] {
+        assert!(shown.contains(documented), "{documented}: {shown}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

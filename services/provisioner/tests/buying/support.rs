@@ -464,12 +464,18 @@ impl Bench {
 
     /// The value of a metric, by the beginning of its line; 0 if there is none.
     pub async fn metric(&self, name: &str, labels: &[&str]) -> f64 {
-        let url = format!("http://{}/metrics", self.config.admin_listen);
-        let text = self.http.get(url).send().await.unwrap().text().await.unwrap();
-        text.lines()
+        self.metrics()
+            .await
+            .lines()
             .find(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)))
             .and_then(|line| line.rsplit_once(' ')?.1.parse().ok())
             .unwrap_or_default()
+    }
+
+    /// Every metric, as text.
+    pub async fn metrics(&self) -> String {
+        let url = format!("http://{}/metrics", self.config.admin_listen);
+        self.http.get(url).send().await.unwrap().text().await.unwrap()
     }
 
     /// Calls back as a provider does.
