@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use testkit::progress::Progress;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use verdict::Broken;
 use world::World;
@@ -171,8 +172,8 @@ fn main() -> ExitCode {
             tokio::select! {
                 result = carry_out(&run) => result,
                 // Whatever was started ends with the world, which is dropped here.
-                interrupted = tokio::signal::ctrl_c() => {
-                    interrupted?;
+                stopped = stopped() => {
+                    stopped?;
                     eprintln!("interrupted; seed {}", run.schedule.seed);
                     Ok(ExitCode::from(130))
                 }
@@ -183,6 +184,15 @@ fn main() -> ExitCode {
         eprintln!("faults: {error:#}");
         ExitCode::from(2)
     })
+}
+
+/// SIGINT or SIGTERM.
+async fn stopped() -> std::io::Result<()> {
+    let mut terminated = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminated.recv() => Ok(()),
+    }
 }
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {

@@ -244,8 +244,8 @@ fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
     };
     let seconds = Duration::from_secs;
     let soon = Duration::from_millis(200)..=seconds(4);
-    // What the provider itself adds to the time until a purchase is seen: together, a stalled sandbox,
-    // latency and lag stay below the settling delay.
+    // What the provider itself adds to the time until a purchase is seen: stalls, latency and lag, one
+    // at a time, stay well below the settling delay.
     let provider = terms.settle / 4;
     match card {
         Card::Killed(_) | Card::SandboxKilled | Card::NatsKilled => (Fault::Killed, within(soon)),
@@ -275,7 +275,8 @@ fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
         Card::Erring => (Fault::Erring, within(seconds(2)..=seconds(8))),
         Card::Silent => (Fault::Silent, within(seconds(2)..=seconds(8))),
         Card::Lagging => {
-            let lag = within(Duration::from_millis(500)..=provider);
+            // Longer than the wait for the first look-up, or nobody would be misled by it.
+            let lag = within(provider..=terms.settle / 2);
             (Fault::Lagging(lag), within(seconds(3)..=seconds(8)))
         }
     }

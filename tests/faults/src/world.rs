@@ -21,6 +21,8 @@ use testkit::postgres::PostgresServer;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
+/// Longer than the default: orders that take the provider's whole time are answered by its verdict, too.
+const PLACEMENT_WAIT: Duration = Duration::from_secs(3);
 const PROVIDER_TIMEOUT: Duration = Duration::from_secs(2);
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
 /// Waits between the attempts of a delivery, in seconds, compressed; [`LATER`] longer ones follow.
@@ -188,9 +190,12 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
             .env(stage, "SHUTDOWN_TIMEOUT", "15s");
     }
     let settings = [
+        (Stage::Ingress, "PLACEMENT_WAIT", text(PLACEMENT_WAIT)),
         (Stage::Provisioner, "PROVIDER_TIMEOUT", text(PROVIDER_TIMEOUT)),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
         (Stage::Provisioner, "PARK_AFTER", text(terms.park_after)),
+        (Stage::Provisioner, "BREAKER_OPEN", "1s".into()),
+        (Stage::Provisioner, "BREAKER_OPEN_MOST", "4s".into()),
         (
             Stage::Provisioner,
             "SANDBOX_CALLBACK_TOKEN",
@@ -198,6 +203,8 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
         ),
         (Stage::Notifier, "WEBHOOK_TIMEOUT", text(WEBHOOK_TIMEOUT)),
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
+        (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
+        (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),
         (
             Stage::Sandbox,
             "SANDBOX_DETECT_DUPLICATES",
