@@ -40,7 +40,7 @@ enum Manner {
     Redirect,
     /// 10,000 headers.
     Headers,
-    /// 10 MB of gzip, which would be 10 GB.
+    /// 10 MB of gzip, which would be 1.6 GB.
     Bomb,
     /// Interim answers without end.
     Interim,
@@ -80,12 +80,7 @@ impl Manner {
             Self::Bomb => {
                 let encoding = b"content-encoding: gzip\r\n\r\n";
                 connection.write_all(&[HEAD, &encoding[..]].concat()).await?;
-                // A gzip member of zeros, again and again: its decoder never runs out of them.
-                let member: &[u8] =
-                    b"\x1f\x8b\x08\0\0\0\0\0\0\x03\xed\xc1\x01\x01\0\0\0\x80\x90\xfe\xaf\xee\x08";
-                for _ in 0..10_000_000 / member.len() {
-                    connection.write_all(member).await?;
-                }
+                connection.write_all(&gzip_of_zeros(10_000_000)).await?;
             }
             Self::DripHead => drip(connection, b"HTTP/1.1 200 ").await?,
             Self::DripBody => {
@@ -109,6 +104,25 @@ impl Manner {
         }
         Ok(())
     }
+}
+
+/// So many bytes of a gzip stream that goes on and on: one zero, then "the same again, 258 times" in 13
+/// bits each.
+fn gzip_of_zeros(size: usize) -> Vec<u8> {
+    const HEADER: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\0\xff";
+    // Not the last block, fixed codes; then the code of the byte 0.
+    let first = "010".bytes().chain("00110000".bytes());
+    let bits: Vec<bool> = first
+        .chain("1100010100000".bytes().cycle())
+        .map(|bit| bit == b'1')
+        .take((2 + 13) * 8)
+        .collect();
+    let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit));
+    let bytes: Vec<u8> = bits.chunks(8).map(byte).collect();
+    // After two bytes, every thirteen are the same.
+    let mut stream = [HEADER, &bytes[..2]].concat();
+    stream.extend(bytes[2..].repeat(size / 13));
+    stream
 }
 
 /// Slowness is what this endpoint is about; nothing is awaited by it.
