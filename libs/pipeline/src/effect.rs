@@ -56,6 +56,12 @@ effects! {
     Find: "provisioner", "find";
     /// The request for a purchase's profiles.
     Collect: "provisioner", "collect";
+    /// A placement is due sooner, because the provider called back.
+    CommitHint: "provisioner", "commit-hint";
+    /// What a call said of the provider's health.
+    CommitHealth: "provisioner", "commit-health";
+    /// One placement is let through an open breaker.
+    CommitProbe: "provisioner", "commit-probe";
     /// The group commit of what became of attempts.
     CommitOutcomes: "provisioner", "commit-outcomes";
     /// The verdict, told to a waiting ingress, with its reply.

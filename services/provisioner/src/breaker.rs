@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use pipeline::{Effect, perform};
 use runtime::{Shutdown, health::Readiness};
 use store::{
     PgPool,
@@ -130,7 +131,7 @@ impl Breaker {
             let mut connection = self.pool.acquire().await?;
             providers::answered(&mut connection, &self.provider, version).await
         };
-        self.take(told.await);
+        self.take(perform(Effect::CommitHealth, told).await);
     }
 
     /// A call that began at `since` met trouble. That the provider is busy is an answer, too.
@@ -158,7 +159,7 @@ impl Breaker {
             )
             .await
         };
-        self.take(told.await);
+        self.take(perform(Effect::CommitHealth, told).await);
     }
 
     /// Lets one placement through, if it is time for that and this process gets it.
@@ -167,7 +168,8 @@ impl Breaker {
             return Ok(false);
         }
         let mut connection = self.pool.acquire().await?;
-        let probe = providers::probe(&mut connection, &self.provider, lease).await?;
+        let probing = providers::probe(&mut connection, &self.provider, lease);
+        let probe = perform(Effect::CommitProbe, probing).await?;
         let granted = probe.is_some();
         if let Some(now) = probe {
             tracing::info!(

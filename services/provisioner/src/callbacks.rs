@@ -16,6 +16,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
+use pipeline::{Effect, perform};
 use runtime::Shutdown;
 use signing::Token;
 use store::{PgPool, providers};
@@ -70,7 +71,7 @@ async fn take(
         let mut connection = callbacks.pool.acquire().await.map_err(store::Error::from)?;
         providers::hint(&mut connection, &name, &unit_id).await
     };
-    match hinted.await {
+    match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => {
             let outcome = if moved { "hinted" } else { "ignored" };
             callbacks.metrics.callback(&name, outcome);

@@ -20,6 +20,8 @@ const REACH: Duration = Duration::from_secs(30);
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
 /// How long a wave may work before the next one follows.
 const NEXT_WAVE: Duration = Duration::from_millis(500);
+/// What the provider's callbacks show, at least 32 characters.
+const CALLBACK_TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// The number of SIGKILL.
 const KILLED: i32 = 9;
 
@@ -57,13 +59,17 @@ impl Walk {
     /// Everything runs, nothing was ordered yet. The provider doesn't detect duplicates: that nothing
     /// is bought twice rests on us alone.
     pub async fn begin() -> Result<Self> {
-        let stack = Stack::builder()
+        let mut stack = Stack::builder()
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
             .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "1s")
             .env(Stage::Provisioner, "SETTLE", "3s")
+            .env(Stage::Provisioner, "BREAKER_OPEN", "500ms")
+            .env(Stage::Provisioner, "BREAKER_OPEN_MOST", "1s")
+            .env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN)
             .env(Stage::Notifier, "WEBHOOK_TIMEOUT", "2s")
             .start()
             .await?;
+        call_back(&mut stack).await?;
         let receiver = Receiver::start().await?;
         let with_url = stack.create_partner("sandbox", Some(&receiver.url("/a"))).await?;
         let without = stack.create_partner("sandbox", None).await?;
@@ -101,11 +107,17 @@ impl Walk {
         process.kill().await?;
         let settings = &mut process.program_mut().env;
         settings.insert("FAILPOINTS".into(), format!("{point}=return"));
+        if point.effect == Effect::CommitProbe {
+            // Every failure opens the breaker, so that there is something to be let through.
+            settings.insert("BREAKER_FAILURES".into(), "1".into());
+        }
         process.spawn()?;
         let reached = self.waves_until_death(stage, point).await;
 
         let process = self.stack.process(stage)?;
-        process.program_mut().env.remove("FAILPOINTS");
+        for armed in ["FAILPOINTS", "BREAKER_FAILURES"] {
+            process.program_mut().env.remove(armed);
+        }
         process.kill().await?;
         process.start().await?;
         reached
@@ -201,6 +213,18 @@ impl Walk {
             })
             .collect()
     }
+}
+
+/// Lets the sandbox call the provisioner back.
+async fn call_back(stack: &mut Stack) -> Result<()> {
+    let provisioner = &stack.process(Stage::Provisioner)?.program().env;
+    let listen = provisioner.get("LISTEN").context("LISTEN")?;
+    let url = format!("http://{listen}/callbacks/sandbox/{CALLBACK_TOKEN}");
+    let sandbox = stack.process(Stage::Sandbox)?;
+    sandbox.kill().await?;
+    let settings = &mut sandbox.program_mut().env;
+    settings.insert("SANDBOX_CALLBACK_URL".into(), url);
+    sandbox.start().await
 }
 
 /// Sends an order once; none if that settled nothing.
