@@ -85,7 +85,7 @@ pub struct Config {
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
     /// The longest time for which a breaker opens by itself
-    #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "2m")]
+    #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
     #[command(flatten)]
     pub sandbox: SandboxAccount,
