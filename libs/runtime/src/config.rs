@@ -1,8 +1,10 @@
 //! Configuration: clap derive with an environment variable for every flag. `--help` is the reference.
 
-use std::{ffi::OsString, process::exit, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, process::exit, time::Duration};
 
 use clap::{Args, Parser, ValueEnum, error::ErrorKind};
+
+use crate::{healthcheck, version};
 
 /// What every process of the pipeline can be told.
 #[derive(Args, Clone, Debug)]
@@ -89,16 +91,46 @@ impl std::fmt::Display for BadSetting {
 impl std::error::Error for BadSetting {}
 
 /// Reads the configuration of this process from its arguments and environment. A bad one ends the
-/// process with one line that names the setting, exit status 2.
+/// process with one line that names the setting, exit status 2. A service's `healthcheck` ends it too.
 pub fn parse<C: Parser>() -> C {
-    try_parse(std::env::args_os()).unwrap_or_else(|line| {
-        eprintln!("{line}");
-        exit(2)
-    })
+    match try_parse(std::env::args_os()) {
+        Ok(Asked::Run(config)) => config,
+        Ok(Asked::Healthcheck(address)) => match healthcheck::ask(address) {
+            Ok(ready) => {
+                println!("{ready}");
+                exit(0)
+            }
+            Err(reason) => {
+                println!("{reason}");
+                exit(1)
+            }
+        },
+        Err(line) => {
+            eprintln!("{line}");
+            exit(2)
+        }
+    }
 }
 
-fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<C, String> {
-    C::try_parse_from(arguments).map_err(|error| {
+/// What the arguments ask for.
+#[derive(Debug)]
+enum Asked<C> {
+    Run(C),
+    Healthcheck(SocketAddr),
+}
+
+fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<C>, String> {
+    let read = || {
+        let mut matches = command::<C>().try_get_matches_from(arguments)?;
+        match matches
+            .subcommand_matches(healthcheck::NAME)
+            .map(healthcheck::address)
+        {
+            Some(Some(address)) => Ok(Asked::Healthcheck(address)),
+            _ => C::from_arg_matches_mut(&mut matches).map(Asked::Run),
+        }
+    };
+    read().map_err(|error: clap::Error| {
         if matches!(
             error.kind(),
             ErrorKind::DisplayHelp
@@ -107,8 +139,13 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
         ) {
             error.exit();
         }
-        one_line::<C>(&error)
+        one_line::<C>(&error.format(&mut command::<C>()))
     })
+}
+
+/// The command line of `C` with what all our programs have.
+fn command<C: Parser>() -> clap::Command {
+    healthcheck::offer(C::command().version(version::DESCRIPTION))
 }
 
 /// clap's message without its usage block, folded into one line that also names the variables.
@@ -161,8 +198,55 @@ mod tests {
         wait: Duration,
     }
 
+    /// Like a service.
+    #[derive(Parser, Debug)]
+    #[command(name = "service", version)]
+    struct Service {
+        /// Where orders come in
+        #[arg(long, env = "RUNTIME_PROBE_LISTEN", default_value = "127.0.0.1:8080")]
+        listen: SocketAddr,
+        /// Where probes are answered
+        #[arg(long, env = "RUNTIME_PROBE_ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
+        admin_listen: SocketAddr,
+        /// Where the database is
+        #[arg(long, env = "RUNTIME_PROBE_DATABASE")]
+        database: String,
+        /// What to do
+        word: Option<String>,
+    }
+
+    fn asked<C: Parser>(arguments: &[&str]) -> Result<Asked<C>, String> {
+        try_parse(arguments.iter().map(OsString::from))
+    }
+
     fn line(arguments: &[&str]) -> String {
-        try_parse::<Probe>(arguments.iter().map(OsString::from)).unwrap_err()
+        asked::<Probe>(arguments).unwrap_err()
+    }
+
+    #[test]
+    fn a_health_check_asks_the_admin_port_and_needs_no_other_setting() {
+        command::<Service>().debug_assert();
+        let port = |arguments: &[&str]| match asked::<Service>(arguments) {
+            Ok(Asked::Healthcheck(address)) => address.port(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(port(&["service", "healthcheck"]), 8081);
+        assert_eq!(
+            port(&["service", "healthcheck", "--admin-listen", "127.0.0.1:9090"]),
+            9090
+        );
+        let missing = asked::<Service>(&["service"]).unwrap_err();
+        assert!(missing.contains("--database"), "{missing}");
+        let run = asked::<Service>(&["service", "--database", "here", "there"]);
+        assert!(
+            matches!(&run, Ok(Asked::Run(Service { database, word: Some(word), .. })) if database == "here" && word == "there"),
+            "{run:?}"
+        );
+    }
+
+    #[test]
+    fn only_what_listens_has_a_health_check() {
+        assert!(line(&["probe", "healthcheck"]).contains("healthcheck"));
     }
 
     #[test]

@@ -6,8 +6,10 @@
 pub mod clock;
 pub mod config;
 pub mod health;
+pub mod healthcheck;
 pub mod lifecycle;
 pub mod telemetry;
+pub mod version;
 
 pub use config::CommonConfig;
 pub use lifecycle::Shutdown;

@@ -1,0 +1,158 @@
+//! The subcommand `healthcheck`: asks the process beside it for `/readyz`. What a container's health
+//! check runs, in an image that has no shell and no other program.
+//!
+//! Healthy means able to work, as each service's `/readyz` sees it. Ingress is ready without NATS, and
+//! after its start without PostgreSQL too: partners then get the specified answers.
+
+use std::{
+    io::{Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    time::{Duration, Instant},
+};
+
+use clap::Command;
+
+pub const NAME: &str = "healthcheck";
+
+/// For everything: shorter than a container's health check waits by default.
+const DEADLINE: Duration = Duration::from_secs(3);
+const LONGEST_ANSWER: usize = 16 * 1024;
+
+/// The flags that name the port to ask, the first that a service has: ids in its configuration.
+const PORTS: [&str; 2] = ["admin_listen", "listen"];
+
+/// `command` with the subcommand, if it is that of a service.
+pub fn offer(command: Command) -> Command {
+    let port = PORTS.iter().find_map(|port| {
+        command
+            .get_arguments()
+            .find(|argument| argument.get_id() == port)
+            .cloned()
+    });
+    let Some(port) = port else { return command };
+    command.subcommand_negates_reqs(true).subcommand(
+        Command::new(NAME)
+            .about(
+                "Ask the running service for /readyz: exit status 0 if it is ready, 1 and the reason if not",
+            )
+            .arg(port.help("Where the service listens")),
+    )
+}
+
+/// The address that the subcommand's arguments name.
+pub fn address(arguments: &clap::ArgMatches) -> Option<SocketAddr> {
+    PORTS
+        .iter()
+        .find_map(|port| arguments.try_get_one::<SocketAddr>(port).ok().flatten())
+        .copied()
+}
+
+/// Asks. `Err` is the reason, in one line.
+pub fn ask(address: SocketAddr) -> Result<String, String> {
+    let address = reachable(address);
+    let answer = exchange(address).map_err(|error| format!("{address} does not answer: {error}"))?;
+    let answer = String::from_utf8_lossy(&answer);
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    match head.split_whitespace().nth(1) {
+        Some("200") => Ok("ready".into()),
+        Some("503") => Err(format!("not ready: {}", reasons(body))),
+        Some(status) => Err(format!("{address}/readyz answered {status}")),
+        None => Err(format!("{address} does not answer in HTTP")),
+    }
+}
+
+/// A service that listens everywhere is asked on loopback.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
+        IpAddr::V6(ip) if ip.is_unspecified() => address.set_ip(Ipv6Addr::LOCALHOST.into()),
+        _ => {}
+    }
+    address
+}
+
+fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
+    let began = Instant::now();
+    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
+    stream.set_write_timeout(Some(DEADLINE))?;
+    write!(
+        stream,
+        "GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+    )?;
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    while answer.len() < LONGEST_ANSWER {
+        let left = DEADLINE.saturating_sub(began.elapsed());
+        // Zero would mean no timeout.
+        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        match stream.read(&mut piece)? {
+            0 => break,
+            length => answer.extend_from_slice(&piece[..length]),
+        }
+    }
+    Ok(answer)
+}
+
+/// `{"missing": {"database": "why"}}` as `database: why`.
+fn reasons(body: &str) -> String {
+    let parsed: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
+    let Some(missing) = parsed["missing"].as_object() else {
+        return body.split_whitespace().collect::<Vec<_>>().join(" ");
+    };
+    let parts: Vec<String> = missing
+        .iter()
+        .map(|(part, reason)| format!("{part}: {}", reason.as_str().unwrap_or_default()))
+        .collect();
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{net::TcpListener, thread};
+
+    use super::*;
+
+    /// One connection that is answered with `answer`.
+    fn server(answer: &'static str) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let _ = stream.read(&mut [0; 1024]).unwrap();
+            stream.write_all(answer.as_bytes()).unwrap();
+        });
+        address
+    }
+
+    #[test]
+    fn only_200_is_ready_and_a_503_says_why() {
+        let ready = server("HTTP/1.1 200 OK\r\n\r\n{\"ready\":true,\"missing\":{}}");
+        assert_eq!(ask(ready), Ok("ready".into()));
+        let away = server(
+            "HTTP/1.1 503 Service Unavailable\r\n\r\n{\"ready\":false,\"missing\":{\"database\":\"away\",\"nats\":\"not connected\"}}",
+        );
+        assert_eq!(
+            ask(away),
+            Err("not ready: database: away; nats: not connected".into())
+        );
+        let other = server("HTTP/1.1 404 Not Found\r\n\r\n");
+        assert!(ask(other).unwrap_err().contains("404"));
+        assert!(ask(server("nonsense")).unwrap_err().contains("HTTP"));
+    }
+
+    #[test]
+    fn nobody_there_is_one_line() {
+        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let reason = ask(address).unwrap_err();
+        assert!(reason.contains("does not answer"), "{reason}");
+        assert_eq!(reason.lines().count(), 1);
+    }
+
+    #[test]
+    fn who_listens_everywhere_is_asked_on_loopback() {
+        let asked = |address: &str| reachable(address.parse().unwrap()).to_string();
+        assert_eq!(asked("0.0.0.0:9090"), "127.0.0.1:9090");
+        assert_eq!(asked("[::]:9090"), "[::1]:9090");
+        assert_eq!(asked("10.0.0.1:9090"), "10.0.0.1:9090");
+    }
+}
