@@ -47,8 +47,10 @@ pub enum Event {
     /// Ingress answers the order with 422, on the verdict of this attempt if it has one. Needs none
     /// for a placement that is `accepted`, which certainly bought nothing so far.
     Refuse(Option<u32>),
-    /// This attempt can't be settled without an operator.
+    /// Nobody found out whether this attempt bought anything.
     Park(u32),
+    /// What the provider has of this attempt, or its own row, can't be stored or read.
+    Dispute(u32),
     /// An operator settles what is parked.
     Resolve(Resolution),
 }
@@ -112,7 +114,9 @@ impl Placement {
             }
             (Placing, Event::Refuse(Some(attempt))) if current(attempt) => to(Refused),
             (Accepted, Event::Refuse(_)) => to(Refused),
-            (Placing | Placed, Event::Park(attempt)) if current(attempt) => Ok(Self {
+            // Not what is placed: somebody else's look found it meanwhile.
+            (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
+            (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
                 state: Parked,
                 disputed: self.state == Placed,
                 ..self
@@ -239,6 +243,14 @@ mod tests {
     }
 
     #[test]
+    fn a_look_that_gives_up_late_does_not_hide_what_another_found() {
+        let placed = placing(1).after(Event::Bought(1)).unwrap();
+        assert_eq!(placed.after(Event::Park(1)), Err(Ignored));
+        let disputed = placed.after(Event::Dispute(1)).unwrap();
+        assert_eq!((disputed.state, disputed.disputed), (Parked, true));
+    }
+
+    #[test]
     fn only_what_is_parked_is_settled_by_an_operator() {
         for state in PlacementState::ALL {
             for disputed in [false, state == Parked] {
@@ -314,6 +326,7 @@ mod tests {
             (attempt.clone(), any::<bool>())
                 .prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
             attempt.clone().prop_map(Event::Park),
+            attempt.clone().prop_map(Event::Dispute),
             proptest::option::of(attempt).prop_map(Event::Refuse),
         ]
     }

@@ -199,7 +199,7 @@ pub async fn claim(
             Ok(work) => claimed.push(work),
             Err(error) => {
                 tracing::error!(placement.id = %placement_id, %error, "parked: its row cannot be read");
-                let outcome = Outcome::Parked {
+                let outcome = Outcome::Disputed {
                     reason: format!("its row cannot be read: {error}"),
                 };
                 let parked = Settlement {
@@ -267,8 +267,13 @@ pub enum Outcome {
         /// Why nobody knows.
         reason: String,
     },
-    /// Can't be settled without an operator.
+    /// Nobody found out whether it was bought. An operator must.
     Parked {
+        /// Why.
+        reason: String,
+    },
+    /// What the provider has, or the row itself, can't be stored or read. An operator must see it.
+    Disputed {
         /// Why.
         reason: String,
     },
@@ -566,6 +571,7 @@ impl Moves {
                 } => ("not_found", Some(*look_in), None),
                 Outcome::Unknown { look_in, reason } => ("unknown", Some(*look_in), Some(reason.clone())),
                 Outcome::Parked { reason } => ("parked", None, Some(reason.clone())),
+                Outcome::Disputed { reason } => ("disputed", None, Some(reason.clone())),
             };
             columns.placements.push(settlement.placement_id.uuid());
             columns.attempts.push(signed(settlement.attempt));
@@ -587,7 +593,7 @@ impl Moves {
                            WHEN new.kind = 'not_bought' THEN 'accepted'
                            WHEN new.kind = 'settled_not_found' AND p.not_found_at IS NOT NULL THEN 'accepted'
                            WHEN new.kind = 'rejected' THEN 'failed'
-                           WHEN new.kind = 'parked' THEN 'parked'
+                           WHEN new.kind IN ('parked', 'disputed') THEN 'parked'
                            ELSE p.state
                        END,
                        not_found_at = CASE
@@ -600,7 +606,7 @@ impl Moves {
                    FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[])
                         AS new(placement_id, attempt, kind, redrive_in, reason)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
-                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'parked')
+                     AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
                           OR (p.state IN ('placed', 'parked') AND p.redrive_at IS NOT NULL AND new.kind = 'unknown'))
                    RETURNING p.placement_id, p.state, p.reason
                ), failed AS (

@@ -31,6 +31,7 @@ use crate::{
     account::Account,
     assign,
     breaker::Breaker,
+    metrics::Metrics,
     pace::Pace,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble, UnitState},
 };
@@ -73,6 +74,8 @@ pub struct Placing {
     pub pace: Arc<Pace>,
     /// Orders whose partners have their answer, see [`Placing::is_answered`].
     pub answered: Answered,
+    /// Counts topups.
+    pub metrics: Metrics,
     /// Ends retries when the process stops.
     pub shutdown: Shutdown,
 }
@@ -220,8 +223,9 @@ impl Placing {
                 let known = published_later || self.is_answered(work);
                 // What can't be published is due at once instead.
                 let announced = (known || verdict_to.is_some()) && self.nats.is_connected();
-                let settled = self.settle_bought(work, units, announced).await;
-                let reply = self.tell(work, verdict_to, Said::UnderWay).await;
+                let age = work.age + trigger.taken.elapsed();
+                let settled = self.settle_bought(work, age, units, announced).await;
+                let reply = self.tell(work, verdict_to, Said::UnderWay, true).await;
                 if known || reply == Some(Reply::Answered) {
                     self.announce(work, settled.ready).await;
                 }
@@ -230,7 +234,7 @@ impl Placing {
                 let reason = format!("the provider refused: {status} {message}");
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, reason, "refused");
                 let said = Said::Refused { status, message };
-                if self.tell(work, verdict_to, said).await != Some(Reply::Refused) {
+                if self.tell(work, verdict_to, said, false).await != Some(Reply::Refused) {
                     self.settle(work, Outcome::Rejected { reason }).await;
                 }
             }
@@ -244,7 +248,7 @@ impl Placing {
         let (class, reason) = (trouble.class(), trouble.reason().to_owned());
         tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought for now");
         if matches!(trouble, Trouble::NotSent(_))
-            && self.tell(work, verdict_to, Said::NotSent).await == Some(Reply::Refused)
+            && self.tell(work, verdict_to, Said::NotSent, false).await == Some(Reply::Refused)
         {
             return;
         }
@@ -262,7 +266,7 @@ impl Placing {
         let told = matches!(trouble, Trouble::NotSent(_));
         self.settle(work, outcome).await;
         if !told {
-            self.tell(work, verdict_to, Said::UnderWay).await;
+            self.tell(work, verdict_to, Said::UnderWay, false).await;
         }
     }
 
@@ -323,7 +327,7 @@ impl Placing {
     /// Records what a look brought, and announces what became ready.
     async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>) {
         let announced = self.is_answered(work) && self.nats.is_connected();
-        let settled = self.settle_bought(work, units, announced).await;
+        let settled = self.settle_bought(work, work.age, units, announced).await;
         if announced {
             self.announce(work, settled.ready).await;
         }
@@ -335,11 +339,16 @@ impl Placing {
         !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.breaker.is_closed()
     }
 
-    /// Gives a placement to the operator.
-    fn park(&self, work: &Claimed, reason: String) -> Outcome {
+    /// Tells the operator of a placement that is parked now.
+    fn alarm(&self, work: &Claimed, reason: &str) {
         let (placement, order, partner) = (work.placement_id, work.order_id, work.partner_id);
         tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = work.attempt,
             provider.name = self.provider_name, reason, "parked");
+    }
+
+    /// Nobody found out whether it was bought.
+    fn park(&self, work: &Claimed, reason: String) -> Outcome {
+        self.alarm(work, &reason);
         Outcome::Parked { reason }
     }
 
@@ -348,7 +357,14 @@ impl Placing {
         work.answered || self.answered.contains(work.order_id)
     }
 
-    async fn settle_bought(&self, work: &Claimed, units: Vec<ProviderUnit>, announced: bool) -> Settled {
+    /// `since_order`: how long ago the order was accepted.
+    async fn settle_bought(
+        &self,
+        work: &Claimed,
+        since_order: Duration,
+        units: Vec<ProviderUnit>,
+        announced: bool,
+    ) -> Settled {
         let waiting = work.topups.iter().filter(|topup| topup.pending).count();
         let mut final_units = 0;
         let mut known = Vec::with_capacity(units.len());
@@ -379,7 +395,7 @@ impl Placing {
         let complete = final_units >= waiting;
         let overdue = !complete && age >= self.park_after;
         if overdue && work.was != PlacementState::Parked {
-            self.park(work, "bought, but its profiles do not come".into());
+            self.alarm(work, "bought, but its profiles do not come");
         }
         let outcome = Outcome::Bought {
             units: known,
@@ -387,7 +403,10 @@ impl Placing {
             overdue,
             announced,
         };
-        self.settle(work, outcome).await
+        let settled = self.settle(work, outcome).await;
+        self.metrics
+            .ready(&self.provider_name, settled.ready.len(), since_order);
+        settled
     }
 
     /// Records an outcome, however long the database is away. A process that ends before it succeeds
@@ -403,12 +422,13 @@ impl Placing {
             let error = match self.settlements.write(settlement.clone()).await {
                 Ok(Ok(settled)) => {
                     self.report(work, &settled);
+                    self.count(work, &settlement.outcome, &settled);
                     return settled;
                 }
                 Ok(Err(error)) => error,
                 Err(pipeline::group_commit::Closed) => return Settled::default(),
             };
-            if error.is_about_data() && !matches!(settlement.outcome, Outcome::Parked { .. }) {
+            if error.is_about_data() && !matches!(settlement.outcome, Outcome::Disputed { .. }) {
                 let reason = match error.constraint() {
                     Some(constraint) => {
                         format!("the provider's answer conflicts with what is stored ({constraint})")
@@ -416,7 +436,8 @@ impl Placing {
                     None => "the provider's answer cannot be stored".to_owned(),
                 };
                 tracing::error!(placement.id = %work.placement_id, %error, "an outcome cannot be stored");
-                settlement.outcome = self.park(work, reason);
+                self.alarm(work, &reason);
+                settlement.outcome = Outcome::Disputed { reason };
                 continue;
             }
             tracing::warn!(placement.id = %work.placement_id, %error, "an outcome was not recorded yet");
@@ -438,13 +459,41 @@ impl Placing {
         }
     }
 
-    /// Tells a waiting ingress what the provider said.
-    async fn tell(&self, work: &Claimed, to: Option<&VerdictTo>, said: Said) -> Option<Reply> {
+    /// Counts topups that have failed or are parked now.
+    fn count(&self, work: &Claimed, outcome: &Outcome, settled: &Settled) {
+        let pending = work.topups.iter().filter(|topup| topup.pending).count();
+        let (failed, parked) = match outcome {
+            Outcome::Bought { units, overdue, .. } => {
+                let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
+                let parks = (*overdue && work.was != PlacementState::Parked) || settled.unexpected;
+                let known = units.iter().filter(|unit| !matches!(unit.progress, Progress::Pending));
+                let parked = if parks { pending.saturating_sub(known.count()) } else { 0 };
+                (units.iter().filter(failed).count(), parked)
+            }
+            Outcome::Rejected { .. } => (pending, 0),
+            Outcome::Parked { .. } | Outcome::Disputed { .. } => (0, pending),
+            Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => (0, 0),
+        };
+        if settled.moved {
+            self.metrics.topups(&self.provider_name, "failed", failed);
+            self.metrics.topups(&self.provider_name, "parked", parked);
+        }
+    }
+
+    /// Tells a waiting ingress what the provider said; `placed`: whether it certainly has the purchase.
+    async fn tell(
+        &self,
+        work: &Claimed,
+        to: Option<&VerdictTo>,
+        said: Said,
+        placed: bool,
+    ) -> Option<Reply> {
         let verdict = Verdict::V1 {
             order_id: work.order_id,
             placement_id: work.placement_id,
             attempt: work.attempt,
             said,
+            placed,
         };
         let reply = self.nats.tell(to?, &verdict).await;
         if reply == Some(Reply::Answered) {

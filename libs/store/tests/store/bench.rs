@@ -289,6 +289,13 @@ pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
     settlement(placement_id, attempt, outcome)
 }
 
+pub fn disputed(placement_id: PlacementId, attempt: u32) -> Settlement {
+    let outcome = Outcome::Disputed {
+        reason: "it conflicts".into(),
+    };
+    settlement(placement_id, attempt, outcome)
+}
+
 /// A unit of a topup that is named after it.
 pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
     Unit {

@@ -11,7 +11,8 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, not_bought, not_found, order, parked, placement, rejected, unknown,
+    Bench, PROVIDER, bought_pending, disputed, not_bought, not_found, order, parked, placement, rejected,
+    unknown,
 };
 
 /// The recorded attempt; events speak of it, of an earlier and of a later one.
@@ -90,6 +91,7 @@ fn events() -> Vec<Event> {
             },
             Event::Refuse(Some(attempt)),
             Event::Park(attempt),
+            Event::Dispute(attempt),
         ]);
     }
     events
@@ -165,6 +167,7 @@ impl Bench {
             Event::NotBought(attempt) => not_bought(id, attempt),
             Event::NotFound { attempt, settled } => not_found(id, attempt, settled),
             Event::Park(attempt) => parked(id, attempt),
+            Event::Dispute(attempt) => disputed(id, attempt),
         };
         self.settle(&[settlement]).await[0].moved
     }

@@ -8,7 +8,8 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought, bought_pending, iccid, order, parked, placement, ready, rejected, topups, unit,
+    Bench, PROVIDER, bought, bought_pending, disputed, iccid, order, parked, placement, ready, rejected,
+    topups, unit,
 };
 
 impl Bench {
@@ -95,7 +96,7 @@ async fn units_that_have_their_profile_stay_and_named_ones_are_not_bought_again(
     let id = placement(&order);
     let [one, two, _] = topups(&order).try_into().unwrap();
     let known = vec![ready(&one), unit(&two, Progress::Failed("it broke".into()))];
-    bench.settle(&[bought(id, 1, known, true), parked(id, 1)]).await;
+    bench.settle(&[bought(id, 1, known, true), disputed(id, 1)]).await;
     let error = bench.resolve(id, Resolution::Retry).await.unwrap_err();
     assert!(matches!(error, NotResolved::HasUnits), "{error}");
     let resolved = bench.resolve(id, Resolution::NotBought).await.unwrap();
