@@ -6,6 +6,7 @@
 
 pub mod effect;
 pub mod group_commit;
+pub mod metrics;
 pub mod payload;
 pub mod publish;
 pub mod streams;

@@ -55,6 +55,9 @@ pub enum Verdict {
         attempt: u32,
         /// What was said.
         said: Said,
+        /// Whether the provider certainly has the purchase.
+        #[serde(default)]
+        placed: bool,
     },
 }
 

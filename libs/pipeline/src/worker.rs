@@ -21,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::{
     Nats,
     effect::{self, Effect, perform},
+    metrics::Jobs,
     streams::Source,
     trace::TRACEPARENT,
 };
@@ -125,6 +126,7 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, source: Source, permits: usiz
         source,
         permits: Arc::new(Semaphore::new(permits)),
         pull: permits.div_ceil(2),
+        jobs: Jobs::new(S::KIND.claim().stage()),
         shutdown: shutdown.clone(),
     };
     let worker = Arc::new(worker);
@@ -139,6 +141,7 @@ struct Worker<S> {
     permits: Arc<Semaphore>,
     /// How many messages one pull may bring.
     pull: usize,
+    jobs: Jobs,
     shutdown: Shutdown,
 }
 
@@ -247,6 +250,7 @@ impl<S: Stage> Worker<S> {
                 return;
             }
         };
+        self.jobs.claimed(claimed.len(), "message");
         let mut claimed: HashMap<S::Key, S::Work> = claimed
             .into_iter()
             .map(|work| (self.stage.work_key(&work), work))
@@ -263,11 +267,11 @@ impl<S: Stage> Worker<S> {
                         traceparent,
                         taken,
                     };
-                    let worker = Arc::clone(self);
+                    let (worker, under_way) = (Arc::clone(self), self.jobs.begin());
                     self.shutdown.tracker().spawn(async move {
                         worker.stage.run(work, trigger).await;
                         worker.acknowledge(&acker, AckKind::Ack).await;
-                        drop(permit);
+                        drop((under_way, permit));
                     });
                 }
             }
@@ -341,6 +345,7 @@ impl<S: Stage> Worker<S> {
             // A look that found nothing is no effect.
             if more {
                 effect::after(S::KIND.claim_due());
+                self.jobs.claimed(due.len(), "redrive");
             }
             for work in due {
                 let permit = permits.split(1);
@@ -349,10 +354,10 @@ impl<S: Stage> Worker<S> {
                     traceparent: None,
                     taken,
                 };
-                let stage = Arc::clone(&self.stage);
+                let (stage, under_way) = (Arc::clone(&self.stage), self.jobs.begin());
                 self.shutdown.tracker().spawn(async move {
                     stage.run(work, trigger).await;
-                    drop(permit);
+                    drop((under_way, permit));
                 });
             }
         }

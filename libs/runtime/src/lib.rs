@@ -8,6 +8,7 @@ pub mod config;
 pub mod health;
 pub mod healthcheck;
 pub mod lifecycle;
+pub mod metrics;
 pub mod telemetry;
 pub mod version;
 

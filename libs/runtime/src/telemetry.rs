@@ -75,6 +75,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     // Instruments come from `opentelemetry::global::meter`; the admin endpoint shows this registry.
     let exporter = opentelemetry_prometheus::exporter()
         .with_registry(prometheus::default_registry().clone())
+        .scope_info_enabled(false)
         .build()
         .context("cannot set up metrics")?;
     let meter = SdkMeterProvider::builder()
@@ -82,6 +83,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .with_reader(exporter)
         .build();
     global::set_meter_provider(meter.clone());
+    crate::metrics::build_info();
     Ok(Telemetry {
         tracer: provider,
         meter,

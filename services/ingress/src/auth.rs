@@ -41,22 +41,25 @@ impl HeaderNames {
     }
 }
 
-fn denied(message: impl Into<String>) -> ApiError {
-    ApiError::Unauthorized(message.into())
-}
-
 impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
         let names = &app.headers;
+        let denied = |reason: &'static str, message: String| {
+            app.metrics.auth_failure(reason);
+            ApiError::Unauthorized(message)
+        };
         let header = |name: &str| parts.headers.get(name).filter(|value| !is_blank(value));
         let (Some(access_key), Some(signature), Some(timestamp)) = (
             header(&names.access_key),
             header(&names.signature),
             header(&names.timestamp),
         ) else {
-            return Err(denied("Missing required authentication headers."));
+            return Err(denied(
+                "missing_header",
+                "Missing required authentication headers.".into(),
+            ));
         };
 
         let timestamp = timestamp
@@ -66,26 +69,32 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
                 signing::parse_unix_time(text)
                     .is_some_and(|time| time.abs_diff(runtime::clock::unix_seconds()) <= WINDOW)
             })
-            .ok_or_else(|| denied("Request timestamp is too old or invalid."))?;
+            .ok_or_else(|| denied("timestamp", "Request timestamp is too old or invalid.".into()))?;
 
-        let unknown = || {
+        let unknown = |reason| {
             let header = &names.access_key_spelled;
-            denied(format!(
-                "Invalid or missing access key. Please provide a valid {header} header."
-            ))
+            let message = format!("Invalid or missing access key. Please provide a valid {header} header.");
+            denied(reason, message)
         };
         // Anything but visible ASCII is present, but can't be anybody's key.
-        let access_key = access_key.to_str().map_err(|_| unknown())?;
+        let access_key = access_key.to_str().map_err(|_| unknown("access_key"))?;
         let partner = app
             .directory
             .partner(access_key)
             .await
             .map_err(|error| ApiError::Internal(error.into()))?
-            .filter(|partner| !partner.disabled)
-            .ok_or_else(unknown)?;
+            .ok_or_else(|| unknown("access_key"))?;
+        if partner.disabled {
+            return Err(unknown("disabled"));
+        }
 
         let secret = match &partner.key {
-            Key::Missing => return Err(denied("Missing secret key in partner record.")),
+            Key::Missing => {
+                return Err(denied(
+                    "missing_secret_key",
+                    "Missing secret key in partner record.".into(),
+                ));
+            }
             Key::Unusable => {
                 let id = partner.partner_id;
                 return Err(ApiError::Internal(anyhow::anyhow!(
@@ -96,7 +105,7 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
         };
         let (method, path) = (parts.method.as_str(), parts.uri.path());
         if !signing::request::verify(secret, method, path, timestamp, access_key, signature.as_bytes()) {
-            return Err(denied("Invalid signature."));
+            return Err(denied("signature", "Invalid signature.".into()));
         }
         Ok(Self(partner))
     }

@@ -7,11 +7,14 @@
 //!
 //! Its cast: [`server`] writes answers and knows when they have left, [`auth`] says who asks,
 //! [`request`] what is asked, [`directory`] which partners and options there are, [`orders`] sees an
-//! order through, [`verdicts`] hears what provisioners say meanwhile, [`qr`] draws pictures.
+//! order through, [`verdicts`] hears what provisioners say meanwhile, [`qr`] draws pictures,
+//! [`observe`] and [`metrics`] show how it goes.
 
 pub mod auth;
 pub mod directory;
 pub mod error;
+pub mod metrics;
+pub mod observe;
 pub mod orders;
 pub mod qr;
 pub mod request;
@@ -30,7 +33,10 @@ use runtime::{
 };
 use store::config::{DatabaseConfig, MasterKeyConfig};
 
-use crate::{auth::HeaderNames, directory::Directory, orders::Orders, request::Limits, verdicts::Verdicts};
+use crate::{
+    auth::HeaderNames, directory::Directory, metrics::Metrics, orders::Orders, request::Limits,
+    verdicts::Verdicts,
+};
 
 /// Takes signed orders from partners
 #[derive(Parser, Clone, Debug)]
@@ -39,7 +45,7 @@ pub struct Config {
     /// Where partners are served
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Where `/livez` and `/readyz` are served
+    /// Where `/livez`, `/readyz` and `/metrics` are served
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
     pub admin_listen: SocketAddr,
     /// The word in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
@@ -91,11 +97,16 @@ pub struct App {
     limits: Limits,
     directory: Arc<Directory>,
     orders: Arc<Orders>,
+    metrics: Metrics,
 }
 
 /// Serves partners until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let pool = config.database.pool("ingress").map_err(BadSetting::error)?;
+    runtime::metrics::connections({
+        let pool = pool.clone();
+        move || (pool.size(), pool.num_idle())
+    });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = health::listen("LISTEN", config.listen).await?;
@@ -111,6 +122,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let verdicts = Verdicts::new(nats.clone());
     let mut listening = tokio::spawn(Arc::clone(&verdicts).listen());
 
+    let metrics = Metrics::default();
     let orders = Orders::new(
         pool,
         Arc::clone(&directory),
@@ -119,6 +131,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         rand::random(),
         config.providers,
         config.placement_wait,
+        metrics.clone(),
         shutdown.clone(),
     );
     let app = App {
@@ -129,6 +142,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         },
         directory,
         orders: Arc::new(orders),
+        metrics,
     };
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn(

@@ -30,6 +30,7 @@ use tracing::{Instrument, Span, info_span};
 use crate::{
     directory::{Directory, Partner},
     error::ApiError,
+    metrics::{self, Metrics},
     request::{Draft, Item},
     verdicts::{Arrived, Verdicts, Waiting},
 };
@@ -70,6 +71,7 @@ pub struct Orders {
     topup_ids: TopupIds,
     providers: Vec<String>,
     placement_wait: Duration,
+    metrics: Metrics,
     shutdown: Shutdown,
 }
 
@@ -131,6 +133,7 @@ impl Orders {
         random_start: u64,
         providers: Vec<String>,
         placement_wait: Duration,
+        metrics: Metrics,
         shutdown: Shutdown,
     ) -> Self {
         Self {
@@ -142,6 +145,7 @@ impl Orders {
             topup_ids: TopupIds::new(random_start),
             providers,
             placement_wait,
+            metrics,
             shutdown,
         }
     }
@@ -268,11 +272,13 @@ impl Orders {
         let sent = match self.store_unless_taken(&mut order).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
+                self.metrics.order(metrics::Outcome::Duplicate, 0);
                 let taken = ApiError::Unprocessable(vec![TAKEN.into()]);
                 let _ = answer.send(Outcome::Error(taken));
                 return;
             }
             Err(error) => {
+                self.metrics.order(metrics::Outcome::Error, 0);
                 let _ = answer.send(Outcome::Error(ApiError::Internal(error)));
                 return;
             }
@@ -281,6 +287,7 @@ impl Orders {
         if waits {
             self.answer_by_verdict(&order, sent, deadline, answer).await;
         } else {
+            self.metrics.order(metrics::Outcome::Accepted, units(&order));
             answered(&order, deadline, answer).await;
             self.publish(&order, None).await;
         }
@@ -376,8 +383,13 @@ impl Orders {
 
         let mut said = Vec::with_capacity(order.placements.len());
         collect(&mut waiting, order.placements.len(), until, &mut said).await;
+        for placement in &order.placements {
+            let heard = said.iter().find(|one| one.placement_id == placement.placement_id);
+            self.metrics.verdict(heard.map_or("none", Arrived::verdict));
+        }
         match self.refuse(order, &said).await {
             Ok(None) => {
+                self.metrics.order(metrics::Outcome::Accepted, units(order));
                 let mut answered = std::pin::pin!(answered(order, deadline, answer));
                 loop {
                     tokio::select! {
@@ -392,6 +404,13 @@ impl Orders {
             }
             Ok(Some(errors)) => {
                 tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
+                let by_provider = |one: &Arrived| matches!(one.said, Said::Refused { .. });
+                let outcome = if said.iter().any(by_provider) {
+                    metrics::Outcome::Refused
+                } else {
+                    metrics::Outcome::Unreachable
+                };
+                self.metrics.order(outcome, 0);
                 let _ = answer.send(Outcome::Error(ApiError::Unprocessable(errors)));
                 for arrived in said {
                     waiting.reply(arrived, Reply::Refused).await;
@@ -400,6 +419,7 @@ impl Orders {
             }
             // Refused or not, nobody knows; no reply is given, and the provisioner settles it.
             Err(error) => {
+                self.metrics.order(metrics::Outcome::Error, 0);
                 let _ = answer.send(Outcome::Error(ApiError::Internal(error.into())));
             }
         }
@@ -424,6 +444,19 @@ impl Orders {
 }
 
 const TAKEN: &str = "External order id has already been taken";
+
+/// Whether an order was denied for its external id and nothing else.
+pub fn is_taken(errors: &[String]) -> bool {
+    errors == [TAKEN]
+}
+
+fn units(order: &NewOrder) -> usize {
+    order
+        .placements
+        .iter()
+        .map(|placement| placement.topups.len())
+        .sum()
+}
 
 /// Verdicts until all placements have one, one of them is under way (which settles the answer), or
 /// the time is over.

@@ -7,20 +7,22 @@ use axum::{
     body::{Body, BodyDataStream},
     extract::{FromRequestParts, Request, State},
     http::{HeaderMap, HeaderValue, StatusCode, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::{get, post},
 };
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use pipeline::trace;
 use tower_http::catch_panic::CatchPanicLayer;
-use tracing::{Instrument, field, info_span};
+use tracing::field;
 
 use crate::{
     App,
     auth::AuthenticatedPartner,
     error::{self, ApiError},
-    orders::Outcome,
+    metrics,
+    observe::observe,
+    orders::{self, Outcome},
     qr, request,
     server::{Answers, answer_body},
 };
@@ -34,18 +36,22 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Both forms of the path that the specification writes.
 const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
+const QR: &str = "/qr/{text}/{size}";
+/// Every route that there is.
+pub const ROUTES: [&str; 3] = [ORDERS[0], ORDERS[1], QR];
 
 /// The public router.
 pub fn router(app: Arc<App>) -> Router {
-    let mut router = Router::new().route("/qr/{text}/{size}", get(qr::draw));
+    let mut router = Router::new().route(QR, get(qr::draw));
     for path in ORDERS {
         router = router.route(path, post(create_order));
     }
     router
         .fallback(|| async { ApiError::NotFound })
         .method_not_allowed_fallback(|| async { ApiError::MethodNotAllowed })
-        .with_state(app)
+        .with_state(Arc::clone(&app))
         .layer(CatchPanicLayer::custom(panicked))
+        .layer(middleware::from_fn_with_state(app, observe))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
@@ -66,31 +72,9 @@ async fn create_order(
     Extension(answers): Extension<Arc<Answers>>,
     request: Request,
 ) -> Response {
-    let span = info_span!(
-        "POST /api/v1/api_partner/orders",
-        otel.kind = "server",
-        http.request.method = "POST",
-        http.route = "/api/v1/api_partner/orders",
-        http.response.status_code = field::Empty,
-        partner.id = field::Empty,
-        order.id = field::Empty,
-    );
-    trace::link(
-        &span,
-        request
-            .headers()
-            .get(trace::TRACEPARENT)
-            .and_then(|value| value.to_str().ok()),
-    );
-    let response = async {
-        answer(&app, answers, request)
-            .await
-            .unwrap_or_else(ApiError::into_response)
-    }
-    .instrument(span.clone())
-    .await;
-    span.record("http.response.status_code", response.status().as_u16());
-    response
+    answer(&app, answers, request)
+        .await
+        .unwrap_or_else(ApiError::into_response)
 }
 
 async fn answer(app: &Arc<App>, answers: Arc<Answers>, request: Request) -> Result<Response, ApiError> {
@@ -98,9 +82,14 @@ async fn answer(app: &Arc<App>, answers: Arc<Answers>, request: Request) -> Resu
     let AuthenticatedPartner(partner) = AuthenticatedPartner::from_request_parts(&mut parts, app).await?;
     let span = tracing::Span::current();
     span.record("partner.id", field::display(partner.partner_id));
-    let body = read_body(&parts.headers, body).await?;
-    let draft = request::read(&body, app.limits).map_err(|request::InvalidJson| ApiError::InvalidJson)?;
-    let order = app.orders.check(&partner, draft).await?;
+    let drafting = async {
+        let body = read_body(&parts.headers, body).await?;
+        let draft = request::read(&body, app.limits).map_err(|request::InvalidJson| ApiError::InvalidJson)?;
+        app.orders.check(&partner, draft).await
+    };
+    let order = drafting.await.inspect_err(|error| {
+        app.metrics.order(outcome(error), 0);
+    })?;
     span.record("order.id", field::display(order.order_id));
     match app.orders.submit(order).await {
         Ok(Outcome::Created { body, deadline, left }) => {
@@ -112,6 +101,15 @@ async fn answer(app: &Arc<App>, answers: Arc<Answers>, request: Request) -> Resu
         Err(_) => Err(ApiError::Internal(anyhow::anyhow!(
             "the order's task ended without an answer"
         ))),
+    }
+}
+
+/// What became of an order that was not even stored.
+fn outcome(error: &ApiError) -> metrics::Outcome {
+    match error {
+        ApiError::Internal(_) => metrics::Outcome::Error,
+        ApiError::Unprocessable(errors) if orders::is_taken(errors) => metrics::Outcome::Duplicate,
+        _ => metrics::Outcome::Invalid,
     }
 }
 

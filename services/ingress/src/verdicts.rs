@@ -28,7 +28,20 @@ pub struct Arrived {
     pub attempt: u32,
     /// What was said.
     pub said: Said,
+    placed: bool,
     reply: Option<Subject>,
+}
+
+impl Arrived {
+    /// In a word.
+    pub fn verdict(&self) -> &'static str {
+        match self.said {
+            Said::UnderWay if self.placed => "placed",
+            Said::UnderWay => "later",
+            Said::Refused { .. } => "refused",
+            Said::NotSent => "not_sent",
+        }
+    }
 }
 
 /// The orders of this process that wait for verdicts, and the promises of provisioners.
@@ -130,6 +143,7 @@ impl Verdicts {
             placement_id,
             attempt,
             said,
+            placed,
         } = match serde_json::from_slice(&message.payload) {
             Ok(verdict) => verdict,
             Err(error) => {
@@ -141,6 +155,7 @@ impl Verdicts {
             placement_id,
             attempt,
             said,
+            placed,
             reply: message.reply,
         };
         let sender = lock(&self.waiting).get(&order_id).cloned();

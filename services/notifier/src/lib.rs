@@ -23,7 +23,12 @@ pub mod webhook;
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
-use pipeline::{Nats, NatsConfig, streams::Source, worker};
+use pipeline::{
+    Nats, NatsConfig,
+    metrics::{Watched, watch as watch_streams},
+    streams::Source,
+    worker,
+};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
@@ -148,6 +153,10 @@ fn block(text: &str) -> Result<Duration, String> {
 /// Delivers webhooks until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let pool = config.database.pool("notifier").map_err(BadSetting::error)?;
+    runtime::metrics::connections({
+        let pool = pool.clone();
+        move || (pool.size(), pool.num_idle())
+    });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let guard = Guard::new(config.webhook_allow);
     let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
@@ -186,9 +195,21 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             longest: config.endpoint_block_longest,
         },
     };
+    let durable = String::from("notifier");
+    let watched = vec![
+        Watched {
+            stream: "TOPUP_READY",
+            consumers: vec![durable.clone()],
+        },
+        Watched {
+            stream: "TOPUP_DEAD",
+            consumers: Vec::new(),
+        },
+    ];
+    shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
     let source = Source {
         stream: "TOPUP_READY",
-        durable: "notifier".into(),
+        durable,
         subject: nats.ready_subjects(),
         ack_wait: deliver::lease(config.webhook_timeout) * 2,
     };

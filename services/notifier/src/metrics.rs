@@ -68,9 +68,9 @@ impl Metrics {
                 .with_boundaries(DELIVERY_BOUNDS.into())
                 .build(),
             overdue: meter
-                .f64_gauge("esim.deliveries.overdue.age")
+                .f64_gauge("esim.redrive.oldest_overdue")
                 .with_description(
-                    "Since when the longest overdue delivery waits; not those of blocked endpoints",
+                    "For how long the oldest overdue row has been due; not those of blocked endpoints",
                 )
                 .with_unit("s")
                 .build(),
@@ -99,7 +99,7 @@ impl Metrics {
 
     /// Counts an attempt.
     pub fn attempt(&self, class: &'static str, took: Duration) {
-        self.attempts.add(1, &[KeyValue::new("class", class)]);
+        self.attempts.add(1, &[KeyValue::new("outcome", class)]);
         self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
 
@@ -110,7 +110,10 @@ impl Metrics {
 
     /// Shows how deliveries stand.
     pub fn standing(&self, standing: &Standing) {
-        self.overdue.record(standing.overdue.as_secs_f64(), &[]);
+        self.overdue.record(
+            standing.overdue.as_secs_f64(),
+            &[KeyValue::new("stage", "notifier")],
+        );
         self.blocked
             .record(standing.blocked, &[KeyValue::new("reason", "failures")]);
         self.blocked

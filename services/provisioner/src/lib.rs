@@ -23,7 +23,12 @@ pub mod providers;
 use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
-use pipeline::{Nats, NatsConfig, streams::Source, worker};
+use pipeline::{
+    Nats, NatsConfig,
+    metrics::{Watched, watch as watch_streams},
+    streams::Source,
+    worker,
+};
 use reqwest::Url;
 use runtime::{
     CommonConfig, Shutdown,
@@ -271,6 +276,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.configured()?;
     let pool = config.database.pool("provisioner").map_err(BadSetting::error)?;
+    runtime::metrics::connections({
+        let pool = pool.clone();
+        move || (pool.size(), pool.num_idle())
+    });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let metrics = Metrics::default();
@@ -310,7 +319,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             breakers.push(Arc::clone(&breaker));
             let source = Source {
                 stream: "TOPUP_JOBS",
-                durable: format!("provisioner-{name}"),
+                durable: durable(&name),
                 subject: nats.job_subject(&name),
                 ack_wait: config.lease() * 2,
             };
@@ -333,6 +342,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 lease: config.lease(),
                 pace: Arc::clone(&pace),
                 answered: Answered::default(),
+                metrics: metrics.clone(),
                 shutdown: shutdown.clone(),
             };
             worker::start(Arc::new(stage), &nats, source, permits, &shutdown);
@@ -345,12 +355,22 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             "breakers",
             breaker::watch(breakers, pool.clone(), readiness, shutdown.clone()),
         );
+        let watched = vec![Watched {
+            stream: "TOPUP_JOBS",
+            consumers: config.providers.iter().map(|name| durable(name)).collect(),
+        }];
+        shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
         shutdown.spawn("metrics", metrics.watch(config.providers, pool, shutdown.clone()));
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;
     nats.flush().await;
     finished
+}
+
+/// The consumer of a provider's jobs.
+fn durable(provider: &str) -> String {
+    format!("provisioner-{provider}")
 }
 
 /// The providers that may call back.

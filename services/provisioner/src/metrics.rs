@@ -15,6 +15,11 @@ use store::{
 /// How often queues are looked at.
 const PERIOD: Duration = Duration::from_secs(15);
 
+/// Bounds of the time from an order to its profile, in seconds: from at once to long after it is parked.
+const READY_BOUNDS: [f64; 15] = [
+    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 7_200.0, 21_600.0, 86_400.0,
+];
+
 /// The instruments. Clones are the same ones.
 #[derive(Clone)]
 pub struct Metrics {
@@ -24,6 +29,8 @@ pub struct Metrics {
     parked: Gauge<i64>,
     oldest_overdue: Gauge<f64>,
     callbacks: Counter<u64>,
+    topups: Counter<u64>,
+    ready_duration: Histogram<f64>,
 }
 
 impl Default for Metrics {
@@ -57,6 +64,16 @@ impl Default for Metrics {
                 .u64_counter("esim.provider.callbacks")
                 .with_description("Callbacks of providers, by what they did")
                 .build(),
+            topups: meter
+                .u64_counter("esim.topups")
+                .with_description("Units, by what became of them")
+                .build(),
+            ready_duration: meter
+                .f64_histogram("esim.topup.ready.duration")
+                .with_unit("s")
+                .with_boundaries(READY_BOUNDS.into())
+                .with_description("From an accepted order to the stored profile of its unit")
+                .build(),
         }
     }
 }
@@ -89,6 +106,24 @@ impl Metrics {
     pub fn callback(&self, name: &str, outcome: &'static str) {
         self.callbacks
             .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+    }
+
+    /// Units that have come to an end.
+    pub fn topups(&self, name: &str, outcome: &'static str, units: usize) {
+        if units > 0 {
+            let units = u64::try_from(units).unwrap_or(u64::MAX);
+            self.topups
+                .add(units, &[provider(name), KeyValue::new("outcome", outcome)]);
+        }
+    }
+
+    /// Units whose profiles were stored so long after their order was accepted.
+    pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
+        self.topups(name, "ready", units);
+        for _ in 0..units {
+            self.ready_duration
+                .record(since_order.as_secs_f64(), &[provider(name)]);
+        }
     }
 
     fn backlog(&self, name: &str, backlog: Backlog) {

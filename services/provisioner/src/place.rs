@@ -466,8 +466,14 @@ impl Placing {
             Outcome::Bought { units, overdue, .. } => {
                 let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
                 let parks = (*overdue && work.was != PlacementState::Parked) || settled.unexpected;
-                let known = units.iter().filter(|unit| !matches!(unit.progress, Progress::Pending));
-                let parked = if parks { pending.saturating_sub(known.count()) } else { 0 };
+                let known = units
+                    .iter()
+                    .filter(|unit| !matches!(unit.progress, Progress::Pending));
+                let parked = if parks {
+                    pending.saturating_sub(known.count())
+                } else {
+                    0
+                };
                 (units.iter().filter(failed).count(), parked)
             }
             Outcome::Rejected { .. } => (pending, 0),
@@ -481,13 +487,7 @@ impl Placing {
     }
 
     /// Tells a waiting ingress what the provider said; `placed`: whether it certainly has the purchase.
-    async fn tell(
-        &self,
-        work: &Claimed,
-        to: Option<&VerdictTo>,
-        said: Said,
-        placed: bool,
-    ) -> Option<Reply> {
+    async fn tell(&self, work: &Claimed, to: Option<&VerdictTo>, said: Said, placed: bool) -> Option<Reply> {
         let verdict = Verdict::V1 {
             order_id: work.order_id,
             placement_id: work.placement_id,

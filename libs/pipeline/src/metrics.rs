@@ -1,0 +1,176 @@
+//! What the loop of every stage shows of itself: work under way, and how much waits in JetStream.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use async_nats::jetstream::consumer::pull;
+use opentelemetry::{
+    KeyValue, global,
+    metrics::{Counter, UpDownCounter},
+};
+use runtime::Shutdown;
+
+use crate::Nats;
+
+/// How often JetStream is asked.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// The rows that a stage works on.
+#[derive(Clone)]
+pub(crate) struct Jobs {
+    in_flight: UpDownCounter<i64>,
+    claimed: Counter<u64>,
+    stage: &'static str,
+}
+
+/// A row under way; it isn't any more when this is dropped.
+pub(crate) struct UnderWay(Jobs);
+
+impl Jobs {
+    pub(crate) fn new(stage: &'static str) -> Self {
+        let meter = global::meter("pipeline");
+        Self {
+            in_flight: meter
+                .i64_up_down_counter("esim.jobs.in_flight")
+                .with_description("Rows that this process works on")
+                .build(),
+            claimed: meter
+                .u64_counter("esim.jobs.claimed")
+                .with_description(
+                    "Rows that were taken up, because of a message or because they were overdue",
+                )
+                .build(),
+            stage,
+        }
+    }
+
+    fn stage(&self) -> KeyValue {
+        KeyValue::new("stage", self.stage)
+    }
+
+    pub(crate) fn claimed(&self, rows: usize, source: &'static str) {
+        let rows = u64::try_from(rows).unwrap_or(u64::MAX);
+        self.claimed
+            .add(rows, &[self.stage(), KeyValue::new("source", source)]);
+    }
+
+    pub(crate) fn begin(&self) -> UnderWay {
+        self.in_flight.add(1, &[self.stage()]);
+        UnderWay(self.clone())
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.in_flight.add(-1, &[self.0.stage()]);
+    }
+}
+
+/// A stream to be watched, with those of its consumers that are this process's.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    /// The stream, without prefix.
+    pub stream: &'static str,
+    /// Durable names.
+    pub consumers: Vec<String>,
+}
+
+/// What JetStream said last. Empty while it says nothing: an old number would look like a new one.
+#[derive(Default)]
+struct Seen {
+    messages: Vec<(u64, [KeyValue; 1])>,
+    pending: Vec<(u64, [KeyValue; 2])>,
+    ack_pending: Vec<(u64, [KeyValue; 2])>,
+}
+
+/// Shows how much waits in streams, until the soft stop.
+pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> anyhow::Result<()> {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    show(&seen);
+    let stop = shutdown.soft();
+    let mut ticks = tokio::time::interval(PERIOD);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            _ = ticks.tick() => {}
+        }
+        let looked = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            looked = look(&nats, &watched) => looked,
+        };
+        *seen.lock().unwrap_or_else(PoisonError::into_inner) = looked;
+    }
+}
+
+async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
+    let mut seen = Seen::default();
+    if !nats.is_connected() {
+        return seen;
+    }
+    for Watched { stream, consumers } in watched {
+        // One that is missing is made by who needs it.
+        let Ok(found) = nats.context.get_stream(nats.stream_name(stream)).await else {
+            continue;
+        };
+        let of_stream = KeyValue::new("stream", *stream);
+        seen.messages
+            .push((found.cached_info().state.messages, [of_stream.clone()]));
+        for name in consumers {
+            let Ok(consumer) = found.get_consumer::<pull::Config>(name).await else {
+                continue;
+            };
+            let info = consumer.cached_info();
+            let of = [of_stream.clone(), KeyValue::new("consumer", name.clone())];
+            seen.pending.push((info.num_pending, of.clone()));
+            let unacknowledged = u64::try_from(info.num_ack_pending).unwrap_or(u64::MAX);
+            seen.ack_pending.push((unacknowledged, of));
+        }
+    }
+    seen
+}
+
+fn show(seen: &Arc<Mutex<Seen>>) {
+    let meter = global::meter("pipeline");
+    let lock = |seen: &Arc<Mutex<Seen>>| {
+        let seen = Arc::clone(seen);
+        move |tell: &mut dyn FnMut(&Seen)| tell(&seen.lock().unwrap_or_else(PoisonError::into_inner))
+    };
+    let with = lock(seen);
+    meter
+        .u64_observable_gauge("esim.stream.messages")
+        .with_description("Messages in a stream")
+        .with_callback(move |gauge| {
+            with(&mut |seen| {
+                seen.messages
+                    .iter()
+                    .for_each(|(count, of)| gauge.observe(*count, of))
+            });
+        })
+        .build();
+    let with = lock(seen);
+    meter
+        .u64_observable_gauge("esim.consumer.pending")
+        .with_description("Messages that a consumer has not been given yet")
+        .with_callback(move |gauge| {
+            with(&mut |seen| {
+                seen.pending
+                    .iter()
+                    .for_each(|(count, of)| gauge.observe(*count, of))
+            });
+        })
+        .build();
+    let with = lock(seen);
+    meter
+        .u64_observable_gauge("esim.consumer.ack_pending")
+        .with_description("Messages that a consumer was given and has not acknowledged yet")
+        .with_callback(move |gauge| {
+            with(&mut |seen| {
+                seen.ack_pending
+                    .iter()
+                    .for_each(|(count, of)| gauge.observe(*count, of))
+            });
+        })
+        .build();
+}
