@@ -122,12 +122,13 @@ enum Asked<C> {
 fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result<Asked<C>, String> {
     let read = || {
         let mut matches = command::<C>().try_get_matches_from(arguments)?;
-        match matches
-            .subcommand_matches(healthcheck::NAME)
-            .map(healthcheck::address)
-        {
-            Some(Some(address)) => Ok(Asked::Healthcheck(address)),
-            _ => C::from_arg_matches_mut(&mut matches).map(Asked::Run),
+        let address = match matches.subcommand() {
+            Some((healthcheck::NAME, arguments)) => healthcheck::address(arguments),
+            _ => None,
+        };
+        match address {
+            Some(address) => Ok(Asked::Healthcheck(address)),
+            None => C::from_arg_matches_mut(&mut matches).map(Asked::Run),
         }
     };
     read().map_err(|error: clap::Error| {
@@ -215,6 +216,14 @@ mod tests {
         word: Option<String>,
     }
 
+    /// Like a command line with commands of its own.
+    #[derive(Parser, Debug)]
+    #[command(name = "tool")]
+    enum Tool {
+        /// Does something
+        Work,
+    }
+
     fn asked<C: Parser>(arguments: &[&str]) -> Result<Asked<C>, String> {
         try_parse(arguments.iter().map(OsString::from))
     }
@@ -247,6 +256,7 @@ mod tests {
     #[test]
     fn only_what_listens_has_a_health_check() {
         assert!(line(&["probe", "healthcheck"]).contains("healthcheck"));
+        assert!(matches!(asked(&["tool", "work"]), Ok(Asked::Run(Tool::Work))));
     }
 
     #[test]

@@ -14,6 +14,10 @@ use secrecy::{ExposeSecret, SecretString};
 
 const NONCE: usize = 24;
 
+/// The id of keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are
+/// refused, and so is a key of zeros whatever it is called: what everybody can read protects nothing.
+pub const EXAMPLE_ID: &str = "example";
+
 /// What a sealed value is; it opens only as what it was sealed for.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
@@ -46,9 +50,12 @@ pub enum VaultError {
         "master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters"
     )]
     BadKey(usize),
+    /// Everybody knows it.
+    #[error("master key number {0} is an example; make one with `esimctl master-key create FILE`")]
+    Example(usize),
     /// There is no key at all.
     #[error(
-        "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`openssl rand -base64 32` makes one; write it as `<id>:<key>`)"
+        "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)"
     )]
     NoKey,
     /// Two keys have one id.
@@ -92,6 +99,9 @@ impl Vault {
                 return Err(VaultError::DuplicateKey(id.to_owned()));
             }
             let cipher = XChaCha20Poly1305::new_from_slice(&bytes).map_err(|_| bad())?;
+            if id == EXAMPLE_ID || bytes.iter().all(|byte| *byte == 0) {
+                return Err(VaultError::Example(index + 1));
+            }
             keys.push(MasterKey {
                 id: id.to_owned(),
                 cipher,
@@ -215,6 +225,9 @@ mod tests {
             vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(),
             VaultError::BadKey(2)
         );
+        assert_eq!(vault(&key("example", 7)).unwrap_err(), VaultError::Example(1));
+        let zeros = format!("{},{}", key("a", 1), key("b", 0));
+        assert_eq!(vault(&zeros).unwrap_err(), VaultError::Example(2));
         let twice = format!("{},{}", key("a", 1), key("a", 2));
         assert_eq!(vault(&twice).unwrap_err(), VaultError::DuplicateKey("a".into()));
     }

@@ -6,8 +6,11 @@
 //! anything is written, and each command writes in one transaction.
 
 mod database;
+mod database_password;
 mod delivery;
 mod endpoint;
+mod made_once;
+mod master_key;
 mod migrate;
 mod option;
 mod order;
@@ -40,7 +43,8 @@ Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wron
 
 /// The command line for operators of the eSIM ordering pipeline
 #[derive(Parser, Clone, Debug)]
-#[command(name = "esimctl", version, after_help = EXAMPLES)]
+// Not every command needs the database; those that do say so.
+#[command(name = "esimctl", version, after_help = EXAMPLES, mut_arg("database_url", |url| url.required(false)))]
 pub struct Config {
     /// Print JSON instead of text, before or after the command
     #[arg(long, global = true)]
@@ -48,7 +52,7 @@ pub struct Config {
     #[command(subcommand)]
     command: Command,
     #[command(flatten)]
-    database: DatabaseConfig,
+    database: Option<DatabaseConfig>,
 }
 
 #[derive(Subcommand, Clone, Debug)]
@@ -74,10 +78,21 @@ enum Command {
     /// Providers: whether their queues are worked on
     #[command(subcommand, after_help = provider::EXAMPLES)]
     Provider(provider::Command),
+    /// The key that secrets at rest are encrypted under
+    #[command(subcommand, after_help = master_key::EXAMPLES)]
+    MasterKey(master_key::Command),
+    /// The password of the database's role
+    #[command(subcommand, after_help = database_password::EXAMPLES)]
+    DatabasePassword(database_password::Command),
     /// Bring the database's schema to this version; waits up to 30 s for the server to be up
     #[command(after_help = migrate::EXAMPLES)]
     Migrate,
 }
+
+/// A command that needs the database isn't told where it is.
+#[derive(Debug, thiserror::Error)]
+#[error("where is the database? Set --database-url (environment: DATABASE_URL)")]
+struct NoDatabase;
 
 /// Runs one command. A failure is one line on standard error.
 pub fn run(config: &Config) -> ExitCode {
@@ -90,7 +105,8 @@ pub fn run(config: &Config) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esimctl: {}", one_line(&format!("{error:#}")));
-            let wrong_settings = error.is::<BadDatabaseUrl>() || error.is::<MasterKeyError>();
+            let wrong_settings =
+                error.is::<NoDatabase>() || error.is::<BadDatabaseUrl>() || error.is::<MasterKeyError>();
             ExitCode::from(if wrong_settings { USAGE } else { FAILED })
         }
     }
@@ -98,15 +114,18 @@ pub fn run(config: &Config) -> ExitCode {
 
 async fn execute(config: &Config) -> anyhow::Result<()> {
     let output = Output::new(config.json);
+    let database = || config.database.as_ref().ok_or(NoDatabase);
     match &config.command {
-        Command::Partner(command) => partner::run(command, &config.database, &output).await,
-        Command::Option(command) => option::run(command, &config.database, &output).await,
-        Command::Delivery(command) => delivery::run(command, &config.database, &output).await,
-        Command::Endpoint(command) => endpoint::run(command, &config.database, &output).await,
-        Command::Order(command) => order::run(command, &config.database, &output).await,
-        Command::Placement(command) => placement::run(command, &config.database, &output).await,
-        Command::Provider(command) => provider::run(command, &config.database, &output).await,
-        Command::Migrate => migrate::run(&config.database, &output).await,
+        Command::Partner(command) => partner::run(command, database()?, &output).await,
+        Command::Option(command) => option::run(command, database()?, &output).await,
+        Command::Delivery(command) => delivery::run(command, database()?, &output).await,
+        Command::Endpoint(command) => endpoint::run(command, database()?, &output).await,
+        Command::Order(command) => order::run(command, database()?, &output).await,
+        Command::Placement(command) => placement::run(command, database()?, &output).await,
+        Command::Provider(command) => provider::run(command, database()?, &output).await,
+        Command::MasterKey(command) => master_key::run(command, &output),
+        Command::DatabasePassword(command) => database_password::run(command, &output),
+        Command::Migrate => migrate::run(database()?, &output).await,
     }
 }
 
