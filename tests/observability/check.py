@@ -1,0 +1,369 @@
+"""Checks of deploy/observability; tests/observability/run says which.
+
+check.py files DEPLOY OPERATIONS_MD
+check.py system DEPLOY PROMETHEUS_URL      (settings of the running system in the environment)
+"""
+
+import base64
+import hashlib
+import hmac
+import http.server
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import uuid
+
+import yaml
+
+# --- PromQL, as far as it is needed to know what an expression names -----------------------------
+
+TOKEN = re.compile(
+    r'\s+|(?P<text>"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\')|(?P<range>\[[^\]]*\])|(?P<number>[0-9][0-9a-zA-Z_.]*)'
+    r"|(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)|(?P<sign>=~|!~|!=|==|>=|<=|.)"
+)
+WORDS = {"and", "or", "unless", "bool", "offset", "inf", "nan"}
+LISTS = {"by", "without", "on", "ignoring", "group_left", "group_right"}
+
+
+def names_in(expr):
+    """The selectors of an expression as (metric, [(label, operator, value)]), and the labels it groups by."""
+    tokens = [(m.lastgroup, m.group()) for m in TOKEN.finditer(expr) if m.lastgroup]
+    selectors, labels, i = [], set(), 0
+    while i < len(tokens):
+        kind, text = tokens[i]
+        following = tokens[i + 1][1] if i + 1 < len(tokens) else ""
+        i += 1
+        if kind != "name" or text in WORDS:
+            continue
+        if text in LISTS:
+            while tokens[i][1] != ")":
+                if tokens[i][0] == "name":
+                    labels.add(tokens[i][1])
+                i += 1
+        elif following == "{":
+            matchers, i = [], i + 1
+            while tokens[i][1] != "}":
+                if tokens[i][0] == "name":
+                    matchers.append((tokens[i][1], tokens[i + 1][1], tokens[i + 2][1][1:-1]))
+                    i += 2
+                i += 1
+            selectors.append((text, matchers))
+        elif following not in ("(", "by", "without"):
+            selectors.append((text, []))
+    return selectors, labels
+
+
+# --- what the files say -----------------------------------------------------------------------------
+
+VARIABLES = {"$__rate_interval": "30s", "$provider": ".*"}
+
+
+def filled_in(expr):
+    for name, value in VARIABLES.items():
+        expr = expr.replace(name, value)
+    return expr
+
+
+def dashboards(deploy):
+    for path in sorted((deploy / "grafana/dashboards").glob("*.json")):
+        yield path.name, json.loads(path.read_text())
+
+
+def panels_with_queries(dashboard):
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def rules(deploy):
+    groups = yaml.safe_load((deploy / "prometheus/alerts.yml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def anchors(markdown):
+    """The anchors of headings as GitHub makes them."""
+    found = set()
+    for heading in re.findall(r"^#+ +(.*)$", markdown, re.MULTILINE):
+        found.add(re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-"))
+    return found
+
+
+def check_files(deploy, operations):
+    problems = []
+    sections = anchors(operations.read_text()) if operations.exists() else set()
+    tests = yaml.safe_load((deploy / "prometheus/alerts_test.yml").read_text())["tests"]
+    fires, silent = set(), set()
+    for test in tests:
+        for case in test["alert_rule_test"]:
+            (fires if case["exp_alerts"] else silent).add(case["alertname"])
+    names = [rule["alert"] for rule in rules(deploy)]
+    for rule in rules(deploy):
+        name, annotations = rule["alert"], rule.get("annotations", {})
+        if names.count(name) > 1:
+            problems.append(f"alert {name}: there are several")
+        if name not in fires:
+            problems.append(f"alert {name}: no test in which it fires")
+        if name not in silent:
+            problems.append(f"alert {name}: no test in which it doesn't")
+        if rule.get("labels", {}).get("severity") not in ("page", "ticket"):
+            problems.append(f"alert {name}: its severity is neither page nor ticket")
+        for wanted in ("summary", "description", "runbook_url"):
+            if not annotations.get(wanted):
+                problems.append(f"alert {name}: no {wanted}")
+        anchor = name.lower()
+        if annotations.get("runbook_url") != f"docs/operations.md#{anchor}":
+            problems.append(f"alert {name}: its runbook_url is not docs/operations.md#{anchor}")
+        elif anchor not in sections:
+            problems.append(f"alert {name}: docs/operations.md has no section for it")
+
+    for file, dashboard in dashboards(deploy):
+        ids = [panel["id"] for panel in dashboard["panels"]]
+        if len(ids) != len(set(ids)):
+            problems.append(f"{file}: panel ids repeat")
+        cells = {}
+        for panel in dashboard["panels"]:
+            at = panel["gridPos"]
+            for x in range(at["x"], at["x"] + at["w"]):
+                for y in range(at["y"], at["y"] + at["h"]):
+                    if not 0 <= x < 24 or cells.setdefault((x, y), panel["title"]) != panel["title"]:
+                        problems.append(f"{file}: {panel['title']} overlaps or sticks out")
+        for panel in panels_with_queries(dashboard):
+            title = panel["title"]
+            if not panel.get("description"):
+                problems.append(f"{file}: {title}: no description")
+            if not panel["fieldConfig"]["defaults"].get("unit"):
+                problems.append(f"{file}: {title}: no unit")
+            if not panel["targets"]:
+                problems.append(f"{file}: {title}: no query")
+            for target in panel["targets"]:
+                if target["datasource"]["uid"] != "${datasource}":
+                    problems.append(f"{file}: {title}: another data source")
+
+    provisioned = yaml.safe_load((deploy / "grafana/provisioning/datasources/datasources.yml").read_text())
+    if {one["uid"] for one in provisioned["datasources"]} < {"prometheus", "jaeger"}:
+        problems.append("Grafana's data sources prometheus and jaeger are not provisioned")
+    yaml.safe_load((deploy / "grafana/provisioning/dashboards/dashboards.yml").read_text())
+
+    collector = yaml.safe_load((deploy / "collector.yaml").read_text())
+    service = collector["service"]
+    for name, pipeline in service["pipelines"].items():
+        for kind in ("receivers", "processors", "exporters"):
+            for part in pipeline[kind]:
+                if part not in collector[kind]:
+                    problems.append(f"collector.yaml: {name} uses {part}, which is not among its {kind}")
+        if pipeline["processors"][0] != "memory_limiter":
+            problems.append(f"collector.yaml: the first processor of {name} is not memory_limiter")
+    if {"traces", "metrics", "logs"} != set(service["pipelines"]):
+        problems.append("collector.yaml: not exactly the pipelines traces, metrics and logs")
+    for extension in service["extensions"]:
+        if extension not in collector["extensions"]:
+            problems.append(f"collector.yaml: extension {extension} is not configured")
+    return problems, f"{len(names)} alerts, {len(tests)} tests, {sum(1 for _ in dashboards(deploy))} dashboard"
+
+
+# --- traffic, so that there is something to see ------------------------------------------------------
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(500 if self.path.startswith("/broken") else 200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def post(path, body, partner, signature=None):
+    stamp = str(int(time.time()))
+    key = base64.b64decode(partner["secret_key"])
+    text = f"POST\n{path}\n{stamp}\n{partner['access_key']}".encode()
+    headers = {
+        "content-type": "application/json",
+        "x-service-access-key": partner["access_key"],
+        "x-service-timestamp": stamp,
+        "x-service-signature": signature or hmac.new(key, text, hashlib.sha256).hexdigest(),
+    }
+    request = urllib.request.Request(os.environ["BASE_URL"] + path, body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+class Traffic:
+    def __init__(self):
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_port}"
+        self.options = {one["name"]: one["option_id"] for one in esimctl("option", "list")}
+        self.partners = [self.partner(base + path) for path in ("/works", "/broken")]
+
+    @staticmethod
+    def partner(url):
+        name = f"observed {uuid.uuid4()}"
+        return esimctl("partner", "create", "--name", name, "--environment", "sandbox", "--webhook-url", url)
+
+    def order(self, option, partner=0, external=None, qty=1, signature=None):
+        body = {
+            "external_order_id": external or str(uuid.uuid4()),
+            "products": [{"option_id": self.options.get(option, option), "qty": qty}],
+        }
+        sent = json.dumps(body).encode()
+        return post("/api/v1/api_partner/orders", sent, self.partners[partner], signature)
+
+    def some(self):
+        again = str(uuid.uuid4())
+        got = [
+            self.order("ready", external=again, qty=2),
+            self.order("ready", external=again),
+            self.order("ready", partner=1),
+            self.order("refused"),
+            self.order("no such option"),
+            self.order("ready", signature="0" * 64),
+            self.order("delayed"),
+            self.order("bought-then-error"),
+        ]
+        want = [201, 422, 201, 422, 422, 401, 201, 201]
+        if got != want:
+            raise SystemExit(f"the orders were answered with {got}, expected {want}")
+
+
+def esimctl(*arguments):
+    program = os.environ["BIN_DIR"] + "/esimctl"
+    done = subprocess.run([program, "--json", *arguments], check=True, capture_output=True, text=True, timeout=60)
+    return json.loads(done.stdout)
+
+
+# --- what a running system shows --------------------------------------------------------------------
+
+
+class Prometheus:
+    def __init__(self, url):
+        self.url = url
+
+    def api(self, path, **parameters):
+        query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}{query}", timeout=10) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            return json.load(error)
+
+    def query(self, expr):
+        """The series as (labels, value), or what is wrong with the expression."""
+        answer = self.api("query", query=expr)
+        if answer["status"] != "success":
+            return [], answer["error"]
+        data = answer["data"]
+        if data["resultType"] in ("scalar", "string"):
+            return [({}, data["result"][1])], None
+        return [(one["metric"], one["value"][1]) for one in data["result"]], None
+
+
+# A system that is well has none of these.
+NEVER_WHEN_WELL = {("http_response_status_code", "5..")}
+
+
+def check_names(prometheus, expr, where):
+    """Every metric, label and value that an expression names is there."""
+    problems, labels_there = [], {"le"}
+    selectors, grouped_by = names_in(expr)
+    for metric, matchers in selectors:
+        series, error = prometheus.query(metric)
+        if error or not series:
+            problems.append(f"{where}: there is no metric {metric}")
+            continue
+        values = {}
+        for labels, _ in series:
+            for label, value in labels.items():
+                values.setdefault(label, set()).add(value)
+        labels_there.update(values)
+        for label, operator, value in matchers:
+            if label not in values:
+                problems.append(f"{where}: {metric} has no label {label}")
+            elif operator == "=" and value not in values[label]:
+                problems.append(f"{where}: no {metric} has {label}={value!r}, only {sorted(values[label])}")
+            elif operator == "=~" and (label, value) not in NEVER_WHEN_WELL:
+                if not any(re.fullmatch(value, one) for one in values[label]):
+                    problems.append(f"{where}: no {metric} has {label}=~{value!r}, only {sorted(values[label])}")
+    if len(problems) == 0 and grouped_by - labels_there:
+        problems.append(f"{where}: nothing in it has the labels {sorted(grouped_by - labels_there)}")
+    return problems
+
+
+def check_system(deploy, prometheus):
+    problems, count = [], 0
+    for file, dashboard in dashboards(deploy):
+        for variable in dashboard["templating"]["list"]:
+            found = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable.get("definition", ""))
+            if found:
+                series, _ = prometheus.query(found[1])
+                if not any(found[2] in labels for labels, _ in series):
+                    problems.append(f"{file}: variable {variable['name']} finds nothing")
+        for panel in panels_with_queries(dashboard):
+            for target in panel["targets"]:
+                count += 1
+                where = f"{file}: {panel['title']} {target['refId']}"
+                expr = filled_in(target["expr"])
+                found, error = prometheus.query(expr)
+                if error:
+                    problems.append(f"{where}: {error}")
+                    continue
+                problems += check_names(prometheus, expr, where)
+                if not any(value != "NaN" for _, value in found):
+                    problems.append(f"{where}: no numbers come of {expr}")
+                for label in re.findall(r"{{(\w+)}}", target.get("legendFormat", "")):
+                    if any(label not in labels for labels, _ in found):
+                        problems.append(f"{where}: its legend names {label}, which not every series has")
+
+    loaded = [rule for group in prometheus.api("rules")["data"]["groups"] for rule in group["rules"]]
+    health = {rule["name"]: rule for rule in loaded}
+    for rule in rules(deploy):
+        count += 1
+        name = rule["alert"]
+        state = health.get(name)
+        if state is None or state["health"] != "ok":
+            problems.append(f"alert {name}: {state and state.get('lastError') or 'not evaluated'}")
+        problems += check_names(prometheus, rule["expr"], f"alert {name}")
+    return problems, f"{count} expressions of the dashboard and the alerts"
+
+
+def until_well(deploy, url):
+    """Looks until everything is there: what is read every 15 s takes its time."""
+    prometheus, traffic = Prometheus(url), Traffic()
+    ends = time.monotonic() + 120
+    while True:
+        traffic.some()
+        try:
+            problems, what = check_system(deploy, prometheus)
+        except (urllib.error.URLError, ConnectionError) as error:
+            problems, what = [f"Prometheus does not answer: {error}"], ""
+        if not problems or time.monotonic() > ends:
+            return problems, what
+        time.sleep(2)  # between two looks, not for something to happen
+
+
+def main():
+    what, deploy = sys.argv[1], pathlib.Path(sys.argv[2])
+    if what == "files":
+        problems, checked = check_files(deploy, pathlib.Path(sys.argv[3]))
+    else:
+        problems, checked = until_well(deploy, sys.argv[3])
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        raise SystemExit(f"{len(problems)} problems")
+    print(f"well: {checked}")
+
+
+main()

@@ -1,0 +1,75 @@
+# Programs that only tests need, kept in .local/tools: nothing is installed into the system, no service of
+# theirs starts. Sourced after deploy/local/lib.sh.
+# shellcheck shell=bash
+
+TOOLS=$ROOT/.local/tools
+
+# `debian_sources SUITE…`: apt sources for these suites, from the machine's own Debian entry.
+debian_sources() {
+  local site
+  site=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' 'Origin: Debian' | grep -v -- '-security$' | head -n 1)
+  [[ -n $site ]] || fail "no Debian source is configured on this machine"
+  printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n' "$site" "$*"
+}
+
+# `unpack_debian SUITE PACKAGE`: downloads the package and unpacks it into .local/tools/PACKAGE, by lists
+# of its own, so that the machine's apt and its locks are left alone.
+unpack_debian() {
+  local suite=$1 package=$2 root=$TOOLS/apt target=$TOOLS/$2 options
+  [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1
+  say "fetching $package from Debian $suite"
+  rm -rf "$root" "$target" "$target.new"
+  mkdir -p "$root/state/lists/partial" "$root/cache/archives/partial" "$target.new"
+  debian_sources "$suite" >"$root/debian.sources"
+  options=(-qq -o "Dir::State=$root/state" -o "Dir::State::status=/var/lib/dpkg/status" -o "Dir::Cache=$root/cache"
+    -o "Dir::Etc::sourcelist=$root/debian.sources" -o Dir::Etc::sourceparts=/dev/null -o APT::Sandbox::User=root)
+  (
+    cd "$root"
+    apt-get "${options[@]}" update && apt-get "${options[@]}" download "$package/$suite" && dpkg -x "$package"_*.deb "$target.new"
+  ) </dev/null >"$LOCAL_DIR/log/apt-$package.log" 2>&1 || fail "$package could not be fetched; see $LOCAL_DIR/log/apt-$package.log"
+  rm -rf "$root"
+  mv "$target.new" "$target"
+}
+
+# `find_prometheus` sets PROMETHEUS and PROMTOOL.
+find_prometheus() {
+  local unpacked=$TOOLS/prometheus/usr/bin suite
+  if ! { command -v prometheus && command -v promtool; } >/dev/null; then
+    # shellcheck source=/dev/null
+    suite=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME-}")
+    [[ -x $unpacked/promtool ]] || { [[ -n $suite ]] && unpack_debian "$suite" prometheus; } ||
+      fail "prometheus and promtool are missing: install them (Debian: apt-get install prometheus; macOS, not tried: brew install prometheus)"
+    PATH=$PATH:$unpacked
+  fi
+  PROMETHEUS=$(command -v prometheus)
+  PROMTOOL=$(command -v promtool)
+}
+
+# `find_kustomize` sets KUSTOMIZE, a command of version 5 or newer.
+find_kustomize() {
+  local unpacked=$TOOLS/kustomize/usr/bin/kustomize
+  if [[ $(kubectl version --client 2>/dev/null) =~ Kustomize\ Version:\ v[5-9] ]]; then
+    KUSTOMIZE=(kubectl kustomize)
+  elif [[ $(kustomize version 2>/dev/null) =~ ^\{?v?[5-9]\. ]]; then
+    KUSTOMIZE=(kustomize build)
+  else
+    [[ -x $unpacked ]] || unpack_debian trixie kustomize ||
+      fail "kustomize 5 is missing: install kubectl or kustomize (Debian 13: apt-get install kustomize; macOS, not tried: brew install kustomize)"
+    KUSTOMIZE=("$unpacked" build)
+  fi
+}
+
+# `python_tools` sets PYTHON, with PyYAML and kubernetes-validate.
+python_tools() {
+  local target=$TOOLS/python
+  PYTHON=$target/bin/python
+  [[ -f $target/complete ]] && return
+  need python3 python3
+  rm -rf "$target"
+  # Debian splits venv off; pip can stand in for it.
+  python3 -m venv "$target" 2>/dev/null || { apt_install python3-venv && python3 -m venv "$target"; } ||
+    fail "python3 has no venv: install it (Debian: apt-get install python3-venv)"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check PyYAML==6.0.3 kubernetes-validate==1.36.0 \
+    >"$LOCAL_DIR/log/pip-tools.log" 2>&1 || fail "pip could not install the test tools; see $LOCAL_DIR/log/pip-tools.log"
+  : >"$target/complete"
+}
