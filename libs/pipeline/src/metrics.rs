@@ -145,7 +145,7 @@ fn show(seen: &Arc<Mutex<Seen>>) {
             with(&mut |seen| {
                 seen.messages
                     .iter()
-                    .for_each(|(count, of)| gauge.observe(*count, of))
+                    .for_each(|(count, of)| gauge.observe(*count, of));
             });
         })
         .build();
@@ -157,7 +157,7 @@ fn show(seen: &Arc<Mutex<Seen>>) {
             with(&mut |seen| {
                 seen.pending
                     .iter()
-                    .for_each(|(count, of)| gauge.observe(*count, of))
+                    .for_each(|(count, of)| gauge.observe(*count, of));
             });
         })
         .build();
@@ -169,7 +169,7 @@ fn show(seen: &Arc<Mutex<Seen>>) {
             with(&mut |seen| {
                 seen.ack_pending
                     .iter()
-                    .for_each(|(count, of)| gauge.observe(*count, of))
+                    .for_each(|(count, of)| gauge.observe(*count, of));
             });
         })
         .build();

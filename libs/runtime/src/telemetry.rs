@@ -1,91 +1,270 @@
 //! Logs, spans and metrics. Spans always carry W3C trace context, so that one trace runs through the
-//! whole pipeline whether or not somebody records it.
+//! whole pipeline whether or not somebody records it; they are recorded, and all three are sent over
+//! OTLP, where the standard `OTEL_*` variables ask for it. Nothing here ever waits for a collector.
 
-use std::io::IsTerminal;
+mod export;
+mod lines;
+mod settings;
+
+use std::{
+    io::IsTerminal,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, bail};
 use opentelemetry::{global, trace::TracerProvider};
+use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
 use opentelemetry_sdk::{
-    Resource, metrics::SdkMeterProvider, propagation::TraceContextPropagator, trace::SdkTracerProvider,
+    Resource,
+    error::OTelSdkResult,
+    logs::{self, BatchLogProcessor, SdkLoggerProvider},
+    metrics::{PeriodicReader, SdkMeterProvider},
+    propagation::TraceContextPropagator,
+    resource::TelemetryResourceDetector,
+    trace::{self, BatchSpanProcessor, Sampler, SdkTracerProvider},
 };
+use tracing::{Metadata, Subscriber};
 use tracing_subscriber::{
-    EnvFilter, Layer, filter::LevelFilter, fmt, layer::SubscriberExt, util::SubscriberInitExt,
+    EnvFilter, Layer,
+    filter::{FilterExt, FilterFn, LevelFilter},
+    fmt,
+    layer::SubscriberExt,
+    registry::LookupSpan,
+    util::SubscriberInitExt,
 };
 
+use self::{
+    export::Transport,
+    lines::{Ids, Json, Text},
+    settings::{Queue, Settings},
+};
 use crate::{CommonConfig, config::LogFormat};
+
+/// How long the end of a process may wait for what is still buffered.
+const FLUSH: Duration = Duration::from_secs(2);
 
 /// What has to be flushed when the process ends.
 pub struct Telemetry {
     tracer: SdkTracerProvider,
     meter: SdkMeterProvider,
+    logger: Option<SdkLoggerProvider>,
 }
 
 impl Telemetry {
-    /// Sends what is still buffered.
+    /// Sends what is still buffered, for a moment. Where nobody takes it, it is lost.
     pub fn flush(self) {
-        for result in [self.tracer.shutdown(), self.meter.shutdown()] {
-            if let Err(error) = result {
-                eprintln!("telemetry was not flushed: {error}");
+        let Self {
+            tracer,
+            meter,
+            logger,
+        } = self;
+        let (tell, ended) = mpsc::channel();
+        let shut_down = |shut_down: Box<dyn FnOnce() -> OTelSdkResult + Send>| {
+            let tell = tell.clone();
+            // Each waits for its own exporter; one that hangs must not take the others' time.
+            thread::spawn(move || {
+                let _ = tell.send(shut_down());
+            });
+        };
+        shut_down(Box::new(move || tracer.shutdown_with_timeout(FLUSH)));
+        shut_down(Box::new(move || meter.shutdown_with_timeout(FLUSH)));
+        if let Some(logger) = logger {
+            shut_down(Box::new(move || logger.shutdown_with_timeout(FLUSH)));
+        }
+        drop(tell);
+        let deadline = Instant::now() + FLUSH;
+        loop {
+            match ended.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::debug!(%error, "telemetry was not flushed"),
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    return tracing::debug!("telemetry was not flushed in time");
+                }
             }
         }
     }
 }
 
-/// Starts logging (to standard error) and tracing for this process; once per process.
+/// Starts logging (to standard error), tracing and metrics for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
-    // A word that is no level would be taken for a target, and silence everything else.
-    let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
-    if let Some(odd) = config.log.split(',').map(str::trim).find(|part| !is_filter(part)) {
-        bail!(
-            "LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`"
-        );
-    }
-    // OpenTelemetry tells of its own doings in between ours; LOG may ask for that.
-    let filter = EnvFilter::try_new(format!("opentelemetry=warn,{}", config.log))
-        .with_context(|| format!("LOG={:?} is not a log filter such as `info`", config.log))?;
+    let settings = Settings::read(service, &|name| std::env::var_os(name))?;
+    check_filter(&config.log)?;
+    // reqwest, tonic and async-nats take the process's provider; a second installation is the same one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
-    let resource = Resource::builder().with_service_name(service).build();
-    let provider = SdkTracerProvider::builder()
-        .with_resource(resource.clone())
+    let resource = Resource::builder_empty()
+        .with_detector(Box::new(TelemetryResourceDetector))
+        .with_attributes(settings.resource.clone())
         .build();
+    let wanted = settings.traces.is_some() || settings.metrics.is_some() || settings.logs.is_some();
+    let transport = wanted.then(Transport::start).transpose()?;
+
+    let tracer = tracer(&settings, transport.as_ref(), &resource)?;
+    let logger = logger(&settings, transport.as_ref(), &resource)?;
+    let bridge = match &logger {
+        None => None,
+        Some(logger) => {
+            let chosen = filter(&config.log)?;
+            let ours = FilterFn::new(|metadata| !is_transport(metadata));
+            Some(OpenTelemetryTracingBridge::new(logger).with_filter(chosen.and(ours)))
+        }
+    };
+    // What only tells where time went is there if somebody records it: most spans of an order are.
+    let detail = if settings.traces.is_some() {
+        LevelFilter::DEBUG
+    } else {
+        LevelFilter::INFO
+    };
     let spans = tracing_opentelemetry::layer()
-        .with_tracer(provider.tracer(service))
+        .with_tracer(tracer.tracer(service))
         .with_location(false)
         .with_threads(false)
+        .with_target(false)
         .with_tracked_inactivity(false)
-        .with_filter(LevelFilter::INFO);
-    let json = match config.log_format {
-        LogFormat::Auto => !std::io::stderr().is_terminal(),
-        LogFormat::Text => false,
-        LogFormat::Json => true,
-    };
-    let lines = fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
-    let lines = if json {
-        lines.json().flatten_event(true).boxed()
-    } else {
-        lines.boxed()
-    };
+        .with_filter(FilterFn::new(is_ours).with_max_level_hint(detail).and(detail));
     tracing_subscriber::registry()
-        .with(lines.with_filter(filter))
+        .with(lines(config.log_format).with_filter(filter(&config.log)?))
         .with(spans)
+        .with(bridge)
         .try_init()
         .context("telemetry was started twice")?;
-    // Instruments come from `opentelemetry::global::meter`; the admin endpoint shows this registry.
-    let exporter = opentelemetry_prometheus::exporter()
+
+    let meter = meter(&settings, transport.as_ref(), resource)?;
+    global::set_meter_provider(meter.clone());
+    crate::metrics::build_info();
+    Ok(Telemetry {
+        tracer,
+        meter,
+        logger,
+    })
+}
+
+fn tracer(
+    settings: &Settings,
+    transport: Option<&Transport>,
+    resource: &Resource,
+) -> anyhow::Result<SdkTracerProvider> {
+    let provider = SdkTracerProvider::builder().with_resource(resource.clone());
+    let (Some(traces), Some(transport)) = (&settings.traces, transport) else {
+        // Nobody looks at them: they have ids and cost as little as that.
+        return Ok(provider.with_sampler(Sampler::AlwaysOff).build());
+    };
+    let Queue { size, batch, delay } = traces.queue;
+    let queue = trace::BatchConfigBuilder::default()
+        .with_max_queue_size(size)
+        .with_max_export_batch_size(batch)
+        .with_scheduled_delay(delay)
+        .build();
+    let exporter = transport.spans(&traces.target)?;
+    let processor = BatchSpanProcessor::builder(exporter)
+        .with_batch_config(queue)
+        .build();
+    Ok(provider
+        .with_sampler(traces.sampler.clone())
+        .with_span_processor(processor)
+        .build())
+}
+
+fn logger(
+    settings: &Settings,
+    transport: Option<&Transport>,
+    resource: &Resource,
+) -> anyhow::Result<Option<SdkLoggerProvider>> {
+    let (Some(logs), Some(transport)) = (&settings.logs, transport) else {
+        return Ok(None);
+    };
+    let Queue { size, batch, delay } = logs.queue;
+    let queue = logs::BatchConfigBuilder::default()
+        .with_max_queue_size(size)
+        .with_max_export_batch_size(batch)
+        .with_scheduled_delay(delay)
+        .build();
+    let exporter = transport.logs(&logs.target)?;
+    let processor = BatchLogProcessor::builder(exporter)
+        .with_batch_config(queue)
+        .build();
+    let provider = SdkLoggerProvider::builder()
+        .with_resource(resource.clone())
+        .with_log_processor(processor)
+        .build();
+    Ok(Some(provider))
+}
+
+/// Instruments come from `opentelemetry::global::meter`; the admin endpoint shows this registry.
+fn meter(
+    settings: &Settings,
+    transport: Option<&Transport>,
+    resource: Resource,
+) -> anyhow::Result<SdkMeterProvider> {
+    let prometheus = opentelemetry_prometheus::exporter()
         .with_registry(prometheus::default_registry().clone())
         .scope_info_enabled(false)
         .build()
         .context("cannot set up metrics")?;
-    let meter = SdkMeterProvider::builder()
+    let mut provider = SdkMeterProvider::builder()
         .with_resource(resource)
-        .with_reader(exporter)
-        .build();
-    global::set_meter_provider(meter.clone());
-    crate::metrics::build_info();
-    Ok(Telemetry {
-        tracer: provider,
-        meter,
-    })
+        .with_reader(prometheus);
+    if let (Some(metrics), Some(transport)) = (&settings.metrics, transport) {
+        let exporter = transport.metrics(&metrics.target)?;
+        let reader = PeriodicReader::builder(exporter).with_interval(metrics.interval);
+        provider = provider.with_reader(reader.build());
+    }
+    Ok(provider.build())
+}
+
+fn lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let is_terminal = std::io::stderr().is_terminal();
+    let lines = fmt::layer()
+        .with_writer(std::io::stderr)
+        .with_ansi(is_terminal)
+        .fmt_fields(Ids);
+    match format {
+        LogFormat::Json => lines.event_format(Json).boxed(),
+        LogFormat::Auto if !is_terminal => lines.event_format(Json).boxed(),
+        LogFormat::Auto | LogFormat::Text => lines.event_format(Text).boxed(),
+    }
+}
+
+fn check_filter(log: &str) -> anyhow::Result<()> {
+    // A word that is no level would be taken for a target, and silence everything else.
+    let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
+    if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
+        bail!(
+            "LOG: {odd:?} is neither a level nor a directive; write it like `info` or `info,ingress=debug`"
+        );
+    }
+    Ok(())
+}
+
+fn filter(log: &str) -> anyhow::Result<EnvFilter> {
+    EnvFilter::try_new(log).with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
+}
+
+/// Whether a span is one that we made to be seen. Libraries have spans, too, and say in them what they
+/// like; what is logged is sent as logs, not once more with the spans.
+fn is_ours(metadata: &Metadata<'_>) -> bool {
+    metadata.is_span() && metadata.fields().field("otel.kind").is_some()
+}
+
+/// Whether a line is of what sends lines: sending it would make another one.
+fn is_transport(metadata: &Metadata<'_>) -> bool {
+    const TRANSPORT: [&str; 7] = [
+        "opentelemetry",
+        "h2",
+        "hyper",
+        "tonic",
+        "tower",
+        "reqwest",
+        "rustls",
+    ];
+    let library = metadata.target().split("::").next().unwrap_or_default();
+    TRANSPORT
+        .iter()
+        .any(|transport| library.split(['_', '-']).next() == Some(transport))
 }

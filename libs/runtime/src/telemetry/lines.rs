@@ -1,0 +1,353 @@
+//! Log lines: JSON with the ids of the trace for machines, text for people. What a line is about is
+//! taken from the spans around it: their ids, and nothing else of them.
+
+use std::fmt::{self, Write};
+
+use opentelemetry::{Context, trace::TraceContextExt};
+use serde::Serialize;
+use tracing::{
+    Event, Level, Subscriber,
+    field::{Field, Visit},
+};
+use tracing_subscriber::{
+    field::RecordFields,
+    fmt::{
+        FmtContext, FormatEvent, FormatFields, FormattedFields,
+        format::Writer,
+        time::{FormatTime, SystemTime},
+    },
+    registry::LookupSpan,
+};
+
+/// The fields of spans that a line shows. None of them has white space in it.
+const IDS: [&str; 5] = [
+    "partner.id",
+    "order.id",
+    "placement.id",
+    "topup.id",
+    "provider.name",
+];
+
+/// Keeps the ids of a span: `order.id=… partner.id=…`.
+pub(super) struct Ids;
+
+impl<'writer> FormatFields<'writer> for Ids {
+    fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
+        let mut visitor = IdVisitor {
+            writer,
+            result: Ok(()),
+        };
+        fields.record(&mut visitor);
+        visitor.result
+    }
+}
+
+struct IdVisitor<'writer> {
+    writer: Writer<'writer>,
+    result: fmt::Result,
+}
+
+impl Visit for IdVisitor<'_> {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if IDS.contains(&field.name()) && self.result.is_ok() {
+            self.result = write!(self.writer, " {}={value:?}", field.name());
+        }
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.record_debug(field, &format_args!("{value}"));
+    }
+}
+
+/// Calls `tell` with the ids of all spans around an event, the outermost first.
+fn ids_around<S>(
+    context: &FmtContext<'_, S, Ids>,
+    mut tell: impl FnMut(&str, &str) -> fmt::Result,
+) -> fmt::Result
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    let Some(scope) = context.event_scope() else {
+        return Ok(());
+    };
+    for span in scope.from_root() {
+        let extensions = span.extensions();
+        let Some(fields) = extensions.get::<FormattedFields<Ids>>() else {
+            continue;
+        };
+        for (name, value) in fields.split_whitespace().filter_map(|pair| pair.split_once('=')) {
+            tell(name, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// One JSON object a line.
+pub(super) struct Json;
+
+impl<S> FormatEvent<S, Ids> for Json
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, Ids>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut time = String::with_capacity(32);
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        let mut object = Object {
+            text: String::with_capacity(256),
+            names: Vec::with_capacity(8),
+        };
+        object.member("timestamp", time.trim());
+        object.member("level", event.metadata().level().as_str());
+        object.member("target", event.metadata().target());
+        event.record(&mut object);
+        ids_around(context, |name, value| {
+            object.member(name, value);
+            Ok(())
+        })?;
+        Context::map_current(|current| {
+            let span = current.span();
+            let span = span.span_context();
+            if span.is_valid() {
+                object.member("trace_id", &span.trace_id().to_string());
+                object.member("span_id", &span.span_id().to_string());
+            }
+        });
+        writeln!(writer, "{}}}", object.text)
+    }
+}
+
+/// A JSON object in the making. The first value of a name counts.
+struct Object {
+    text: String,
+    names: Vec<String>,
+}
+
+impl Object {
+    fn member<T: Serialize + ?Sized>(&mut self, name: &str, value: &T) {
+        if self.names.iter().any(|earlier| earlier == name) {
+            return;
+        }
+        let Ok(value) = serde_json::to_string(value) else {
+            return;
+        };
+        self.text.push(if self.names.is_empty() { '{' } else { ',' });
+        self.names.push(name.to_owned());
+        // A name is a Rust identifier with dots, or a text of ours.
+        self.text.push('"');
+        self.text.push_str(name);
+        self.text.push_str("\":");
+        self.text.push_str(&value);
+    }
+}
+
+impl Visit for Object {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.member(field.name(), &format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.member(field.name(), value);
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.member(field.name(), &value);
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.member(field.name(), &value);
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.member(field.name(), &value);
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.member(field.name(), &value);
+    }
+}
+
+/// For people: time, level, target, message, fields, ids.
+pub(super) struct Text;
+
+impl<S> FormatEvent<S, Ids> for Text
+where
+    S: Subscriber + for<'span> LookupSpan<'span>,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, Ids>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let (dim, plain) = if writer.has_ansi_escapes() {
+            ("\x1b[2m", "\x1b[0m")
+        } else {
+            ("", "")
+        };
+        let color = match *event.metadata().level() {
+            _ if plain.is_empty() => "",
+            Level::ERROR => "\x1b[31m",
+            Level::WARN => "\x1b[33m",
+            Level::INFO => "\x1b[32m",
+            Level::DEBUG => "\x1b[34m",
+            Level::TRACE => "\x1b[35m",
+        };
+        write!(writer, "{dim}")?;
+        SystemTime.format_time(&mut writer)?;
+        let (level, target) = (event.metadata().level(), event.metadata().target());
+        write!(writer, "{plain} {color}{level:>5}{plain} {dim}{target}:{plain}")?;
+        let mut pieces = Pieces::default();
+        event.record(&mut pieces);
+        write!(writer, " {}{}", pieces.message, pieces.fields)?;
+        ids_around(context, |name, value| {
+            if pieces.names.contains(&name) {
+                return Ok(());
+            }
+            write!(writer, " {dim}{name}={plain}{value}")
+        })?;
+        writeln!(writer)
+    }
+}
+
+/// The message and the fields of an event.
+#[derive(Default)]
+struct Pieces {
+    message: String,
+    fields: String,
+    names: Vec<&'static str>,
+}
+
+impl Visit for Pieces {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        // Writing into a string doesn't fail.
+        let _ = if field.name() == "message" {
+            write!(OneLine(&mut self.message), "{value:?}")
+        } else {
+            self.names.push(field.name());
+            write!(OneLine(&mut self.fields), " {}={value:?}", field.name())
+        };
+    }
+}
+
+/// Nothing that others said makes a line of its own, or moves a terminal's cursor.
+struct OneLine<'a>(&'a mut String);
+
+impl Write for OneLine<'_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        for letter in text.chars() {
+            if letter.is_control() {
+                self.0.extend(letter.escape_default());
+            } else {
+                self.0.push(letter);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io,
+        sync::{Arc, Mutex},
+    };
+
+    use opentelemetry::trace::TracerProvider;
+    use opentelemetry_sdk::trace::SdkTracerProvider;
+    use tracing_subscriber::{Layer, Registry, fmt, layer::SubscriberExt};
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Sink(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Sink {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn lines<E>(format: E, emit: impl FnOnce()) -> String
+    where
+        E: FormatEvent<Registry, Ids> + Send + Sync + 'static,
+    {
+        let sink = Sink::default();
+        let writer = sink.clone();
+        let provider = SdkTracerProvider::builder().build();
+        let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+        let lines = fmt::layer()
+            .fmt_fields(Ids)
+            .event_format(format)
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        let subscriber = tracing_subscriber::registry().with(lines.boxed()).with(spans);
+        tracing::subscriber::with_default(subscriber, emit);
+        let bytes = sink.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    fn emit() {
+        let outer = tracing::info_span!(
+            "outer",
+            order.id = "one",
+            http.route = "/",
+            partner.id = tracing::field::Empty
+        );
+        let _outer = outer.enter();
+        outer.record("partner.id", tracing::field::display("two"));
+        let _inner = tracing::info_span!("inner", topup.id = 3).entered();
+        tracing::warn!(
+            order.id = "own",
+            count = 7,
+            text = "a\nb\x1b[2J\"",
+            "it \n happened"
+        );
+    }
+
+    #[test]
+    fn a_json_line_has_the_ids_of_its_spans_and_of_its_trace() {
+        let text = lines(Json, emit);
+        let line: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(line["message"], "it \n happened");
+        assert_eq!(line["text"], "a\nb\x1b[2J\"");
+        assert_eq!((&line["count"], &line["level"]), (&7.into(), &"WARN".into()));
+        assert_eq!(line["order.id"], "own", "the event's own id counts");
+        assert_eq!(
+            (&line["partner.id"], &line["topup.id"]),
+            (&"two".into(), &"3".into())
+        );
+        assert!(line.get("http.route").is_none());
+        assert_eq!(line["trace_id"].as_str().unwrap().len(), 32);
+        assert_eq!(line["span_id"].as_str().unwrap().len(), 16);
+        assert_eq!(text.lines().count(), 1);
+
+        let alone = lines(Json, || tracing::info!("alone"));
+        let alone: serde_json::Value = serde_json::from_str(&alone).unwrap();
+        assert!(alone.get("trace_id").is_none());
+    }
+
+    #[test]
+    fn a_text_line_is_one_line() {
+        let text = lines(Text, emit);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(!text.contains('\x1b'), "{text}");
+        assert!(
+            text.contains(" WARN ") && text.contains("it \\n happened"),
+            "{text}"
+        );
+        assert!(
+            text.contains(" partner.id=two") && !text.contains("order.id=one"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,536 @@
+//! The standard `OTEL_*` variables, as far as they are honoured. One that can't be used stops the
+//! start: a collector that gets nothing because of a typing error is noticed when it is needed.
+
+use std::{collections::BTreeMap, ffi::OsString, fmt::Display, str::FromStr, time::Duration};
+
+use axum::http::{HeaderName, HeaderValue, Uri};
+use opentelemetry::KeyValue;
+use opentelemetry_sdk::trace::Sampler;
+
+use crate::{config::BadSetting, version};
+
+/// Where the variables come from.
+type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+/// What the variables say.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) resource: Vec<KeyValue>,
+    pub(super) traces: Option<Traces>,
+    pub(super) metrics: Option<Metrics>,
+    pub(super) logs: Option<Logs>,
+}
+
+#[derive(Debug)]
+pub(super) struct Traces {
+    pub(super) target: Target,
+    pub(super) queue: Queue,
+    pub(super) sampler: Sampler,
+}
+
+#[derive(Debug)]
+pub(super) struct Metrics {
+    pub(super) target: Target,
+    pub(super) interval: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Logs {
+    pub(super) target: Target,
+    pub(super) queue: Queue,
+}
+
+/// Where one signal goes. Its headers are checked here and read again by the exporter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    /// The whole URL over HTTP, the server over gRPC.
+    pub(super) endpoint: String,
+    pub(super) protocol: Protocol,
+    pub(super) timeout: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Grpc,
+    Http,
+}
+
+/// What waits to be sent.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Queue {
+    pub(super) size: usize,
+    pub(super) batch: usize,
+    pub(super) delay: Duration,
+}
+
+/// One of the three, as the names of its variables have it.
+#[derive(Clone, Copy)]
+enum Signal {
+    Traces,
+    Metrics,
+    Logs,
+}
+
+impl Signal {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Traces => "TRACES",
+            Self::Metrics => "METRICS",
+            Self::Logs => "LOGS",
+        }
+    }
+}
+
+/// Variables that change what the exporter needs and that it doesn't know.
+const UNSUPPORTED: [&str; 3] = ["CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"];
+
+/// What waits is memory that telemetry may cost.
+const LONGEST_QUEUE: u32 = 1_000_000;
+
+impl Settings {
+    /// Reads and checks all of them. `service` is the service's name where they give none.
+    pub(super) fn read(service: &'static str, environment: Environment<'_>) -> anyhow::Result<Self> {
+        let read = Reader(environment);
+        let resource = read.resource(service)?;
+        for limit in ["ATTRIBUTE_COUNT", "EVENT_COUNT", "LINK_COUNT"] {
+            read.number::<u32>(&format!("OTEL_SPAN_{limit}_LIMIT"))?;
+        }
+        let disabled = read.bool("OTEL_SDK_DISABLED")?;
+        let traces = read.target(Signal::Traces)?;
+        let metrics = read.target(Signal::Metrics)?;
+        let logs = read.target(Signal::Logs)?;
+        // Everything is checked, also what isn't needed at the moment.
+        let traces = Traces {
+            queue: read.queue("BSP", Duration::from_secs(5))?,
+            sampler: read.sampler()?,
+            target: read.within("OTEL_BSP_EXPORT_TIMEOUT", traces.clone().unwrap_or_default())?,
+        };
+        let logs_settings = Logs {
+            queue: read.queue("BLRP", Duration::from_secs(1))?,
+            target: read.within("OTEL_BLRP_EXPORT_TIMEOUT", logs.clone().unwrap_or_default())?,
+        };
+        let metrics_settings = Metrics {
+            interval: read.milliseconds("OTEL_METRIC_EXPORT_INTERVAL", Duration::from_mins(1))?,
+            target: read.within("OTEL_METRIC_EXPORT_TIMEOUT", metrics.clone().unwrap_or_default())?,
+        };
+        let wanted = |target: &Target| !disabled && !target.endpoint.is_empty();
+        Ok(Self {
+            resource,
+            traces: Some(traces).filter(|traces| wanted(&traces.target)),
+            metrics: Some(metrics_settings).filter(|metrics| wanted(&metrics.target)),
+            logs: Some(logs_settings).filter(|logs| wanted(&logs.target)),
+        })
+    }
+}
+
+impl Default for Target {
+    fn default() -> Self {
+        Self {
+            endpoint: String::new(),
+            protocol: Protocol::Http,
+            timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+struct Reader<'a>(Environment<'a>);
+
+fn bad(name: &str, reason: impl Display) -> anyhow::Error {
+    BadSetting::error(format!("{name}: {reason}"))
+}
+
+impl Reader<'_> {
+    /// An empty variable is one that isn't set.
+    fn text(&self, name: &str) -> anyhow::Result<Option<String>> {
+        let Some(value) = (self.0)(name).filter(|value| !value.is_empty()) else {
+            return Ok(None);
+        };
+        let text = value.into_string().map_err(|_| bad(name, "is not a text"))?;
+        Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
+    }
+
+    /// The variable of a signal, or the one of all signals; with the name of the one that is set.
+    fn of(&self, signal: Signal, what: &str) -> anyhow::Result<Option<(String, String)>> {
+        for name in [
+            format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.name()),
+            format!("OTEL_EXPORTER_OTLP_{what}"),
+        ] {
+            if let Some(value) = self.text(&name)? {
+                return Ok(Some((name, value)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn bool(&self, name: &str) -> anyhow::Result<bool> {
+        match self.text(name)?.map(|text| text.to_ascii_lowercase()).as_deref() {
+            None | Some("false") => Ok(false),
+            Some("true") => Ok(true),
+            Some(other) => Err(bad(name, format!("{other:?} is neither true nor false"))),
+        }
+    }
+
+    fn number<T: FromStr>(&self, name: &str) -> anyhow::Result<Option<T>> {
+        self.text(name)?
+            .map(|text| {
+                text.parse()
+                    .map_err(|_| bad(name, format!("{text:?} is not a whole number, or too large")))
+            })
+            .transpose()
+    }
+
+    fn positive(&self, name: &str, default: u32) -> anyhow::Result<u32> {
+        match self.number(name)? {
+            None => Ok(default),
+            Some(0) => Err(bad(name, "must be more than 0")),
+            Some(number) => Ok(number),
+        }
+    }
+
+    fn milliseconds(&self, name: &str, default: Duration) -> anyhow::Result<Duration> {
+        let default = u32::try_from(default.as_millis()).unwrap_or(u32::MAX);
+        Ok(Duration::from_millis(self.positive(name, default)?.into()))
+    }
+
+    fn queue(&self, prefix: &str, delay: Duration) -> anyhow::Result<Queue> {
+        let size_name = format!("OTEL_{prefix}_MAX_QUEUE_SIZE");
+        let batch_name = format!("OTEL_{prefix}_MAX_EXPORT_BATCH_SIZE");
+        let size = self.positive(&size_name, 2048)?;
+        if size > LONGEST_QUEUE {
+            return Err(bad(&size_name, format!("must be at most {LONGEST_QUEUE}")));
+        }
+        let batch = self.positive(&batch_name, size.min(512))?;
+        if batch > size {
+            return Err(bad(&batch_name, format!("must be at most {size_name} ({size})")));
+        }
+        Ok(Queue {
+            size: usize::try_from(size)?,
+            batch: usize::try_from(batch)?,
+            delay: self.milliseconds(&format!("OTEL_{prefix}_SCHEDULE_DELAY"), delay)?,
+        })
+    }
+
+    /// A target whose timeout is no longer than what the variable allows a whole export.
+    fn within(&self, name: &str, target: Target) -> anyhow::Result<Target> {
+        let export = self.milliseconds(name, Duration::from_secs(30))?;
+        Ok(Target {
+            timeout: target.timeout.min(export),
+            ..target
+        })
+    }
+
+    fn sampler(&self) -> anyhow::Result<Sampler> {
+        const SAMPLER: &str = "OTEL_TRACES_SAMPLER";
+        const ARGUMENT: &str = "OTEL_TRACES_SAMPLER_ARG";
+        let ratio = match self.text(ARGUMENT)? {
+            None => 1.0,
+            Some(text) => text
+                .parse()
+                .ok()
+                .filter(|ratio| (0.0..=1.0).contains(ratio))
+                .ok_or_else(|| bad(ARGUMENT, format!("{text:?} is not a number from 0 to 1")))?,
+        };
+        let by_parent = |root: Sampler| Sampler::ParentBased(Box::new(root));
+        match self.text(SAMPLER)?.as_deref() {
+            None | Some("parentbased_always_on") => Ok(by_parent(Sampler::AlwaysOn)),
+            Some("parentbased_always_off") => Ok(by_parent(Sampler::AlwaysOff)),
+            Some("parentbased_traceidratio") => Ok(by_parent(Sampler::TraceIdRatioBased(ratio))),
+            Some("always_on") => Ok(Sampler::AlwaysOn),
+            Some("always_off") => Ok(Sampler::AlwaysOff),
+            Some("traceidratio") => Ok(Sampler::TraceIdRatioBased(ratio)),
+            Some(other) => Err(bad(
+                SAMPLER,
+                format!(
+                    "{other:?} is none of always_on, always_off, traceidratio, parentbased_always_on, \
+                     parentbased_always_off, parentbased_traceidratio"
+                ),
+            )),
+        }
+    }
+
+    /// Where a signal goes; none if it isn't wanted.
+    fn target(&self, signal: Signal) -> anyhow::Result<Option<Target>> {
+        let exporter = format!("OTEL_{}_EXPORTER", signal.name());
+        let exporter_is_set = match self.text(&exporter)?.as_deref() {
+            None => false,
+            Some("otlp") => true,
+            Some("none") => return Ok(None),
+            Some(other) => return Err(bad(&exporter, format!("{other:?} is neither otlp nor none"))),
+        };
+        let protocol = match self.of(signal, "PROTOCOL")? {
+            None => Protocol::Http,
+            Some((_, value)) if value == "http/protobuf" => Protocol::Http,
+            Some((_, value)) if value == "grpc" => Protocol::Grpc,
+            Some((name, other)) => {
+                return Err(bad(&name, format!("{other:?} is neither http/protobuf nor grpc")));
+            }
+        };
+        if let Some((name, value)) = self.of(signal, "COMPRESSION")?
+            && !matches!(value.as_str(), "none" | "gzip")
+        {
+            return Err(bad(&name, format!("{value:?} is neither gzip nor none")));
+        }
+        for what in UNSUPPORTED {
+            if let Some((name, _)) = self.of(signal, what)? {
+                return Err(bad(
+                    &name,
+                    "is not supported; certificates are those of the system, or of SSL_CERT_FILE",
+                ));
+            }
+        }
+        if let Some((name, headers)) = self.of(signal, "HEADERS")? {
+            check_headers(&name, &headers)?;
+        }
+        let timeout = match self.of(signal, "TIMEOUT")? {
+            None => Duration::from_secs(10),
+            Some((name, _)) => self.milliseconds(&name, Duration::ZERO)?,
+        };
+        let of_signal = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal.name());
+        let of_all = "OTEL_EXPORTER_OTLP_ENDPOINT";
+        let endpoint = match (self.text(&of_signal)?, self.text(of_all)?, protocol) {
+            (Some(own), _, _) => check_endpoint(&of_signal, own)?,
+            (None, Some(base), Protocol::Http) => http_endpoint(&check_endpoint(of_all, base)?, signal),
+            (None, Some(base), Protocol::Grpc) => check_endpoint(of_all, base)?,
+            (None, None, _) if !exporter_is_set => return Ok(None),
+            (None, None, Protocol::Http) => http_endpoint("http://localhost:4318", signal),
+            (None, None, Protocol::Grpc) => "http://localhost:4317".into(),
+        };
+        Ok(Some(Target {
+            endpoint,
+            protocol,
+            timeout,
+        }))
+    }
+
+    fn resource(&self, service: &'static str) -> anyhow::Result<Vec<KeyValue>> {
+        const ATTRIBUTES: &str = "OTEL_RESOURCE_ATTRIBUTES";
+        let mut attributes = BTreeMap::from(
+            [
+                ("service.name", service),
+                ("service.namespace", "esim"),
+                ("service.version", version::VERSION),
+                ("service.instance.id", &uuid::Uuid::now_v7().to_string()),
+            ]
+            .map(|(key, value)| (key.to_owned(), value.to_owned())),
+        );
+        if let Some(commit) = version::COMMIT {
+            attributes.insert("vcs.ref.head.revision".into(), commit.into());
+        }
+        for pair in self.text(ATTRIBUTES)?.unwrap_or_default().split(',') {
+            if pair.trim().is_empty() {
+                continue;
+            }
+            let (key, value) = pair
+                .split_once('=')
+                .map(|(key, value)| (key.trim(), value.trim()))
+                .filter(|(key, _)| !key.is_empty())
+                .ok_or_else(|| bad(ATTRIBUTES, format!("{pair:?} is not of the form key=value")))?;
+            let value = percent_decoded(value)
+                .ok_or_else(|| bad(ATTRIBUTES, format!("the value of {key:?} is not percent-encoded")))?;
+            attributes.insert(key.to_owned(), value);
+        }
+        if let Some(name) = self.text("OTEL_SERVICE_NAME")? {
+            attributes.insert("service.name".into(), name);
+        }
+        Ok(attributes
+            .into_iter()
+            .map(|(key, value)| KeyValue::new(key, value))
+            .collect())
+    }
+}
+
+fn http_endpoint(base: &str, signal: Signal) -> String {
+    let path = signal.name().to_ascii_lowercase();
+    format!("{}/v1/{path}", base.trim_end_matches('/'))
+}
+
+/// The value isn't shown: it may hold a password.
+fn check_endpoint(name: &str, endpoint: String) -> anyhow::Result<String> {
+    let url = endpoint.parse::<Uri>().ok();
+    let usable = url.is_some_and(|url| {
+        matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
+    });
+    if usable {
+        Ok(endpoint)
+    } else {
+        Err(bad(
+            name,
+            "is not an http or https address such as http://collector:4318",
+        ))
+    }
+}
+
+/// Values aren't shown: they are what the collector lets us in for.
+fn check_headers(name: &str, headers: &str) -> anyhow::Result<()> {
+    for pair in headers.split(',').filter(|pair| !pair.trim().is_empty()) {
+        let usable = pair.split_once('=').is_some_and(|(key, value)| {
+            let value = percent_decoded(value.trim());
+            key.trim().parse::<HeaderName>().is_ok()
+                && value.is_some_and(|value| HeaderValue::from_str(&value).is_ok())
+        });
+        if !usable {
+            return Err(bad(name, "is not of the form key=value,key=value"));
+        }
+    }
+    Ok(())
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let digits = [rest.next()?, rest.next()?];
+            bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(variables: &[(&str, &str)]) -> anyhow::Result<Settings> {
+        let find = |name: &str| {
+            let found = variables.iter().find(|(variable, _)| *variable == name)?;
+            Some(OsString::from(found.1))
+        };
+        Settings::read("ingress", &find)
+    }
+
+    fn value(settings: &Settings, key: &str) -> Option<String> {
+        let found = settings.resource.iter().find(|pair| pair.key.as_str() == key)?;
+        Some(found.value.to_string())
+    }
+
+    #[test]
+    fn nothing_is_sent_unless_it_is_asked_for() {
+        for nothing in [
+            &[][..],
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
+            &[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
+                ("OTEL_SDK_DISABLED", "True"),
+            ],
+        ] {
+            let settings = read(nothing).unwrap();
+            assert!(settings.traces.is_none() && settings.metrics.is_none() && settings.logs.is_none());
+        }
+        let some = read(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
+            ("OTEL_LOGS_EXPORTER", "none"),
+        ]);
+        let some = some.unwrap();
+        assert!(some.traces.is_some() && some.metrics.is_some() && some.logs.is_none());
+        let standard = read(&[("OTEL_TRACES_EXPORTER", "otlp")]).unwrap();
+        assert_eq!(
+            standard.traces.unwrap().target.endpoint,
+            "http://localhost:4318/v1/traces"
+        );
+        assert!(standard.metrics.is_none());
+    }
+
+    #[test]
+    fn a_signal_has_its_own_variables() {
+        let settings = read(&[
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/otlp/"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "2000"),
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "https://metrics/push"),
+            ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "grpc"),
+            ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://collector:4317"),
+            ("OTEL_BLRP_EXPORT_TIMEOUT", "500"),
+        ]);
+        let settings = settings.unwrap();
+        let traces = settings.traces.unwrap().target;
+        assert_eq!(traces.endpoint, "http://collector:4318/otlp/v1/traces");
+        assert_eq!(
+            (traces.protocol, traces.timeout),
+            (Protocol::Http, Duration::from_secs(2))
+        );
+        assert_eq!(settings.metrics.unwrap().target.endpoint, "https://metrics/push");
+        let logs = settings.logs.unwrap().target;
+        assert_eq!(logs.endpoint, "http://collector:4317");
+        assert_eq!(
+            (logs.protocol, logs.timeout),
+            (Protocol::Grpc, Duration::from_millis(500))
+        );
+    }
+
+    #[test]
+    fn the_resource_names_the_process() {
+        let ours = read(&[]).unwrap();
+        assert_eq!(value(&ours, "service.name").unwrap(), "ingress");
+        assert_eq!(value(&ours, "service.namespace").unwrap(), "esim");
+        assert!(value(&ours, "service.instance.id").is_some());
+        let theirs = read(&[
+            (
+                "OTEL_RESOURCE_ATTRIBUTES",
+                "service.name=one, deployment.environment.name=a%20b",
+            ),
+            ("OTEL_SERVICE_NAME", "other"),
+        ]);
+        let theirs = theirs.unwrap();
+        assert_eq!(value(&theirs, "service.name").unwrap(), "other");
+        assert_eq!(value(&theirs, "deployment.environment.name").unwrap(), "a b");
+    }
+
+    #[test]
+    fn a_bad_value_is_one_line_that_names_the_variable() {
+        for (name, text) in [
+            ("OTEL_SDK_DISABLED", "yes"),
+            ("OTEL_TRACES_EXPORTER", "zipkin"),
+            ("OTEL_METRICS_EXPORTER", "console"),
+            ("OTEL_LOGS_EXPORTER", "OTLP"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"),
+            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
+            ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "tcp"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "a=b\nc"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "10s"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "0"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "lzma"),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/etc/ca.pem"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name"),
+            ("OTEL_RESOURCE_ATTRIBUTES", "a=%zz"),
+            ("OTEL_TRACES_SAMPLER", "sometimes"),
+            ("OTEL_TRACES_SAMPLER_ARG", "1.5"),
+            ("OTEL_TRACES_SAMPLER_ARG", "nan"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "0"),
+            ("OTEL_BSP_MAX_QUEUE_SIZE", "2000000"),
+            ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096"),
+            ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
+            ("OTEL_BSP_EXPORT_TIMEOUT", "soon"),
+            ("OTEL_BLRP_MAX_QUEUE_SIZE", "many"),
+            ("OTEL_BLRP_SCHEDULE_DELAY", "1.5"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "0"),
+            ("OTEL_METRIC_EXPORT_TIMEOUT", "99999999999999999999"),
+            ("OTEL_SPAN_LINK_COUNT_LIMIT", "none"),
+        ] {
+            let error = read(&[(name, text)]).unwrap_err();
+            assert!(error.is::<BadSetting>(), "{error:#}");
+            let line = error.to_string();
+            assert!(
+                line.starts_with(name) && !line.contains('\n'),
+                "{name}={text}: {line}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_may_be_secret_is_not_repeated() {
+        for (name, text) in [
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer hush\n"),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "hush"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "user:hush@collector"),
+        ] {
+            if let Err(error) = read(&[(name, text)]) {
+                assert!(!error.to_string().contains("hush"), "{error}");
+            }
+        }
+    }
+}
