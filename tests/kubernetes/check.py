@@ -1,0 +1,321 @@
+"""check.py VERSIONS README BINARIES RENDERED…: see tests/kubernetes/run."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import jsonschema
+import kubernetes_validate
+import yaml
+
+# --- resources that are no part of Kubernetes: the fields that we use, from their documentation -----
+
+TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+
+
+def fields(required, **properties):
+    """An object with these fields and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": required.split(),
+        "additionalProperties": False,
+    }
+
+
+RESOURCES = fields(
+    "requests limits",
+    requests=fields("cpu memory", cpu=TEXT, memory=TEXT),
+    limits=fields("memory", memory=TEXT),
+)
+STORAGE = fields("size", size=TEXT, storageClass=TEXT)
+CUSTOM = {
+    # KEDA 2.20
+    ("keda.sh/v1alpha1", "ScaledObject"): fields(
+        "scaleTargetRef minReplicaCount maxReplicaCount triggers",
+        scaleTargetRef=fields("name", name=TEXT),
+        pollingInterval=COUNT,
+        cooldownPeriod=COUNT,
+        minReplicaCount=COUNT,
+        maxReplicaCount=COUNT,
+        fallback=fields("failureThreshold replicas", failureThreshold=COUNT, replicas=COUNT),
+        advanced=fields(
+            "",
+            horizontalPodAutoscalerConfig=fields(
+                "", behavior=fields("", scaleDown=fields("", stabilizationWindowSeconds=COUNT))
+            ),
+        ),
+        triggers={
+            "type": "array",
+            "minItems": 1,
+            "items": fields(
+                "type metadata",
+                type={"const": "nats-jetstream"},
+                metadata=fields(
+                    "natsServerMonitoringEndpoint account stream consumer lagThreshold",
+                    natsServerMonitoringEndpoint=TEXT,
+                    account=TEXT,
+                    stream={"enum": ["TOPUP_JOBS", "TOPUP_READY"]},
+                    consumer=TEXT,
+                    lagThreshold={"type": "string", "pattern": "^[0-9]+$"},
+                ),
+            ),
+        },
+    ),
+    # CloudNativePG 1.30
+    ("postgresql.cnpg.io/v1", "Cluster"): fields(
+        "instances bootstrap storage",
+        instances=COUNT,
+        bootstrap=fields("initdb", initdb=fields("database owner", database=TEXT, owner=TEXT)),
+        postgresql=fields(
+            "",
+            synchronous=fields(
+                "method number dataDurability",
+                method={"enum": ["any", "first"]},
+                number=COUNT,
+                dataDurability={"enum": ["required", "preferred"]},
+            ),
+            parameters={"type": "object", "additionalProperties": TEXT},
+        ),
+        resources=RESOURCES,
+        storage=STORAGE,
+        walStorage=STORAGE,
+        affinity=fields(
+            "podAntiAffinityType topologyKey",
+            podAntiAffinityType={"enum": ["required", "preferred"]},
+            topologyKey=TEXT,
+        ),
+    ),
+}
+
+# What the charts and operators label their pods with.
+FOREIGN_PODS = [{"app.kubernetes.io/name": "nats"}, {"cnpg.io/cluster": "esim-db"}]
+
+
+class Rendered:
+    def __init__(self, path):
+        self.name = pathlib.Path(path).stem
+        self.all = [one for one in yaml.safe_load_all(pathlib.Path(path).read_text()) if one]
+        self.problems = []
+
+    def of(self, *kinds):
+        return [one for one in self.all if one["kind"] in kinds]
+
+    def names(self, kind):
+        return {one["metadata"]["name"] for one in self.of(kind)}
+
+    def wrong(self, one, what):
+        self.problems.append(f"{self.name}: {one['kind']} {one['metadata']['name']}: {what}")
+
+    # --- against the API ---
+
+    def check_api(self, versions):
+        for one in self.all:
+            custom = CUSTOM.get((one["apiVersion"], one["kind"]))
+            if custom:
+                for error in jsonschema.Draft7Validator(custom).iter_errors(one.get("spec")):
+                    self.wrong(one, f"spec.{'.'.join(map(str, error.path))}: {error.message}")
+                extra = set(one) - {"apiVersion", "kind", "metadata", "spec"}
+                if extra:
+                    self.wrong(one, f"unknown fields {sorted(extra)}")
+                continue
+            for version in versions:
+                try:
+                    kubernetes_validate.validate(one, version, strict=True)
+                except kubernetes_validate.SchemaNotFoundError:
+                    self.wrong(one, f"Kubernetes {version} has no {one['apiVersion']} of this kind")
+                except kubernetes_validate.ValidationError as error:
+                    self.wrong(one, f"Kubernetes {version}: {'.'.join(map(str, error.path))}: {error.message}")
+
+    # --- that names fit together ---
+
+    def templates(self):
+        for one in self.of("Deployment", "Job"):
+            yield one, one["spec"]["template"]
+
+    def pods(self):
+        return [template["metadata"]["labels"] for _, template in self.templates()]
+
+    @staticmethod
+    def selects(selector, labels):
+        for key, value in selector.get("matchLabels", {}).items():
+            if labels.get(key) != value:
+                return False
+        for rule in selector.get("matchExpressions", []):
+            if rule["operator"] != "In" or labels.get(rule["key"]) not in rule["values"]:
+                return False
+        return True
+
+    def ports(self, labels):
+        for _, template in self.templates():
+            if template["metadata"]["labels"] == labels:
+                for container in template["spec"]["containers"]:
+                    yield from container.get("ports", [])
+
+    def check_names(self, readme):
+        for one in self.all:
+            if one["kind"] != "Namespace" and one["metadata"].get("namespace") != "esim":
+                self.wrong(one, "is not in namespace esim")
+        for one in self.of("Service"):
+            chosen = [pod for pod in self.pods() if self.selects({"matchLabels": one["spec"]["selector"]}, pod)]
+            if len(chosen) != 1:
+                self.wrong(one, f"selects {len(chosen)} kinds of pods")
+                continue
+            there = {port["name"] for port in self.ports(chosen[0])}
+            for port in one["spec"]["ports"]:
+                if port["targetPort"] not in there:
+                    self.wrong(one, f"no port {port['targetPort']} in its pods")
+        services = {one["metadata"]["name"]: {p["name"] for p in one["spec"]["ports"]} for one in self.of("Service")}
+        for one in self.of("Ingress"):
+            for rule in one["spec"]["rules"]:
+                for path in rule["http"]["paths"]:
+                    to = path["backend"]["service"]
+                    if to["port"]["name"] not in services.get(to["name"], ()):
+                        self.wrong(one, f"no service {to['name']} with port {to['port']['name']}")
+        for one in self.of("PodDisruptionBudget"):
+            if not any(self.selects(one["spec"]["selector"], pod) for pod in self.pods()):
+                self.wrong(one, "selects nothing")
+        for one in self.of("HorizontalPodAutoscaler", "ScaledObject"):
+            if one["spec"]["scaleTargetRef"]["name"] not in self.names("Deployment"):
+                self.wrong(one, "its target is not there")
+        pods = [dict(pod) for pod in self.pods()] + FOREIGN_PODS
+        for one in self.of("NetworkPolicy"):
+            peers = [peer for way, key in (("ingress", "from"), ("egress", "to"))
+                     for rule in one["spec"].get(way, []) for peer in rule.get(key, [])]
+            selectors = [peer["podSelector"] for peer in peers if "podSelector" in peer and "namespaceSelector" not in peer]
+            for selector in [one["spec"]["podSelector"], *selectors]:
+                if not any(self.selects(selector, pod) for pod in pods):
+                    self.wrong(one, f"selects nothing: {selector}")
+        for stage in ("ingress", "provisioner", "notifier"):
+            for kind in ("Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy", "ServiceAccount"):
+                if stage not in self.names(kind):
+                    self.problems.append(f"{self.name}: {stage} has no {kind}")
+        self.check_references(readme)
+        self.check_consumers()
+
+    def check_references(self, readme):
+        for one, template in self.templates():
+            spec = template["spec"]
+            if spec["serviceAccountName"] not in self.names("ServiceAccount"):
+                self.wrong(one, f"there is no service account {spec['serviceAccountName']}")
+            secrets = {volume["secret"]["secretName"] for volume in spec.get("volumes", []) if "secret" in volume}
+            for container in spec["containers"]:
+                for source in container.get("envFrom", []):
+                    if source["configMapRef"]["name"] not in self.names("ConfigMap"):
+                        self.wrong(one, f"there is no config map {source['configMapRef']['name']}")
+                for variable in container.get("env", []):
+                    if "valueFrom" in variable:
+                        key = variable["valueFrom"]["secretKeyRef"]
+                        secrets.add(f"{key['name']}` | `{key['key']}")
+            for secret in secrets:
+                if f"`{secret}`" not in readme:
+                    self.wrong(one, f"README.md does not name the secret {secret.replace('` | `', ', key ')}")
+            for volume in spec.get("volumes", []):
+                claim = volume.get("persistentVolumeClaim", {}).get("claimName")
+                if claim and claim not in self.names("PersistentVolumeClaim"):
+                    self.wrong(one, f"there is no claim {claim}")
+        if self.of("Secret"):
+            self.problems.append(f"{self.name}: a secret is rendered; they are referred to only")
+
+    def check_consumers(self):
+        """A consumer is provisioner-<provider> or notifier, and each provider has a trigger."""
+        providers = self.settings("provisioner")["PROVIDERS"].split(",")
+        if self.settings("ingress")["PROVIDERS"].split(",") != providers:
+            self.problems.append(f"{self.name}: ingress and provisioner have different PROVIDERS")
+        wanted = {
+            "provisioner": [("TOPUP_JOBS", f"provisioner-{provider}") for provider in providers],
+            "notifier": [("TOPUP_READY", "notifier")],
+        }
+        for one in self.of("ScaledObject"):
+            triggers = [trigger["metadata"] for trigger in one["spec"]["triggers"]]
+            there = [(trigger.get("stream"), trigger.get("consumer")) for trigger in triggers]
+            if there != wanted.get(one["metadata"]["name"]):
+                self.wrong(one, f"its consumers are {there}")
+
+    # --- settings ---
+
+    def settings(self, deployment):
+        """What the environment of a deployment's container says; of secrets only that they are there."""
+        maps = {one["metadata"]["name"]: one["data"] for one in self.of("ConfigMap")}
+        for one, template in self.templates():
+            if one["metadata"]["name"] == deployment:
+                container, found = template["spec"]["containers"][0], {}
+                for source in container.get("envFrom", []):
+                    found.update(maps.get(source["configMapRef"]["name"], {}))
+                for variable in container.get("env", []):
+                    found[variable["name"]] = variable.get("value", "")
+                return found
+        return {}
+
+    def check_settings(self, binaries):
+        for one, template in self.templates():
+            program = template["spec"]["containers"][0]["image"].split(":")[0].rsplit("/", 1)[1]
+            binary = binaries / program
+            if not binary.exists():
+                continue
+            done = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True, timeout=30)
+            known = set(re.findall(r"\[env: ([A-Z_]+)", done.stdout))
+            settings = self.settings(one["metadata"]["name"])
+            # What other variables are made of.
+            known |= {name for value in settings.values() for name in re.findall(r"\$\((\w+)\)", value)}
+            for name in settings:
+                if name not in known and not name.startswith("OTEL_"):
+                    self.wrong(one, f"{program} has no setting {name}")
+
+    # --- pods ---
+
+    def check_pods(self):
+        for one, template in self.templates():
+            spec = template["spec"]
+            pod = spec.get("securityContext", {})
+            if not (pod.get("runAsNonRoot") and pod.get("seccompProfile", {}).get("type") == "RuntimeDefault"):
+                self.wrong(one, "its pods are not restricted (runAsNonRoot, seccomp)")
+            if spec.get("automountServiceAccountToken") is not False:
+                self.wrong(one, "its pods get a service account's token")
+            for container in spec["containers"]:
+                security = container.get("securityContext", {})
+                restricted = (
+                    security.get("allowPrivilegeEscalation") is False
+                    and security.get("readOnlyRootFilesystem") is True
+                    and security.get("capabilities", {}).get("drop") == ["ALL"]
+                )
+                if not restricted:
+                    self.wrong(one, "its container is not restricted")
+                resources = container.get("resources", {})
+                if not {"cpu", "memory"} <= set(resources.get("requests", {})) or "memory" not in resources.get("limits", {}):
+                    self.wrong(one, "requests of cpu and memory and a limit of memory are needed")
+                if one["kind"] != "Deployment":
+                    continue
+                for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                    port = container.get(probe, {}).get("httpGet", {}).get("port")
+                    if port not in {port["name"] for port in container["ports"]}:
+                        self.wrong(one, f"no {probe} on one of its ports")
+                before = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+                stop = self.settings(one["metadata"]["name"]).get("SHUTDOWN_TIMEOUT", "25s")
+                if spec["terminationGracePeriodSeconds"] < before + int(stop.removesuffix("s")) + 5:
+                    self.wrong(one, "terminationGracePeriodSeconds is shorter than preStop, SHUTDOWN_TIMEOUT and 5 s")
+                if one["metadata"]["name"] != "sandbox" and not spec.get("topologySpreadConstraints"):
+                    self.wrong(one, "its pods are not spread")
+
+
+def main():
+    versions, readme, binaries = sys.argv[1].split(), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+    problems, count = [], 0
+    for path in sys.argv[4:]:
+        rendered = Rendered(path)
+        rendered.check_api(versions)
+        rendered.check_names(readme.read_text() if readme.exists() else "")
+        rendered.check_settings(binaries)
+        rendered.check_pods()
+        problems += rendered.problems
+        count += len(rendered.all)
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    if problems:
+        raise SystemExit(f"{len(problems)} problems")
+    custom = ", ".join(kind for _, kind in CUSTOM)
+    print(f"well: {count} resources, against Kubernetes {' and '.join(versions)} ({custom}: against the fields we use)")
+
+
+main()
