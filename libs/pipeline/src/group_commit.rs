@@ -4,8 +4,12 @@
 use std::sync::Arc;
 
 use tokio::sync::{mpsc, oneshot};
+use tracing::Instrument;
 
-use crate::effect::{Effect, perform};
+use crate::{
+    effect::{Effect, perform},
+    trace,
+};
 
 /// The writer has ended; the process is stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +19,8 @@ pub struct Closed;
 pub trait Writer: Send + Sync + 'static {
     /// What a write is.
     const EFFECT: Effect;
+    /// What it does to which table, for its span.
+    const STATEMENT: (&'static str, &'static str);
     /// What is written.
     type Item: Send + Sync + 'static;
     /// What is known of an item afterwards.
@@ -32,10 +38,10 @@ pub trait Writer: Send + Sync + 'static {
     fn one_is_at_fault(error: &Self::Error) -> bool;
 }
 
-type Entry<W> = (
-    <W as Writer>::Item,
-    oneshot::Sender<Result<<W as Writer>::Output, <W as Writer>::Error>>,
-);
+type Entry<W> = (<W as Writer>::Item, oneshot::Sender<Written<W>>);
+
+/// What became of an item, and how many were written with it.
+type Written<W> = (Result<<W as Writer>::Output, <W as Writer>::Error>, usize);
 
 /// The way to the writer. Clones lead to the same one.
 pub struct GroupCommit<W: Writer> {
@@ -62,8 +68,15 @@ impl<W: Writer> GroupCommit<W> {
     /// Writes one item together with whatever else is waiting.
     pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
         let (answer, written) = oneshot::channel();
-        self.queue.send((item, answer)).await.map_err(|_| Closed)?;
-        written.await.map_err(|_| Closed)
+        let (operation, table) = W::STATEMENT;
+        let span = trace::statement(operation, table);
+        let writing = async {
+            self.queue.send((item, answer)).await.map_err(|_| Closed)?;
+            written.await.map_err(|_| Closed)
+        };
+        let (result, together) = writing.instrument(span.clone()).await?;
+        trace::executed(&span, together, result.is_err());
+        Ok(result)
     }
 }
 
@@ -72,9 +85,10 @@ async fn run<W: Writer>(writer: Arc<W>, mut entries: mpsc::Receiver<Entry<W>>, m
     while entries.recv_many(&mut batch, most).await > 0 {
         let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
         let results = write_batch(writer.as_ref(), &items).await;
+        let together = items.len();
         for (answer, result) in answers.into_iter().zip(results) {
             // Whoever handed it in may have gone; it is written all the same.
-            let _ = answer.send(result);
+            let _ = answer.send((result, together));
         }
     }
 }
@@ -111,6 +125,7 @@ mod tests {
 
     impl Writer for Doubler {
         const EFFECT: Effect = Effect::CommitOrders;
+        const STATEMENT: (&'static str, &'static str) = ("INSERT", "numbers");
         type Item = u32;
         type Output = u32;
         type Error = &'static str;

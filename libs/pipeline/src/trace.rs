@@ -2,7 +2,7 @@
 //! travels in NATS headers and HTTP requests.
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
-use tracing::Span;
+use tracing::{Span, debug_span, field::Empty, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 /// The header that carries the context, in NATS messages as in HTTP.
@@ -37,6 +37,78 @@ pub fn set_parent(span: &Span, traceparent: Option<&str>) {
 pub fn link(span: &Span, traceparent: Option<&str>) {
     if let Some(linked) = traceparent.and_then(parse) {
         span.add_link(linked);
+    }
+}
+
+/// Connects a batch's span with the spans of what is in it: a child of theirs where they are all of one
+/// trace, otherwise a trace of its own, linked to each.
+pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str>>) {
+    let contexts: Vec<SpanContext> = traceparents.flatten().filter_map(parse).collect();
+    let mut rest = contexts.as_slice();
+    if let Some((first, others)) = contexts.split_first()
+        && others.iter().all(|other| other.trace_id() == first.trace_id())
+    {
+        let context = opentelemetry::Context::new().with_remote_span_context(first.clone());
+        let _ = span.set_parent(context);
+        rest = others;
+    }
+    for context in rest {
+        span.add_link(context.clone());
+    }
+}
+
+/// The span of publishing a message on a stream; the message carries its context on.
+pub fn publish(stream: &'static str, message_id: &impl std::fmt::Display) -> Span {
+    info_span!(
+        "publish",
+        otel.name = format!("publish {stream}"),
+        otel.kind = "producer",
+        messaging.system = "nats",
+        messaging.operation.name = "publish",
+        messaging.operation.type = "send",
+        messaging.destination.name = stream,
+        messaging.message.id = %message_id,
+    )
+}
+
+/// The span of taking up what a pull brought. A detail: it carries nothing on.
+pub fn receive(stream: &'static str, consumer: &str, messages: usize) -> Span {
+    debug_span!(
+        parent: None,
+        "receive",
+        otel.name = format!("receive {stream}"),
+        otel.kind = "client",
+        messaging.system = "nats",
+        messaging.operation.name = "receive",
+        messaging.operation.type = "receive",
+        messaging.destination.name = stream,
+        messaging.consumer.group.name = consumer,
+        messaging.batch.message_count = messages,
+    )
+}
+
+/// The span of a statement that commits. A detail: it carries nothing on.
+pub fn statement(operation: &'static str, table: &'static str) -> Span {
+    debug_span!(
+        "statement",
+        otel.name = format!("{operation} {table}"),
+        otel.kind = "client",
+        otel.status_code = Empty,
+        db.system.name = "postgresql",
+        db.operation.name = operation,
+        db.collection.name = table,
+        db.operation.batch.size = Empty,
+    )
+}
+
+/// Notes on the span of a statement how many rows it was about, and whether it failed.
+pub fn executed(span: &Span, rows: usize, failed: bool) {
+    // The conventions speak of a batch from two on.
+    if rows > 1 {
+        span.record("db.operation.batch.size", rows);
+    }
+    if failed {
+        span.record("otel.status_code", "ERROR");
     }
 }
 

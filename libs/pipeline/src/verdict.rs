@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_nats::Subject;
+use tracing::{Instrument, debug_span};
 
 use crate::{
     Nats,
@@ -21,7 +22,22 @@ impl Nats {
         // The ingress replies in time or not at all; the margin is for the way.
         let within = Duration::from_millis(to.within_ms) + Duration::from_millis(500);
         let told = tokio::time::timeout(within, request);
-        let reply = perform(Effect::TellVerdict, told).await.ok()?.ok()?;
+        let span = debug_span!(
+            "request",
+            otel.name = "request topup.verdict",
+            otel.kind = "client",
+            messaging.system = "nats",
+            messaging.operation.name = "request",
+            messaging.operation.type = "send",
+            // Which ingress it is names a process.
+            messaging.destination.template = "topup.verdict.{instance}",
+            messaging.destination.temporary = true,
+        );
+        let reply = perform(Effect::TellVerdict, told)
+            .instrument(span)
+            .await
+            .ok()?
+            .ok()?;
         serde_json::from_slice(&reply.payload).ok()
     }
 

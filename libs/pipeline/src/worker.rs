@@ -17,13 +17,14 @@ use futures_util::{FutureExt, StreamExt};
 use runtime::Shutdown;
 use serde::de::DeserializeOwned;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tracing::Instrument;
 
 use crate::{
     Nats,
     effect::{self, Effect, perform},
     metrics::Jobs,
     streams::Source,
-    trace::TRACEPARENT,
+    trace::{self, TRACEPARENT},
 };
 
 /// How long one pull stays open.
@@ -62,6 +63,15 @@ impl Kind {
         match self {
             Self::Job => Effect::ClaimDueJobs,
             Self::Ready => Effect::ClaimDueReady,
+        }
+    }
+
+    /// The statement that takes up what messages name.
+    const fn statement(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Job => ("UPDATE", "placements"),
+            // What a delivery is born with is its lease: a first attempt is only read.
+            Self::Ready => ("SELECT", "deliveries"),
         }
     }
 
@@ -240,7 +250,21 @@ impl<S: Stage> Worker<S> {
         if readable.is_empty() {
             return;
         }
-        let claimed = match perform(S::KIND.claim(), self.stage.claim(&readable)).await {
+        let receive = trace::receive(self.source.stream, &self.source.durable, readable.len());
+        trace::gather(
+            &receive,
+            origins.iter().map(|(traceparent, _)| traceparent.as_deref()),
+        );
+        let claiming = async {
+            let (operation, table) = S::KIND.statement();
+            let span = trace::statement(operation, table);
+            let claiming = perform(S::KIND.claim(), self.stage.claim(&readable));
+            let claimed = claiming.instrument(span.clone()).await;
+            trace::executed(&span, readable.len(), claimed.is_err());
+            claimed
+        };
+        let claimed = claiming.instrument(receive).await;
+        let claimed = match claimed {
             Ok(claimed) => claimed,
             Err(error) => {
                 tracing::warn!(error = format!("{error:#}"), "cannot claim; trying again");

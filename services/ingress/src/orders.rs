@@ -12,6 +12,7 @@ use std::{
 
 use bytes::Bytes;
 use domain::{Environment, OrderId, PlacementId, TopupIds};
+use opentelemetry::trace::FutureExt;
 use pipeline::{
     Effect, GroupCommit, Nats,
     group_commit::Writer,
@@ -25,7 +26,8 @@ use store::{
     orders::{NewOrder, NewPlacement, NewTopup},
 };
 use tokio::sync::oneshot;
-use tracing::{Instrument, Span, info_span};
+use tracing::{Instrument, Span};
+use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::{
     directory::{Directory, Partner},
@@ -88,6 +90,7 @@ struct Inserted {
 
 impl Writer for InsertOrders {
     const EFFECT: Effect = Effect::CommitOrders;
+    const STATEMENT: (&'static str, &'static str) = ("INSERT", "orders");
     type Item = NewOrder;
     type Output = Inserted;
     type Error = store::Error;
@@ -253,7 +256,10 @@ impl Orders {
         let (answer, outcome) = oneshot::channel();
         let orders = Arc::clone(self);
         let task = async move { orders.store_and_answer(order, answer).await };
-        self.shutdown.tracker().spawn(task.instrument(Span::current()));
+        // What the task does belongs to the request's trace. The request's span ends with its answer,
+        // and doesn't wait for the task.
+        let context = Span::current().context();
+        self.shutdown.tracker().spawn(task.with_context(context));
         outcome
     }
 
@@ -319,14 +325,9 @@ impl Orders {
     }
 
     async fn store(&self, order: &mut NewOrder) -> anyhow::Result<Inserted> {
-        let span = info_span!(
-            "INSERT orders",
-            otel.kind = "client",
-            db.system.name = "postgresql"
-        );
         let mut tries = 0;
         loop {
-            let written = self.commit.write(order.clone()).instrument(span.clone()).await;
+            let written = self.commit.write(order.clone()).await;
             match written.map_err(|_| anyhow::anyhow!("the process is stopping"))? {
                 Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
                     tries += 1;
@@ -346,14 +347,7 @@ impl Orders {
 
     async fn publish(&self, order: &NewOrder, verdict: Option<VerdictTo>) {
         for placement in &order.placements {
-            let span = info_span!(
-                "publish topup.job",
-                otel.kind = "producer",
-                messaging.system = "nats",
-                messaging.operation.name = "publish",
-                messaging.destination.name = "TOPUP_JOBS",
-                messaging.message.id = %placement.placement_id,
-            );
+            let span = trace::publish("TOPUP_JOBS", &placement.placement_id);
             let job = TopupJob::V1 {
                 placement_id: placement.placement_id,
                 verdict: verdict.clone(),

@@ -198,10 +198,14 @@ impl Deliver {
         let secret =
             partners::open_webhook_secret(&self.vault, delivery.partner_id, &delivery.webhook_secret)
                 .map_err(Failure::Secret)?;
+        // The rest of the URL may hold a partner's secret.
         let span = info_span!(
             "POST webhook",
             otel.kind = "client",
+            otel.status_code = Empty,
             http.request.method = "POST",
+            http.request.resend_count = (delivery.attempt > 0).then_some(delivery.attempt),
+            url.scheme = url.scheme(),
             server.address = url.host_str(),
             server.port = url.port_or_known_default(),
             http.response.status_code = Empty,
@@ -223,9 +227,18 @@ impl Deliver {
             .instrument(span.clone())
             .await;
         match &answer {
-            Ok((answer, _)) => span.record("http.response.status_code", answer.status),
-            Err(unanswered) => span.record("error.type", tracing::field::display(unanswered)),
-        };
+            Ok((answer, _)) => {
+                span.record("http.response.status_code", answer.status);
+                if answer.status >= 400 {
+                    span.record("error.type", tracing::field::display(answer.status));
+                    span.record("otel.status_code", "ERROR");
+                }
+            }
+            Err(unanswered) => {
+                span.record("error.type", unanswered.class());
+                span.record("otel.status_code", "ERROR");
+            }
+        }
         Ok(answer?)
     }
 
@@ -311,34 +324,46 @@ impl Stage for Deliver {
     }
 
     async fn run(&self, work: Work, trigger: Trigger<TopupReady>) {
-        let span = process_span(&work.delivery, trigger.traceparent.as_deref());
+        let span = process_span(&work.delivery, &trigger);
         self.deliver(work).instrument(span).await;
     }
 }
 
 /// The first attempt belongs to the order's trace. A later one, hours later maybe, is a trace of its
 /// own with a link to it.
-fn process_span(delivery: &Delivery, traceparent: Option<&str>) -> Span {
-    let span = info_span!(
-        parent: None,
-        "process topup.ready",
-        otel.kind = "consumer",
-        messaging.system = "nats",
-        messaging.operation.name = "process",
-        messaging.operation.type = "process",
-        messaging.destination.name = "topup.ready",
-        messaging.message.id = %delivery.topup_id,
-        topup.id = %delivery.topup_id,
-        partner.id = %delivery.partner_id,
-        order.id = %delivery.order_id,
-        attempt = delivery.attempt,
-    );
-    let order = delivery.traceparent.as_deref();
-    if delivery.attempt == 0 {
-        trace::set_parent(&span, traceparent.or(order));
+fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
+    let span = if trigger.message.is_some() {
+        info_span!(
+            parent: None,
+            "process TOPUP_READY",
+            otel.kind = "consumer",
+            messaging.system = "nats",
+            messaging.operation.name = "process",
+            messaging.operation.type = "process",
+            messaging.destination.name = "TOPUP_READY",
+            messaging.message.id = %delivery.topup_id,
+            topup.id = %delivery.topup_id,
+            partner.id = %delivery.partner_id,
+            order.id = %delivery.order_id,
+            attempt = delivery.attempt,
+        )
     } else {
-        trace::link(&span, order);
+        // Nobody said so: it was due.
+        info_span!(
+            parent: None,
+            "redrive delivery",
+            otel.kind = "internal",
+            topup.id = %delivery.topup_id,
+            partner.id = %delivery.partner_id,
+            order.id = %delivery.order_id,
+            attempt = delivery.attempt,
+        )
+    };
+    let before = trigger.traceparent.as_deref().or(delivery.traceparent.as_deref());
+    if delivery.attempt == 0 {
+        trace::set_parent(&span, before);
     }
+    trace::link(&span, before);
     span
 }
 
@@ -432,6 +457,7 @@ struct Attempts {
 
 impl Writer for Attempts {
     const EFFECT: Effect = Effect::CommitAttempts;
+    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = Attempted;
     type Output = ();
     type Error = store::Error;
@@ -454,6 +480,7 @@ struct WithoutUrl(PgPool);
 
 impl Writer for WithoutUrl {
     const EFFECT: Effect = Effect::CommitNoEndpoint;
+    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = TopupId;
     type Output = ();
     type Error = store::Error;

@@ -22,9 +22,11 @@ use signing::Token;
 use store::{PgPool, providers};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
+use tracing::{Instrument, field::Empty, info_span};
 
 use crate::{metrics::Metrics, providers::Provider};
 
+const ROUTE: &str = "/callbacks/{provider}/{token}";
 /// The largest body.
 const MAX_BODY: usize = 64 * 1024;
 /// How long a request's head may take, and how long its body.
@@ -42,12 +44,30 @@ pub struct Callbacks {
 
 /// Everything that is served on `LISTEN`.
 fn router(callbacks: Arc<Callbacks>) -> Router {
-    Router::new()
-        .route("/callbacks/{provider}/{token}", post(take))
-        .with_state(callbacks)
+    Router::new().route(ROUTE, post(take)).with_state(callbacks)
 }
 
-async fn take(
+async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, request: Request) -> StatusCode {
+    let span = info_span!(
+        "POST /callbacks/{provider}/{token}",
+        otel.kind = "server",
+        otel.status_code = Empty,
+        http.request.method = "POST",
+        http.route = ROUTE,
+        url.scheme = "http",
+        http.response.status_code = Empty,
+        error.type = Empty,
+    );
+    let status = hear(state, path, request).instrument(span.clone()).await;
+    span.record("http.response.status_code", status.as_u16());
+    if status.is_server_error() {
+        span.record("error.type", status.as_str());
+        span.record("otel.status_code", "ERROR");
+    }
+    status
+}
+
+async fn hear(
     State(callbacks): State<Arc<Callbacks>>,
     Path((name, token)): Path<(String, String)>,
     request: Request,

@@ -25,7 +25,7 @@ use store::{
     profile::Profile,
     vault::Vault,
 };
-use tracing::{Instrument, info_span};
+use tracing::{Instrument, Span, info_span};
 
 use crate::{
     account::Account,
@@ -45,6 +45,8 @@ const MAX_ATTEMPTS: u32 = 50;
 const LASTING: u32 = 5;
 /// The longest wait that a provider may ask for.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
+/// How old an order may be for what is done for it to be part of its trace.
+const ONE_TRACE: Duration = Duration::from_mins(5);
 /// How long it is remembered that an order was answered: longer than any `answer_by` is away.
 const REMEMBERED: Duration = Duration::from_mins(1);
 
@@ -92,6 +94,7 @@ impl Settlements {
 
 impl Writer for Settlements {
     const EFFECT: Effect = Effect::CommitOutcomes;
+    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
     type Item = Settlement;
     type Output = Settled;
     type Error = store::Error;
@@ -161,20 +164,48 @@ impl Stage for Placing {
     }
 
     async fn run(&self, work: Claimed, trigger: Trigger<TopupJob>) {
-        let span = info_span!(
-            "process topup.job",
+        let span = process_span(&work, &trigger, &self.provider_name);
+        self.process(&work, trigger).instrument(span).await;
+    }
+}
+
+/// The first attempt, and the looks for its profiles that follow soon, belong to the order's trace. What
+/// comes later is a trace of its own with a link to it.
+fn process_span(work: &Claimed, trigger: &Trigger<TopupJob>, provider: &str) -> Span {
+    let span = if trigger.message.is_some() {
+        info_span!(
+            parent: None,
+            "process TOPUP_JOBS",
             otel.kind = "consumer",
             messaging.system = "nats",
             messaging.operation.name = "process",
+            messaging.operation.type = "process",
             messaging.destination.name = "TOPUP_JOBS",
             messaging.message.id = %work.placement_id,
             order.id = %work.order_id,
-            provider.name = self.provider_name,
-        );
-        let parent = trigger.traceparent.as_deref().or(work.traceparent.as_deref());
-        trace::set_parent(&span, parent);
-        self.process(&work, trigger).instrument(span).await;
+            placement.id = %work.placement_id,
+            provider.name = provider,
+            attempt = work.attempt,
+        )
+    } else {
+        // Nobody said so: it was due.
+        info_span!(
+            parent: None,
+            "redrive placement",
+            otel.kind = "internal",
+            order.id = %work.order_id,
+            placement.id = %work.placement_id,
+            provider.name = provider,
+            placement.state = work.was.as_str(),
+            attempt = work.attempt,
+        )
+    };
+    let before = trigger.traceparent.as_deref().or(work.traceparent.as_deref());
+    if work.attempt <= 1 && work.age < ONE_TRACE {
+        trace::set_parent(&span, before);
     }
+    trace::link(&span, before);
+    span
 }
 
 impl Placing {
@@ -506,14 +537,7 @@ impl Placing {
     /// partner has its answer.
     async fn announce(&self, work: &Claimed, ready: Vec<TopupId>) {
         for topup_id in ready {
-            let span = info_span!(
-                "publish topup.ready",
-                otel.kind = "producer",
-                messaging.system = "nats",
-                messaging.operation.name = "publish",
-                messaging.destination.name = "TOPUP_READY",
-                messaging.message.id = %topup_id,
-            );
+            let span = trace::publish("TOPUP_READY", &topup_id);
             let id = topup_id.to_string();
             let event = TopupReady::V1 { topup_id };
             let subject = self.nats.ready_subject(work.partner_id);

@@ -105,7 +105,7 @@ async fn a_trace_travels_with_its_message() {
     let bench = Bench::new().await;
     let rows = Rows::new([1]);
     let stage = bench.start(&rows, 4).await;
-    let post = info_span!("POST");
+    let post = info_span!("POST", otel.kind = "server");
     let context = trace::context_of(&post).unwrap();
     let message = json!({"row": 1});
     bench
@@ -117,12 +117,12 @@ async fn a_trace_travels_with_its_message() {
     assert_eq!(traceparent.as_deref(), Some(context.as_str()));
     stage.stop().await;
 
-    let process = info_span!("process");
+    let process = info_span!("process", otel.kind = "consumer");
     trace::set_parent(&process, traceparent.as_deref());
     let trace_of = |span: &Span| span.context().span().span_context().trace_id();
     assert_eq!(trace_of(&process), trace_of(&post));
     // Whatever a header says, it never stops the work.
-    let other = info_span!("process");
+    let other = info_span!("process", otel.kind = "consumer");
     trace::set_parent(&other, Some("00-nonsense"));
     assert_ne!(trace_of(&other), trace_of(&post));
 }

@@ -121,9 +121,9 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     let metrics = bench.metrics().await;
     for part in [
         r#"esim_deliveries_total{outcome="delivered""#,
-        r#"esim_delivery_attempts_total{class="gone""#,
+        r#"esim_delivery_attempts_total{outcome="gone""#,
         "esim_delivery_duration_seconds_bucket",
-        "esim_deliveries_overdue_age_seconds",
+        r#"esim_redrive_oldest_overdue_seconds{stage="notifier"}"#,
         "esim_endpoints_blocked",
         "esim_deliveries_exhausted",
     ] {

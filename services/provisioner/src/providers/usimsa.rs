@@ -112,13 +112,29 @@ impl Usimsa {
             "provider call",
             otel.name = format!("{method} {route}"),
             otel.kind = "client",
+            otel.status_code = field::Empty,
             http.request.method = %method,
+            url.template = route,
+            url.full = field::Empty,
             server.address = self.base.host_str(),
+            server.port = self.base.port_or_known_default(),
             http.response.status_code = field::Empty,
+            error.type = field::Empty,
         );
-        self.exchange(method, path, body, &span)
+        let mut status = None;
+        let answer = self
+            .exchange(method, path, body, &span, &mut status)
             .instrument(span.clone())
-            .await
+            .await;
+        if let Some(status) = status {
+            span.record("http.response.status_code", status.as_u16());
+        }
+        if let Err(trouble) = &answer {
+            let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
+            span.record("error.type", refused.map_or(trouble.class(), StatusCode::as_str));
+            span.record("otel.status_code", "ERROR");
+        }
+        answer
     }
 
     async fn exchange<T: DeserializeOwned>(
@@ -127,11 +143,16 @@ impl Usimsa {
         path: &str,
         body: Option<&OrderRequest<'_>>,
         span: &Span,
+        answered: &mut Option<StatusCode>,
     ) -> Result<T, Trouble> {
         let url = self
             .base
             .join(path)
             .map_err(|error| Trouble::NotSent(error.to_string()))?;
+        // A base that names a user or a query would show them: then the template has to do.
+        if url.username().is_empty() && url.password().is_none() && url.query().is_none() {
+            span.record("url.full", url.as_str());
+        }
         let timestamp = runtime::clock::unix_milliseconds().to_string();
         let signature = usimsa::sign(
             &self.secret_key,
@@ -154,7 +175,7 @@ impl Usimsa {
         }
         let response = request.send().await.map_err(failure)?;
         let status = response.status();
-        span.record("http.response.status_code", status.as_u16());
+        *answered = Some(status);
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 let reason = format!("the provider does not let us in (HTTP {})", status.as_u16());

@@ -1,0 +1,1 @@
+//! What the services tell of themselves, as a collector hears it.
