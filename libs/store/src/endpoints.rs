@@ -91,15 +91,7 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
     sqlx::query!("DELETE FROM endpoints WHERE partner_id = $1", partner_id.uuid())
         .execute(&mut *transaction)
         .await?;
-    // What is due sooner than this may be somebody's lease.
-    sqlx::query!(
-        "UPDATE deliveries SET redrive_at = now()
-         WHERE partner_id = $1 AND attempt > 0 AND redrive_at > now() + make_interval(secs => $2)",
-        partner_id.uuid(),
-        seconds(ANNOUNCED),
-    )
-    .execute(&mut *transaction)
-    .await?;
+    retry_now(&mut transaction, partner_id).await?;
     let due = sqlx::query_scalar!(
         r#"SELECT count(*) AS "due!" FROM deliveries WHERE partner_id = $1 AND redrive_at <= now()"#,
         partner_id.uuid(),
@@ -108,6 +100,32 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
     .await?;
     transaction.commit().await?;
     Ok(u64::try_from(due).unwrap_or_default())
+}
+
+/// What is known of a partner's endpoint says nothing of its new URL: it is no longer blocked, and what
+/// waits for another attempt is due. A pause stays. Returns how many deliveries became due.
+pub(crate) async fn forget(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
+    sqlx::query!(
+        "DELETE FROM endpoints WHERE partner_id = $1 AND coalesce(blocked_until, '-infinity') < 'infinity'",
+        partner_id.uuid()
+    )
+    .execute(&mut *connection)
+    .await?;
+    retry_now(connection, partner_id).await
+}
+
+/// Makes those deliveries due that wait for another attempt; returns how many.
+async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
+    // What is due sooner than this may be somebody's lease.
+    let made_due = sqlx::query!(
+        "UPDATE deliveries SET redrive_at = now()
+         WHERE partner_id = $1 AND attempt > 0 AND redrive_at > now() + make_interval(secs => $2)",
+        partner_id.uuid(),
+        seconds(ANNOUNCED),
+    )
+    .execute(connection)
+    .await?;
+    Ok(made_due.rows_affected())
 }
 
 /// How deliveries stand, all together.

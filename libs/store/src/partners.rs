@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    Error,
+    Error, endpoints,
     vault::{Purpose, Vault},
 };
 
@@ -119,8 +119,9 @@ pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Resu
     Ok(partner)
 }
 
-/// Sets or removes a partner's webhook URL; deliveries that waited for one become due now. In one
-/// transaction, in this order: the notifier gives up on a delivery only while it holds the partner's row.
+/// Sets or removes a partner's webhook URL; deliveries that waited for one, or for another attempt at the
+/// old one, become due now. In one transaction, in this order: the notifier gives up on a delivery only
+/// while it holds the partner's row.
 ///
 /// Returns how many deliveries became due, `None` if there is no such partner.
 pub async fn set_webhook(
@@ -148,7 +149,8 @@ pub async fn set_webhook(
         )
         .execute(&mut *transaction)
         .await?
-        .rows_affected();
+        .rows_affected()
+            + endpoints::forget(&mut transaction, partner_id).await?;
     }
     transaction.commit().await?;
     Ok(Some(due))

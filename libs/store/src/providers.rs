@@ -262,26 +262,35 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
 }
 
 /// How far behind a provider's queue is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backlog {
+    /// Whose queue.
+    pub provider: String,
     /// How many placements wait for an operator.
     pub parked: i64,
     /// For how long the longest overdue placement has been due; zero if none is.
     pub oldest_overdue: Duration,
 }
 
-/// Looks at a provider's queue, by index.
-pub async fn backlog(connection: &mut PgConnection, provider: &str) -> Result<Backlog, Error> {
-    let row = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM placements WHERE provider = $1 AND state = 'parked') AS "parked!",
-                  extract(epoch FROM now() - (SELECT min(redrive_at) FROM placements
-                                              WHERE provider = $1 AND redrive_at IS NOT NULL))::float8 AS overdue"#,
-        provider,
+/// Looks at the queues, by index: of `served` providers, and of all that the catalogue names, so that
+/// work for one that nobody serves is seen.
+pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
+    let rows = sqlx::query!(
+        r#"SELECT provider AS "provider!",
+                  (SELECT count(*) FROM placements p
+                   WHERE p.provider = known.provider AND p.state = 'parked') AS "parked!",
+                  extract(epoch FROM now() - (SELECT min(redrive_at) FROM placements p
+                                              WHERE p.provider = known.provider
+                                                AND p.redrive_at IS NOT NULL))::float8 AS overdue
+           FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,
+        served,
     )
-    .fetch_one(connection)
+    .fetch_all(connection)
     .await?;
-    Ok(Backlog {
+    let backlogs = rows.into_iter().map(|row| Backlog {
+        provider: row.provider,
         parked: row.parked,
         oldest_overdue: age(row.overdue.unwrap_or_default()),
-    })
+    });
+    Ok(backlogs.collect())
 }

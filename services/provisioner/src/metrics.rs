@@ -126,15 +126,16 @@ impl Metrics {
         }
     }
 
-    fn backlog(&self, name: &str, backlog: Backlog) {
+    fn backlog(&self, backlog: &Backlog) {
+        let name = &backlog.provider;
         self.parked.record(backlog.parked, &[provider(name)]);
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
         self.oldest_overdue
             .record(backlog.oldest_overdue.as_secs_f64(), &of);
     }
 
-    /// Looks at the providers' queues until the soft stop.
-    pub async fn watch(self, names: Vec<String>, pool: PgPool, shutdown: Shutdown) -> anyhow::Result<()> {
+    /// Looks at the providers' queues until the soft stop, also at those that this process doesn't serve.
+    pub async fn watch(self, served: Vec<String>, pool: PgPool, shutdown: Shutdown) -> anyhow::Result<()> {
         let stop = shutdown.soft();
         let mut ticks = tokio::time::interval(PERIOD);
         loop {
@@ -142,15 +143,13 @@ impl Metrics {
                 () = stop.cancelled() => return Ok(()),
                 _ = ticks.tick() => {}
             }
-            for name in &names {
-                let looked = async {
-                    let mut connection = pool.acquire().await.map_err(store::Error::from)?;
-                    providers::backlog(&mut connection, name).await
-                };
-                match looked.await {
-                    Ok(backlog) => self.backlog(name, backlog),
-                    Err(error) => tracing::warn!(%error, "the queue was not looked at"),
-                }
+            let looked = async {
+                let mut connection = pool.acquire().await.map_err(store::Error::from)?;
+                providers::backlogs(&mut connection, &served).await
+            };
+            match looked.await {
+                Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
+                Err(error) => tracing::warn!(%error, "the queues were not looked at"),
             }
         }
     }

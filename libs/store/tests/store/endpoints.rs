@@ -6,6 +6,7 @@ use domain::{PartnerId, TopupId};
 use store::{
     deliveries::{self, AttemptResult, Attempted, Delivery, Room, Take},
     endpoints::{self, Endpoint},
+    partners,
 };
 
 use crate::{
@@ -211,6 +212,49 @@ async fn a_pause_ends_only_when_it_is_resumed() {
         .await;
     assert_eq!(endpoints::resume(&mut connection, partner).await.unwrap(), 3);
     assert_eq!(bench.taken(&room(9, 9)).await.len(), 3);
+}
+
+#[tokio::test]
+async fn a_new_url_has_no_history() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/old")).await;
+    let due = bench.deliveries(partner, 4, false).await;
+    let many: Vec<Attempted> = due[1..].iter().map(|topup| failed(partner, topup, 0)).collect();
+    bench.results(&many).await;
+    bench
+        .set(
+            "UPDATE deliveries SET redrive_at = now() + interval '1 hour' WHERE attempt > 0 AND topup_id <> $1",
+            &due[0],
+        )
+        .await;
+    // Not attempted, not due: its order may not be answered yet.
+    bench
+        .set(
+            "UPDATE deliveries SET redrive_at = now() + interval '1 hour' WHERE topup_id = $1",
+            &due[0],
+        )
+        .await;
+    bench
+        .set(
+            "INSERT INTO endpoints (partner_id, failures, blocked_until) VALUES ($1::uuid, 9, now() + interval '1 hour')
+             ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until",
+            partner,
+        )
+        .await;
+    let mut connection = bench.connection().await;
+    let url = Some("https://partner.example/new");
+    let made_due = partners::set_webhook(&mut connection, partner, url)
+        .await
+        .unwrap();
+    assert_eq!(made_due, Some(3));
+    assert_eq!(bench.endpoint(partner).await.state, "open");
+    assert_eq!(bench.taken(&room(9, 9)).await.len(), 3);
+
+    endpoints::pause(&mut connection, partner).await.unwrap();
+    partners::set_webhook(&mut connection, partner, url)
+        .await
+        .unwrap();
+    assert_eq!(bench.endpoint(partner).await.state, "paused");
 }
 
 #[tokio::test]

@@ -274,17 +274,41 @@ async fn hints_are_taken_once_a_second() {
 #[tokio::test]
 async fn the_queue_tells_how_far_behind_it_is() {
     let bench = Bench::registered().await;
-    let backlog = async || {
-        providers::backlog(&mut *bench.connection().await, PROVIDER)
+    bench
+        .set(
+            "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
+             VALUES (gen_random_uuid(), $1, $1, 'x', 'live')",
+            "nobody",
+        )
+        .await;
+    let backlogs = async || {
+        providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()])
             .await
             .unwrap()
     };
-    assert_eq!(backlog().await, Backlog::default());
+    let idle = |provider: &str| Backlog {
+        provider: provider.to_owned(),
+        parked: 0,
+        oldest_overdue: Duration::ZERO,
+    };
+    let mut before = backlogs().await;
+    before.sort_by(|a, b| a.provider.cmp(&b.provider));
+    let mut expected = vec![idle(PROVIDER), idle("nobody")];
+    expected.sort_by(|a, b| a.provider.cmp(&b.provider));
+    assert_eq!(before, expected);
     bench.overdue().await;
     let order = bench.placing(1).await;
     bench.settle(&[parked(placement(&order), 1)]).await;
-    let now = backlog().await;
-    assert_eq!(now.parked, 1);
+    bench
+        .set(
+            "UPDATE placements SET provider = $1 WHERE state <> 'parked'",
+            "nobody",
+        )
+        .await;
+    let now = backlogs().await;
+    let of = |provider: &str| now.iter().find(|backlog| backlog.provider == provider).unwrap();
+    assert_eq!((of(PROVIDER).parked, of("nobody").parked), (1, 0));
+    let now = of("nobody");
     assert!(now.oldest_overdue.abs_diff(Duration::from_mins(1)) < Duration::from_secs(20));
 }
 
