@@ -16,6 +16,7 @@ pub mod partners;
 pub mod placements;
 pub mod profile;
 pub mod providers;
+pub mod recover;
 pub mod schema;
 pub mod vault;
 

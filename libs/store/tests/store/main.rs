@@ -4,6 +4,7 @@
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: what each statement promises, alone and when
 //!   several processes run it at once.
 //! - [`providers`], [`parked`]: breakers, hints, and what operators settle.
+//! - [`recover`]: what is moved after an old dump was restored.
 //! - [`configuration`], [`schema`]: what services notice of changes made by operators.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
@@ -17,5 +18,6 @@ mod machine;
 mod orders;
 mod parked;
 mod providers;
+mod recover;
 mod schema;
 mod settle;

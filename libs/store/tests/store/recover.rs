@@ -1,0 +1,166 @@
+//! What is moved after an old dump was restored.
+
+use std::time::Duration;
+
+use domain::{
+    PartnerId, PlacementId, PlacementState,
+    placement::{Event, Placement},
+};
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
+use store::{
+    orders::NewOrder,
+    placements::Claim,
+    recover::{self, NotRecovered, Recovered},
+};
+
+use crate::bench::{
+    Bench, PROVIDER, bought_pending, not_found, order, parked, placement, rejected, settlement, unknown,
+};
+
+impl Bench {
+    async fn recover(&self, park_unanswered: bool, dry_run: bool) -> Result<Recovered, NotRecovered> {
+        recover::recover(&mut *self.connection().await, park_unanswered, dry_run).await
+    }
+
+    async fn accepted(&self, answer_within: Duration) -> NewOrder {
+        let order = NewOrder {
+            answer_within,
+            ..order(PartnerId::new(), 1)
+        };
+        self.store(std::slice::from_ref(&order)).await;
+        order
+    }
+
+    async fn stored(&self, id: PlacementId) -> Placement {
+        let attempt: i32 = self
+            .value("SELECT attempt FROM placements WHERE placement_id::text = $1", id)
+            .await;
+        let not_found = "SELECT not_found_at IS NOT NULL FROM placements WHERE placement_id::text = $1";
+        Placement {
+            state: self.state(id).await.parse().unwrap(),
+            attempt: u32::try_from(attempt).unwrap(),
+            not_found: self.value(not_found, id).await,
+            disputed: false,
+        }
+    }
+}
+
+const DUE: Claim<'_> = Claim::Due {
+    provider: PROVIDER,
+    limit: 100,
+};
+
+fn moved(recovered: &Recovered) -> (i64, i64, i64) {
+    (recovered.accepted, recovered.placing, recovered.parked)
+}
+
+#[tokio::test]
+async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
+    let bench = Bench::new().await;
+    let accepted = bench.accepted(Duration::ZERO).await;
+    let placing = bench.placing(1).await;
+    // Half on its way back to `accepted`: the first "no such purchase" must not count any more.
+    bench.settle(&[not_found(placement(&placing), 1, true)]).await;
+    bench
+        .set(
+            "UPDATE placements SET attempted_at = now() - interval '1 day' WHERE placement_id::text = $1",
+            placement(&placing),
+        )
+        .await;
+    let mut others = Vec::new();
+    for outcome in [bought_pending, rejected, parked] {
+        let other = bench.placing(1).await;
+        bench.settle(&[outcome(placement(&other), 1)]).await;
+        others.push((other.order_id, bench.everything(other.order_id).await));
+    }
+
+    let before = bench.everything(accepted.order_id).await;
+    assert_eq!(moved(&bench.recover(false, true).await.unwrap()), (1, 1, 0));
+    assert_eq!(bench.everything(accepted.order_id).await, before, "a dry run");
+
+    let recovered = bench.recover(false, false).await.unwrap();
+    assert_eq!((moved(&recovered), recovered.parked_before), ((1, 1, 0), 1));
+    assert_eq!(
+        bench.stored(placement(&accepted)).await,
+        Placement::NEW.after(Event::Claim).unwrap(),
+        "as if a provisioner had recorded an attempt and died"
+    );
+    assert_eq!(
+        bench.stored(placement(&placing)).await,
+        Placement::NEW.after(Event::Claim).unwrap()
+    );
+    for (order, everything) in others {
+        assert_eq!(bench.everything(order).await, everything);
+    }
+
+    let again = bench.recover(false, false).await.unwrap();
+    assert_eq!(moved(&again), (0, 2, 0), "nothing moves further");
+    let mut claimed = bench.claim(DUE).await;
+    claimed.retain(|one| one.was == PlacementState::Placing);
+    assert_eq!(claimed.len(), 2);
+    for one in &claimed {
+        assert_eq!((one.attempt, one.unknowns), (1, 0));
+        assert!(one.attempt_age < Duration::from_mins(1), "{:?}", one.attempt_age);
+    }
+    // A job that comes late takes nothing up.
+    assert!(
+        bench
+            .claim(Claim::Named(&[placement(&accepted)]))
+            .await
+            .is_empty()
+    );
+
+    // Only two looks lead to another attempt.
+    let id = placement(&accepted);
+    bench.settle(&[not_found(id, 1, true), unknown(id, 1)]).await;
+    assert_eq!(bench.state(id).await, "placing");
+    bench.settle(&[not_found(id, 1, true)]).await;
+    assert_eq!(bench.state(id).await, "accepted");
+}
+
+#[tokio::test]
+async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
+    let bench = Bench::new().await;
+    bench.accepted(Duration::ZERO).await;
+    let waiting = bench.accepted(Duration::from_secs(10)).await;
+    bench.accepted(Duration::ZERO).await;
+
+    let named = |recovered: Recovered| -> Vec<_> {
+        recovered.unanswered.into_iter().map(|one| one.order_id).collect()
+    };
+    let recovered = bench.recover(false, true).await.unwrap();
+    assert_eq!(named(recovered), [waiting.order_id]);
+
+    let recovered = bench.recover(true, false).await.unwrap();
+    assert_eq!(moved(&recovered), (3, 0, 1));
+    assert_eq!(named(recovered), [waiting.order_id]);
+    assert_eq!(bench.state(placement(&waiting)).await, "parked");
+    let claimed = bench.claim(DUE).await;
+    assert_eq!(claimed.len(), 2, "what is parked is left to the operator");
+
+    // It was bought after all: its own late outcome still counts.
+    let outcome = bought_pending(placement(&waiting), 1).outcome;
+    bench.settle(&[settlement(placement(&waiting), 1, outcome)]).await;
+    assert_eq!(bench.state(placement(&waiting)).await, "placed");
+}
+
+#[tokio::test]
+async fn nothing_is_moved_while_a_provisioner_is_connected() {
+    let bench = Bench::new().await;
+    let order = bench.accepted(Duration::ZERO).await;
+    let options: PgConnectOptions = bench.database.url().parse().unwrap();
+    let provisioner = options.application_name("provisioner").connect().await.unwrap();
+    for dry_run in [true, false] {
+        let refused = bench.recover(false, dry_run).await.unwrap_err();
+        assert!(matches!(refused, NotRecovered::Provisioners(1)), "{refused}");
+    }
+    assert_eq!(bench.state(placement(&order)).await, "accepted");
+    drop(provisioner);
+}
+
+#[tokio::test]
+async fn a_dump_without_orders_is_fine() {
+    let recovered = Bench::new().await.recover(true, false).await.unwrap();
+    assert_eq!(moved(&recovered), (0, 0, 0));
+    assert_eq!(recovered.newest_order_at, None);
+}
