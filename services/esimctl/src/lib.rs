@@ -18,6 +18,7 @@ mod output;
 mod partner;
 mod placement;
 mod provider;
+mod recover;
 mod webhook_url;
 
 use std::process::ExitCode;
@@ -87,6 +88,9 @@ enum Command {
     /// Bring the database's schema to this version; waits up to 30 s for the server to be up
     #[command(after_help = migrate::EXAMPLES)]
     Migrate,
+    /// After an old dump was restored: have every unfinished purchase looked up before anything is bought
+    #[command(after_help = recover::EXAMPLES)]
+    Recover(recover::Command),
 }
 
 /// A command that needs the database isn't told where it is.
@@ -126,6 +130,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::MasterKey(command) => master_key::run(command, &output),
         Command::DatabasePassword(command) => database_password::run(command, &output),
         Command::Migrate => migrate::run(database()?, &output).await,
+        Command::Recover(command) => recover::run(command, database()?, &output).await,
     }
 }
 

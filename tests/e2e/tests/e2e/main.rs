@@ -4,6 +4,7 @@
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what a partner relies on.
 //! - [`resilience`], [`stop`]: the promise at full size: hang-ups, a wiped JetStream, two providers, restarts.
+//! - [`recover`]: an old dump is restored.
 //! - [`faults`], [`database_away`], [`settings`]: what must not matter, and what must be refused.
 
 #![expect(
@@ -18,6 +19,7 @@ mod faults;
 mod forwarder;
 mod ordering;
 mod raw;
+mod recover;
 mod resilience;
 mod settings;
 mod shell;

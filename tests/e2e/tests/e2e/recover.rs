@@ -1,0 +1,249 @@
+//! An old dump is restored while the provider remembers what was bought since.
+
+use crate::shop::{PATH, Shop, fresh, ids, show};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use testkit::client::Client;
+use testkit::receiver::{Received, Signature};
+use testkit::stack::{Stack, Stage};
+use testkit::{http, wait};
+use tokio::process::Command;
+
+const SERVICES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
+const LONG: Duration = Duration::from_mins(2);
+
+/// A provider that sells twice what is ordered twice, and a short settling delay.
+async fn start() -> Result<Stack> {
+    Stack::builder()
+        .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
+        .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "2s")
+        .env(Stage::Provisioner, "SETTLE", "6s")
+        .start()
+        .await
+}
+
+/// `pg_dump` or `pg_restore` on the stack's database.
+async fn postgres(program: &str, stack: &Stack, arguments: &[&str], file: &Path) -> Result<()> {
+    let programs = std::env::var_os("PG_BIN").context("PG_BIN is not set")?;
+    let output = Command::new(PathBuf::from(programs).join(program))
+        .arg(format!("--dbname={}", stack.database.url()))
+        .args(arguments)
+        .arg(file)
+        .kill_on_drop(true)
+        .output();
+    let output = tokio::time::timeout(LONG, output)
+        .await
+        .context(program.to_owned())??;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success(), "{program}: {said}");
+    Ok(())
+}
+
+async fn faults(stack: &Stack, json: &'static str) -> Result<()> {
+    let url = format!("{}/faults", stack.sandbox_url);
+    let answer = http::client()?.put(url).body(json).send().await?;
+    answer.error_for_status()?;
+    Ok(())
+}
+
+async fn stop(stack: &mut Stack, stages: &[Stage]) -> Result<()> {
+    for stage in stages {
+        let status = stack.process(*stage)?.terminate(Duration::from_secs(30)).await?;
+        ensure!(status.success(), "{stage:?}: {status}");
+    }
+    Ok(())
+}
+
+/// How often the provider sold each placement.
+async fn sold(stack: &Stack) -> Result<BTreeMap<String, u64>> {
+    let orders = stack.ledger().await?.orders.into_iter();
+    Ok(orders
+        .map(|order| (order.order_id, order.purchased_times))
+        .collect())
+}
+
+async fn placement(stack: &Stack, external_order_id: &str) -> Result<(String, String)> {
+    let order = show(stack, external_order_id).await?;
+    let placement = &order["placements"][0];
+    let text = |name: &str| placement[name].as_str().map(str::to_owned).context("placement");
+    Ok((text("placement_id")?, text("state")?))
+}
+
+async fn in_state(stack: &Stack, external_order_id: &str, wanted: &str) -> Result<()> {
+    let what = format!("{external_order_id} to be {wanted}");
+    let look = async || Ok((placement(stack, external_order_id).await?.1 == wanted).then_some(()));
+    wait::until(LONG, &what, look).await
+}
+
+/// What the dump knows, and what happened after it.
+struct Story {
+    stack: Stack,
+    shop: Shop,
+    /// Delivered before the dump.
+    before: BTreeSet<String>,
+    /// In the dump, not bought yet: accepted, or with an attempt that nobody knows of.
+    open: BTreeSet<String>,
+    /// Their placements: of those that were accepted, of those that were placing.
+    accepted: Vec<String>,
+    placing: Vec<String>,
+    /// Ordered after the dump.
+    lost: (String, String),
+}
+
+/// Everything is bought and delivered after the dump; then the dump is restored.
+async fn restored() -> Result<Story> {
+    let mut stack = start().await?;
+    let shop = Shop::open(&stack).await?;
+    let option = stack.option("ready")?.to_owned();
+    let before = ids(&shop.buy(&fresh("before"), &option, 2).await?);
+    shop.hears_of(&before, LONG).await?;
+
+    let (mut open, mut accepted, mut placing) = (BTreeSet::new(), Vec::new(), Vec::new());
+    faults(&stack, r#"{"down": true}"#).await?;
+    for _ in 0..2 {
+        let external = fresh("placing");
+        open.extend(ids(&shop.buy(&external, &option, 2).await?));
+        in_state(&stack, &external, "placing").await?;
+        placing.push(placement(&stack, &external).await?.0);
+    }
+    stop(&mut stack, &[Stage::Provisioner]).await?;
+    faults(&stack, "{}").await?;
+    for _ in 0..4 {
+        let external = fresh("accepted");
+        open.extend(ids(&shop.buy(&external, &option, 2).await?));
+        let (id, state) = placement(&stack, &external).await?;
+        ensure!(state == "accepted", "{state}");
+        accepted.push(id);
+    }
+    let folder = stack.process(Stage::Sandbox)?.program().log.clone();
+    let dump = folder.with_file_name("dump");
+    postgres("pg_dump", &stack, &["--format=custom", "--file"], &dump).await?;
+
+    stack.process(Stage::Provisioner)?.start().await?;
+    let external = fresh("lost");
+    let lost = ids(&shop.buy(&external, &option, 1).await?);
+    let lost_placement = placement(&stack, &external).await?.0;
+    shop.hears_of(&open.union(&lost).cloned().collect(), LONG).await?;
+    let refused = stack.esimctl.run::<Value>(&["recover"]).await.unwrap_err();
+    ensure!(
+        format!("{refused:#}").contains("stop all provisioners"),
+        "{refused:#}"
+    );
+
+    stop(&mut stack, &SERVICES).await?;
+    let arguments = ["--clean", "--if-exists", "--single-transaction"];
+    postgres("pg_restore", &stack, &arguments, &dump).await?;
+    Ok(Story {
+        stack,
+        shop,
+        before,
+        open,
+        accepted,
+        placing,
+        lost: (external, lost_placement),
+    })
+}
+
+impl Story {
+    async fn go_on(&mut self) -> Result<()> {
+        for stage in SERVICES {
+            self.stack.process(stage)?.start().await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything that was open in the dump has been told again.
+    async fn told_again(&self) -> Result<Vec<Received>> {
+        let again = |received: &[Received]| self.open.iter().all(|id| count(received, id) >= 2);
+        let receiver = &self.shop.receiver;
+        receiver
+            .wait_until(LONG, "every webhook to come again", again)
+            .await
+    }
+}
+
+fn count(received: &[Received], topup_id: &str) -> usize {
+    let of_topup = received.iter().filter(|one| one.topup_id() == topup_id);
+    of_topup.count()
+}
+
+/// What is told twice is the same both times.
+fn consistent(received: &[Received]) -> Result<()> {
+    let mut told: BTreeMap<&str, (&str, &str)> = BTreeMap::new();
+    for one in received {
+        ensure!(
+            (one.path.as_str(), one.signature) == (PATH, Signature::Valid),
+            "{one:?}"
+        );
+        let id = one.headers.get("webhook-id").and_then(|id| id.to_str().ok());
+        let of_this = (
+            id.context("webhook-id")?,
+            one.json["iccid"].as_str().context("iccid")?,
+        );
+        let first = told.entry(one.topup_id()).or_insert(of_this);
+        ensure!(*first == of_this, "another eSIM, or another webhook-id: {one:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
+    let mut story = restored().await.unwrap();
+    let stack = &story.stack;
+    let dry: Value = stack.esimctl.run(&["recover", "--dry-run"]).await.unwrap();
+    let done: Value = stack.esimctl.run(&["recover"]).await.unwrap();
+    for (answer, dry_run) in [(&dry, true), (&done, false)] {
+        let numbers = ["moved", "accepted", "placing", "parked"].map(|name| answer[name].as_i64().unwrap());
+        assert_eq!(
+            (numbers, answer["dry_run"].as_bool()),
+            ([6, 4, 2, 0], Some(dry_run))
+        );
+    }
+    let again: Value = stack.esimctl.run(&["recover"]).await.unwrap();
+    assert_eq!(again["accepted"], 0, "{again}");
+
+    story.go_on().await.unwrap();
+    let received = story.told_again().await.unwrap();
+    consistent(&received).unwrap();
+    for id in &story.before {
+        assert_eq!(count(&received, id), 1, "it had been delivered before the dump");
+    }
+    let sold = sold(&story.stack).await.unwrap();
+    assert!(sold.values().all(|times| *times == 1), "{sold:?}");
+    assert_eq!(sold.len(), 8, "one before, six in the dump, one after it");
+
+    // What was ordered after the dump is unknown here: the provider has it, and the partner who asks
+    // again gets another.
+    let (external, placement_id) = &story.lost;
+    let unknown = show(&story.stack, external).await.unwrap_err();
+    assert!(unknown.to_string().contains("there is no order"), "{unknown}");
+    let option = story.stack.option("ready").unwrap();
+    let client: &Client = &story.shop.client;
+    let answer = client.order(external, &[(option, 1)]).await.unwrap();
+    story
+        .shop
+        .hears_of(&ids(&answer.products().unwrap()), LONG)
+        .await
+        .unwrap();
+    let sold = self::sold(&story.stack).await.unwrap();
+    assert_eq!((sold.len(), sold[placement_id]), (9, 1));
+}
+
+/// Otherwise the test above proves nothing.
+#[tokio::test]
+async fn without_recovery_it_is_bought_twice() {
+    let mut story = restored().await.unwrap();
+    story.go_on().await.unwrap();
+    story.told_again().await.unwrap();
+    let sold = sold(&story.stack).await.unwrap();
+    for id in &story.accepted {
+        assert_eq!(sold[id], 2, "{id}");
+    }
+    // An attempt that was recorded is looked up in any case.
+    for id in &story.placing {
+        assert_eq!(sold[id], 1, "{id}");
+    }
+}
