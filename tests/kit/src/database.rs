@@ -38,6 +38,17 @@ impl Database {
         })
     }
 
+    /// One that is there already, and stays.
+    pub fn existing(url: &str) -> Result<Self> {
+        let server: Url = url.parse().context("the URL of the database is no URL")?;
+        Ok(Self {
+            name: server.path().trim_start_matches('/').to_owned(),
+            server,
+            url: url.to_owned(),
+            kept: true,
+        })
+    }
+
     /// The value for `DATABASE_URL`.
     pub fn url(&self) -> &str {
         &self.url

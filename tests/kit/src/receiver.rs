@@ -51,7 +51,7 @@ pub struct Answer {
 
 type Decide = Arc<dyn Fn(&Received) -> Answer + Send + Sync>;
 
-/// Serves on 127.0.0.1 until it is dropped.
+/// Serves on 127.0.0.1, or where `TEST_WEBHOOK_ADDRESS` says, until it is dropped.
 pub struct Receiver {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -91,9 +91,13 @@ impl Answer {
 impl Receiver {
     /// Starts on a free port; every path is served and answered 200.
     pub async fn start() -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        let at = match std::env::var("TEST_WEBHOOK_ADDRESS") {
+            Ok(address) => address.parse().context("TEST_WEBHOOK_ADDRESS is no address")?,
+            Err(_) => Ipv4Addr::LOCALHOST,
+        };
+        let listener = TcpListener::bind((at, 0))
             .await
-            .context("cannot listen on 127.0.0.1")?;
+            .with_context(|| format!("cannot listen on {at}"))?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
         let router = axum::Router::new()

@@ -1,5 +1,8 @@
 //! A whole pipeline of a test's own: its database, its streams, its processes on ports of their own.
 //!
+//! Or, where `TEST_BASE_URL` names a system that runs already, that one: `TEST_DATABASE_URL` is its database then,
+//! `TEST_SANDBOX_URL` its sandbox, and `esimctl` in `BIN_DIR` knows it. Tests that set or stop something fail there.
+//!
 //! ```ignore
 //! let stack = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0s").start().await?;
 //! let partner = stack.create_partner("sandbox", Some(&receiver.url("/a"))).await?;
@@ -49,7 +52,7 @@ impl Stage {
 }
 
 /// What the sandbox provider really sold.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub struct Ledger {
     pub purchases: u64,
     pub units: u64,
@@ -64,7 +67,7 @@ pub struct LedgerOrder {
 }
 
 /// What to start; by default one of each stage, on the shared NATS server of `TEST_NATS_URL`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Builder {
     env: Vec<(Stage, String, String)>,
@@ -109,6 +112,13 @@ impl Builder {
     /// Creates the database, migrates it, loads the sandbox's catalogue, starts every stage and
     /// waits until all are ready.
     pub async fn start(self) -> Result<Stack> {
+        if let Ok(base_url) = std::env::var("TEST_BASE_URL") {
+            ensure!(
+                self == Self::default(),
+                "this test needs a system of its own: run it without TEST_BASE_URL"
+            );
+            return Stack::attached(base_url).await;
+        }
         let dir = tempfile::Builder::new().prefix("stack-").tempdir()?;
         let database = match &self.database_server {
             None => Database::create().await?,
@@ -172,6 +182,7 @@ impl Builder {
             options,
             base_url,
             sandbox_url,
+            sold_before: Ledger::default(),
             prefix,
         };
         let started = stack.start_all(&self.left_out).await;
@@ -196,6 +207,8 @@ pub struct Stack {
     /// Of the first ingress: `http://127.0.0.1:20001`.
     pub base_url: String,
     pub sandbox_url: String,
+    /// What the sandbox had sold before this stack was there.
+    sold_before: Ledger,
     /// `STREAM_PREFIX`.
     pub prefix: String,
 }
@@ -208,6 +221,26 @@ impl Stack {
     /// One of each stage, default settings.
     pub async fn start() -> Result<Self> {
         Self::builder().start().await
+    }
+
+    /// The system that runs at `base_url`.
+    async fn attached(base_url: String) -> Result<Self> {
+        let esimctl = Esimctl::new([]);
+        let mut stack = Self {
+            processes: BTreeMap::new(),
+            nats: None,
+            _streams: None,
+            database: Database::existing(&required("TEST_DATABASE_URL")?)?,
+            dir: tempfile::Builder::new().prefix("stack-").tempdir()?,
+            options: esimctl.options().await?,
+            esimctl,
+            base_url,
+            sandbox_url: required("TEST_SANDBOX_URL")?,
+            sold_before: Ledger::default(),
+            prefix: String::new(),
+        };
+        stack.sold_before = stack.ledger().await?;
+        Ok(stack)
     }
 
     /// Makes a partner with a random name; `environment` is `sandbox` or `live`.
@@ -238,17 +271,31 @@ impl Stack {
             .option_id)
     }
 
-    /// What the sandbox provider sold so far.
+    /// What the sandbox provider sold so far, to this stack's partners.
     pub async fn ledger(&self) -> Result<Ledger> {
         let answer = http::client()?
             .get(format!("{}/ledger", self.sandbox_url))
             .send()
             .await?;
-        answer
+        let mut ledger: Ledger = answer
             .error_for_status()?
             .json()
             .await
-            .context("unexpected shape of the ledger")
+            .context("unexpected shape of the ledger")?;
+        let before = &self.sold_before;
+        ledger.purchases -= before.purchases;
+        ledger.units -= before.units;
+        if !before.orders.is_empty() {
+            let old: BTreeSet<&str> = before
+                .orders
+                .iter()
+                .map(|order| order.order_id.as_str())
+                .collect();
+            ledger
+                .orders
+                .retain(|order| !old.contains(order.order_id.as_str()));
+        }
+        Ok(ledger)
     }
 
     /// The first process of a stage: to kill it, stop it, start it again, read its log.

@@ -92,7 +92,7 @@ impl Sender {
 /// When orders are sent.
 pub struct Pace {
     start: Instant,
-    end: Instant,
+    end: Cell<Instant>,
     /// Time between two planned sends of the open loop.
     interval: Option<Duration>,
     planned: Cell<u32>,
@@ -119,13 +119,18 @@ impl Pace {
             .max(connections.saturating_mul(qty));
         Self {
             start,
-            end: start + Duration::from_secs(seconds.into()),
+            end: Cell::new(start + Duration::from_secs(seconds.into())),
             interval: rate.map(|rate| Duration::from_secs(1) / rate),
             planned: Cell::new(0),
             total: rate.unwrap_or(0).saturating_mul(seconds),
             qty,
             permits: holds_back.then(|| Rc::new(Semaphore::new(units as usize))),
         }
+    }
+
+    /// Ends the window.
+    pub fn stop(&self) {
+        self.end.set(self.end.get().min(Instant::now()));
     }
 
     /// One permit per unit that may go without webhook; a webhook gives it back.
@@ -145,7 +150,7 @@ impl Pace {
         if let Some(interval) = self.interval {
             let number = self.planned.get();
             let planned = self.start + interval * number;
-            if number >= self.total || Instant::now() >= self.end {
+            if number >= self.total || Instant::now() >= self.end.get() {
                 return None;
             }
             self.planned.set(number + 1);
@@ -153,11 +158,11 @@ impl Pace {
             return Some(planned);
         }
         if let Some(permits) = &self.permits {
-            let held = tokio::time::timeout_at(self.end.into(), permits.acquire_many(self.qty)).await;
+            let held = tokio::time::timeout_at(self.end.get().into(), permits.acquire_many(self.qty)).await;
             held.ok()?.ok()?.forget();
         }
         let now = Instant::now();
-        (now < self.end).then_some(now)
+        (now < self.end.get()).then_some(now)
     }
 
     fn give_back(&self) {

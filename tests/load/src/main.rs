@@ -21,7 +21,8 @@
 //!   The pipeline stays busy and no queue grows, so webhooks/s is what the pipeline sustains, and
 //!   latency is about outstanding / rate.
 //!
-//! Both end only when every accepted topup's webhook came, or none came for 30 s, or after 10 min.
+//! Both end only when every accepted topup's webhook came, or none came for `--patience`, or after 10 min.
+//! SIGINT ends the sending, not the waiting for webhooks.
 //! With `--rate` nothing waits for anything: that is the point of an open loop.
 //!
 //! One thread, no HTTP library and no checks in the sink: the generator shares the machine with what
@@ -50,9 +51,7 @@ use testkit::progress::Progress;
 use tokio::task::{JoinSet, LocalSet};
 use uuid::Uuid;
 
-/// The wait for outstanding webhooks ends when none came for this long, ...
-const DRAIN_IDLE: Duration = Duration::from_secs(30);
-/// ... or after this time.
+/// The wait for outstanding webhooks ends after this time, if `--patience` lets it.
 const DRAIN: Duration = Duration::from_mins(10);
 
 /// Measures a running pipeline: accepted orders, and orders to webhooks.
@@ -91,6 +90,13 @@ struct Settings {
     /// [default: 16 per connection].
     #[arg(long)]
     outstanding: Option<u32>,
+    /// How long no webhook may come before the rest is given up; above 30 s deliveries that a killed
+    /// notifier had taken up come too.
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
+    patience: Duration,
+    /// This machine's address where the webhooks are received.
+    #[arg(long, env = "TEST_WEBHOOK_ADDRESS", default_value_t = std::net::Ipv4Addr::LOCALHOST)]
+    webhook_address: std::net::Ipv4Addr,
     /// Prints the report as JSON.
     #[arg(long)]
     json: bool,
@@ -165,7 +171,7 @@ async fn check_durability(database_url: &str) -> Result<()> {
 
 async fn measure(settings: &Settings) -> Result<Report> {
     let book = Rc::new(Book::default());
-    let sink = sink::Sink::start(Rc::clone(&book)).await?;
+    let sink = sink::Sink::start(settings.webhook_address, Rc::clone(&book)).await?;
     let esimctl = Esimctl::new([]);
     let option_id = esimctl.sandbox_option(&settings.option).await?;
     let run = Uuid::now_v7().simple().to_string();
@@ -199,6 +205,8 @@ async fn measure(settings: &Settings) -> Result<Report> {
         ));
     }
 
+    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+    let mut stopping = false;
     let mut progress = Progress::start();
     let mut line = Line::new(Rc::clone(&book), start);
     let mut second = tokio::time::interval(Duration::from_secs(1));
@@ -206,12 +214,17 @@ async fn measure(settings: &Settings) -> Result<Report> {
     while !workers.is_empty() {
         tokio::select! {
             joined = workers.join_next() => if let Some(Err(error)) = joined { bail!("a connection's task died: {error}") },
+            signal = &mut interrupted, if !stopping => {
+                signal?;
+                stopping = true;
+                pace.stop();
+            }
             _ = second.tick() => progress.show(line.next("sending")),
         }
     }
     let sent = Instant::now();
     let mut last_progress = (book.waiting(), sent);
-    while book.waiting() > 0 && sent.elapsed() < DRAIN && last_progress.1.elapsed() < DRAIN_IDLE {
+    while book.waiting() > 0 && sent.elapsed() < DRAIN && last_progress.1.elapsed() < settings.patience {
         tokio::select! {
             () = book.nothing_waiting() => {}
             _ = second.tick() => {

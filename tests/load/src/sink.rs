@@ -13,15 +13,15 @@ use tokio::task::{JoinHandle, JoinSet, spawn_local};
 
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n";
 
-/// Listens on a free port of 127.0.0.1 until it is dropped.
+/// Listens on a free port until it is dropped.
 pub struct Sink {
     address: SocketAddr,
     server: JoinHandle<()>,
 }
 
 impl Sink {
-    pub async fn start(book: Rc<Book>) -> Result<Self> {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+    pub async fn start(at: Ipv4Addr, book: Rc<Book>) -> Result<Self> {
+        let listener = TcpListener::bind((at, 0))
             .await
             .context("the sink cannot listen")?;
         let address = listener.local_addr()?;

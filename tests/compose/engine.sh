@@ -1,0 +1,78 @@
+# The container engine: the one that is there, or one that is installed and started for this run. Sourced by tests/compose/run.
+# shellcheck shell=bash
+
+
+PINNED='docker.io docker-cli docker-compose docker-buildx'
+
+engine_answers() { docker info >/dev/null 2>&1 && docker compose version >/dev/null 2>&1 && docker buildx version >/dev/null 2>&1; }
+
+may_install() { [[ $(id -u) == 0 && -f /etc/debian_version ]] && command -v apt-get >/dev/null; }
+
+# `trixie_source`: this machine's own Debian source, but of release 13. No host is named here.
+trixie_source() {
+  local file
+  for file in /etc/apt/sources.list.d/*.sources; do
+    [[ -f $file ]] || continue
+    awk 'BEGIN { RS = ""; ORS = "\n\n" } /(^|\n)Types: deb/ && /(^|\n)URIs:[^\n]*debian/ && /(^|\n)Suites:/ && !/-security/ { print; exit }' "$file" |
+      sed -E '/^(#|$)/d; s/^Suites:.*/Suites: trixie/; s/^Components:.*/Components: main/'
+  done | awk 'BEGIN { RS = "" } { print; exit }' | grep . && return
+  # The older form, one line for each source.
+  sed -nE 's/^deb (\[[^]]*\] )?([^ ]+debian\/?) +[a-z]+ .*/deb \1\2 trixie main/p' /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | head -n 1 | grep .
+}
+
+# Debian 13's engine, on Debian 12 too: nothing else is taken from there.
+install_engine() {
+  local source=/etc/apt/sources.list.d/esim-trixie.sources codename
+  codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+  if [[ $codename == bookworm ]]; then
+    trixie_source >"$WORK/trixie.source" || fail "no Debian source is configured on this machine"
+    [[ $(head -c 4 "$WORK/trixie.source") != 'deb ' ]] || source=${source%.sources}.list
+    cp "$WORK/trixie.source" "$source"
+    # shellcheck disable=SC2086  # several names
+    printf 'Package: *\nPin: release n=trixie\nPin-Priority: 100\n\nPackage: %s\nPin: release n=trixie\nPin-Priority: 600\n' \
+      "$PINNED" >/etc/apt/preferences.d/esim-trixie
+  fi
+  # shellcheck disable=SC2086
+  apt_install $PINNED iptables || return 1
+}
+
+# `start_engine`: a dockerd of this run's own, in folders of its own.
+start_engine() {
+  local began=$SECONDS
+  mkdir -p "$WORK/engine"
+  # Image layers survive, so that the next run needs not make them again.
+  setsid dockerd --host "unix://$WORK/engine/docker.sock" --data-root "$ENGINE_DATA" --exec-root "$WORK/engine/exec" \
+    --pidfile "$WORK/engine/pid" >"$LOGS/dockerd.log" 2>&1 </dev/null 7>&- 8>&- &
+  ENGINE_PID=$!
+  export DOCKER_HOST=unix://$WORK/engine/docker.sock
+  until engine_answers; do
+    kill -0 "$ENGINE_PID" 2>/dev/null || { tail -n 5 "$LOGS/dockerd.log" >&2 && fail "dockerd ended; see $LOGS/dockerd.log"; }
+    ((SECONDS - began < 60)) || fail "dockerd was not ready after 60 s; see $LOGS/dockerd.log"
+    sleep 0.2
+  done
+}
+
+stop_engine() {
+  local began=$SECONDS
+  [[ -n ${ENGINE_PID-} ]] || return 0
+  kill "$ENGINE_PID" 2>/dev/null || true
+  while kill -0 "$ENGINE_PID" 2>/dev/null; do
+    ((SECONDS - began < 30)) || { kill -KILL "$ENGINE_PID" 2>/dev/null || true; break; }
+    sleep 0.2
+  done
+  ENGINE_PID=''
+}
+
+# `find_engine`: exit status 3 where there is none and none may be installed.
+find_engine() {
+  if engine_answers; then
+    say "engine: the one that is there, $(docker version --format '{{.Server.Version}}')"
+    return
+  fi
+  if ! command -v dockerd >/dev/null || ! docker compose version >/dev/null 2>&1; then
+    may_install || { say "SKIPPED: there is no container engine here, and none may be installed (that needs root on Debian)" && return 3; }
+    install_engine || fail "the container engine could not be installed"
+  fi
+  engine_answers || start_engine
+  say "engine: $(docker version --format '{{.Server.Version}}'), Compose $(docker compose version --short), storage $(docker info --format '{{.Driver}}')"
+}

