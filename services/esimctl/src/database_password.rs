@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Subcommand;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 
-use crate::{made_once, output::Output};
+use crate::{output::Output, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl database-password create secrets/                 refuses if there is one already
@@ -25,7 +25,7 @@ pub enum Command {
         /// The password [default: a random one]
         #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
         password: Option<SecretString>,
-        /// Do nothing if it is there already
+        /// Don't fail if it is there already
         #[arg(long)]
         if_missing: bool,
     },
@@ -38,28 +38,68 @@ pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
         if_missing,
     } = command;
     let given = password.as_ref().map(ExposeSecret::expose_secret);
-    let password = match given.filter(|password| !password.is_empty()) {
+    let given = given.filter(|password| !password.is_empty());
+    let password = match given {
         Some(password) if password.contains(['\n', '\r', '\0']) => {
-            bail!("the password holds a line break, which no such file can hold")
+            bail!("the password holds a line break, which such a file can't hold")
         }
         Some(password) => password.to_owned(),
         None => hex::encode(rand::random::<[u8; 24]>()),
     };
     let file = folder.join("password");
-    let made = made_once::make(&file, &format!("{password}\n"))?;
+    let path = file.display();
+    let made = secret_file::make(&file, &format!("{password}\n"))?;
     if !made && !if_missing {
-        bail!("{} exists already; it is never overwritten", file.display());
+        bail!("{path} exists already; it is never overwritten");
     }
-    // A crash between the two files is mended by the next start.
-    let password = std::fs::read_to_string(&file)?;
-    let escaped = password.trim_end().replace('\\', "\\\\").replace(':', "\\:");
-    made_once::make(&folder.join("pgpass"), &format!("*:*:*:*:{escaped}\n"))?;
+    let stored = std::fs::read_to_string(&file).with_context(|| format!("cannot read {path}"))?;
+    let stored = stored.trim_end_matches('\n');
+    if given.is_some_and(|given| given != stored) {
+        bail!(
+            "{path} holds another password, and so does the database that was made with it: change it there \
+             (ALTER ROLE) and in the files beside it, or leave POSTGRES_PASSWORD as it was"
+        );
+    }
+    // A crash between the two files is mended by the next call.
+    let escaped = stored.replace('\\', "\\\\").replace(':', "\\:");
+    secret_file::make(&folder.join("pgpass"), &format!("*:*:*:*:{escaped}\n"))?;
     output.print(&json!({ "file": file, "created": made }), || {
-        let path = file.display();
         if made {
             format!("{path} holds the database's password")
         } else {
             format!("{path} is there already")
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create(folder: &std::path::Path, password: Option<&str>, if_missing: bool) -> anyhow::Result<()> {
+        let command = Command::Create {
+            folder: folder.to_owned(),
+            password: password.map(Into::into),
+            if_missing,
+        };
+        run(&command, &Output::new(true))
+    }
+
+    #[test]
+    fn a_password_is_made_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        create(folder.path(), Some(r"a:b\c"), true).unwrap();
+        assert_eq!(
+            (read("password").as_str(), read("pgpass").as_str()),
+            ("a:b\\c\n", "*:*:*:*:a\\:b\\\\c\n")
+        );
+        assert!(create(folder.path(), None, false).is_err());
+        create(folder.path(), None, true).unwrap();
+        let other = create(folder.path(), Some("other"), true)
+            .unwrap_err()
+            .to_string();
+        assert!(other.contains("another password"), "{other}");
+        assert_eq!(read("password"), "a:b\\c\n");
+    }
 }

@@ -9,7 +9,6 @@ mod database;
 mod database_password;
 mod delivery;
 mod endpoint;
-mod made_once;
 mod master_key;
 mod migrate;
 mod option;
@@ -19,6 +18,7 @@ mod partner;
 mod placement;
 mod provider;
 mod recover;
+mod secret_file;
 mod webhook_url;
 
 use std::process::ExitCode;

@@ -1,65 +1,144 @@
-//! `esimctl master-key`: the key that secrets at rest are encrypted under.
+//! `esimctl master-key`: the keys that secrets at rest are encrypted under.
 
-use std::path::PathBuf;
+use std::{collections::BTreeSet, fs, io::ErrorKind, path::PathBuf};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::Subcommand;
+use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
+use store::{config::MasterKeyError, vault::Vault};
 
-use crate::{made_once, output::Output};
+use crate::{output::Output, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl master-key create master.key                 refuses if there is one already
   esimctl master-key create master.key --if-missing    leaves the one that is there
+  MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
+                                                       puts new keys beside the old ones
 
 Keep a copy of it elsewhere: without it nobody can read the stored secrets again.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Make a new key in a file that only its owner may read
+    /// Make a new key, or write down given ones, in a file that only its owner may read
     #[command(after_help = EXAMPLES)]
     Create {
         /// The value for MASTER_KEY_FILE
         file: PathBuf,
-        /// What the key is called in what is encrypted under it
-        #[arg(long, default_value = "first", value_parser = id)]
-        id: String,
-        /// Do nothing if the file is there already
+        /// The keys, as services take them [default: a new one]
+        #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
+        keys: Option<SecretString>,
+        /// Don't fail if the file is there. Given keys then replace what it holds if they have all of that
         #[arg(long)]
         if_missing: bool,
     },
 }
 
-fn id(text: &str) -> Result<String, String> {
-    let plain = text
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'));
-    if !plain || !(1..=32).contains(&text.len()) {
-        return Err("use 1 to 32 letters, digits, `-` or `_`".into());
-    }
-    if text == store::vault::EXAMPLE_ID {
-        return Err("a key of this name is refused by every service".into());
-    }
-    Ok(text.to_owned())
+pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
+    let Command::Create {
+        file,
+        keys,
+        if_missing,
+    } = command;
+    let given = keys
+        .as_ref()
+        .map(|keys| keys.expose_secret().trim())
+        .filter(|keys| !keys.is_empty());
+    let content = match given {
+        Some(keys) => entries(keys).collect::<Vec<_>>().join("\n"),
+        None => format!("first:{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>())),
+    };
+    let setting = if given.is_some() {
+        "MASTER_KEY"
+    } else {
+        "the new key"
+    };
+    Vault::parse(&content.as_str().into()).map_err(|cause| MasterKeyError::Vault { setting, cause })?;
+    let content = format!("{content}\n");
+
+    let path = file.display();
+    let old = match fs::read_to_string(file) {
+        Ok(old) => Some(old),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
+    };
+    let (what, text) = match old {
+        None => {
+            if !secret_file::make(file, &content)? {
+                bail!("{path} was made by somebody else just now");
+            }
+            ("created", format!("{path} is made. Keep a copy of it elsewhere"))
+        }
+        Some(_) if !if_missing => bail!(
+            "{path} exists already; a master key is never overwritten, since what it encrypted could not be read again"
+        ),
+        Some(old) if given.is_none() || old == content => ("kept", format!("{path} is there already")),
+        Some(old) => {
+            let new: BTreeSet<&str> = entries(&content).collect();
+            if !entries(&old).all(|key| new.contains(key)) {
+                bail!(
+                    "{path} holds a key that MASTER_KEY doesn't: what was encrypted under it could not be read again. \
+                     Name the old keys after the new one, separated by commas"
+                );
+            }
+            secret_file::replace(file, &content)?;
+            ("replaced", format!("{path} holds the given keys now"))
+        }
+    };
+    output.print(&json!({ "file": file, "outcome": what }), || text)
 }
 
-pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
-    let Command::Create { file, id, if_missing } = command;
-    let key: [u8; 32] = rand::random();
-    let made = made_once::make(file, &format!("{id}:{}\n", BASE64_STANDARD.encode(key)))?;
-    if !made && !if_missing {
-        bail!(
-            "{} exists already; a master key is never overwritten, since what it encrypted could not be read again",
-            file.display()
-        );
+/// Each `<id>:<key>` of a text as services read it.
+fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.split(['\n', ','])
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty() && !entry.starts_with('#'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create(file: &std::path::Path, keys: Option<&str>, if_missing: bool) -> anyhow::Result<()> {
+        let command = Command::Create {
+            file: file.to_owned(),
+            keys: keys.map(Into::into),
+            if_missing,
+        };
+        run(&command, &Output::new(true))
     }
-    output.print(&json!({ "file": file, "created": made }), || {
-        let path = file.display();
-        if made {
-            format!("{path} holds a new master key. Keep a copy of it elsewhere")
-        } else {
-            format!("{path} is there already")
+
+    #[test]
+    fn keys_are_added_and_never_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("master.key");
+        create(&file, None, false).unwrap();
+        let first = fs::read_to_string(&file).unwrap();
+        assert!(create(&file, None, false).is_err());
+        create(&file, None, true).unwrap();
+        create(&file, Some(""), true).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), first);
+
+        let other = format!("second:{}", BASE64_STANDARD.encode([2; 32]));
+        let refused = create(&file, Some(&other), true).unwrap_err().to_string();
+        assert!(
+            refused.contains("holds a key that MASTER_KEY doesn't"),
+            "{refused}"
+        );
+        assert_eq!(fs::read_to_string(&file).unwrap(), first);
+        create(&file, Some(&format!("{other},{first}")), true).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), format!("{other}\n{first}"));
+    }
+
+    #[test]
+    fn what_services_would_refuse_is_not_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("master.key");
+        let example = format!("example:{}", BASE64_STANDARD.encode([7; 32]));
+        for bad in ["nonsense", "a:c2hvcnQ=", &example] {
+            assert!(create(&file, Some(bad), true).is_err(), "{bad}");
         }
-    })
+        assert!(!file.exists());
+    }
 }

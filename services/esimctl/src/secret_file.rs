@@ -1,4 +1,5 @@
-//! Files that are made once and never overwritten: what they hold can't be made again.
+//! Files of secrets: whole or not there, their owner's only, and never overwritten by accident, since what they
+//! hold can't be made again.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -9,8 +10,21 @@ use std::{
 
 use anyhow::Context;
 
-/// Makes a file that only its owner may read, whole or not at all. `false`: there is one already, which stays.
+/// Makes a file. `false`: there is one already, which stays.
 pub fn make(path: &Path, content: &str) -> anyhow::Result<bool> {
+    put(path, content, |unfinished| fs::hard_link(unfinished, path))
+}
+
+/// Puts a file in the place of another.
+pub fn replace(path: &Path, content: &str) -> anyhow::Result<()> {
+    put(path, content, |unfinished| fs::rename(unfinished, path)).map(|_| ())
+}
+
+fn put(
+    path: &Path,
+    content: &str,
+    finish: impl FnOnce(&Path) -> std::io::Result<()>,
+) -> anyhow::Result<bool> {
     let (folder, name) = (path.parent(), path.file_name());
     let (Some(folder), Some(name)) = (folder, name) else {
         anyhow::bail!("{} is no file's name", path.display());
@@ -22,7 +36,7 @@ pub fn make(path: &Path, content: &str) -> anyhow::Result<bool> {
     };
     let unfinished = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
     let made = write(&unfinished, content)
-        .and_then(|()| fs::hard_link(&unfinished, path))
+        .and_then(|()| finish(&unfinished))
         .and_then(|()| File::open(folder)?.sync_all());
     let _ = fs::remove_file(&unfinished);
     match made {
@@ -58,6 +72,8 @@ mod tests {
         assert!(!make(&path, "second\n").unwrap());
         assert_eq!(fs::read_to_string(&path).unwrap(), "first\n");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        replace(&path, "third\n").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "third\n");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         assert!(make(&folder.path().join("none/key"), "").is_err());
     }
