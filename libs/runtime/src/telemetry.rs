@@ -25,12 +25,12 @@ use opentelemetry_sdk::{
     resource::TelemetryResourceDetector,
     trace::{self, BatchSpanProcessor, Sampler, SdkTracerProvider},
 };
-use tracing::{Metadata, Subscriber};
+use tracing::{Metadata, Subscriber, subscriber::Interest};
 use tracing_subscriber::{
     EnvFilter, Layer,
-    filter::{FilterExt, FilterFn, LevelFilter},
+    filter::{DynFilterFn, FilterExt, FilterFn, LevelFilter},
     fmt,
-    layer::SubscriberExt,
+    layer::{self, Filter, SubscriberExt},
     registry::LookupSpan,
     util::SubscriberInitExt,
 };
@@ -124,7 +124,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .with_threads(false)
         .with_target(false)
         .with_tracked_inactivity(false)
-        .with_filter(FilterFn::new(is_ours).with_max_level_hint(detail).and(detail));
+        .with_filter(recorded(detail));
     tracing_subscriber::registry()
         .with(lines(config.log_format).with_filter(filter(&config.log)?))
         .with(spans)
@@ -243,7 +243,25 @@ fn check_filter(log: &str) -> anyhow::Result<()> {
 }
 
 fn filter(log: &str) -> anyhow::Result<EnvFilter> {
-    EnvFilter::try_new(log).with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
+    // OpenTelemetry tells of each batch that fails; what is worth telling of that is told in `export`.
+    EnvFilter::try_new(format!("opentelemetry=off,{log}"))
+        .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
+}
+
+/// The spans that are recorded. Asked anew for each: where a library only asks whether something would
+/// be logged, as sqlx does, an answer that is remembered for good would be mixed up with the answer to
+/// that, and the next span would be lost.
+fn recorded<S: Subscriber>(detail: LevelFilter) -> impl Filter<S> {
+    let is_recorded = move |metadata: &Metadata<'_>| is_ours(metadata) && *metadata.level() <= detail;
+    DynFilterFn::new(move |metadata: &Metadata<'_>, _: &layer::Context<'_, S>| is_recorded(metadata))
+        .with_callsite_filter(move |metadata| {
+            if is_recorded(metadata) {
+                Interest::sometimes()
+            } else {
+                Interest::never()
+            }
+        })
+        .with_max_level_hint(detail)
 }
 
 /// Whether a span is one that we made to be seen. Libraries have spans, too, and say in them what they

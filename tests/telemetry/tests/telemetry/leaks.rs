@@ -1,0 +1,357 @@
+//! After real traffic, with everything that goes wrong in it and all that can be logged: nothing that
+//! the services tell of themselves or each other holds a secret. Searched for by the real values.
+
+use crate::secrets::Secrets;
+use crate::shop::Shop;
+use crate::sink::Sink;
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
+use signing::SecretKey;
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use testkit::process::Process;
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+use tokio::net::TcpListener;
+
+const TOKEN: &str = "callback-token-that-nobody-else-has";
+const COLLECTOR_KEY: &str = "what-the-collector-lets-us-in-for";
+const STAGES: [Stage; 4] = [
+    Stage::Sandbox,
+    Stage::Ingress,
+    Stage::Provisioner,
+    Stage::Notifier,
+];
+
+/// An endpoint that answers with what it got, as careless ones do: in the body, in headers, as an error.
+struct Echo {
+    url: String,
+    heard: Arc<Mutex<Vec<Heard>>>,
+}
+
+#[derive(Clone, Debug)]
+struct Heard {
+    body: Value,
+    signature: String,
+}
+
+impl Echo {
+    async fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!(
+            "http://{}/echo?key=endpoint-key-in-the-url",
+            listener.local_addr()?
+        );
+        let heard = Arc::new(Mutex::new(Vec::new()));
+        let shared = Arc::clone(&heard);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let heard = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    let service = service_fn(move |request| echo(Arc::clone(&heard), request));
+                    let _ = auto::Builder::new(TokioExecutor::new())
+                        .serve_connection(TokioIo::new(stream), service)
+                        .await;
+                });
+            }
+        });
+        Ok(Self { url, heard })
+    }
+
+    fn heard(&self) -> Vec<Heard> {
+        self.heard.lock().unwrap().clone()
+    }
+}
+
+async fn echo(
+    heard: Arc<Mutex<Vec<Heard>>>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Infallible> {
+    let signature = request.headers()["webhook-signature"].clone();
+    let body = request
+        .into_body()
+        .collect()
+        .await
+        .map(http_body_util::Collected::to_bytes)
+        .unwrap_or_default();
+    heard.lock().unwrap().push(Heard {
+        body: serde_json::from_slice(&body).unwrap_or_default(),
+        signature: signature.to_str().unwrap_or_default().to_owned(),
+    });
+    let response = Response::builder()
+        .status(500)
+        .header("x-echo-signature", signature)
+        .header(
+            "location",
+            format!(
+                "/{}",
+                utf8_percent_encode(&String::from_utf8_lossy(&body), NON_ALPHANUMERIC)
+            ),
+        )
+        .body(Full::new(body));
+    Ok(response.expect("a response"))
+}
+
+/// Everything that goes over NATS from now on.
+async fn tap(url: &str) -> Result<Arc<Mutex<Vec<Bytes>>>> {
+    let client = async_nats::connect(url).await?;
+    let mut all = client.subscribe(">").await?;
+    client.flush().await?;
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let shared = Arc::clone(&heard);
+    tokio::spawn(async move {
+        while let Some(message) = all.next().await {
+            let headers = message.headers.map(|headers| format!("{headers:?}"));
+            let mut heard = shared.lock().unwrap();
+            heard.extend(headers.map(Bytes::from));
+            heard.push(Bytes::from(message.subject.to_string()));
+            heard.push(message.payload);
+        }
+        drop(client);
+    });
+    Ok(heard)
+}
+
+/// Every message that a stream still has.
+async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
+    let jetstream = async_nats::jetstream::new(async_nats::connect(url).await?);
+    let mut streams = jetstream.streams();
+    let (mut names, mut messages) = (Vec::new(), Vec::new());
+    while let Some(info) = streams.try_next().await? {
+        let stream = jetstream.get_stream(&info.config.name).await?;
+        for number in info.state.first_sequence..=info.state.last_sequence {
+            // What was acknowledged is gone.
+            if let Ok(message) = stream.get_raw_message(number).await {
+                messages.push(Bytes::from(format!("{:?}", message.headers)));
+                messages.push(message.payload);
+                names.push(info.config.name.clone());
+            }
+        }
+    }
+    Ok((names, messages))
+}
+
+async fn scrape(process: &Process) -> Result<Bytes> {
+    let admin = &process.program().env["ADMIN_LISTEN"];
+    let answer = testkit::http::client()?
+        .get(format!("http://{admin}/metrics"))
+        .send()
+        .await?;
+    Ok(answer.bytes().await?)
+}
+
+async fn start(sink: &Sink) -> Result<Stack> {
+    let callbacks = testkit::ports::free()?;
+    let headers = format!("authorization={COLLECTOR_KEY}");
+    let mut builder = sink
+        .hears(Stack::builder())
+        .own_nats()
+        .env(Stage::Provisioner, "LISTEN", &format!("127.0.0.1:{callbacks}"))
+        .env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN)
+        .env(Stage::Provisioner, "PARK_AFTER", "1s")
+        .env(
+            Stage::Sandbox,
+            "SANDBOX_CALLBACK_URL",
+            &format!("http://127.0.0.1:{callbacks}/callbacks/sandbox/{TOKEN}"),
+        )
+        .env(Stage::Notifier, "RETRY_SCHEDULE", "200ms,200ms");
+    for stage in STAGES {
+        builder = builder
+            .env(stage, "LOG", "debug")
+            .env(stage, "LOG_FORMAT", "json")
+            .env(stage, "OTEL_EXPORTER_OTLP_HEADERS", &headers);
+    }
+    builder.start().await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_secret_is_in_what_is_told() {
+    let sink = Sink::start().await.unwrap();
+    let mut stack = start(&sink).await.unwrap();
+    let nats_url = stack.nats().unwrap().url().to_owned();
+    let tapped = tap(&nats_url).await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let echo = Echo::start().await.unwrap();
+    let careless = stack.create_partner("sandbox", Some(&echo.url)).await.unwrap();
+    let mut secrets = Secrets::default();
+    let signatures = traffic(&stack, &nats_url, &shop, &careless, &echo).await.unwrap();
+
+    // The real values.
+    secrets.add("the callback token", TOKEN);
+    secrets.add("the collector's key", COLLECTOR_KEY);
+    secrets.add("the key in a webhook URL", "endpoint-key-in-the-url");
+    for partner in [&shop.partner, &careless] {
+        secrets.add_base64("a secret key", &partner.secret_key);
+        secrets.add_base64(
+            "a webhook secret",
+            partner.webhook_secret.trim_start_matches("whsec_"),
+        );
+    }
+    let settings = stack.process(Stage::Provisioner).unwrap().program().env.clone();
+    let (_, master_key) = settings["MASTER_KEY"].split_once(':').unwrap();
+    secrets.add_base64("the master key", master_key);
+    secrets.add_base64("the provider's secret", &settings["SANDBOX_SECRET_KEY"]);
+    for signature in &signatures {
+        secrets.add("a request's signature", signature);
+    }
+    let mut webhooks = 0;
+    for webhook in shop.receiver.received() {
+        webhooks += 1;
+        secrets.add_webhook(
+            &webhook.json,
+            webhook.headers["webhook-signature"].to_str().unwrap(),
+        );
+    }
+    for webhook in echo.heard() {
+        webhooks += 1;
+        secrets.add_webhook(&webhook.body, &webhook.signature);
+    }
+    assert!(webhooks >= 5, "{webhooks}");
+
+    // What was told.
+    let heard = sink.wait_until("logs of everybody", |book| {
+        ["ingress", "provisioner", "notifier"]
+            .iter()
+            .all(|service| book.logs.iter().any(|log| log.service == *service))
+            && book.spans.iter().any(|span| span.name == "GET /qr/{text}/{size}")
+            && book
+                .spans
+                .iter()
+                .any(|span| span.failed && span.name == "POST webhook")
+    });
+    heard.await.unwrap();
+    for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
+        let metrics = scrape(stack.process(stage).unwrap()).await.unwrap();
+        secrets.search("the metrics", &metrics);
+    }
+    let (streams, messages) = stored(&nats_url).await.unwrap();
+    assert!(
+        streams.iter().any(|name| name.ends_with("TOPUP_DEAD")),
+        "{streams:?}"
+    );
+    for message in messages {
+        secrets.search("a stored NATS message", &message);
+    }
+    for stage in STAGES {
+        // What is told while they stop is told, too.
+        let process = stack.process(stage).unwrap();
+        process.terminate(Duration::from_secs(20)).await.unwrap();
+        let log = process.log().unwrap();
+        assert!(log.contains("\"level\":\"DEBUG\""), "{stage:?} logs all it can");
+        for line in log.lines() {
+            secrets.search("a log line", line.as_bytes());
+        }
+    }
+    let messages = tapped.lock().unwrap().clone();
+    assert!(
+        messages
+            .iter()
+            .any(|message| message.starts_with(b"{\"type\":\"topup.job.v1\""))
+    );
+    for message in messages {
+        secrets.search("a NATS message", &message);
+    }
+    let book = sink.book();
+    assert_eq!(book.authorization.iter().collect::<Vec<_>>(), [COLLECTOR_KEY]);
+    for message in &book.raw {
+        secrets.search("an OTLP message", message);
+    }
+    let folder = stack.process(Stage::Ingress).unwrap().program().log.clone();
+    for file in std::fs::read_dir(folder.parent().unwrap()).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "log") {
+            secrets.search(&path.display().to_string(), &std::fs::read(&path).unwrap());
+        }
+    }
+    secrets.found_nothing();
+}
+
+/// Orders that arrive, that are echoed back, that are parked and that fail; wrong signatures, pictures,
+/// and a message that nobody can read. Returns the signatures of requests.
+async fn traffic(
+    stack: &Stack,
+    nats_url: &str,
+    shop: &Shop,
+    careless: &testkit::esimctl::Partner,
+    echo: &Echo,
+) -> Result<Vec<String>> {
+    let mut signatures = Vec::new();
+    let mut order =
+        async |client: &testkit::client::Client, id: &str, option: &str, units: u32| -> Result<u16> {
+            let body = testkit::client::order(id, &[(stack.option(option)?, units)]).to_string();
+            let request = client.post(body);
+            signatures.push(request.signature());
+            Ok(request.send().await?.status)
+        };
+    let to_echo = stack.client(careless)?;
+    for (client, id, option, units) in [
+        (&shop.client, "arrives", "ready", 2),
+        (&shop.client, "arrives later", "delayed", 1),
+        (&shop.client, "fails in part", "partly", 2),
+        (&shop.client, "is parked", "never-ready", 1),
+        (&to_echo, "is echoed", "ready", 1),
+    ] {
+        anyhow::ensure!(order(client, id, option, units).await? == 201, "{id}");
+    }
+    anyhow::ensure!(order(&shop.client, "is refused", "refused", 1).await? >= 201);
+    // Signed by somebody else, and with a signature that is nobody's.
+    let stranger = SecretKey::from_base64("c29tZWJvZHkgZWxzZSdzIGtleQ==")?;
+    let wrong = shop.client.post("{}").secret(stranger);
+    signatures.push(wrong.signature());
+    anyhow::ensure!(wrong.send().await?.status == 401);
+    let stale = shop.client.post("{}").timestamp_from_now(-1000);
+    signatures.push(stale.signature());
+    anyhow::ensure!(stale.send().await?.status == 401);
+    let odd = shop.client.post("{\"external_order_id\":");
+    signatures.push(odd.signature());
+    anyhow::ensure!(odd.send().await?.status == 400);
+
+    // A message that no handler can read.
+    let jetstream = async_nats::jetstream::new(async_nats::connect(nats_url).await?);
+    let subject = format!("{}topup.job.sandbox", stack.prefix);
+    jetstream.publish(subject, "unreadable".into()).await?.await?;
+
+    let webhooks = shop.receiver.wait_for(4, Duration::from_secs(20)).await?;
+    wait::until(
+        Duration::from_secs(20),
+        "three attempts to be echoed",
+        async || Ok((echo.heard().len() >= 3).then_some(())),
+    )
+    .await?;
+    // Pictures: as the webhook says, and in ways that don't work.
+    let http = testkit::http::client()?;
+    for webhook in &webhooks {
+        let picture = webhook.json["qrcode_img_url"].as_str().context("no picture")?;
+        anyhow::ensure!(http.get(picture).send().await?.status() == 200);
+        let (path, _) = picture.rsplit_once('/').context("no size")?;
+        anyhow::ensure!(http.get(format!("{path}/3")).send().await?.status() == 404);
+        anyhow::ensure!(http.post(picture).send().await?.status() == 405);
+        let code = webhook.json["activate_code"].as_str().context("no code")?;
+        anyhow::ensure!(
+            http.get(format!("{}/{code}", stack.base_url))
+                .send()
+                .await?
+                .status()
+                == 404
+        );
+    }
+    let mut database = stack.database.connect().await?;
+    wait::until(Duration::from_secs(20), "a parked placement", async || {
+        let parked: i64 = sqlx::query_scalar("SELECT count(*) FROM placements WHERE state = 'parked'")
+            .fetch_one(&mut database)
+            .await?;
+        Ok((parked > 0).then_some(()))
+    })
+    .await?;
+    Ok(signatures)
+}

@@ -1,0 +1,194 @@
+//! docs/metrics.md and what the services show at `/metrics` are the same.
+
+use crate::shop::Shop;
+use anyhow::{Context, Result};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+
+const TOKEN: &str = "token-of-the-metrics-test";
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Metric {
+    kind: String,
+    labels: BTreeSet<String>,
+}
+
+type Metrics = BTreeMap<(String, String), Metric>;
+
+/// By service and name.
+fn documented() -> Result<Metrics> {
+    let text = std::fs::read_to_string(testkit::workspace().join("docs/metrics.md"))?;
+    let mut metrics = Metrics::new();
+    for row in text.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        // No cell has a bar in it.
+        let [name, kind, unit, labels, meaning, services] = cells[..] else {
+            anyhow::bail!("not six cells: {row}");
+        };
+        let name = name.trim_matches('`');
+        anyhow::ensure!(!meaning.is_empty(), "{name} means nothing");
+        anyhow::ensure!((unit == "s") == name.contains("_seconds"), "{name} in {unit:?}");
+        let labels = labels.split(", ").map(|label| label.trim_matches('`').to_owned());
+        let metric = Metric {
+            kind: kind.to_owned(),
+            labels: labels.filter(|label| !label.is_empty()).collect(),
+        };
+        for service in services.split(", ") {
+            metrics.insert((service.to_owned(), name.to_owned()), metric.clone());
+        }
+    }
+    Ok(metrics)
+}
+
+/// The exposition format: `# TYPE name kind`, then lines `name{label="value"} number`.
+fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
+    let mut kind_of = BTreeMap::new();
+    for line in text.lines() {
+        if let Some((name, kind)) = line.strip_prefix("# TYPE ").and_then(|rest| rest.split_once(' ')) {
+            kind_of.insert(name, kind);
+            continue;
+        }
+        if line.starts_with('#') {
+            continue;
+        }
+        let (series, _) = line.rsplit_once(' ').context("no value")?;
+        let (name, labels) = series.split_once('{').unwrap_or((series, ""));
+        let base = ["_bucket", "_sum", "_count"]
+            .iter()
+            .filter_map(|suffix| name.strip_suffix(suffix))
+            .find(|base| kind_of.get(base) == Some(&"histogram"))
+            .unwrap_or(name);
+        let kind = kind_of.get(base).with_context(|| format!("no type: {line}"))?;
+        let metric = metrics.entry((service.to_owned(), base.to_owned())).or_default();
+        (*kind).clone_into(&mut metric.kind);
+        // No value here has a quotation mark, a comma or an equals sign in it.
+        let labels = labels.trim_end_matches('}').split(',');
+        let names = labels.filter_map(|label| Some(label.split_once('=')?.0.to_owned()));
+        metric.labels.extend(names.filter(|label| label != "le"));
+    }
+    Ok(())
+}
+
+async fn shown(stack: &mut Stack) -> Result<Metrics> {
+    let client = testkit::http::client()?;
+    let mut metrics = Metrics::new();
+    for (stage, service) in [
+        (Stage::Ingress, "ingress"),
+        (Stage::Provisioner, "provisioner"),
+        (Stage::Notifier, "notifier"),
+    ] {
+        let admin = stack.process(stage)?.program().env["ADMIN_LISTEN"].clone();
+        let answer = client.get(format!("http://{admin}/metrics")).send().await?;
+        read(service, &answer.error_for_status()?.text().await?, &mut metrics)?;
+    }
+    Ok(metrics)
+}
+
+/// What is wrong, line by line.
+fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
+    let mut differences = Vec::new();
+    for ((service, name), metric) in documented {
+        match shown.get(&(service.clone(), name.clone())) {
+            None => differences.push(format!("{service} does not show {name}")),
+            // What it is built from is known only in some builds.
+            Some(shown) if name == "target_info" => {
+                let unknown: Vec<_> = shown.labels.difference(&metric.labels).collect();
+                if !unknown.is_empty() || shown.labels.len() + 1 < metric.labels.len() {
+                    differences.push(format!("{service}: {name} has other labels: {unknown:?}"));
+                }
+            }
+            // A label may be one of another service's series.
+            Some(shown) if shown.kind != metric.kind || !shown.labels.is_subset(&metric.labels) => {
+                differences.push(format!(
+                    "{service}: {name} is {shown:?}, documented is {metric:?}"
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    for (service, name) in shown.keys() {
+        if !documented.contains_key(&(service.clone(), name.clone())) {
+            differences.push(format!("{service} shows {name}, which is not documented"));
+        }
+    }
+    for name in documented
+        .keys()
+        .map(|(_, name)| name)
+        .filter(|name| *name != "target_info")
+    {
+        let of = |metrics: &Metrics| -> BTreeSet<String> {
+            let of_name = metrics.iter().filter(|((_, other), _)| other == name);
+            of_name.flat_map(|(_, metric)| metric.labels.clone()).collect()
+        };
+        if of(documented) != of(shown) {
+            differences.push(format!(
+                "{name} has the labels {:?}, not {:?}",
+                of(shown),
+                of(documented)
+            ));
+        }
+    }
+    differences
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_table_is_what_there_is() {
+    let documented = documented().unwrap();
+    assert!(documented.len() > 30, "{documented:?}");
+    let mut stack = Stack::builder()
+        .env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN)
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
+    shop.verdicts_come(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    let answer = shop.client.order("one", &[(&ready, 1)]).await.unwrap();
+    answer.products().unwrap();
+    let unsigned = shop.client.post("{}").header("x-service-signature", "00");
+    assert_eq!(unsigned.send().await.unwrap().status, 401);
+    let listen = stack.process(Stage::Provisioner).unwrap().program().env["LISTEN"].clone();
+    let callback = testkit::http::client()
+        .unwrap()
+        .post(format!("http://{listen}/callbacks/sandbox/{TOKEN}"));
+    assert_eq!(callback.body("{}").send().await.unwrap().status(), 400);
+    shop.receiver.wait_for(1, Duration::from_secs(20)).await.unwrap();
+
+    let mut last = Vec::new();
+    let same = wait::until(
+        Duration::from_secs(20),
+        "the table to be what there is",
+        async || {
+            last = differences(&documented, &shown(&mut stack).await?);
+            Ok(last.is_empty().then_some(()))
+        },
+    );
+    let same = same.await;
+    same.unwrap_or_else(|error| panic!("{error:#}\n{}", last.join("\n")));
+
+    // The comparison itself.
+    let all = shown(&mut stack).await.unwrap();
+    for key in documented.keys() {
+        let mut less = documented.clone();
+        less.remove(key);
+        assert!(
+            !differences(&less, &all).is_empty(),
+            "{key:?} could be undocumented"
+        );
+        let mut less = all.clone();
+        less.remove(key);
+        assert!(
+            !differences(&documented, &less).is_empty(),
+            "{key:?} could be missing"
+        );
+        let mut other = documented.clone();
+        other.get_mut(key).unwrap().kind = "summary".into();
+        assert!(
+            key.1 == "target_info" || !differences(&other, &all).is_empty(),
+            "{key:?} could be anything"
+        );
+    }
+}

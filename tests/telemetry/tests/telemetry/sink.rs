@@ -1,0 +1,279 @@
+//! A collector: takes OTLP over HTTP and over gRPC on one port, and remembers all of it, as it came
+//! and as it is meant.
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use opentelemetry_proto::tonic::collector::{
+    logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest,
+    trace::v1::ExportTraceServiceRequest,
+};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use opentelemetry_proto::tonic::trace::v1::{span::SpanKind, status::StatusCode as SpanStatus};
+use prost::Message;
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use testkit::stack::{Builder, Stage};
+use testkit::wait;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+pub type Attributes = BTreeMap<String, String>;
+
+/// A span as it was exported.
+#[derive(Clone, Debug)]
+pub struct Span {
+    pub service: String,
+    pub name: String,
+    pub kind: SpanKind,
+    pub trace: String,
+    pub id: String,
+    /// Empty of a root.
+    pub parent: String,
+    pub attributes: Attributes,
+    /// Trace and span.
+    pub links: Vec<(String, String)>,
+    pub failed: bool,
+    pub events: usize,
+}
+
+/// A log record as it was exported.
+#[derive(Clone, Debug)]
+pub struct Log {
+    pub service: String,
+    pub body: String,
+    pub trace: String,
+    pub span: String,
+}
+
+/// What came so far.
+#[derive(Clone, Debug, Default)]
+pub struct Book {
+    pub spans: Vec<Span>,
+    pub logs: Vec<Log>,
+    /// Service and name of each metric.
+    pub metrics: BTreeSet<(String, String)>,
+    /// The resource of each service.
+    pub resources: BTreeMap<String, Attributes>,
+    /// Service and protocol.
+    pub protocols: BTreeSet<(String, &'static str)>,
+    /// Every message as it came.
+    pub raw: Vec<Bytes>,
+    pub authorization: BTreeSet<String>,
+}
+
+/// Serves on 127.0.0.1 until it is dropped.
+pub struct Sink {
+    pub url: String,
+    book: Arc<Mutex<Book>>,
+    server: JoinHandle<()>,
+}
+
+type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
+
+impl Sink {
+    pub async fn start() -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let url = format!("http://{}", listener.local_addr()?);
+        let book = Arc::new(Mutex::new(Book::default()));
+        let server = tokio::spawn({
+            let book = Arc::clone(&book);
+            async move {
+                while let Ok((stream, _)) = listener.accept().await {
+                    let book = Arc::clone(&book);
+                    tokio::spawn(async move {
+                        let service = service_fn(move |request| take(Arc::clone(&book), request));
+                        // A client that ends in the middle is no concern of the sink's.
+                        let _ = auto::Builder::new(TokioExecutor::new())
+                            .serve_connection(TokioIo::new(stream), service)
+                            .await;
+                    });
+                }
+            }
+        });
+        Ok(Self { url, book, server })
+    }
+
+    pub fn book(&self) -> Book {
+        lock(&self.book).clone()
+    }
+
+    /// Waits until what has come satisfies `condition`; returns all of it.
+    pub async fn wait_until(&self, what: &str, condition: impl Fn(&Book) -> bool) -> Result<Book> {
+        let look = async || Ok(condition(&lock(&self.book)).then_some(()));
+        let waited = wait::until(Duration::from_secs(20), what, look).await;
+        waited.inspect_err(|_| {
+            for span in self.book().spans {
+                eprintln!("{} {} {} of {}", span.trace, span.service, span.name, span.parent);
+            }
+        })?;
+        Ok(self.book())
+    }
+
+    /// The settings that send everything of the three services here, soon.
+    pub fn hears(&self, builder: Builder) -> Builder {
+        [Stage::Ingress, Stage::Provisioner, Stage::Notifier]
+            .into_iter()
+            .fold(builder, |builder, stage| {
+                builder
+                    .env(stage, "OTEL_EXPORTER_OTLP_ENDPOINT", &self.url)
+                    .env(stage, "OTEL_BSP_SCHEDULE_DELAY", "100")
+                    .env(stage, "OTEL_BLRP_SCHEDULE_DELAY", "100")
+                    .env(stage, "OTEL_METRIC_EXPORT_INTERVAL", "500")
+            })
+    }
+}
+
+impl Drop for Sink {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
+    book.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn take(book: Arc<Mutex<Book>>, request: Request<Incoming>) -> Result<Response<Body>, hyper::Error> {
+    let path = request.uri().path().to_owned();
+    let header = |name: &str| {
+        let value = request.headers().get(name)?.to_str().ok()?;
+        Some(value.to_owned())
+    };
+    let is_grpc = header("content-type").is_some_and(|kind| kind.starts_with("application/grpc"));
+    let authorization = header("authorization");
+    let body = request.into_body().collect().await?.to_bytes();
+    // A message of gRPC has a byte that says whether it is compressed, and four of its length.
+    let message = if is_grpc {
+        body.slice(5.min(body.len())..)
+    } else {
+        body
+    };
+    let protocol = if is_grpc { "grpc" } else { "http/protobuf" };
+    let read = {
+        let mut book = lock(&book);
+        book.raw.push(message.clone());
+        book.authorization.extend(authorization);
+        book.read(&path, protocol, message)
+    };
+    if let Err(error) = read {
+        eprintln!("the sink cannot read {path}: {error:#}");
+        let mut response = Response::new(answer(Vec::new()));
+        *response.status_mut() = StatusCode::BAD_REQUEST;
+        return Ok(response);
+    }
+    let mut response = if is_grpc {
+        let trailers = HeaderMap::from_iter([(
+            hyper::header::HeaderName::from_static("grpc-status"),
+            HeaderValue::from_static("0"),
+        )]);
+        Response::new(answer(vec![
+            Frame::data(Bytes::from_static(&[0; 5])),
+            Frame::trailers(trailers),
+        ]))
+    } else {
+        Response::new(answer(Vec::new()))
+    };
+    let kind = if is_grpc {
+        "application/grpc"
+    } else {
+        "application/x-protobuf"
+    };
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    Ok(response)
+}
+
+fn answer(frames: Vec<Frame<Bytes>>) -> Body {
+    StreamBody::new(stream::iter(frames.into_iter().map(Ok))).boxed()
+}
+
+impl Book {
+    fn read(&mut self, path: &str, protocol: &'static str, message: Bytes) -> Result<()> {
+        match path {
+            "/v1/traces" | "/opentelemetry.proto.collector.trace.v1.TraceService/Export" => {
+                for group in ExportTraceServiceRequest::decode(message)?.resource_spans {
+                    let service = self.service(group.resource, protocol)?;
+                    for span in group.scope_spans.into_iter().flat_map(|scope| scope.spans) {
+                        let links = span.links.iter();
+                        self.spans.push(Span {
+                            service: service.clone(),
+                            kind: span.kind(),
+                            name: span.name,
+                            trace: hex::encode(span.trace_id),
+                            id: hex::encode(span.span_id),
+                            parent: hex::encode(span.parent_span_id),
+                            links: links
+                                .map(|link| (hex::encode(&link.trace_id), hex::encode(&link.span_id)))
+                                .collect(),
+                            attributes: attributes(span.attributes),
+                            failed: span
+                                .status
+                                .is_some_and(|status| status.code() == SpanStatus::Error),
+                            events: span.events.len(),
+                        });
+                    }
+                }
+            }
+            "/v1/logs" | "/opentelemetry.proto.collector.logs.v1.LogsService/Export" => {
+                for group in ExportLogsServiceRequest::decode(message)?.resource_logs {
+                    let service = self.service(group.resource, protocol)?;
+                    for log in group.scope_logs.into_iter().flat_map(|scope| scope.log_records) {
+                        self.logs.push(Log {
+                            service: service.clone(),
+                            body: log.body.map(text).unwrap_or_default(),
+                            trace: hex::encode(log.trace_id),
+                            span: hex::encode(log.span_id),
+                        });
+                    }
+                }
+            }
+            "/v1/metrics" | "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export" => {
+                for group in ExportMetricsServiceRequest::decode(message)?.resource_metrics {
+                    let service = self.service(group.resource, protocol)?;
+                    let metrics = group.scope_metrics.into_iter().flat_map(|scope| scope.metrics);
+                    self.metrics
+                        .extend(metrics.map(|metric| (service.clone(), metric.name)));
+                }
+            }
+            other => anyhow::bail!("nothing is sent to {other}"),
+        }
+        Ok(())
+    }
+
+    fn service(&mut self, resource: Option<Resource>, protocol: &'static str) -> Result<String> {
+        let resource = attributes(resource.context("no resource")?.attributes);
+        let service = resource.get("service.name").context("no service.name")?.clone();
+        self.resources.insert(service.clone(), resource);
+        self.protocols.insert((service.clone(), protocol));
+        Ok(service)
+    }
+}
+
+fn attributes(pairs: Vec<KeyValue>) -> Attributes {
+    pairs
+        .into_iter()
+        .map(|pair| (pair.key, pair.value.map(text).unwrap_or_default()))
+        .collect()
+}
+
+fn text(value: AnyValue) -> String {
+    match value.value {
+        Some(Value::StringValue(text)) => text,
+        Some(Value::IntValue(number)) => number.to_string(),
+        Some(Value::BoolValue(truth)) => truth.to_string(),
+        Some(Value::DoubleValue(number)) => number.to_string(),
+        other => format!("{other:?}"),
+    }
+}

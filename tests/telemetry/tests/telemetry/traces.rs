@@ -1,0 +1,462 @@
+//! One order, one trace, from three services; a webhook that is tried again is a trace of its own.
+
+use crate::shop::Shop;
+use crate::sink::{Book, Sink, Span};
+use crate::tree::{Rule, check};
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{
+    self, Client, Consumer, Internal, Producer, Server,
+};
+use serde_json::Value;
+use std::time::Duration;
+use testkit::receiver::Answer;
+use testkit::stack::{Stack, Stage};
+
+const POST: &str = "POST /api/v1/api_partner/orders";
+const INBOUND: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
+
+/// The tree of an order of two units that are ready at once and one that comes later.
+const ORDER: [Rule; 16] = [
+    rule(POST, Server, "ingress", &[], 1, 1),
+    rule("INSERT orders", Client, "ingress", &[POST], 1, 1),
+    rule("publish TOPUP_JOBS", Producer, "ingress", &[POST], 1, 1),
+    rule(
+        "receive TOPUP_JOBS",
+        Client,
+        "provisioner",
+        &["publish TOPUP_JOBS"],
+        1,
+        1,
+    ),
+    rule(
+        "process TOPUP_JOBS",
+        Consumer,
+        "provisioner",
+        &["publish TOPUP_JOBS"],
+        1,
+        1,
+    )
+    .linked(),
+    rule(
+        "POST /api/v2/order",
+        Client,
+        "provisioner",
+        &["process TOPUP_JOBS"],
+        1,
+        1,
+    ),
+    rule(
+        "request topup.verdict",
+        Client,
+        "provisioner",
+        &["process TOPUP_JOBS"],
+        1,
+        1,
+    ),
+    rule("redrive placement", Internal, "provisioner", &[POST], 1, 20).linked(),
+    rule(
+        "GET /api/v2/order/{orderId}",
+        Client,
+        "provisioner",
+        &["process TOPUP_JOBS", "redrive placement"],
+        2,
+        21,
+    ),
+    rule(
+        "UPDATE placements",
+        Client,
+        "provisioner",
+        &["receive TOPUP_JOBS", "process TOPUP_JOBS", "redrive placement"],
+        3,
+        22,
+    ),
+    rule(
+        "publish TOPUP_READY",
+        Producer,
+        "provisioner",
+        &["process TOPUP_JOBS", "redrive placement"],
+        3,
+        3,
+    ),
+    rule(
+        "receive TOPUP_READY",
+        Client,
+        "notifier",
+        &["publish TOPUP_READY"],
+        1,
+        3,
+    ),
+    rule(
+        "SELECT deliveries",
+        Client,
+        "notifier",
+        &["receive TOPUP_READY"],
+        1,
+        3,
+    ),
+    rule(
+        "process TOPUP_READY",
+        Consumer,
+        "notifier",
+        &["publish TOPUP_READY"],
+        3,
+        3,
+    )
+    .linked(),
+    rule("POST webhook", Client, "notifier", &["process TOPUP_READY"], 3, 3),
+    rule(
+        "UPDATE deliveries",
+        Client,
+        "notifier",
+        &["process TOPUP_READY"],
+        3,
+        3,
+    ),
+];
+
+const fn rule(
+    name: &'static str,
+    kind: SpanKind,
+    service: &'static str,
+    parents: &'static [&'static str],
+    least: usize,
+    most: usize,
+) -> Rule {
+    Rule {
+        name,
+        kind,
+        service,
+        parents,
+        count: (least, most),
+        linked: false,
+    }
+}
+
+fn named<'a>(book: &'a Book, name: &str, trace: &str) -> Vec<&'a Span> {
+    let named = |span: &&Span| span.name == name && (trace.is_empty() || span.trace == trace);
+    book.spans.iter().filter(named).collect()
+}
+
+/// The one POST of a trace.
+fn post_of<'a>(book: &'a Book, trace: &str) -> &'a Span {
+    let posts = named(book, POST, trace);
+    assert_eq!(posts.len(), 1, "{posts:#?}");
+    posts[0]
+}
+
+/// Of the webhook's own header: `00-<trace>-<span>-<flags>`.
+fn trace_of(webhook: &testkit::receiver::Received) -> (String, String) {
+    let header = webhook.headers["traceparent"].to_str().unwrap();
+    let parts: Vec<&str> = header.split('-').collect();
+    assert_eq!((parts.len(), parts[3]), (4, "01"), "{header}");
+    (parts[1].to_owned(), parts[2].to_owned())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
+    let sink = Sink::start().await.unwrap();
+    let mut stack = sink
+        .hears(Stack::builder())
+        .env(Stage::Notifier, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+        .env(Stage::Notifier, "RETRY_SCHEDULE", "300ms,300ms")
+        .env(Stage::Notifier, "LOG_FORMAT", "json")
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    shop.verdicts_come(&stack).await.unwrap();
+
+    let items = [
+        (stack.option("ready").unwrap(), 2),
+        (stack.option("delayed").unwrap(), 1),
+    ];
+    let order = testkit::client::order("traced", &items).to_string();
+    let request = shop.client.post(order).header("traceparent", INBOUND);
+    let products = request.send().await.unwrap().products().unwrap();
+    assert_eq!(products.len(), 3);
+    let told = shop.receiver.wait_for(3, Duration::from_secs(20)).await.unwrap();
+    let (trace, _) = trace_of(&told[0]);
+    assert_ne!(
+        trace,
+        INBOUND.split('-').nth(1).unwrap(),
+        "an inbound trace is not trusted"
+    );
+
+    let whole = |book: &Book| {
+        named(book, "UPDATE deliveries", &trace).len() == 3
+            && named(book, "process TOPUP_READY", &trace).len() == 3
+            && named(book, "publish TOPUP_READY", &trace).len() == 3
+            && named(book, "receive TOPUP_READY", &trace).len()
+                == named(book, "SELECT deliveries", &trace).len()
+            && !named(book, "redrive placement", &trace).is_empty()
+    };
+    let book = sink.wait_until("the order's trace", whole).await.unwrap();
+    let spans: Vec<Span> = book
+        .spans
+        .iter()
+        .filter(|span| span.trace == trace)
+        .cloned()
+        .collect();
+    check(&ORDER, &spans).unwrap();
+    still_sees_what_is_wrong(&spans);
+
+    let post = post_of(&book, &trace);
+    let inbound = (
+        "4bf92f3577b34da6a3ce929d0e0e4736".to_owned(),
+        "00f067aa0ba902b7".to_owned(),
+    );
+    assert_eq!(post.links, [inbound], "an inbound trace is linked");
+    let order_id = &post.attributes["order.id"];
+    let elsewhere = |span: &&Span| span.attributes.get("order.id") == Some(order_id) && span.trace != trace;
+    assert_eq!(
+        book.spans.iter().filter(elsewhere).count(),
+        0,
+        "all of the order is in its trace"
+    );
+    for webhook in &told {
+        let (of, span) = trace_of(webhook);
+        let sent = spans
+            .iter()
+            .find(|one| one.id == span)
+            .expect("the webhook's span");
+        assert_eq!(
+            (of.as_str(), sent.name.as_str()),
+            (trace.as_str(), "POST webhook")
+        );
+    }
+    attributes_follow_the_conventions(&spans);
+    everybody_is_heard(&book);
+
+    retried_webhook(&sink, &mut stack, &shop).await;
+}
+
+/// The checker itself: each of these is one step less of what carries the trace on.
+fn still_sees_what_is_wrong(spans: &[Span]) {
+    let spoil = |name: &str, spoil: &dyn Fn(&mut Span)| {
+        let mut spans = spans.to_vec();
+        spans.iter_mut().filter(|span| span.name == name).for_each(spoil);
+        check(&ORDER, &spans).unwrap_err()
+    };
+    for rule in &ORDER[1..] {
+        spoil(rule.name, &|span| span.parent = "0123456789abcdef".into());
+        spoil(rule.name, &|span| span.parent.clear());
+        spoil(rule.name, &|span| span.name = "other".into());
+        spoil(rule.name, &|span| span.service = "other".into());
+        spoil(rule.name, &|span| span.kind = SpanKind::Unspecified);
+        if rule.linked {
+            spoil(rule.name, &|span| span.links.clear());
+        }
+        let without: Vec<Span> = spans
+            .iter()
+            .filter(|span| span.name != rule.name)
+            .cloned()
+            .collect();
+        check(&ORDER, &without).unwrap_err();
+    }
+}
+
+fn attributes_follow_the_conventions(spans: &[Span]) {
+    let of = |name: &str| &spans.iter().find(|span| span.name == name).unwrap().attributes;
+    for (name, expected) in [
+        (
+            POST,
+            &[
+                ("http.request.method", "POST"),
+                ("http.route", "/api/v1/api_partner/orders"),
+                ("url.path", "/api/v1/api_partner/orders"),
+                ("url.scheme", "http"),
+                ("http.response.status_code", "201"),
+            ][..],
+        ),
+        (
+            "INSERT orders",
+            &[
+                ("db.system.name", "postgresql"),
+                ("db.operation.name", "INSERT"),
+                ("db.collection.name", "orders"),
+            ],
+        ),
+        (
+            "publish TOPUP_JOBS",
+            &[
+                ("messaging.system", "nats"),
+                ("messaging.operation.name", "publish"),
+                ("messaging.operation.type", "send"),
+                ("messaging.destination.name", "TOPUP_JOBS"),
+            ],
+        ),
+        (
+            "receive TOPUP_JOBS",
+            &[
+                ("messaging.operation.type", "receive"),
+                ("messaging.consumer.group.name", "provisioner-sandbox"),
+                ("messaging.batch.message_count", "1"),
+            ],
+        ),
+        (
+            "process TOPUP_JOBS",
+            &[
+                ("messaging.operation.type", "process"),
+                ("messaging.destination.name", "TOPUP_JOBS"),
+                ("provider.name", "sandbox"),
+            ],
+        ),
+        (
+            "POST /api/v2/order",
+            &[
+                ("http.request.method", "POST"),
+                ("url.template", "/api/v2/order"),
+                ("server.address", "127.0.0.1"),
+                ("http.response.status_code", "200"),
+            ],
+        ),
+        (
+            "POST webhook",
+            &[
+                ("http.request.method", "POST"),
+                ("server.address", "127.0.0.1"),
+                ("url.scheme", "http"),
+                ("http.response.status_code", "200"),
+            ],
+        ),
+        (
+            "UPDATE deliveries",
+            &[
+                ("db.system.name", "postgresql"),
+                ("db.collection.name", "deliveries"),
+            ],
+        ),
+    ] {
+        for (key, value) in expected {
+            assert_eq!(
+                of(name).get(*key).map(String::as_str),
+                Some(*value),
+                "{key} of {name}"
+            );
+        }
+    }
+    assert!(spans.iter().all(|span| !span.failed), "{spans:#?}");
+    assert!(
+        spans.iter().all(|span| span.events == 0),
+        "what is logged is sent as logs"
+    );
+    assert!(!of("POST webhook").contains_key("http.request.resend_count"));
+}
+
+fn everybody_is_heard(book: &Book) {
+    for (service, protocol) in [
+        ("ingress", "http/protobuf"),
+        ("provisioner", "http/protobuf"),
+        ("notifier", "grpc"),
+    ] {
+        assert!(
+            book.protocols.contains(&(service.into(), protocol)),
+            "{:?}",
+            book.protocols
+        );
+        let resource = &book.resources[service];
+        assert_eq!(resource["service.namespace"], "esim");
+        assert_eq!(resource["service.version"], runtime::version::VERSION);
+        assert_eq!(
+            resource.get("vcs.ref.head.revision").map(String::as_str),
+            runtime::version::COMMIT
+        );
+        assert!(!resource["service.instance.id"].is_empty());
+        assert!(
+            book.logs.iter().any(|log| log.service == service),
+            "logs of {service}"
+        );
+    }
+    for (service, metric) in [
+        ("ingress", "esim.orders"),
+        ("provisioner", "esim.topups"),
+        ("notifier", "esim.deliveries"),
+    ] {
+        assert!(
+            book.metrics.contains(&(service.into(), metric.into())),
+            "{:?}",
+            book.metrics
+        );
+    }
+}
+
+async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
+    let before = shop.receiver.received().len();
+    let failed = std::sync::atomic::AtomicBool::new(false);
+    shop.receiver.answer(crate::shop::PATH, move |_| {
+        let first = !failed.swap(true, std::sync::atomic::Ordering::Relaxed);
+        Answer::status(if first { 503 } else { 200 })
+    });
+    let ready = stack.option("ready").unwrap().to_owned();
+    shop.client
+        .order("retried", &[(&ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
+    let told = shop
+        .receiver
+        .wait_for(before + 2, Duration::from_secs(20))
+        .await
+        .unwrap();
+    let (trace, _) = trace_of(&told[before]);
+    let (second_trace, second_span) = trace_of(&told[before + 1]);
+    assert_ne!(trace, second_trace, "a later attempt is a trace of its own");
+
+    let whole = |book: &Book| {
+        !named(book, "redrive delivery", &second_trace).is_empty()
+            && !named(book, "UPDATE deliveries", &second_trace).is_empty()
+            && !named(book, "process TOPUP_READY", &trace).is_empty()
+            && book
+                .logs
+                .iter()
+                .any(|log| log.service == "notifier" && log.trace == trace)
+    };
+    let book = sink
+        .wait_until("both traces of the webhook", whole)
+        .await
+        .unwrap();
+    let post = post_of(&book, &trace);
+    let [redrive] = named(&book, "redrive delivery", &second_trace)[..] else {
+        panic!("one attempt")
+    };
+    assert_eq!(
+        (redrive.kind, redrive.parent.as_str()),
+        (Internal, ""),
+        "it is a root"
+    );
+    assert_eq!(
+        redrive.links,
+        [(trace.clone(), post.id.clone())],
+        "linked to the order"
+    );
+    let [attempt] = named(&book, "POST webhook", &second_trace)[..] else {
+        panic!("one request")
+    };
+    assert_eq!((&attempt.parent, &attempt.id), (&redrive.id, &second_span));
+    assert_eq!(attempt.attributes["http.request.resend_count"], "1");
+    let [first] = named(&book, "POST webhook", &trace)[..] else {
+        panic!("one request")
+    };
+    assert!(first.failed && !attempt.failed);
+    assert_eq!(first.attributes["error.type"], "503");
+    let roots = book
+        .spans
+        .iter()
+        .filter(|span| span.trace == second_trace && span.parent.is_empty());
+    assert_eq!(roots.count(), 1);
+
+    // Its line on standard error has the same trace as the log record.
+    let log = stack.process(Stage::Notifier).unwrap().log().unwrap();
+    let lines: Vec<Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).expect(line))
+        .collect();
+    let line = lines
+        .iter()
+        .find(|line| line["trace_id"] == trace.as_str())
+        .expect("a line of the attempt");
+    let record = book.logs.iter().find(|log| log.trace == trace).unwrap();
+    assert_eq!(line["span_id"], record.span.as_str());
+    assert_eq!(line["message"], record.body.as_str());
+    assert_eq!(line["order.id"], post.attributes["order.id"].as_str());
+}

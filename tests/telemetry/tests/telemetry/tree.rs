@@ -1,0 +1,71 @@
+//! Whether the spans of a trace are the tree that is expected.
+
+use crate::sink::Span;
+use anyhow::{Context, Result, ensure};
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
+use std::collections::HashMap;
+
+/// What a span of a name must be.
+#[derive(Clone, Copy, Debug)]
+pub struct Rule {
+    pub name: &'static str,
+    pub kind: SpanKind,
+    pub service: &'static str,
+    /// The names that its parent may have; none: it is the root.
+    pub parents: &'static [&'static str],
+    /// At least and at most so many.
+    pub count: (usize, usize),
+    /// Whether it is linked to its parent as well.
+    pub linked: bool,
+}
+
+impl Rule {
+    pub const fn linked(self) -> Self {
+        Self { linked: true, ..self }
+    }
+}
+
+/// Every span must be as its rule says, and every rule must have its spans.
+pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
+    let by_id: HashMap<&str, &Span> = spans.iter().map(|span| (span.id.as_str(), span)).collect();
+    for span in spans {
+        let rule = rules.iter().find(|rule| rule.name == span.name);
+        let rule = rule.with_context(|| format!("nothing is known of {span:?}"))?;
+        ensure!(
+            span.kind == rule.kind,
+            "its kind is not {:?}: {span:?}",
+            rule.kind
+        );
+        ensure!(
+            span.service == rule.service,
+            "it is not of {}: {span:?}",
+            rule.service
+        );
+        if rule.parents.is_empty() {
+            ensure!(span.parent.is_empty(), "it has a parent: {span:?}");
+            continue;
+        }
+        let parent = by_id.get(span.parent.as_str());
+        let parent = parent.with_context(|| format!("its parent is missing: {span:?}"))?;
+        ensure!(
+            parent.trace == span.trace && rule.parents.contains(&parent.name.as_str()),
+            "its parent is {}: {span:?}",
+            parent.name
+        );
+        let link = (parent.trace.clone(), parent.id.clone());
+        ensure!(
+            !rule.linked || span.links.contains(&link),
+            "it is not linked: {span:?}"
+        );
+    }
+    for rule in rules {
+        let count = spans.iter().filter(|span| span.name == rule.name).count();
+        let (least, most) = rule.count;
+        ensure!(
+            (least..=most).contains(&count),
+            "{count} spans {}, not {least} to {most}",
+            rule.name
+        );
+    }
+    Ok(())
+}
