@@ -28,6 +28,19 @@ const IDS: [&str; 5] = [
     "provider.name",
 ];
 
+/// The target of what came from the crate `log`, whose own one is among the fields, with more of that
+/// kind.
+const OF_LOG: &str = "log";
+
+/// The name that a field is shown by, if it is.
+fn shown(name: &str) -> Option<&str> {
+    match name {
+        "log.target" => Some("target"),
+        "log.module_path" | "log.file" | "log.line" => None,
+        name => Some(name),
+    }
+}
+
 /// Keeps the ids of a span: `order.id=… partner.id=…`.
 pub(super) struct Ids;
 
@@ -103,7 +116,10 @@ where
         };
         object.member("timestamp", time.trim());
         object.member("level", event.metadata().level().as_str());
-        object.member("target", event.metadata().target());
+        let target = event.metadata().target();
+        if target != OF_LOG {
+            object.member("target", target);
+        }
         event.record(&mut object);
         ids_around(context, |name, value| {
             object.member(name, value);
@@ -129,9 +145,9 @@ struct Object {
 
 impl Object {
     fn member<T: Serialize + ?Sized>(&mut self, name: &str, value: &T) {
-        if self.names.iter().any(|earlier| earlier == name) {
+        let Some(name) = shown(name).filter(|name| self.names.iter().all(|earlier| earlier != name)) else {
             return;
-        }
+        };
         let Ok(value) = serde_json::to_string(value) else {
             return;
         };
@@ -199,10 +215,11 @@ where
         };
         write!(writer, "{dim}")?;
         SystemTime.format_time(&mut writer)?;
-        let (level, target) = (event.metadata().level(), event.metadata().target());
-        write!(writer, "{plain} {color}{level:>5}{plain} {dim}{target}:{plain}")?;
         let mut pieces = Pieces::default();
         event.record(&mut pieces);
+        let level = event.metadata().level();
+        let target = pieces.target.as_deref().unwrap_or(event.metadata().target());
+        write!(writer, "{plain} {color}{level:>5}{plain} {dim}{target}:{plain}")?;
         write!(writer, " {}{}", pieces.message, pieces.fields)?;
         ids_around(context, |name, value| {
             if pieces.names.contains(&name) {
@@ -218,6 +235,8 @@ where
 #[derive(Default)]
 struct Pieces {
     message: String,
+    /// Of what came from the crate `log`.
+    target: Option<String>,
     fields: String,
     names: Vec<&'static str>,
 }
@@ -225,12 +244,22 @@ struct Pieces {
 impl Visit for Pieces {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         // Writing into a string doesn't fail.
-        let _ = if field.name() == "message" {
-            write!(OneLine(&mut self.message), "{value:?}")
-        } else {
-            self.names.push(field.name());
-            write!(OneLine(&mut self.fields), " {}={value:?}", field.name())
+        let _ = match shown(field.name()) {
+            None => Ok(()),
+            Some("message") => write!(OneLine(&mut self.message), "{value:?}"),
+            Some(name) => {
+                self.names.push(field.name());
+                write!(OneLine(&mut self.fields), " {name}={value:?}")
+            }
         };
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        if field.name() == "log.target" {
+            self.target = Some(value.to_owned());
+        } else {
+            self.record_debug(field, &value);
+        }
     }
 }
 
@@ -294,6 +323,20 @@ mod tests {
         tracing::subscriber::with_default(subscriber, emit);
         let bytes = sink.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn a_line_of_the_crate_log_has_its_own_target() {
+        let emit = || {
+            tracing::info!(target: "log", { "log.target" = "rustls::check", "log.line" = 7 }, "looked");
+        };
+        let line: serde_json::Value = serde_json::from_str(&lines(Json, emit)).unwrap();
+        assert_eq!(
+            (&line["target"], line.get("log.line")),
+            (&"rustls::check".into(), None)
+        );
+        let text = lines(Text, emit);
+        assert!(text.ends_with(" rustls::check: looked\n"), "{text}");
     }
 
     fn emit() {
