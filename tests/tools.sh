@@ -33,14 +33,17 @@ unpack_debian() {
 
 # `find_prometheus` sets PROMETHEUS and PROMTOOL.
 find_prometheus() {
-  local unpacked=$TOOLS/prometheus/usr/bin suite
-  if ! { command -v prometheus && command -v promtool; } >/dev/null; then
-    # shellcheck source=/dev/null
-    suite=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME-}")
-    [[ -x $unpacked/promtool ]] || { [[ -n $suite ]] && unpack_debian "$suite" prometheus; } ||
-      fail "prometheus and promtool are missing: install them (Debian: apt-get install prometheus; macOS, not tried: brew install prometheus)"
+  local program unpacked suite
+  # shellcheck source=/dev/null
+  suite=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME-}")
+  # Debian 12 has both in one package, later ones have one for each.
+  for program in prometheus promtool; do
+    unpacked=$TOOLS/$program/usr/bin
+    command -v "$program" >/dev/null || [[ -x $unpacked/$program || -x $TOOLS/prometheus/usr/bin/$program ]] ||
+      { [[ -n $suite ]] && unpack_debian "$suite" "$program"; } ||
+      fail "$program is missing: install it (Debian: apt-get install prometheus; macOS, not tried: brew install prometheus)"
     PATH=$PATH:$unpacked
-  fi
+  done
   PROMETHEUS=$(command -v prometheus)
   PROMTOOL=$(command -v promtool)
 }
