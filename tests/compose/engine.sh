@@ -20,9 +20,11 @@ trixie_source() {
   sed -nE 's/^deb (\[[^]]*\] )?([^ ]+debian\/?) +[a-z]+ .*/deb \1\2 trixie main/p' /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | head -n 1 | grep .
 }
 
-# Debian 13's engine, on Debian 12 too: nothing else is taken from there.
+# Debian 13's engine, on Debian 12 too: nothing else is taken from there, and afterwards the machine's sources are as
+# they were. What is installed isn't started: the engine of this run is its own.
 install_engine() {
-  local source=/etc/apt/sources.list.d/esim-trixie.sources codename
+  local source=/etc/apt/sources.list.d/esim-trixie.sources preferences=/etc/apt/preferences.d/esim-trixie
+  local policy=/usr/sbin/policy-rc.d codename status=0
   codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
   if [[ $codename == bookworm ]]; then
     trixie_source >"$WORK/trixie.source" || fail "no Debian source is configured on this machine"
@@ -30,10 +32,19 @@ install_engine() {
     cp "$WORK/trixie.source" "$source"
     # shellcheck disable=SC2086  # several names
     printf 'Package: *\nPin: release n=trixie\nPin-Priority: 100\n\nPackage: %s\nPin: release n=trixie\nPin-Priority: 600\n' \
-      "$PINNED" >/etc/apt/preferences.d/esim-trixie
+      "$PINNED" >"$preferences"
   fi
+  if [[ ! -e $policy ]]; then
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod +x "$policy"
+  else
+    policy=''
+  fi
+  # In a shell of its own, since a failure ends it.
   # shellcheck disable=SC2086
-  apt_install $PINNED iptables || return 1
+  (apt_install $PINNED iptables) || status=$?
+  rm -f "$source" "$preferences" ${policy:+"$policy"}
+  return "$status"
 }
 
 # `start_engine`: a dockerd of this run's own, in folders of its own.
@@ -63,14 +74,14 @@ stop_engine() {
   ENGINE_PID=''
 }
 
-# `find_engine`: exit status 3 where there is none and none may be installed.
+# `find_engine`: exit status 77 where there is none and none may be installed.
 find_engine() {
   if engine_answers; then
     say "engine: the one that is there, $(docker version --format '{{.Server.Version}}')"
     return
   fi
   if ! command -v dockerd >/dev/null || ! docker compose version >/dev/null 2>&1; then
-    may_install || { say "SKIPPED: there is no container engine here, and none may be installed (that needs root on Debian)" && return 3; }
+    may_install || { say "SKIPPED: there is no container engine here, and none may be installed (that needs root on Debian)" && exit 77; }
     install_engine || fail "the container engine could not be installed"
   fi
   engine_answers || start_engine

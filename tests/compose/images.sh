@@ -52,7 +52,7 @@ standin_images() {
     # What comes along and no server here uses.
     rm -rf "$tree"/servers/usr/lib/*/{perl,perl-base,libperl.so*,libLLVM*,libz3.so*} "$tree"/servers/usr/share/perl* \
       "$tree"/servers/usr/lib/postgresql/17/lib/bitcode
-    for command in sh cat chmod chown id mkdir rm start-stop-daemon wget; do
+    for command in sh cat chmod chown id mkdir nc rm start-stop-daemon wget; do
       ln -sf busybox "$tree/servers/usr/bin/$command"
     done
     cp "$NATS_SERVER_BIN" "$tree/nats-server"
@@ -64,6 +64,38 @@ standin_images() {
     rm -rf "$tree"
   fi
   export POSTGRES_IMAGE=$STANDIN/postgres NATS_IMAGE=$STANDIN/nats PROXY_IMAGE=$STANDIN/haproxy RUNTIME_IMAGE=$STANDIN/runtime
+}
+
+# `build_stage_images`: by the Dockerfile's own build stage. Without optimisation, which would take longer than all else.
+build_stage_images() {
+  local program commit
+  [[ -z ${STANDIN-} ]] || standin_rust
+  commit=$(git -C "$ROOT" describe --always --dirty --abbrev=40 --exclude='*')
+  for program in "${PROGRAMS[@]}"; do
+    build_image "$program" --build-arg PROFILE=dev --build-arg GIT_COMMIT="$commit" \
+      --build-arg RUST_IMAGE="${RUST_IMAGE:-$(image_of RUST_IMAGE)}"
+    [[ $(docker run --rm --network none "$IMAGES/$program:$VERSION" --version) == *"(commit $commit)" ]] ||
+      fail "the image of $program doesn't say that it is of commit $commit"
+  done
+}
+
+# The machine's own Rust toolchain and the crates that it has, beside Debian's compiler.
+standin_rust() {
+  local tree=$WORK/standin cargo=${CARGO_HOME:-$HOME/.cargo} toolchain host
+  cargo fetch --locked --quiet
+  toolchain=$(rustc --print sysroot) host=$(rustc -vV | sed -n 's/^host: //p')
+  rm -rf "$tree" && mkdir -p "$tree/rust/usr/local/cargo/registry" "$tree/rust/usr/local/lib/rustlib" "$tree/rust/usr/local/bin"
+  debian "$tree/compiler" gcc libc6-dev coreutils dash findutils sed grep
+  ln -sf dash "$tree/compiler/usr/bin/sh"
+  ln -sf gcc "$tree/compiler/usr/bin/cc"
+  cp -a "$toolchain"/bin/{cargo,rustc} "$tree/rust/usr/local/bin/"
+  cp -a "$toolchain"/lib/lib* "$tree/rust/usr/local/lib/"
+  cp -a "$toolchain/lib/rustlib/$host" "$tree/rust/usr/local/lib/rustlib/"
+  cp -a "$cargo"/registry/{cache,index} "$tree/rust/usr/local/cargo/registry/"
+  docker build --quiet --tag "$STANDIN/rust" --target rust --file "$ROOT/tests/compose/standin/Dockerfile" "$tree" >/dev/null ||
+    fail "the stand-in for the Rust image could not be built"
+  rm -rf "$tree"
+  export RUST_IMAGE=$STANDIN/rust
 }
 
 # The one that deploy/local installs from PyPI.
@@ -92,7 +124,7 @@ our_images() {
 build_image() {
   local program=$1
   shift
-  docker build --quiet --file "$ROOT/deploy/Dockerfile" --target "$program" --tag "$IMAGES/$program:$VERSION" \
-    --build-arg RUNTIME_IMAGE="${RUNTIME_IMAGE:-$(image_of RUNTIME_IMAGE)}" "$@" "$ROOT" >/dev/null 2>"$LOGS/build-$program.log" ||
+  docker build --progress plain --file "$ROOT/deploy/Dockerfile" --target "$program" --tag "$IMAGES/$program:$VERSION" \
+    --build-arg RUNTIME_IMAGE="${RUNTIME_IMAGE:-$(image_of RUNTIME_IMAGE)}" "$@" "$ROOT" >"$LOGS/build-$program.log" 2>&1 ||
     { tail -n 20 "$LOGS/build-$program.log" >&2 && fail "the image of $program could not be built"; }
 }

@@ -65,6 +65,38 @@ bring_up() {
   GATEWAY=$(docker network inspect --format '{{range .IPAM.Config}}{{.Gateway}}{{end}}' "${COMPOSE_PROJECT_NAME}_default")
 }
 
+# What the proxy promises, with an ingress that takes a request and closes the connection.
+proxy_manners() {
+  local network=$COMPOSE_PROJECT_NAME-manners image ingress proxy url status answer
+  image=${PROXY_IMAGE:-$(image_of PROXY_IMAGE)}
+  docker network create --label "esim-test=$COMPOSE_PROJECT_NAME" "$network" >/dev/null
+  ingress=$(docker run --detach --rm --label "esim-test=$COMPOSE_PROJECT_NAME" --network "$network" --network-alias ingress --entrypoint sh "$image" -c '
+    while true; do nc -l -p 9090 -e sh -c "echo HTTP/1.0 200 OK; echo"; done &
+    while true; do nc -l -p 8080 -e sh -c "read line; echo \"\$line\" >>/tmp/requests"; done')
+  proxy=$(docker run --detach --rm --label "esim-test=$COMPOSE_PROJECT_NAME" --network "$network" --read-only --cap-drop ALL \
+    --volume "$ROOT/deploy/proxy/haproxy.cfg:/usr/local/etc/haproxy/haproxy.cfg:ro" "$image")
+  url=http://$(address "$proxy"):8080
+  until_true 'the proxy to find its ingress' answers_http "http://$(address "$proxy"):8405/healthz"
+
+  status=0
+  curl --silent --max-time 10 --request POST --data '{}' "$url/api/v1/api_partner/orders" >"$WORK/answer" || status=$?
+  [[ $status == 52 && ! -s $WORK/answer ]] || fail "the proxy made an answer up (curl: $status): $(cat "$WORK/answer")"
+  curl --silent --max-time 10 "$url/qr/LPA%3A1%24smdp.example%24CODE-IN-A-PATH/300" || true
+  curl --silent --max-time 10 --request POST "$url/callbacks/sandbox/TOKEN-IN-A-PATH" >/dev/null || true
+  docker exec "$ingress" cat /tmp/requests >"$WORK/requests"
+  [[ $(grep -c '^POST /api' "$WORK/requests") == 1 ]] || fail "the proxy sent a POST more than once: $(cat "$WORK/requests")"
+
+  docker kill "$ingress" >/dev/null
+  answer=$(curl --silent --max-time 10 --request POST --data '{}' --write-out ' %{http_code} %{content_type}' "$url/api/v1/api_partner/orders")
+  [[ $answer == '{"error":"Service unavailable"} 503 application/json' ]] || fail "without an ingress the proxy answers $answer"
+  docker logs "$proxy" >"$LOGS/proxy-manners.log" 2>&1
+  grep -q '"route":"qr"' "$LOGS/proxy-manners.log" && grep -q '"route":"callbacks"' "$LOGS/proxy-manners.log" || fail "the proxy doesn't log requests"
+  ! grep -E 'IN-A-PATH|/qr|/callbacks' "$LOGS/proxy-manners.log" || fail "the proxy logs paths"
+  docker kill "$proxy" >/dev/null
+  until_true 'the network to be free' docker network rm "$network" >/dev/null 2>&1
+  say "proxy: sends a POST once, makes no answer up, logs no path"
+}
+
 # `esimctl_wrappers BIN_DIR`: a folder for BIN_DIR in which esimctl is the one in the container.
 esimctl_wrappers() {
   WRAPPERS=$WORK/bin TOOLS=$1
@@ -257,6 +289,9 @@ take_down() {
   [[ -z ${LOAD-} ]] || { kill -KILL "$LOAD" && wait "$LOAD"; } 2>/dev/null
   [[ -n ${COMPOSE_PROJECT_NAME-} ]] || return 0
   docker compose --profile observability --profile tools down --volumes --remove-orphans --timeout 5 2>>"$LOGS/compose.log"
+  # Of the proxy's own check, if that was interrupted.
+  docker ps --quiet --filter "label=esim-test=$COMPOSE_PROJECT_NAME" | while read -r id; do docker kill "$id"; done >/dev/null 2>&1
+  docker network ls --quiet --filter "label=esim-test=$COMPOSE_PROJECT_NAME" | while read -r id; do docker network rm "$id"; done >/dev/null 2>&1
   local program
   for program in "${PROGRAMS[@]}"; do docker image rm --force "$IMAGES/$program:$VERSION" >/dev/null 2>&1; done
 }
