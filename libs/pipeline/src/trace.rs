@@ -131,7 +131,79 @@ fn parse(text: &str) -> Option<SpanContext> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use opentelemetry::trace::TracerProvider;
+    use opentelemetry_sdk::{
+        error::OTelSdkResult,
+        trace::{SdkTracerProvider, SpanData, SpanProcessor},
+    };
+    use tracing_subscriber::layer::SubscriberExt;
+
     use super::*;
+
+    /// Keeps spans that have ended.
+    #[derive(Clone, Debug, Default)]
+    struct Kept(Arc<Mutex<Vec<SpanData>>>);
+
+    impl SpanProcessor for Kept {
+        fn on_start(&self, _: &mut opentelemetry_sdk::trace::Span, _: &opentelemetry::Context) {}
+
+        fn on_end(&self, span: SpanData) {
+            self.0.lock().unwrap().push(span);
+        }
+
+        fn force_flush(&self) -> OTelSdkResult {
+            Ok(())
+        }
+
+        fn shutdown_with_timeout(&self, _: std::time::Duration) -> OTelSdkResult {
+            Ok(())
+        }
+    }
+
+    /// The span of a batch whose messages came with these contexts.
+    fn batch_of(traceparents: &[Option<&str>]) -> SpanData {
+        let kept = Kept::default();
+        let provider = SdkTracerProvider::builder()
+            .with_span_processor(kept.clone())
+            .build();
+        let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(spans), || {
+            let span = receive("TOPUP_JOBS", "provisioner", traceparents.len());
+            gather(&span, traceparents.iter().copied());
+        });
+        kept.0.lock().unwrap().pop().unwrap()
+    }
+
+    #[test]
+    fn a_batch_is_of_its_messages_trace_or_linked_to_their_traces() {
+        let (one, same, other) = (
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b8-01",
+            "00-5bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b9-01",
+        );
+        let together = batch_of(&[Some(one), Some(same), None]);
+        assert_eq!(together.parent_span_id.to_string(), "00f067aa0ba902b7");
+        assert_eq!(
+            together.span_context.trace_id().to_string(),
+            "4bf92f3577b34da6a3ce929d0e0e4736"
+        );
+        assert_eq!(together.links.len(), 1);
+
+        let apart = batch_of(&[Some(one), Some(other)]);
+        assert_eq!(apart.parent_span_id, SpanId::INVALID);
+        let linked: Vec<String> = apart
+            .links
+            .iter()
+            .map(|link| link.span_context.span_id().to_string())
+            .collect();
+        assert_eq!(linked, ["00f067aa0ba902b7", "00f067aa0ba902b9"]);
+        assert_eq!(apart.name, "receive TOPUP_JOBS");
+
+        let alone = batch_of(&[None]);
+        assert_eq!((alone.parent_span_id, alone.links.len()), (SpanId::INVALID, 0));
+    }
 
     #[test]
     fn contexts_are_read_as_w3c_writes_them() {
