@@ -193,12 +193,14 @@ worked() { curl --fail --silent --max-time 2 "http://$(address "$2"):9090/metric
 count_is() { [[ $(containers "$1" | wc -l) == "$2" ]]; }
 
 scaling() {
-  local service id
+  local service id replicas
   load_begins
   docker compose up --wait --no-build --pull never --no-recreate --scale ingress=2 --scale provisioner=2 --scale notifier=3 2>>"$LOGS/compose.log" ||
     fail "docker compose up --scale failed"
   for service in ingress provisioner notifier; do
-    count_is "$service" $([[ $service == notifier ]] && echo 3 || echo 2) || fail "$service was not scaled"
+    replicas=2
+    [[ $service != notifier ]] || replicas=3
+    count_is "$service" "$replicas" || fail "$service was not scaled"
     for id in $(containers "$service"); do
       until_true "work of ${id:0:12}, a replica of $service" works "$service" "$id"
     done
