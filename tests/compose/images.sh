@@ -62,6 +62,8 @@ standin_images() {
         fail "the stand-in for $tag could not be built"
     done
     rm -rf "$tree"
+    # Of earlier versions of these files.
+    [[ -z ${ENGINE_PID-} ]] || docker images --format '{{.Repository}}' 'esim-standin-*/*' | { grep -v "^$STANDIN/" || true; } | xargs --no-run-if-empty docker image rm --force >/dev/null
   fi
   export POSTGRES_IMAGE=$STANDIN/postgres NATS_IMAGE=$STANDIN/nats PROXY_IMAGE=$STANDIN/haproxy RUNTIME_IMAGE=$STANDIN/runtime
 }
@@ -82,8 +84,11 @@ build_stage_images() {
 # The machine's own Rust toolchain and the crates that it has, beside Debian's compiler.
 standin_rust() {
   local tree=$WORK/standin cargo=${CARGO_HOME:-$HOME/.cargo} toolchain host
-  cargo fetch --locked --quiet
   toolchain=$(rustc --print sysroot) host=$(rustc -vV | sed -n 's/^host: //p')
+  RUST_IMAGE=$STANDIN/rust:$({ rustc -vV && cat "$ROOT/Cargo.lock"; } | cksum | cut -d' ' -f1)
+  export RUST_IMAGE
+  ! have_image "$RUST_IMAGE" || return 0
+  cargo fetch --locked --quiet
   rm -rf "$tree" && mkdir -p "$tree/rust/usr/local/cargo/registry" "$tree/rust/usr/local/lib/rustlib" "$tree/rust/usr/local/bin"
   debian "$tree/compiler" gcc libc6-dev coreutils dash findutils sed grep
   ln -sf dash "$tree/compiler/usr/bin/sh"
@@ -92,10 +97,9 @@ standin_rust() {
   cp -a "$toolchain"/lib/lib* "$tree/rust/usr/local/lib/"
   cp -a "$toolchain/lib/rustlib/$host" "$tree/rust/usr/local/lib/rustlib/"
   cp -a "$cargo"/registry/{cache,index} "$tree/rust/usr/local/cargo/registry/"
-  docker build --quiet --tag "$STANDIN/rust" --target rust --file "$ROOT/tests/compose/standin/Dockerfile" "$tree" >/dev/null ||
+  docker build --quiet --tag "$RUST_IMAGE" --target rust --file "$ROOT/tests/compose/standin/Dockerfile" "$tree" >/dev/null ||
     fail "the stand-in for the Rust image could not be built"
   rm -rf "$tree"
-  export RUST_IMAGE=$STANDIN/rust
 }
 
 # The one that deploy/local installs from PyPI.
