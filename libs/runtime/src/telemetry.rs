@@ -3,6 +3,7 @@
 //! OTLP, where the standard `OTEL_*` variables ask for it. Nothing here ever waits for a collector.
 
 mod export;
+mod gate;
 mod lines;
 mod settings;
 
@@ -37,6 +38,7 @@ use tracing_subscriber::{
 
 use self::{
     export::Transport,
+    gate::{Gate, Gated},
     lines::{Ids, Json, Text},
     settings::{Queue, Settings},
 };
@@ -102,7 +104,8 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     let wanted = settings.traces.is_some() || settings.metrics.is_some() || settings.logs.is_some();
     let transport = wanted.then(Transport::start).transpose()?;
 
-    let tracer = tracer(&settings, transport.as_ref(), &resource)?;
+    let gate = Gate::new();
+    let tracer = tracer(&settings, transport.as_ref(), &resource, &gate)?;
     let logger = logger(&settings, transport.as_ref(), &resource)?;
     let bridge = match &logger {
         None => None,
@@ -124,7 +127,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         .with_threads(false)
         .with_target(false)
         .with_tracked_inactivity(false)
-        .with_filter(recorded(detail));
+        .with_filter(recorded(detail, gate));
     tracing_subscriber::registry()
         .with(lines(config.log_format).with_filter(filter(&config.log)?))
         .with(spans)
@@ -146,6 +149,7 @@ fn tracer(
     settings: &Settings,
     transport: Option<&Transport>,
     resource: &Resource,
+    gate: &Gate,
 ) -> anyhow::Result<SdkTracerProvider> {
     let provider = SdkTracerProvider::builder().with_resource(resource.clone());
     let (Some(traces), Some(transport)) = (&settings.traces, transport) else {
@@ -158,12 +162,15 @@ fn tracer(
         .with_max_export_batch_size(batch)
         .with_scheduled_delay(delay)
         .build();
-    let exporter = transport.spans(&traces.target)?;
+    let exporter = transport.spans(&traces.target, gate.clone())?;
     let processor = BatchSpanProcessor::builder(exporter)
         .with_batch_config(queue)
         .build();
     Ok(provider
-        .with_sampler(traces.sampler.clone())
+        .with_sampler(Gated {
+            sampler: traces.sampler.clone(),
+            gate: gate.clone(),
+        })
         .with_span_processor(processor)
         .build())
 }
@@ -251,9 +258,12 @@ fn filter(log: &str) -> anyhow::Result<EnvFilter> {
 /// The spans that are recorded. Asked anew for each: where a library only asks whether something would
 /// be logged, as sqlx does, an answer that is remembered for good would be mixed up with the answer to
 /// that, and the next span would be lost.
-fn recorded<S: Subscriber>(detail: LevelFilter) -> impl Filter<S> {
+fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
     let is_recorded = move |metadata: &Metadata<'_>| is_ours(metadata) && *metadata.level() <= detail;
-    DynFilterFn::new(move |metadata: &Metadata<'_>, _: &layer::Context<'_, S>| is_recorded(metadata))
+    let is_wanted = move |metadata: &Metadata<'_>, _: &layer::Context<'_, S>| {
+        is_recorded(metadata) && (*metadata.level() <= LevelFilter::INFO || gate.is_open())
+    };
+    DynFilterFn::new(is_wanted)
         .with_callsite_filter(move |metadata| {
             if is_recorded(metadata) {
                 Interest::sometimes()

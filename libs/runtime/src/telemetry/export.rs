@@ -25,7 +25,10 @@ use opentelemetry_sdk::{
 };
 use tokio::runtime::Handle;
 
-use super::settings::{Protocol, Target};
+use super::{
+    gate::Gate,
+    settings::{Protocol, Target},
+};
 
 /// How often it is told that nothing arrives.
 const TOLD_EVERY: Duration = Duration::from_mins(5);
@@ -70,7 +73,7 @@ impl Transport {
         })
     }
 
-    pub(super) fn spans(&self, target: &Target) -> anyhow::Result<Told<SpanExporter>> {
+    pub(super) fn spans(&self, target: &Target, gate: Gate) -> anyhow::Result<Told<SpanExporter>> {
         let exporter = match target.protocol {
             Protocol::Http => SpanExporter::builder()
                 .with_http()
@@ -89,7 +92,10 @@ impl Transport {
                     .build()?
             }
         };
-        Ok(Told::new("spans", exporter))
+        Ok(Told {
+            gate: Some(gate),
+            ..Told::new("spans", exporter)
+        })
     }
 
     pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Told<MetricExporter>> {
@@ -178,6 +184,8 @@ impl HttpClient for Client {
 pub(super) struct Told<E> {
     signal: &'static str,
     exporter: E,
+    /// Closed while nothing arrives.
+    gate: Option<Gate>,
     failing: Mutex<Option<Failing>>,
 }
 
@@ -191,6 +199,7 @@ impl<E> Told<E> {
         Self {
             signal,
             exporter,
+            gate: None,
             failing: Mutex::default(),
         }
     }
@@ -234,7 +243,13 @@ impl<E> fmt::Debug for Told<E> {
 
 impl opentelemetry_sdk::trace::SpanExporter for Told<SpanExporter> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        if let Some(gate) = &self.gate {
+            gate.sending();
+        }
         let result = self.exporter.export(batch).await;
+        if let Some(gate) = &self.gate {
+            gate.sent(result.is_ok());
+        }
         self.tell(&result);
         result
     }
