@@ -178,7 +178,7 @@ fn program(bench: &Bench, folder: &std::path::Path) -> Program {
         ("ADMIN_LISTEN", config.admin_listen.to_string()),
         ("PUBLIC_URL", PUBLIC_URL.to_owned()),
         ("WEBHOOK_ALLOW", "127.0.0.0/8".to_owned()),
-        ("WEBHOOK_TIMEOUT", "3s".to_owned()),
+        ("WEBHOOK_TIMEOUT", "5s".to_owned()),
         ("RETRY_SCHEDULE", "1h".to_owned()),
         ("ENDPOINT_FAILURES", "0".to_owned()),
     ];
