@@ -24,7 +24,7 @@ pub enum Command {
     /// Make a new key, or write down given ones, in a file that only its owner may read
     #[command(after_help = EXAMPLES)]
     Create {
-        /// The value for MASTER_KEY_FILE
+        /// The value for `MASTER_KEY_FILE`
         file: PathBuf,
         /// The keys, as services take them [default: a new one]
         #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
