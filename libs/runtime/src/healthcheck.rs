@@ -75,10 +75,9 @@ fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
     let began = Instant::now();
     let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
     stream.set_write_timeout(Some(DEADLINE))?;
-    write!(
-        stream,
-        "GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-    )?;
+    // In one piece: who answers the first of several and closes breaks the pipe for the others.
+    let request = format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
     let mut piece = [0; 4096];
     while answer.len() < LONGEST_ANSWER {
