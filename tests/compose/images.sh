@@ -2,7 +2,8 @@
 # their own; and ours, from the programs that are built. Sourced by tests/compose/run.
 # shellcheck shell=bash
 
-# Each official image of docker-compose.yml: its variable, and its stand-in.
+# Each official image of docker-compose.yml that runs here: its variable, and its stand-in. Those of the profile
+# observability (collector, Jaeger, Prometheus, Grafana) are not started: `docker compose config` validates it, no more.
 OFFICIAL=('POSTGRES_IMAGE postgres' 'NATS_IMAGE nats' 'PROXY_IMAGE haproxy')
 PROGRAMS=(ingress provisioner notifier sandbox esimctl)
 
