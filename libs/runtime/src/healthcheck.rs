@@ -5,7 +5,7 @@
 //! after its start without PostgreSQL too: partners then get the specified answers.
 
 use std::{
-    io::{Read, Write},
+    io::{ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     time::{Duration, Instant},
 };
@@ -84,9 +84,13 @@ fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
         let left = DEADLINE.saturating_sub(began.elapsed());
         // Zero would mean no timeout.
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        match stream.read(&mut piece)? {
-            0 => break,
-            length => answer.extend_from_slice(&piece[..length]),
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(length) => answer.extend_from_slice(&piece[..length]),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                return Err(std::io::Error::other(format!("no answer within {DEADLINE:?}")));
+            }
+            Err(error) => return Err(error),
         }
     }
     Ok(answer)

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use secrecy::SecretString;
+use secrecy::{ExposeSecret, SecretString};
 use sqlx::PgPool;
 
 use crate::{
@@ -31,6 +31,14 @@ pub struct BadDatabaseUrl;
 impl DatabaseConfig {
     /// A pool that connects when first used; `application` is what the server shows for it.
     pub fn pool(&self, application: &str) -> Result<PgPool, BadDatabaseUrl> {
+        // sqlx takes any scheme.
+        let url = self.database_url.expose_secret();
+        if !["postgres://", "postgresql://"]
+            .iter()
+            .any(|scheme| url.starts_with(scheme))
+        {
+            return Err(BadDatabaseUrl);
+        }
         crate::pool(&self.database_url, self.database_connections, application)
             .map_err(|_: Error| BadDatabaseUrl)
     }

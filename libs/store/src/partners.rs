@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::{
     Error, endpoints,
-    vault::{Purpose, Vault},
+    vault::{Purpose, Vault, VaultError},
 };
 
 /// A partner account without its secrets.
@@ -229,27 +229,38 @@ pub async fn by_access_key(
     .transpose()
 }
 
-/// Whether the master key opens what is stored: none of the newest partners' secrets opening means that
-/// it is another key, and not that a row is damaged.
+/// Whether the master keys open what is stored: of each key that partners' secrets need, the newest ten
+/// partners are tried. A key that is missing is an error; so is it if none of all those secrets opens, which
+/// means that a key is another one, and not that a row is damaged.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
-    let newest =
-        sqlx::query!("SELECT partner_id, webhook_secret FROM partners ORDER BY created_at DESC LIMIT 10")
-            .fetch_all(connection)
-            .await?;
-    let mut failure = Ok(());
+    // A sealed value begins with the length of its key's id, and the id.
+    let newest = sqlx::query!(
+        "SELECT partner_id, webhook_secret FROM (
+             SELECT partner_id, webhook_secret,
+                    row_number() OVER (
+                        PARTITION BY substring(webhook_secret FROM 1 FOR 1 + get_byte(webhook_secret, 0))
+                        ORDER BY created_at DESC
+                    ) AS place
+             FROM partners WHERE octet_length(webhook_secret) > 0
+         ) by_key WHERE place <= 10"
+    )
+    .fetch_all(connection)
+    .await?;
+    let (mut opened, mut failure) = (false, Ok(()));
     for row in newest {
         match open_webhook_secret(vault, row.partner_id.into(), &row.webhook_secret) {
-            Ok(_) => return Ok(()),
+            Ok(_) => opened = true,
+            Err(missing @ Error::Vault(VaultError::MissingKey(_))) => return Err(missing),
             Err(error) => failure = Err(error),
         }
     }
-    failure
+    if opened { Ok(()) } else { failure }
 }
 
 /// Opens a partner's sealed request-signing key.
 pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey, Error> {
     let bytes = vault.open(Purpose::SecretKey(partner_id), sealed)?;
-    SecretKey::from_bytes(bytes).map_err(|_| crate::vault::VaultError::Damaged.into())
+    SecretKey::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }
 
 /// Opens a partner's sealed webhook-signing key.
@@ -259,5 +270,5 @@ pub fn open_webhook_secret(
     sealed: &[u8],
 ) -> Result<webhook::Secret, Error> {
     let bytes = vault.open(Purpose::WebhookSecret(partner_id), sealed)?;
-    webhook::Secret::from_bytes(bytes).map_err(|_| crate::vault::VaultError::Damaged.into())
+    webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }

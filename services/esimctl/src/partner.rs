@@ -152,6 +152,9 @@ struct Created<'a> {
 async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
     let vault = new.master_key.vault()?;
     let mut connection = connect(database).await?;
+    partners::check_master_key(&mut connection, &vault)
+        .await
+        .context("this is not the master key of the services; nothing was made")?;
     let partner_id = PartnerId::new();
     let access_key = format!("ak_{}", hex::encode(random::<12>()?));
     let secret_key = SecretKey::from_bytes(random::<32>()?.into())?;

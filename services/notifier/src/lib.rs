@@ -72,7 +72,7 @@ const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 #[derive(Parser, Clone, Debug)]
 #[command(name = "notifier", version)]
 pub struct Config {
-    /// Where `/livez` and `/readyz` are served
+    /// Where `/livez`, `/readyz` and `/metrics` are served
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8084")]
     pub admin_listen: SocketAddr,
     /// Where partners reach the ingress: the base of `qrcode_img_url`

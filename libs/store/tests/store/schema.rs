@@ -1,9 +1,10 @@
 //! Migrations, and the check that every service makes at its start.
 
+use domain::PartnerId;
 use secrecy::SecretString;
 use store::{
     schema::{self, SchemaError},
-    vault::Vault,
+    vault::{Purpose, Vault},
 };
 
 use crate::bench::{Bench, VAULT};
@@ -58,4 +59,39 @@ async fn another_master_key_stops_the_start() {
     schema::wait(&bench.pool, &VAULT).await.unwrap();
     let error = schema::wait(&bench.pool, &other).await.unwrap_err();
     assert!(matches!(error, SchemaError::MasterKey(_)), "{error}");
+}
+
+/// In the middle of a rotation: what newer partners need isn't all.
+#[tokio::test]
+async fn a_key_that_any_partner_needs_may_not_be_missing() {
+    let bench = Bench::new().await;
+    bench.partner(None).await;
+    let newer = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let old = bench.partner(None).await;
+    let newer = Vault::parse(&SecretString::from(newer)).unwrap();
+    let id = PartnerId::new();
+    let sealed = |purpose| newer.seal(purpose, &[7; 32]).unwrap();
+    sqlx::query(
+        "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_secret)
+         VALUES ($1, 'newer', 'sandbox', 'ak_newer', $2, $3)",
+    )
+    .bind(id.uuid())
+    .bind(sealed(Purpose::SecretKey(id)))
+    .bind(sealed(Purpose::WebhookSecret(id)))
+    .execute(&bench.pool)
+    .await
+    .unwrap();
+    let error = schema::wait(&bench.pool, &newer).await.unwrap_err();
+    assert!(error.to_string().contains("\"test\""), "{error}");
+    let error = schema::wait(&bench.pool, &VAULT).await.unwrap_err();
+    assert!(error.to_string().contains("\"second\""), "{error}");
+    bench
+        .set(
+            "UPDATE partners SET webhook_secret = '\\x' WHERE partner_id::text <> $1",
+            old,
+        )
+        .await;
+    schema::wait(&bench.pool, &VAULT)
+        .await
+        .expect("damaged rows are theirs alone");
 }
