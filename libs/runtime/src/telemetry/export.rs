@@ -35,6 +35,30 @@ const TOLD_EVERY: Duration = Duration::from_mins(5);
 /// The most of a collector's answer that is read.
 const MAX_ANSWER: usize = 64 * 1024;
 
+/// The exporter of one signal. The builders have the same methods and no trait in common.
+macro_rules! exporter {
+    ($transport:ident, $target:ident, $Exporter:ident) => {
+        match $target.protocol {
+            Protocol::Http => $Exporter::builder()
+                .with_http()
+                .with_http_client($transport.http($target)?)
+                .with_endpoint(&$target.endpoint)
+                .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
+                .with_timeout($target.timeout)
+                .build()?,
+            Protocol::Grpc => {
+                let _runtime = $transport.runtime.enter();
+                $Exporter::builder()
+                    .with_tonic()
+                    .with_tls_config(ClientTlsConfig::new().with_enabled_roots())
+                    .with_endpoint(&$target.endpoint)
+                    .with_timeout($target.timeout)
+                    .build()?
+            }
+        }
+    };
+}
+
 /// What exporters send with: a runtime that nothing else runs on.
 pub(super) struct Transport {
     runtime: Handle,
@@ -74,24 +98,7 @@ impl Transport {
     }
 
     pub(super) fn spans(&self, target: &Target, gate: Gate) -> anyhow::Result<Told<SpanExporter>> {
-        let exporter = match target.protocol {
-            Protocol::Http => SpanExporter::builder()
-                .with_http()
-                .with_http_client(self.http(target)?)
-                .with_endpoint(&target.endpoint)
-                .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
-                .with_timeout(target.timeout)
-                .build()?,
-            Protocol::Grpc => {
-                let _runtime = self.runtime.enter();
-                SpanExporter::builder()
-                    .with_tonic()
-                    .with_tls_config(ClientTlsConfig::new().with_enabled_roots())
-                    .with_endpoint(&target.endpoint)
-                    .with_timeout(target.timeout)
-                    .build()?
-            }
-        };
+        let exporter = exporter!(self, target, SpanExporter);
         Ok(Told {
             gate: Some(gate),
             ..Told::new("spans", exporter)
@@ -99,46 +106,12 @@ impl Transport {
     }
 
     pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Told<MetricExporter>> {
-        let exporter = match target.protocol {
-            Protocol::Http => MetricExporter::builder()
-                .with_http()
-                .with_http_client(self.http(target)?)
-                .with_endpoint(&target.endpoint)
-                .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
-                .with_timeout(target.timeout)
-                .build()?,
-            Protocol::Grpc => {
-                let _runtime = self.runtime.enter();
-                MetricExporter::builder()
-                    .with_tonic()
-                    .with_tls_config(ClientTlsConfig::new().with_enabled_roots())
-                    .with_endpoint(&target.endpoint)
-                    .with_timeout(target.timeout)
-                    .build()?
-            }
-        };
+        let exporter = exporter!(self, target, MetricExporter);
         Ok(Told::new("metrics", exporter))
     }
 
     pub(super) fn logs(&self, target: &Target) -> anyhow::Result<Told<LogExporter>> {
-        let exporter = match target.protocol {
-            Protocol::Http => LogExporter::builder()
-                .with_http()
-                .with_http_client(self.http(target)?)
-                .with_endpoint(&target.endpoint)
-                .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
-                .with_timeout(target.timeout)
-                .build()?,
-            Protocol::Grpc => {
-                let _runtime = self.runtime.enter();
-                LogExporter::builder()
-                    .with_tonic()
-                    .with_tls_config(ClientTlsConfig::new().with_enabled_roots())
-                    .with_endpoint(&target.endpoint)
-                    .with_timeout(target.timeout)
-                    .build()?
-            }
-        };
+        let exporter = exporter!(self, target, LogExporter);
         Ok(Told::new("logs", exporter))
     }
 }
