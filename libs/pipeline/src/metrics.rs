@@ -89,19 +89,12 @@ struct Seen {
 pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> anyhow::Result<()> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     show(&seen);
-    let stop = shutdown.soft();
-    let mut ticks = tokio::time::interval(PERIOD);
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            _ = ticks.tick() => {}
-        }
-        let looked = tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            looked = look(&nats, &watched) => looked,
-        };
+    let mut ticks = shutdown.ticks(PERIOD);
+    while ticks.next().await {
+        let looked = look(&nats, &watched).await;
         *seen.lock().unwrap_or_else(PoisonError::into_inner) = looked;
     }
+    Ok(())
 }
 
 async fn look(nats: &Nats, watched: &[Watched]) -> Seen {

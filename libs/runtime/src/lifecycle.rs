@@ -7,7 +7,10 @@ use std::{
 };
 
 use anyhow::{anyhow, bail};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    time::{Interval, MissedTickBehavior},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// Tells a service to stop, and keeps track of its tasks. Clones are the same lifecycle.
@@ -68,6 +71,16 @@ impl Shutdown {
         });
     }
 
+    /// For what is done at once and then once a period, until the soft stop.
+    pub fn ticks(&self, period: Duration) -> Ticks {
+        let mut interval = tokio::time::interval(period);
+        interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        Ticks {
+            interval,
+            soft: self.soft(),
+        }
+    }
+
     /// Waits until every tracked task has ended, and returns the first failure among them.
     pub async fn finished(&self) -> anyhow::Result<()> {
         self.tracker.close();
@@ -75,6 +88,24 @@ impl Shutdown {
         match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(failure) => Err(failure),
             None => Ok(()),
+        }
+    }
+}
+
+/// Once a period, see [`Shutdown::ticks`].
+#[derive(Debug)]
+pub struct Ticks {
+    interval: Interval,
+    soft: CancellationToken,
+}
+
+impl Ticks {
+    /// Waits for the next one; false when the soft stop has begun.
+    pub async fn next(&mut self) -> bool {
+        tokio::select! {
+            biased;
+            () = self.soft.cancelled() => false,
+            _ = self.interval.tick() => true,
         }
     }
 }

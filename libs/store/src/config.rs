@@ -1,13 +1,13 @@
 //! The settings of what touches the database, shared by every binary.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use secrecy::{ExposeSecret, SecretString};
-use sqlx::PgPool;
+use sqlx::postgres::PgConnectOptions;
 
 use crate::{
-    Error,
+    Database,
     vault::{Vault, VaultError},
 };
 
@@ -18,10 +18,36 @@ pub struct DatabaseConfig {
     /// Where PostgreSQL is, e.g. `postgres://user:password@host:5432/database`
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub database_url: SecretString,
+}
+
+/// The database, and how much of it a service may use.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "PostgreSQL")]
+pub struct PoolConfig {
+    /// Where it is.
+    #[command(flatten)]
+    pub server: DatabaseConfig,
     /// The most connections this process opens
     #[arg(long, env = "DATABASE_CONNECTIONS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub database_connections: u32,
+    /// What a statement may take; the server ends it then. Where nothing comes 2 s after that, the
+    /// connection is closed
+    #[arg(long, env = "DATABASE_TIMEOUT", default_value = "8s", value_parser = database_timeout)]
+    pub database_timeout: Duration,
 }
+
+fn database_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = runtime::config::duration(text)?;
+    if !(Duration::from_millis(100)..=Duration::from_mins(1)).contains(&timeout) {
+        return Err("must be from 100ms to 60s".into());
+    }
+    Ok(timeout)
+}
+
+/// Every statement here finds its rows by an index. Statistics of tables that grow from nothing make
+/// the planner believe otherwise, and a cached plan keeps its belief: plans must not depend on them.
+/// With that settled, compiling statements just in time would only cost.
+const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
 
 /// `DATABASE_URL` can't be understood. Doesn't show it: it holds a password.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +55,8 @@ pub struct DatabaseConfig {
 pub struct BadDatabaseUrl;
 
 impl DatabaseConfig {
-    /// A pool that connects when first used; `application` is what the server shows for it.
-    pub fn pool(&self, application: &str) -> Result<PgPool, BadDatabaseUrl> {
+    /// How to connect; `application` is what the server shows for it.
+    pub fn options(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
         // sqlx takes any scheme.
         let url = self.database_url.expose_secret();
         if !["postgres://", "postgresql://"]
@@ -39,8 +65,27 @@ impl DatabaseConfig {
         {
             return Err(BadDatabaseUrl);
         }
-        crate::pool(&self.database_url, self.database_connections, application)
-            .map_err(|_: Error| BadDatabaseUrl)
+        let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
+        Ok(options.application_name(application))
+    }
+}
+
+impl PoolConfig {
+    /// How its connections are made, with the settings that the statements here rely on.
+    pub fn session(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
+        let limit = format!("{}ms", self.database_timeout.as_millis());
+        let options = self.server.options(application)?;
+        Ok(options.options(PLANS).options([("statement_timeout", limit)]))
+    }
+
+    /// A pool that connects when first used; `application` is what the server shows for it.
+    pub fn open(&self, application: &str) -> Result<Database, BadDatabaseUrl> {
+        let session = self.session(application)?;
+        Ok(Database::open(
+            session,
+            self.database_connections,
+            self.database_timeout,
+        ))
     }
 }
 

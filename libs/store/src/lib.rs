@@ -7,6 +7,7 @@
 
 pub mod attempts;
 pub mod config;
+pub mod database;
 pub mod deliveries;
 pub mod endpoints;
 pub mod options;
@@ -22,10 +23,8 @@ pub mod vault;
 
 use std::{sync::Arc, time::Duration};
 
-use secrecy::{ExposeSecret, SecretString};
-use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
-
-pub use sqlx::{PgConnection, PgPool};
+pub use database::Database;
+pub use sqlx::PgConnection;
 
 /// What can go wrong with the database. Cheap to clone: one failed batch fails all who are in it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -33,6 +32,9 @@ pub enum Error {
     /// The database didn't do it, or nobody knows whether it did.
     #[error("database: {0}")]
     Database(Arc<sqlx::Error>),
+    /// The database said nothing for so long: nobody knows whether it did it.
+    #[error("database: no answer within {0:?}")]
+    Silent(Duration),
     /// A stored secret can't be used.
     #[error(transparent)]
     Vault(#[from] vault::VaultError),
@@ -87,26 +89,11 @@ impl Error {
                         .iter()
                         .any(|class| code.starts_with(class))
                 }),
+            Self::Silent(_) => false,
             Self::Vault(_) | Self::Unreadable(_) => true,
         }
     }
 }
-
-/// A pool for the database at `url`. Connects when first used: a service starts without its database.
-fn pool(url: &SecretString, connections: u32, application: &str) -> Result<PgPool, Error> {
-    let options: PgConnectOptions = url.expose_secret().parse()?;
-    Ok(PgPoolOptions::new()
-        .max_connections(connections)
-        .acquire_timeout(Duration::from_secs(3))
-        // A connection that died is noticed when it is used; a ping before each use costs a round trip.
-        .test_before_acquire(false)
-        .connect_lazy_with(options.application_name(application).options(PLANS)))
-}
-
-/// Every statement here finds its rows by an index. Statistics of tables that grow from nothing make
-/// the planner believe otherwise, and a cached plan keeps its belief: plans must not depend on them.
-/// With that settled, compiling statements just in time would only cost.
-const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
 
 /// Seconds, as the statements take them.
 fn seconds(duration: Duration) -> f64 {

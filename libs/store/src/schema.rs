@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, PgPool, migrate::Migrator};
+use sqlx::{PgConnection, migrate::Migrator};
 
 use crate::{
-    Error,
+    Database, Error,
     vault::{Vault, VaultError},
 };
 
@@ -50,16 +50,16 @@ pub fn latest() -> i64 {
 }
 
 /// Applies what is missing; safe to run again and by several at once.
-pub async fn migrate(pool: &PgPool) -> Result<(), sqlx::migrate::MigrateError> {
-    MIGRATIONS.run(pool).await
+pub async fn migrate(connection: &mut PgConnection) -> Result<(), sqlx::migrate::MigrateError> {
+    MIGRATIONS.run(connection).await
 }
 
 /// Waits until the database is there and checks it like [`check_all`], trying again twice a second.
 /// Ends early only for a schema of another version or another master key; the caller stops waiting when
 /// the process shall stop.
-pub async fn wait(pool: &PgPool, vault: &Vault) -> Result<(), SchemaError> {
+pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
-        let checked = async { check_all(&mut *pool.acquire().await.map_err(Error::from)?, vault).await };
+        let checked = database.run(async |connection| check_all(connection, vault).await);
         match checked.await {
             Err(SchemaError::Store(error)) => tracing::warn!(%error, "waiting for the database"),
             result => return result,

@@ -13,7 +13,7 @@ use store::{
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    database::{UNREACHABLE, target},
+    database::{APPLICATION, UNREACHABLE},
     output::Output,
 };
 
@@ -28,7 +28,7 @@ const SILENT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(250);
 
 pub async fn run(database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let (pool, options) = target(database)?;
+    let options = database.options(APPLICATION)?;
     let mut connection = wait_until_up(&options).await?;
     let was = match schema::check(&mut connection).await {
         Ok(()) => schema::latest(),
@@ -36,7 +36,7 @@ pub async fn run(database: &DatabaseConfig, output: &Output) -> anyhow::Result<(
         Err(error) => return Err(error.into()),
     };
     // Also when nothing is missing: this compares what was applied with what we would apply.
-    schema::migrate(&pool)
+    schema::migrate(&mut connection)
         .await
         .context("the migrations failed; each is one transaction, so run it again once the cause is gone")?;
     let version = schema::latest();

@@ -14,9 +14,10 @@ use governor::{DefaultDirectRateLimiter, Quota};
 use runtime::{Shutdown, health::Readiness};
 use signing::SecretKey;
 use store::{
-    Error, PgPool,
+    Database, Error, PgConnection,
     options::ProductOption,
     partners::{self, Credentials},
+    schema::SchemaError,
     vault::Vault,
 };
 
@@ -52,7 +53,7 @@ pub enum Key {
 
 /// Partners by access key, options by id.
 pub struct Directory {
-    pool: PgPool,
+    database: Database,
     vault: Vault,
     partners: RwLock<HashMap<String, Arc<Partner>>>,
     options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
@@ -61,11 +62,22 @@ pub struct Directory {
     looking: tokio::sync::Mutex<()>,
 }
 
+/// What was read from the database.
+#[derive(Default)]
+struct Seen {
+    /// Its schema, and that it is the right one.
+    schema: bool,
+    /// The newest version of a partner.
+    partners: i64,
+    /// The newest version of an option.
+    options: i64,
+}
+
 impl Directory {
     /// Knows nothing yet, and looks everything up until [`Directory::refresh`] runs.
-    pub fn new(pool: PgPool, vault: Vault) -> Self {
+    pub fn new(database: Database, vault: Vault) -> Self {
         Self {
-            pool,
+            database,
             vault,
             partners: RwLock::default(),
             options: RwLock::default(),
@@ -85,8 +97,10 @@ impl Directory {
         if known.is_some() || self.look_ups.check().is_err() {
             return Ok(known);
         }
-        let mut connection = self.pool.acquire().await?;
-        let found = partners::by_access_key(&mut connection, access_key).await?;
+        let found = self
+            .database
+            .run(async |connection| partners::by_access_key(connection, access_key).await)
+            .await?;
         Ok(found.map(|credentials| self.learn_partner(credentials)))
     }
 
@@ -122,8 +136,10 @@ impl Directory {
             .map(|id| id.uuid())
             .collect();
         if !missing.is_empty() && self.look_ups.check().is_ok() {
-            let mut connection = self.pool.acquire().await?;
-            for (option, _) in store::options::by_ids(&mut connection, &missing).await? {
+            let found = self
+                .database
+                .run(async |connection| store::options::by_ids(connection, &missing).await);
+            for (option, _) in found.await? {
                 known.insert(option.option_id, self.learn_option(option));
             }
         }
@@ -165,15 +181,12 @@ impl Directory {
     /// checked; a wrong one is an error.
     pub async fn refresh(self: Arc<Self>, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
         let stop = shutdown.soft();
-        let mut checked = false;
-        let mut seen = (0, 0);
+        let mut seen = Seen::default();
         loop {
-            match self.changes(&mut checked, seen).await {
-                Ok(now_seen) => {
-                    seen = now_seen;
-                    readiness.well("database");
-                }
-                Err(store::schema::SchemaError::Store(error)) => {
+            let changes = async |connection: &mut PgConnection| self.changes(connection, &mut seen).await;
+            match self.database.run(changes).await {
+                Ok(()) => readiness.well("database"),
+                Err(SchemaError::Store(error)) => {
                     // Ready all the same once it was there: partners get the specified 500.
                     tracing::warn!(%error, "partners and catalogue were not refreshed");
                 }
@@ -186,24 +199,19 @@ impl Directory {
         }
     }
 
-    async fn changes(
-        &self,
-        checked: &mut bool,
-        (mut partners_seen, mut options_seen): (i64, i64),
-    ) -> Result<(i64, i64), store::schema::SchemaError> {
-        let mut connection = self.pool.acquire().await.map_err(Error::from)?;
-        if !*checked {
-            store::schema::check_all(&mut connection, &self.vault).await?;
-            *checked = true;
+    async fn changes(&self, connection: &mut PgConnection, seen: &mut Seen) -> Result<(), SchemaError> {
+        if !seen.schema {
+            store::schema::check_all(connection, &self.vault).await?;
+            seen.schema = true;
         }
-        for credentials in partners::changed_since(&mut connection, partners_seen).await? {
-            partners_seen = partners_seen.max(credentials.version);
+        for credentials in partners::changed_since(connection, seen.partners).await? {
+            seen.partners = seen.partners.max(credentials.version);
             self.learn_partner(credentials);
         }
-        for (option, version) in store::options::changed_since(&mut connection, options_seen).await? {
-            options_seen = options_seen.max(version);
+        for (option, version) in store::options::changed_since(connection, seen.options).await? {
+            seen.options = seen.options.max(version);
             self.learn_option(option);
         }
-        Ok((partners_seen, options_seen))
+        Ok(())
     }
 }

@@ -31,7 +31,7 @@ use runtime::{
     config::BadSetting,
     health::{self, Readiness},
 };
-use store::config::{DatabaseConfig, MasterKeyConfig};
+use store::config::{MasterKeyConfig, PoolConfig};
 
 use crate::{
     auth::HeaderNames, directory::Directory, metrics::Metrics, orders::Orders, request::Limits,
@@ -64,7 +64,7 @@ pub struct Config {
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
     #[command(flatten)]
-    pub database: DatabaseConfig,
+    pub database: PoolConfig,
     #[command(flatten)]
     pub nats: NatsConfig,
     #[command(flatten)]
@@ -102,11 +102,7 @@ pub struct App {
 
 /// Serves partners until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let pool = config.database.pool("ingress").map_err(BadSetting::error)?;
-    runtime::metrics::connections({
-        let pool = pool.clone();
-        move || (pool.size(), pool.num_idle())
-    });
+    let database = config.database.open("ingress").map_err(BadSetting::error)?;
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = health::listen("LISTEN", config.listen).await?;
@@ -114,7 +110,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     // Ready without NATS: orders are accepted and flow when it is back.
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
-    let directory = Arc::new(Directory::new(pool.clone(), vault));
+    let directory = Arc::new(Directory::new(database.clone(), vault));
     shutdown.spawn(
         "directory",
         Arc::clone(&directory).refresh(readiness, shutdown.clone()),
@@ -124,7 +120,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 
     let metrics = Metrics::default();
     let orders = Orders::new(
-        pool,
+        database,
         Arc::clone(&directory),
         verdicts,
         nats.clone(),

@@ -22,7 +22,7 @@ use pipeline::{
 use runtime::Shutdown;
 use serde::Serialize;
 use store::{
-    PgPool,
+    Database, PgConnection,
     orders::{NewOrder, NewPlacement, NewTopup},
 };
 use tokio::sync::oneshot;
@@ -65,7 +65,7 @@ pub enum Outcome {
 
 /// What orders need.
 pub struct Orders {
-    pool: PgPool,
+    database: Database,
     commit: GroupCommit<InsertOrders>,
     directory: Arc<Directory>,
     verdicts: Arc<Verdicts>,
@@ -78,7 +78,7 @@ pub struct Orders {
 }
 
 /// The group commit of orders: one statement for a batch.
-struct InsertOrders(PgPool);
+struct InsertOrders(Database);
 
 /// What is known of an order after its commit.
 struct Inserted {
@@ -96,13 +96,15 @@ impl Writer for InsertOrders {
     type Error = store::Error;
 
     async fn write(&self, orders: &[NewOrder]) -> Result<Vec<Inserted>, store::Error> {
-        let mut connection = self.0.acquire().await?;
-        let sent = Instant::now();
-        let stored = store::orders::insert(&mut connection, orders).await?;
-        Ok(stored
-            .into_iter()
-            .map(|stored| Inserted { stored, sent })
-            .collect())
+        let insert = async |connection: &mut PgConnection| {
+            let sent = Instant::now();
+            let stored = store::orders::insert(connection, orders).await?;
+            Ok(stored
+                .into_iter()
+                .map(|stored| Inserted { stored, sent })
+                .collect())
+        };
+        self.0.run(insert).await
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
@@ -129,7 +131,7 @@ impl Orders {
         reason = "called once, with what the service is made of"
     )]
     pub fn new(
-        pool: PgPool,
+        database: Database,
         directory: Arc<Directory>,
         verdicts: Arc<Verdicts>,
         nats: Nats,
@@ -140,8 +142,8 @@ impl Orders {
         shutdown: Shutdown,
     ) -> Self {
         Self {
-            commit: GroupCommit::start(InsertOrders(pool.clone()), BATCH),
-            pool,
+            commit: GroupCommit::start(InsertOrders(database.clone()), BATCH),
+            database,
             directory,
             verdicts,
             nats,
@@ -190,12 +192,9 @@ impl Orders {
             }
             // The id is checked too, so that all that is wrong is said at once.
             Some(external_order_id) => {
-                let mut connection = self
-                    .pool
-                    .acquire()
-                    .await
-                    .map_err(|error| internal(error.into()))?;
-                let taken = store::orders::is_taken(&mut connection, partner.partner_id, &external_order_id);
+                let taken = self.database.run(async |connection| {
+                    store::orders::is_taken(connection, partner.partner_id, &external_order_id).await
+                });
                 if taken.await.map_err(internal)? {
                     errors.insert(0, TAKEN.into());
                 }
@@ -310,12 +309,10 @@ impl Orders {
                 return Ok(Some(inserted.sent));
             }
             loop {
-                let mut connection = self.pool.acquire().await?;
-                let stands =
-                    store::orders::stands(&mut connection, order.partner_id, &order.external_order_id)
-                        .await?;
-                drop(connection);
-                match stands {
+                let stands = self.database.run(async |connection| {
+                    store::orders::stands(connection, order.partner_id, &order.external_order_id).await
+                });
+                match stands.await? {
                     None if Instant::now() < give_up => break,
                     Some(false) if Instant::now() < give_up => tokio::time::sleep(UNDECIDED).await,
                     _ => return Ok(None),
@@ -429,9 +426,10 @@ impl Orders {
             .iter()
             .map(|arrived| (arrived.placement_id, arrived.attempt))
             .collect();
-        let mut connection = self.pool.acquire().await?;
         let reason = errors.join("; ");
-        let refusal = store::orders::refuse(&mut connection, order.order_id, &verdicts, &reason);
+        let refusal = self.database.run(async |connection| {
+            store::orders::refuse(connection, order.order_id, &verdicts, &reason).await
+        });
         let refused = perform(Effect::CommitRefusal, refusal).await?;
         Ok(refused.then_some(errors))
     }

@@ -15,7 +15,7 @@ use pipeline::{
 };
 use runtime::clock;
 use store::{
-    PgPool, attempts,
+    Database, attempts,
     deliveries::{self, AttemptResult, Attempted, Delivery, Take},
     endpoints::Breaker,
     partners,
@@ -46,7 +46,7 @@ pub fn lease(timeout: Duration) -> Duration {
 
 /// Everything that a delivery needs on its way out.
 pub struct Deliver {
-    pool: PgPool,
+    database: Database,
     vault: Vault,
     sender: Sender,
     public_url: String,
@@ -83,7 +83,7 @@ pub struct Work {
 impl Deliver {
     /// Delivers until `stop`; what is under way then is finished.
     pub fn new(
-        pool: PgPool,
+        database: Database,
         vault: Vault,
         sender: Sender,
         settings: Settings,
@@ -102,13 +102,13 @@ impl Deliver {
             metrics,
             attempts: GroupCommit::start(
                 Attempts {
-                    pool: pool.clone(),
+                    database: database.clone(),
                     breaker,
                 },
                 most,
             ),
-            without_url: GroupCommit::start(WithoutUrl(pool.clone()), most),
-            pool,
+            without_url: GroupCommit::start(WithoutUrl(database.clone()), most),
+            database,
             stop,
         }
     }
@@ -268,6 +268,14 @@ impl Deliver {
     }
 }
 
+impl Deliver {
+    async fn taken(&self, take: Take<'_>) -> Result<Vec<Delivery>, store::Error> {
+        self.database
+            .run(async |connection| deliveries::take(connection, take, self.lease).await)
+            .await
+    }
+}
+
 impl Stage for Deliver {
     const KIND: Kind = Kind::Ready;
     type Message = TopupReady;
@@ -285,8 +293,7 @@ impl Stage for Deliver {
 
     async fn claim(&self, messages: &[TopupReady]) -> anyhow::Result<Vec<Work>> {
         let topups: Vec<TopupId> = messages.iter().map(|message| self.key(message)).collect();
-        let mut connection = self.pool.acquire().await?;
-        let first = deliveries::take(&mut connection, Take::First(&topups), self.lease).await?;
+        let first = self.taken(Take::First(&topups)).await?;
         let taken = Instant::now();
         // What finds no seat is left alone: it is due again when the lease of its birth ends.
         let seated = |delivery: Delivery| {
@@ -306,9 +313,8 @@ impl Stage for Deliver {
     }
 
     async fn claim_due(&self, limit: usize) -> anyhow::Result<Vec<Work>> {
-        let mut connection = self.pool.acquire().await?;
         let room = self.endpoints.room(limit);
-        let due = deliveries::take(&mut connection, Take::Due(&room), self.lease).await?;
+        let due = self.taken(Take::Due(&room)).await?;
         let taken = Instant::now();
         let seated = |delivery: Delivery| {
             let seat = self
@@ -451,7 +457,7 @@ fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, n
 
 /// Records attempts.
 struct Attempts {
-    pool: PgPool,
+    database: Database,
     breaker: Breaker,
 }
 
@@ -463,9 +469,8 @@ impl Writer for Attempts {
     type Error = store::Error;
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
-        let recorded =
-            async { deliveries::record(&mut *self.pool.acquire().await?, items, &self.breaker).await };
-        recorded
+        self.database
+            .run(async |connection| deliveries::record(connection, items, &self.breaker).await)
             .await
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
     }
@@ -476,7 +481,7 @@ impl Writer for Attempts {
 }
 
 /// Gives up on deliveries of partners without webhook URL, until one is set.
-struct WithoutUrl(PgPool);
+struct WithoutUrl(Database);
 
 impl Writer for WithoutUrl {
     const EFFECT: Effect = Effect::CommitNoEndpoint;
@@ -486,8 +491,9 @@ impl Writer for WithoutUrl {
     type Error = store::Error;
 
     async fn write(&self, items: &[TopupId]) -> Result<Vec<()>, store::Error> {
-        let done = async { deliveries::set_no_endpoint(&mut *self.0.acquire().await?, items).await };
-        done.await
+        self.0
+            .run(async |connection| deliveries::set_no_endpoint(connection, items).await)
+            .await
             .inspect_err(|error| tracing::warn!(%error, "cannot record missing webhook URLs"))?;
         Ok(vec![(); items.len()])
     }

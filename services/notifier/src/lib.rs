@@ -35,12 +35,11 @@ use runtime::{
     health::{self, Readiness},
 };
 use store::{
-    PgPool,
-    config::{DatabaseConfig, MasterKeyConfig},
+    Database,
+    config::{MasterKeyConfig, PoolConfig},
     endpoints::{self as stored, Breaker},
     schema::{self, SchemaError},
 };
-use tokio_util::sync::CancellationToken;
 use url::Url;
 
 use crate::{
@@ -106,7 +105,7 @@ pub struct Config {
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
     #[command(flatten)]
-    pub database: DatabaseConfig,
+    pub database: PoolConfig,
     #[command(flatten)]
     pub nats: NatsConfig,
     #[command(flatten)]
@@ -152,11 +151,7 @@ fn block(text: &str) -> Result<Duration, String> {
 
 /// Delivers webhooks until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
-    let pool = config.database.pool("notifier").map_err(BadSetting::error)?;
-    runtime::metrics::connections({
-        let pool = pool.clone();
-        move || (pool.size(), pool.num_idle())
-    });
+    let database = config.database.open("notifier").map_err(BadSetting::error)?;
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let guard = Guard::new(config.webhook_allow);
     let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
@@ -167,17 +162,17 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let stop = shutdown.soft();
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
-        checked = schema::wait(&pool, &vault) => checked?,
+        checked = schema::wait(&database, &vault) => checked?,
     }
     shutdown.spawn(
         "readiness",
-        watch(pool.clone(), nats.clone(), readiness, shutdown.clone()),
+        watch(database.clone(), nats.clone(), readiness, shutdown.clone()),
     );
 
     let metrics = Arc::new(Metrics::register());
     shutdown.spawn(
         "metrics",
-        report(pool.clone(), Arc::clone(&metrics), shutdown.soft()),
+        report(database.clone(), Arc::clone(&metrics), shutdown.clone()),
     );
     let limits = Limits {
         all: config.delivery_concurrency.into(),
@@ -213,7 +208,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         subject: nats.ready_subjects(),
         ack_wait: deliver::lease(config.webhook_timeout) * 2,
     };
-    let stage = Deliver::new(pool, vault, sender, settings, metrics, shutdown.soft());
+    let stage = Deliver::new(database, vault, sender, settings, metrics, shutdown.soft());
     // Half of them are always free, so messages are pulled however many deliveries wait: those which
     // find no seat are left to their time.
     worker::start(Arc::new(stage), &nats, source, limits.seats() * 2, &shutdown);
@@ -226,11 +221,16 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 }
 
 /// Keeps readiness true to what can be reached now.
-async fn watch(pool: PgPool, nats: Nats, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
-    let stop = shutdown.soft();
-    while !stop.is_cancelled() {
+async fn watch(
+    database: Database,
+    nats: Nats,
+    readiness: Readiness,
+    shutdown: Shutdown,
+) -> anyhow::Result<()> {
+    let mut ticks = shutdown.ticks(LOOK);
+    while ticks.next().await {
         // Any other answer is an answer: a schema newer than ours is how a new version is rolled out.
-        let checked = async { schema::check(&mut *pool.acquire().await.map_err(store::Error::from)?).await };
+        let checked = database.run(async |connection| schema::check(connection).await);
         if let Err(SchemaError::Store(error)) = checked.await {
             readiness.unwell("database", error.to_string());
         } else {
@@ -241,26 +241,17 @@ async fn watch(pool: PgPool, nats: Nats, readiness: Readiness, shutdown: Shutdow
         } else {
             readiness.unwell("nats", "not connected");
         }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            () = stop.cancelled() => {}
-        }
     }
     Ok(())
 }
 
 /// Keeps the metrics of what is stored up to date.
-async fn report(pool: PgPool, metrics: Arc<Metrics>, stop: CancellationToken) -> anyhow::Result<()> {
-    while !stop.is_cancelled() {
-        let standing =
-            async { stored::standing(&mut *pool.acquire().await.map_err(store::Error::from)?).await };
-        match standing.await {
+async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -> anyhow::Result<()> {
+    let mut ticks = shutdown.ticks(STANDING);
+    while ticks.next().await {
+        match database.run(stored::standing).await {
             Ok(standing) => metrics.standing(&standing),
             Err(error) => tracing::debug!(%error, "cannot look how deliveries stand"),
-        }
-        tokio::select! {
-            () = tokio::time::sleep(STANDING) => {}
-            () = stop.cancelled() => {}
         }
     }
     Ok(())

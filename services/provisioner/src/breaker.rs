@@ -11,7 +11,7 @@ use std::{
 use pipeline::{Effect, perform};
 use runtime::{Shutdown, health::Readiness};
 use store::{
-    PgPool,
+    Database, PgConnection,
     providers::{self, BreakerLimits, BreakerState},
 };
 
@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub struct Breaker {
     provider: String,
     limits: BreakerLimits,
-    pool: PgPool,
+    database: Database,
     known: Mutex<Known>,
     metrics: Metrics,
 }
@@ -50,11 +50,11 @@ pub struct Since(Option<i64>);
 
 impl Breaker {
     /// Knows nothing, and so lets nothing be promised, until it is read for the first time.
-    pub fn new(provider: String, limits: BreakerLimits, pool: PgPool, metrics: Metrics) -> Arc<Self> {
+    pub fn new(provider: String, limits: BreakerLimits, database: Database, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
             provider,
             limits,
-            pool,
+            database,
             known: Mutex::default(),
             metrics,
         })
@@ -127,10 +127,10 @@ impl Breaker {
                 _ => return,
             }
         }
-        let told = async {
-            let mut connection = self.pool.acquire().await?;
-            providers::answered(&mut connection, &self.provider, version).await
-        };
+        let name = &self.provider;
+        let told = self
+            .database
+            .run(async |connection| providers::answered(connection, name, version).await);
         self.take(perform(Effect::CommitHealth, told).await);
     }
 
@@ -146,19 +146,10 @@ impl Breaker {
         if current != Some(version) {
             return;
         }
-        let told = async {
-            let mut connection = self.pool.acquire().await?;
-            let name = &self.provider;
-            providers::failed(
-                &mut connection,
-                name,
-                version,
-                at_once,
-                &self.limits,
-                trouble.reason(),
-            )
-            .await
-        };
+        let (name, reason) = (&self.provider, trouble.reason());
+        let told = self.database.run(async |connection| {
+            providers::failed(connection, name, version, at_once, &self.limits, reason).await
+        });
         self.take(perform(Effect::CommitHealth, told).await);
     }
 
@@ -167,8 +158,9 @@ impl Breaker {
         if self.known().state() != Some(BreakerState::HalfOpen) {
             return Ok(false);
         }
-        let mut connection = self.pool.acquire().await?;
-        let probing = providers::probe(&mut connection, &self.provider, lease);
+        let probing = self
+            .database
+            .run(async |connection| providers::probe(connection, &self.provider, lease).await);
         let probe = perform(Effect::CommitProbe, probing).await?;
         let granted = probe.is_some();
         if let Some(now) = probe {
@@ -192,31 +184,33 @@ impl Breaker {
     }
 }
 
+/// The breakers of all providers; those of these names are there afterwards.
+async fn read(
+    connection: &mut PgConnection,
+    names: &[String],
+) -> Result<Vec<providers::Breaker>, store::Error> {
+    let rows = providers::list(connection).await?;
+    if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
+        return Ok(rows);
+    }
+    providers::register(connection, names).await?;
+    providers::list(connection).await
+}
+
 /// Reads the breakers of all providers until the soft stop, and reports whether the database is there.
 pub async fn watch(
     breakers: Vec<Arc<Breaker>>,
-    pool: PgPool,
+    database: Database,
     readiness: Readiness,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
     let names: Vec<String> = breakers.iter().map(|breaker| breaker.provider.clone()).collect();
-    let read = async || {
-        let mut connection = pool.acquire().await?;
-        let rows = providers::list(&mut connection).await?;
-        if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
-            return Ok(rows);
-        }
-        providers::register(&mut connection, &names).await?;
-        providers::list(&mut connection).await
-    };
-    let stop = shutdown.soft();
-    let mut ticks = tokio::time::interval(PERIOD);
-    loop {
-        tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            _ = ticks.tick() => {}
-        }
-        match read().await {
+    let mut ticks = shutdown.ticks(PERIOD);
+    while ticks.next().await {
+        match database
+            .run(async |connection| read(connection, &names).await)
+            .await
+        {
             Ok(rows) => {
                 readiness.well("database");
                 for row in rows {
@@ -225,10 +219,11 @@ pub async fn watch(
                     }
                 }
             }
-            Err::<_, store::Error>(error) => {
+            Err(error) => {
                 readiness.unwell("database", "it does not answer");
                 tracing::warn!(%error, "the breakers were not read");
             }
         }
     }
+    Ok(())
 }

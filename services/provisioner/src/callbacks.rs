@@ -19,7 +19,7 @@ use hyper_util::{
 use pipeline::{Effect, perform};
 use runtime::Shutdown;
 use signing::Token;
-use store::{PgPool, providers};
+use store::{Database, providers};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 use tracing::{Instrument, field::Empty, info_span};
@@ -37,7 +37,7 @@ pub struct Callbacks {
     /// By name: the token that the URL must hold, and who reads the body.
     pub providers: HashMap<String, (Token, Arc<dyn Provider>)>,
     /// Where the hint goes.
-    pub pool: PgPool,
+    pub database: Database,
     /// Counts them.
     pub metrics: Metrics,
 }
@@ -87,10 +87,9 @@ async fn hear(
         callbacks.metrics.callback(&name, "unreadable");
         return StatusCode::BAD_REQUEST;
     };
-    let hinted = async {
-        let mut connection = callbacks.pool.acquire().await.map_err(store::Error::from)?;
-        providers::hint(&mut connection, &name, &unit_id).await
-    };
+    let hinted = callbacks
+        .database
+        .run(async |connection| providers::hint(connection, &name, &unit_id).await);
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => {
             let outcome = if moved { "hinted" } else { "ignored" };

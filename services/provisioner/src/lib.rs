@@ -38,7 +38,7 @@ use runtime::{
 use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, Token};
 use store::{
-    config::{DatabaseConfig, MasterKeyConfig},
+    config::{MasterKeyConfig, PoolConfig},
     providers::BreakerLimits,
     schema,
 };
@@ -97,7 +97,7 @@ pub struct Config {
     #[command(flatten)]
     pub usimsa: UsimsaAccount,
     #[command(flatten)]
-    pub database: DatabaseConfig,
+    pub database: PoolConfig,
     #[command(flatten)]
     pub nats: NatsConfig,
     #[command(flatten)]
@@ -275,11 +275,7 @@ impl Config {
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.configured()?;
-    let pool = config.database.pool("provisioner").map_err(BadSetting::error)?;
-    runtime::metrics::connections({
-        let pool = pool.clone();
-        move || (pool.size(), pool.num_idle())
-    });
+    let database = config.database.open("provisioner").map_err(BadSetting::error)?;
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let metrics = Metrics::default();
@@ -289,7 +285,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 
     let callbacks = Callbacks {
         providers: callers(&providers),
-        pool: pool.clone(),
+        database: database.clone(),
         metrics: metrics.clone(),
     };
     if !callbacks.providers.is_empty() {
@@ -302,7 +298,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let stop = shutdown.soft();
     let checked = tokio::select! {
         () = stop.cancelled() => false,
-        checked = schema::wait(&pool, &vault) => checked.map(|()| true)?,
+        checked = schema::wait(&database, &vault) => checked.map(|()| true)?,
     };
     if checked {
         let limits = BreakerLimits {
@@ -311,11 +307,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             open_most: config.breaker_open_most,
         };
         let permits = config.permits();
-        let settlements = Settlements::start(pool.clone());
+        let settlements = Settlements::start(database.clone());
         let mut breakers = Vec::new();
         for Configured { name, provider, .. } in providers {
             let pace = Arc::new(Pace::new(permits));
-            let breaker = Breaker::new(name.clone(), limits, pool.clone(), metrics.clone());
+            let breaker = Breaker::new(name.clone(), limits, database.clone(), metrics.clone());
             breakers.push(Arc::clone(&breaker));
             let source = Source {
                 stream: "TOPUP_JOBS",
@@ -333,7 +329,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                     metrics.clone(),
                 ),
                 breaker: Arc::clone(&breaker),
-                pool: pool.clone(),
+                database: database.clone(),
                 vault: vault.clone(),
                 nats: nats.clone(),
                 settlements: settlements.clone(),
@@ -353,14 +349,17 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         }
         shutdown.spawn(
             "breakers",
-            breaker::watch(breakers, pool.clone(), readiness, shutdown.clone()),
+            breaker::watch(breakers, database.clone(), readiness, shutdown.clone()),
         );
         let watched = vec![Watched {
             stream: "TOPUP_JOBS",
             consumers: config.providers.iter().map(|name| durable(name)).collect(),
         }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
-        shutdown.spawn("metrics", metrics.watch(config.providers, pool, shutdown.clone()));
+        shutdown.spawn(
+            "metrics",
+            metrics.watch(config.providers, database, shutdown.clone()),
+        );
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;

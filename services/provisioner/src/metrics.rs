@@ -8,7 +8,7 @@ use opentelemetry::{
 };
 use runtime::Shutdown;
 use store::{
-    PgPool,
+    Database,
     providers::{self, Backlog, BreakerState},
 };
 
@@ -135,22 +135,20 @@ impl Metrics {
     }
 
     /// Looks at the providers' queues until the soft stop, also at those that this process doesn't serve.
-    pub async fn watch(self, served: Vec<String>, pool: PgPool, shutdown: Shutdown) -> anyhow::Result<()> {
-        let stop = shutdown.soft();
-        let mut ticks = tokio::time::interval(PERIOD);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                _ = ticks.tick() => {}
-            }
-            let looked = async {
-                let mut connection = pool.acquire().await.map_err(store::Error::from)?;
-                providers::backlogs(&mut connection, &served).await
-            };
+    pub async fn watch(
+        self,
+        served: Vec<String>,
+        database: Database,
+        shutdown: Shutdown,
+    ) -> anyhow::Result<()> {
+        let mut ticks = shutdown.ticks(PERIOD);
+        while ticks.next().await {
+            let looked = database.run(async |connection| providers::backlogs(connection, &served).await);
             match looked.await {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
                 Err(error) => tracing::warn!(%error, "the queues were not looked at"),
             }
         }
+        Ok(())
     }
 }

@@ -84,13 +84,8 @@ impl Pace {
         shutdown: &Shutdown,
     ) -> anyhow::Result<()> {
         let subject = nats.heartbeat_subject(provider);
-        let stop = shutdown.soft();
-        let mut ticks = tokio::time::interval(PERIOD);
-        loop {
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                _ = ticks.tick() => {}
-            }
+        let mut ticks = shutdown.ticks(PERIOD);
+        while ticks.next().await {
             let verdict_in = if breaker.is_closed() {
                 self.verdict_in()
             } else {
@@ -109,6 +104,7 @@ impl Pace {
             }
             self.next_period();
         }
+        Ok(())
     }
 }
 

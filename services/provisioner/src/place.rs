@@ -20,7 +20,7 @@ use pipeline::{
 };
 use runtime::Shutdown;
 use store::{
-    PgPool,
+    Database,
     placements::{self, Claim, Claimed, Outcome, Progress, Settled, Settlement, Unit},
     profile::Profile,
     vault::Vault,
@@ -59,7 +59,7 @@ pub struct Placing {
     /// Whether it is used at the moment.
     pub breaker: Arc<Breaker>,
     /// The database.
-    pub pool: PgPool,
+    pub database: Database,
     /// For profiles.
     pub vault: Vault,
     /// For readiness events and verdicts.
@@ -83,12 +83,12 @@ pub struct Placing {
 }
 
 /// The group commit of outcomes: one statement for a batch of purchases.
-pub struct Settlements(PgPool);
+pub struct Settlements(Database);
 
 impl Settlements {
     /// Starts the writer.
-    pub fn start(pool: PgPool) -> GroupCommit<Self> {
-        GroupCommit::start(Self(pool), BATCH)
+    pub fn start(database: Database) -> GroupCommit<Self> {
+        GroupCommit::start(Self(database), BATCH)
     }
 }
 
@@ -100,8 +100,9 @@ impl Writer for Settlements {
     type Error = store::Error;
 
     async fn write(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, store::Error> {
-        let mut connection = self.0.acquire().await?;
-        placements::settle(&mut connection, settlements).await
+        self.0
+            .run(async |connection| placements::settle(connection, settlements).await)
+            .await
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
@@ -148,8 +149,7 @@ impl Stage for Placing {
 
     async fn claim(&self, jobs: &[TopupJob]) -> anyhow::Result<Vec<Claimed>> {
         let ids: Vec<PlacementId> = jobs.iter().map(|job| self.key(job)).collect();
-        let mut connection = self.pool.acquire().await?;
-        Ok(placements::claim(&mut connection, Claim::Named(&ids), self.lease).await?)
+        self.claimed(Claim::Named(&ids)).await
     }
 
     async fn claim_due(&self, limit: usize) -> anyhow::Result<Vec<Claimed>> {
@@ -159,13 +159,21 @@ impl Stage for Placing {
         } else {
             Claim::Due { provider, limit }
         };
-        let mut connection = self.pool.acquire().await?;
-        Ok(placements::claim(&mut connection, due, self.lease).await?)
+        self.claimed(due).await
     }
 
     async fn run(&self, work: Claimed, trigger: Trigger<TopupJob>) {
         let span = process_span(&work, &trigger, &self.provider_name);
         self.process(&work, trigger).instrument(span).await;
+    }
+}
+
+impl Placing {
+    async fn claimed(&self, claim: Claim<'_>) -> anyhow::Result<Vec<Claimed>> {
+        let claimed = self
+            .database
+            .run(async |connection| placements::claim(connection, claim, self.lease).await);
+        Ok(claimed.await?)
     }
 }
 

@@ -5,10 +5,9 @@ use std::{sync::LazyLock, time::Duration};
 use domain::{Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
-use sqlx::{Postgres, pool::PoolConnection};
+use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use store::{
-    PgPool,
-    config::DatabaseConfig,
+    config::{DatabaseConfig, PoolConfig},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
     placements::{self, Claim, Claimed, Outcome, Progress, Settled, Settlement, Unit},
@@ -28,28 +27,40 @@ pub static VAULT: LazyLock<Vault> = LazyLock::new(|| {
     Vault::parse(&SecretString::from(key)).unwrap()
 });
 
+/// As services have them, but for the number of connections.
+pub fn config(url: &str) -> PoolConfig {
+    PoolConfig {
+        server: DatabaseConfig {
+            database_url: SecretString::from(url),
+        },
+        database_connections: 10,
+        database_timeout: Duration::from_secs(8),
+    }
+}
+
 /// A migrated database.
 pub struct Bench {
+    /// For what services do only through [`Bench::store`], and for looking.
     pub pool: PgPool,
+    /// As services have it.
+    pub store: store::Database,
     pub database: Database,
 }
 
 impl Bench {
     pub async fn new() -> Self {
         let bench = Self::empty().await;
-        schema::migrate(&bench.pool).await.unwrap();
+        schema::migrate(&mut *bench.connection().await).await.unwrap();
         bench
     }
 
     /// Without the migrations.
     pub async fn empty() -> Self {
         let database = Database::create().await.unwrap();
-        let config = DatabaseConfig {
-            database_url: SecretString::from(database.url()),
-            database_connections: 10,
-        };
+        let config = config(database.url());
         Self {
-            pool: config.pool("store tests").unwrap(),
+            pool: PgPool::connect_lazy_with(config.session("store tests").unwrap()),
+            store: config.open("store tests").unwrap(),
             database,
         }
     }

@@ -5,6 +5,7 @@
 //!   several processes run it at once.
 //! - [`providers`], [`parked`]: breakers, hints, and what operators settle.
 //! - [`recover`]: what is moved after an old dump was restored.
+//! - [`database`]: deadlines, and connections that fall silent.
 //! - [`configuration`], [`schema`]: what services notice of changes made by operators.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
@@ -12,6 +13,7 @@
 mod bench;
 mod claim;
 mod configuration;
+mod database;
 mod deliveries;
 mod endpoints;
 mod machine;

@@ -12,7 +12,7 @@ use crate::bench::{Bench, VAULT};
 #[tokio::test]
 async fn a_schema_that_is_behind_names_the_command_that_helps() {
     let bench = Bench::empty().await;
-    let error = schema::wait(&bench.pool, &VAULT).await.unwrap_err();
+    let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
     assert!(matches!(error, SchemaError::Behind { found: 0, needed } if needed == schema::latest()));
     assert!(error.to_string().contains("esimctl migrate"), "{error}");
 }
@@ -20,11 +20,12 @@ async fn a_schema_that_is_behind_names_the_command_that_helps() {
 #[tokio::test]
 async fn several_may_migrate_at_once_and_again() {
     let bench = Bench::empty().await;
-    let (one, other) = tokio::join!(schema::migrate(&bench.pool), schema::migrate(&bench.pool));
+    let (mut first, mut second) = (bench.connection().await, bench.connection().await);
+    let (one, other) = tokio::join!(schema::migrate(&mut first), schema::migrate(&mut second));
     one.unwrap();
     other.unwrap();
-    schema::migrate(&bench.pool).await.unwrap();
-    schema::wait(&bench.pool, &VAULT).await.unwrap();
+    schema::migrate(&mut first).await.unwrap();
+    schema::wait(&bench.store, &VAULT).await.unwrap();
 }
 
 #[tokio::test]
@@ -39,12 +40,12 @@ async fn a_schema_of_a_future_version_is_refused() {
     .execute(&bench.pool)
     .await
     .unwrap();
-    let error = schema::wait(&bench.pool, &VAULT).await.unwrap_err();
+    let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
     assert!(
         matches!(error, SchemaError::Ahead { found, known } if found == future && known == schema::latest()),
         "{error}"
     );
-    assert!(schema::migrate(&bench.pool).await.is_err());
+    assert!(schema::migrate(&mut *bench.connection().await).await.is_err());
 }
 
 #[tokio::test]
@@ -52,12 +53,12 @@ async fn another_master_key_stops_the_start() {
     let bench = Bench::new().await;
     let other = "test:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     let other = Vault::parse(&SecretString::from(other)).unwrap();
-    schema::wait(&bench.pool, &other)
+    schema::wait(&bench.store, &other)
         .await
         .expect("nothing is stored yet");
     bench.partner(None).await;
-    schema::wait(&bench.pool, &VAULT).await.unwrap();
-    let error = schema::wait(&bench.pool, &other).await.unwrap_err();
+    schema::wait(&bench.store, &VAULT).await.unwrap();
+    let error = schema::wait(&bench.store, &other).await.unwrap_err();
     assert!(matches!(error, SchemaError::MasterKey(_)), "{error}");
 }
 
@@ -81,9 +82,9 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
     .execute(&bench.pool)
     .await
     .unwrap();
-    let error = schema::wait(&bench.pool, &newer).await.unwrap_err();
+    let error = schema::wait(&bench.store, &newer).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
-    let error = schema::wait(&bench.pool, &VAULT).await.unwrap_err();
+    let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
     assert!(error.to_string().contains("\"second\""), "{error}");
     bench
         .set(
@@ -91,7 +92,7 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
             old,
         )
         .await;
-    schema::wait(&bench.pool, &VAULT)
+    schema::wait(&bench.store, &VAULT)
         .await
         .expect("damaged rows are theirs alone");
 }

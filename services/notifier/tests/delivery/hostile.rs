@@ -170,7 +170,7 @@ fn program(bench: &Bench, folder: &std::path::Path) -> Program {
     let env = [
         (
             "DATABASE_URL",
-            config.database.database_url.expose_secret().to_owned(),
+            config.database.server.database_url.expose_secret().to_owned(),
         ),
         ("NATS_URL", config.nats.nats_url.expose_secret().to_owned()),
         ("STREAM_PREFIX", config.nats.stream_prefix.clone()),

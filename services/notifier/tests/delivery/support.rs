@@ -12,8 +12,7 @@ use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
 use store::{
-    PgPool,
-    config::{DatabaseConfig, MasterKeyConfig},
+    config::{DatabaseConfig, MasterKeyConfig, PoolConfig},
     endpoints,
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
@@ -40,7 +39,7 @@ pub struct Bench {
     pub receiver: Receiver,
     pub nats: Nats,
     pub config: Config,
-    pub pool: PgPool,
+    pub pool: sqlx::PgPool,
     vault: Vault,
     ids: TopupIds,
     shutdown: Shutdown,
@@ -86,9 +85,12 @@ pub fn config(database: &Database) -> Config {
         endpoint_failures: 0,
         endpoint_block: Duration::from_secs(5),
         endpoint_block_longest: Duration::from_mins(5),
-        database: DatabaseConfig {
-            database_url: SecretString::from(database.url()),
+        database: PoolConfig {
+            server: DatabaseConfig {
+                database_url: SecretString::from(database.url()),
+            },
             database_connections: 4,
+            database_timeout: Duration::from_secs(8),
         },
         nats: NatsConfig {
             nats_url: nats_url.into(),
@@ -127,8 +129,8 @@ impl Bench {
         let database = Database::create().await.unwrap();
         let mut config = config(&database);
         change(&mut config);
-        let pool = config.database.pool("test").unwrap();
-        schema::migrate(&pool).await.unwrap();
+        let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
+        schema::migrate(&mut pool.acquire().await.unwrap()).await.unwrap();
         let streams = OwnStreams::new(config.nats.nats_url.expose_secret(), &config.nats.stream_prefix);
         let nats = Nats::connect(&config.nats, "test").await.unwrap();
         nats.connected().await;

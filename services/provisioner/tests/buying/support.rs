@@ -17,8 +17,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use signing::SecretKey;
 use store::{
-    PgPool,
-    config::{DatabaseConfig, MasterKeyConfig},
+    config::{DatabaseConfig, MasterKeyConfig, PoolConfig},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     schema,
 };
@@ -46,7 +45,7 @@ pub const PATIENCE: Duration = Duration::from_secs(40);
 /// Everything around a provisioner, and the provisioner unless it is stopped.
 pub struct Bench {
     pub config: Config,
-    pub pool: PgPool,
+    pub pool: sqlx::PgPool,
     pub nats: Nats,
     pub sandbox: Seller,
     ids: TopupIds,
@@ -223,9 +222,12 @@ impl Bench {
                 usimsa_secret_key: Some(SECRET_KEY.into()),
                 usimsa_callback_token: None,
             },
-            database: DatabaseConfig {
-                database_url: SecretString::from(database.url()),
+            database: PoolConfig {
+                server: DatabaseConfig {
+                    database_url: SecretString::from(database.url()),
+                },
                 database_connections: 8,
+                database_timeout: Duration::from_secs(8),
             },
             nats: NatsConfig {
                 nats_url: nats_url.into(),
@@ -239,8 +241,8 @@ impl Bench {
             common: CommonConfig::default(),
         };
         change(&mut config);
-        let pool = config.database.pool("test").unwrap();
-        schema::migrate(&pool).await.unwrap();
+        let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
+        schema::migrate(&mut pool.acquire().await.unwrap()).await.unwrap();
         let streams = OwnStreams::new(config.nats.nats_url.expose_secret(), &config.nats.stream_prefix);
         let nats = Nats::connect(&config.nats, "test").await.unwrap();
         nats.connected().await;

@@ -1,0 +1,126 @@
+//! Nothing that is done with the database lasts for ever, and what falls silent is replaced.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use store::{Database, Error};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, TcpStream},
+    sync::watch,
+};
+use url::Url;
+
+use crate::bench::{Bench, config};
+
+/// Relays to `PostgreSQL`. Once silenced, the connections that there are stay open and carry nothing any
+/// more, as behind a firewall that forgot them; new ones work.
+struct Relay {
+    address: SocketAddr,
+    generation: watch::Sender<u32>,
+}
+
+impl Relay {
+    async fn start(server: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let relay = Self {
+            address: listener.local_addr().unwrap(),
+            generation: watch::Sender::new(0),
+        };
+        let generations = relay.generation.subscribe();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let (mut generation, server) = (generations.clone(), server.clone());
+                generation.mark_unchanged();
+                tokio::spawn(async move {
+                    let mut server = TcpStream::connect(server).await.unwrap();
+                    tokio::select! {
+                        _ = copy_bidirectional(&mut client, &mut server) => {}
+                        _ = generation.changed() => {
+                            // Held open until the test is over.
+                            let _ = generation.wait_for(|_| false).await;
+                        }
+                    }
+                });
+            }
+        });
+        relay
+    }
+
+    fn silence(&self) {
+        self.generation.send_modify(|generation| *generation += 1);
+    }
+}
+
+/// With so many connections at most, through the relay.
+async fn through_a_relay(bench: &Bench, connections: u32) -> (Relay, Database) {
+    let mut url: Url = bench.database.url().parse().unwrap();
+    let server = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));
+    let relay = Relay::start(server).await;
+    url.set_ip_host(relay.address.ip()).unwrap();
+    url.set_port(Some(relay.address.port())).unwrap();
+    let mut config = config(url.as_str());
+    config.database_connections = connections;
+    config.database_timeout = Duration::from_millis(500);
+    (relay, config.open("store tests").unwrap())
+}
+
+async fn sleep(database: &Database, seconds: f64) -> Result<(), Error> {
+    database
+        .run(async |connection| {
+            let sleep = sqlx::query("SELECT pg_sleep($1)").bind(seconds);
+            Ok(sleep.execute(connection).await.map(drop)?)
+        })
+        .await
+}
+
+#[tokio::test]
+async fn a_statement_that_takes_too_long_is_ended_by_the_server() {
+    let bench = Bench::empty().await;
+    let (_relay, database) = through_a_relay(&bench, 1).await;
+    let error = sleep(&database, 60.0).await.unwrap_err();
+    let Error::Database(error) = error else {
+        panic!("{error}")
+    };
+    let code = error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code);
+    assert_eq!(code.as_deref(), Some("57014"), "{error}");
+    sleep(&database, 0.0).await.unwrap();
+}
+
+#[tokio::test]
+async fn one_wait_is_enough_for_all_connections_that_fell_silent() {
+    let bench = Bench::empty().await;
+    let (relay, database) = through_a_relay(&bench, 4).await;
+    for opened in join_all((0..4).map(|_| sleep(&database, 0.2))).await {
+        opened.unwrap();
+    }
+    relay.silence();
+    let began = Instant::now();
+    let error = sleep(&database, 0.0).await.unwrap_err();
+    assert!(matches!(error, Error::Silent(_)), "{error}");
+    assert!(
+        began.elapsed() >= Duration::from_millis(2500),
+        "{:?}",
+        began.elapsed()
+    );
+    for _ in 0..4 {
+        sleep(&database, 0.0).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_silent_connection_whose_user_went_away_does_not_keep_its_place() {
+    let bench = Bench::empty().await;
+    let (relay, database) = through_a_relay(&bench, 1).await;
+    sleep(&database, 0.0).await.unwrap();
+    relay.silence();
+    let user = tokio::time::timeout(Duration::from_millis(100), sleep(&database, 0.0));
+    assert!(user.await.is_err(), "nobody answers");
+    // Waits for the only connection.
+    sleep(&database, 0.0).await.unwrap();
+}
