@@ -37,7 +37,8 @@ pub struct PoolConfig {
 }
 
 fn database_timeout(text: &str) -> Result<Duration, String> {
-    let timeout = runtime::config::duration(text)?;
+    let timeout =
+        humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `8s` or `500ms`"))?;
     if !(Duration::from_millis(100)..=Duration::from_mins(1)).contains(&timeout) {
         return Err("must be from 100ms to 60s".into());
     }

@@ -58,13 +58,8 @@ impl Database {
                 let usable = !known.met(about.age);
                 Box::pin(async move { Ok(usable) })
             });
-        let pool = pool.connect_lazy_with(session);
-        runtime::metrics::connections({
-            let pool = pool.clone();
-            move || (pool.size(), pool.num_idle())
-        });
         Self {
-            pool,
+            pool: pool.connect_lazy_with(session),
             timeout,
             silent,
         }
@@ -90,6 +85,11 @@ impl Database {
         self.silent.now();
         drop(borrowed.connection.take().map(PoolConnection::detach));
         Err(Error::Silent(deadline).into())
+    }
+
+    /// How many connections are open, and how many of those are idle.
+    pub fn connections(&self) -> (u32, usize) {
+        (self.pool.size(), self.pool.num_idle())
     }
 }
 

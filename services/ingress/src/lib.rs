@@ -103,6 +103,10 @@ pub struct App {
 /// Serves partners until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("ingress").map_err(BadSetting::error)?;
+    runtime::metrics::connections({
+        let database = database.clone();
+        move || database.connections()
+    });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = health::listen("LISTEN", config.listen).await?;

@@ -152,6 +152,10 @@ fn block(text: &str) -> Result<Duration, String> {
 /// Delivers webhooks until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("notifier").map_err(BadSetting::error)?;
+    runtime::metrics::connections({
+        let database = database.clone();
+        move || database.connections()
+    });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let guard = Guard::new(config.webhook_allow);
     let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;

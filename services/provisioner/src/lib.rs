@@ -276,6 +276,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.configured()?;
     let database = config.database.open("provisioner").map_err(BadSetting::error)?;
+    runtime::metrics::connections({
+        let database = database.clone();
+        move || database.connections()
+    });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let metrics = Metrics::default();
