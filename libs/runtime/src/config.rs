@@ -61,6 +61,9 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     if text.trim() == "0" {
         return Ok(Duration::ZERO);
     }
+    if text.trim().starts_with('-') {
+        return Err("it is negative; write it like `2s` or `500ms`".into());
+    }
     let duration =
         humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `2s` or `500ms`"))?;
     if duration > LONGEST {
@@ -289,6 +292,7 @@ mod tests {
         assert_eq!(duration("1m 30s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("0"), Ok(Duration::ZERO));
         assert!(duration("2").is_err());
+        assert!(duration("-2s").is_err_and(|reason| reason.contains("negative")));
         assert!(duration("366d").is_err());
         assert!(positive_duration("0s").is_err());
     }

@@ -48,7 +48,7 @@ pub enum Command {
         /// The provider
         name: String,
         /// For how long
-        #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+        #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
         duration: Duration,
         /// Why, for whoever looks at it later
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
