@@ -59,6 +59,8 @@ pub struct Delivery {
     pub webhook_host: Option<String>,
     /// The partner's sealed webhook-signing key.
     pub webhook_secret: Vec<u8>,
+    /// The one before it, while the overlap of a rotation lasts.
+    pub old_webhook_secret: Option<Vec<u8>>,
     /// How many attempts have ended.
     pub attempt: u32,
     /// How many of them belong to earlier rounds: a replay begins the schedule again.
@@ -80,6 +82,7 @@ struct Row {
     webhook_url: Option<String>,
     webhook_host: Option<String>,
     webhook_secret: Vec<u8>,
+    old_webhook_secret: Option<Vec<u8>>,
     attempt: i32,
     schedule_start: i32,
     age: f64,
@@ -103,6 +106,7 @@ impl TryFrom<Row> for Delivery {
             webhook_url: row.webhook_url,
             webhook_host: row.webhook_host,
             webhook_secret: row.webhook_secret,
+            old_webhook_secret: row.old_webhook_secret,
             attempt: unsigned(row.attempt),
             schedule_start: unsigned(row.schedule_start),
             age: age(row.age),
@@ -140,7 +144,9 @@ async fn take_first(
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, t.iccid, t.profile,
-                  p.webhook_url, p.webhook_host, p.webhook_secret, d.attempt, d.schedule_start,
+                  p.webhook_url, p.webhook_host, p.webhook_secret,
+                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
+                  d.attempt, d.schedule_start,
                   extract(epoch FROM now() - o.created_at)::float8 AS "age!", o.traceparent
            FROM deliveries d
            JOIN topups t ON t.topup_id = d.topup_id
@@ -203,7 +209,9 @@ async fn take_due(connection: &mut PgConnection, room: &Room, lease: Duration) -
                FROM due WHERE e.partner_id = due.partner_id AND e.blocked_until <= now()
            )
            SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, t.iccid, t.profile,
-                  p.webhook_url, p.webhook_host, p.webhook_secret, d.attempt, d.schedule_start,
+                  p.webhook_url, p.webhook_host, p.webhook_secret,
+                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
+                  d.attempt, d.schedule_start,
                   extract(epoch FROM now() - o.created_at)::float8 AS "age!", o.traceparent
            FROM due
            JOIN deliveries d ON d.topup_id = due.topup_id

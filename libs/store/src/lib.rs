@@ -10,6 +10,7 @@ pub mod config;
 pub mod database;
 pub mod deliveries;
 pub mod endpoints;
+pub mod master_key;
 pub mod options;
 pub mod orders;
 pub mod parked;

@@ -1,5 +1,7 @@
 //! Partner accounts.
 
+use std::time::Duration;
+
 use domain::{Environment, PartnerId};
 use signing::{SecretKey, webhook};
 use sqlx::PgConnection;
@@ -7,7 +9,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    Error, endpoints,
+    Error, age, endpoints, seconds,
     vault::{Purpose, Vault, VaultError},
 };
 
@@ -24,8 +26,16 @@ pub struct Partner {
     pub access_key: String,
     /// Whether it has a key to sign requests with.
     pub has_secret_key: bool,
+    /// What it may send beside it, while the overlap of a rotation lasts.
+    pub old_access_key: Option<String>,
+    /// When the old keys end; null when there are none.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub old_keys_until: Option<OffsetDateTime>,
     /// Where its webhooks go.
     pub webhook_url: Option<String>,
+    /// Until when webhooks are signed with the old secret, too; null when there is none.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub old_webhook_secret_until: Option<OffsetDateTime>,
     /// Since when its requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
@@ -59,14 +69,23 @@ pub struct Credentials {
     pub partner_id: PartnerId,
     /// Where it belongs.
     pub environment: Environment,
-    /// What it sends in `X-Service-Access-Key`.
-    pub access_key: String,
-    /// The sealed key, if it has one; opened with [`open_secret_key`].
-    pub secret_key: Option<Vec<u8>>,
+    /// Its keys; and the old ones while the overlap of a rotation lasts.
+    pub keys: Vec<Keys>,
     /// Whether its requests are denied.
     pub disabled: bool,
     /// The configuration version of its last change.
     pub version: i64,
+}
+
+/// What a partner's requests are known by.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// What it sends in `X-Service-Access-Key`.
+    pub access_key: String,
+    /// The sealed key, if it has one; opened with [`open_secret_key`].
+    pub secret_key: Option<Vec<u8>>,
+    /// For how long they are valid, if they end.
+    pub ends_in: Option<Duration>,
 }
 
 /// Stores a new partner.
@@ -97,7 +116,10 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> 
     let partners = sqlx::query_as!(
         Partner,
         r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
-                  webhook_url, disabled_at, created_at
+                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
+                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
+                  CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
+                      AS old_webhook_secret_until, disabled_at, created_at
            FROM partners ORDER BY created_at, partner_id"#,
     )
     .fetch_all(connection)
@@ -105,13 +127,16 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> 
     Ok(partners)
 }
 
-/// One partner, by its id or its access key.
+/// One partner, by its id, its access key or the one before it.
 pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>, Error> {
     let partner = sqlx::query_as!(
         Partner,
         r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
-                  webhook_url, disabled_at, created_at
-           FROM partners WHERE partner_id::text = lower($1) OR access_key = $1"#,
+                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
+                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
+                  CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
+                      AS old_webhook_secret_until, disabled_at, created_at
+           FROM partners WHERE partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1"#,
         id_or_access_key,
     )
     .fetch_optional(connection)
@@ -173,11 +198,78 @@ pub async fn set_disabled(
     Ok(found.rows_affected() > 0)
 }
 
+/// What a rotation came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rotated {
+    /// It is done; what was replaced is valid until then, or not at all any more.
+    Until(Option<OffsetDateTime>),
+    /// The overlap of the last rotation is still on, or there is no such partner: nothing was done.
+    Refused,
+}
+
+/// Replaces a partner's keys; the old ones stay valid during the overlap. Refused while those of the last
+/// rotation are, since a partner has one old pair at most; without an overlap, everything old ends at once.
+pub async fn rotate_keys(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    partner_id: PartnerId,
+    access_key: &str,
+    secret_key: &SecretKey,
+    overlap: Duration,
+) -> Result<Rotated, Error> {
+    let sealed = vault.seal(Purpose::SecretKey(partner_id), secret_key.expose())?;
+    let rotated = sqlx::query_scalar!(
+        "UPDATE partners
+         SET access_key = $2, secret_key = $3,
+             old_access_key = CASE WHEN $4 > 0::float8 THEN access_key END,
+             old_secret_key = CASE WHEN $4 > 0::float8 THEN secret_key END,
+             old_keys_until = CASE WHEN $4 > 0::float8 THEN now() + make_interval(secs => $4) END
+         WHERE partner_id = $1 AND ($4 = 0::float8 OR coalesce(old_keys_until <= now(), true))
+         RETURNING old_keys_until",
+        partner_id.uuid(),
+        access_key,
+        sealed,
+        seconds(overlap),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
+}
+
+/// Replaces a partner's webhook secret; webhooks are signed with the old one, too, during the overlap.
+/// Refused as [`rotate_keys`] is.
+pub async fn rotate_webhook_secret(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    partner_id: PartnerId,
+    secret: &webhook::Secret,
+    overlap: Duration,
+) -> Result<Rotated, Error> {
+    let sealed = vault.seal(Purpose::WebhookSecret(partner_id), secret.expose())?;
+    let rotated = sqlx::query_scalar!(
+        "UPDATE partners
+         SET webhook_secret = $2,
+             old_webhook_secret = CASE WHEN $3 > 0::float8 THEN webhook_secret END,
+             old_webhook_secret_until = CASE WHEN $3 > 0::float8 THEN now() + make_interval(secs => $3) END
+         WHERE partner_id = $1 AND ($3 = 0::float8 OR coalesce(old_webhook_secret_until <= now(), true))
+         RETURNING old_webhook_secret_until",
+        partner_id.uuid(),
+        sealed,
+        seconds(overlap),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
+}
+
 struct CredentialsRow {
     partner_id: Uuid,
     environment: String,
     access_key: String,
     secret_key: Option<Vec<u8>>,
+    old_access_key: Option<String>,
+    old_secret_key: Option<Vec<u8>>,
+    old_ends_in: Option<f64>,
     disabled: bool,
     version: i64,
 }
@@ -186,11 +278,21 @@ impl TryFrom<CredentialsRow> for Credentials {
     type Error = Error;
 
     fn try_from(row: CredentialsRow) -> Result<Self, Error> {
+        let new = Keys {
+            access_key: row.access_key,
+            secret_key: row.secret_key,
+            ends_in: None,
+        };
+        let old = row.old_access_key.zip(row.old_ends_in);
+        let old = old.map(|(access_key, ends_in)| Keys {
+            access_key,
+            secret_key: row.old_secret_key,
+            ends_in: Some(age(ends_in)),
+        });
         Ok(Self {
             partner_id: row.partner_id.into(),
             environment: row.environment.parse()?,
-            access_key: row.access_key,
-            secret_key: row.secret_key,
+            keys: std::iter::once(new).chain(old).collect(),
             disabled: row.disabled,
             version: row.version,
         })
@@ -201,7 +303,10 @@ impl TryFrom<CredentialsRow> for Credentials {
 pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>, Error> {
     sqlx::query_as!(
         CredentialsRow,
-        r#"SELECT partner_id, environment, access_key, secret_key, disabled_at IS NOT NULL AS "disabled!", version
+        r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
+                  CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
+                      AS old_ends_in,
+                  disabled_at IS NOT NULL AS "disabled!", version
            FROM partners WHERE version > $1"#,
         version,
     )
@@ -212,15 +317,18 @@ pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Resul
     .collect()
 }
 
-/// The credentials of the partner with this access key.
+/// The credentials of the partner with this access key, be it an old one that is still valid.
 pub async fn by_access_key(
     connection: &mut PgConnection,
     access_key: &str,
 ) -> Result<Option<Credentials>, Error> {
     sqlx::query_as!(
         CredentialsRow,
-        r#"SELECT partner_id, environment, access_key, secret_key, disabled_at IS NOT NULL AS "disabled!", version
-           FROM partners WHERE access_key = $1"#,
+        r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
+                  CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
+                      AS old_ends_in,
+                  disabled_at IS NOT NULL AS "disabled!", version
+           FROM partners WHERE access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())"#,
         access_key,
     )
     .fetch_optional(connection)
@@ -229,29 +337,41 @@ pub async fn by_access_key(
     .transpose()
 }
 
-/// Whether the master keys open what is stored: of each key that partners' secrets need, the newest ten
-/// partners are tried. A key that is missing is an error; so is it if none of all those secrets opens, which
-/// means that a key is another one, and not that a row is damaged.
+/// Whether the master keys open what is stored: of each key that partners' secrets need, those of the
+/// newest partners are tried, ten at most. A key that is missing is an error; so is it if none of all those
+/// secrets opens, which means that a key is another one, and not that a row is damaged.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
-    // A sealed value begins with the length of its key's id, and the id.
+    // A sealed value begins with the length of its key's id, and the id. Rotations seal one secret of a
+    // partner and leave the others.
     let newest = sqlx::query!(
-        "SELECT partner_id, webhook_secret FROM (
-             SELECT partner_id, webhook_secret,
+        r#"SELECT partner_id, for_webhooks AS "for_webhooks!", sealed AS "sealed!" FROM (
+             SELECT partner_id, for_webhooks, sealed,
                     row_number() OVER (
-                        PARTITION BY substring(webhook_secret FROM 1 FOR 1 + get_byte(webhook_secret, 0))
-                        ORDER BY created_at DESC
+                        PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
                     ) AS place
-             FROM partners WHERE octet_length(webhook_secret) > 0
-         ) by_key WHERE place <= 10"
+             FROM partners
+             CROSS JOIN LATERAL (VALUES
+                 (true, webhook_secret), (false, secret_key),
+                 (true, CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END),
+                 (false, CASE WHEN old_keys_until > now() THEN old_secret_key END)
+             ) AS secret(for_webhooks, sealed)
+             WHERE octet_length(sealed) > 0
+         ) by_key WHERE place <= 10"#
     )
     .fetch_all(connection)
     .await?;
     let (mut opened, mut failure) = (false, Ok(()));
     for row in newest {
-        match open_webhook_secret(vault, row.partner_id.into(), &row.webhook_secret) {
+        let partner_id = row.partner_id.into();
+        let purpose = if row.for_webhooks {
+            Purpose::WebhookSecret(partner_id)
+        } else {
+            Purpose::SecretKey(partner_id)
+        };
+        match vault.open(purpose, &row.sealed) {
             Ok(_) => opened = true,
-            Err(missing @ Error::Vault(VaultError::MissingKey(_))) => return Err(missing),
-            Err(error) => failure = Err(error),
+            Err(missing @ VaultError::MissingKey(_)) => return Err(missing.into()),
+            Err(error) => failure = Err(error.into()),
         }
     }
     if opened { Ok(()) } else { failure }

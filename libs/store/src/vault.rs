@@ -13,6 +13,10 @@ use domain::{PartnerId, TopupId};
 use secrecy::{ExposeSecret, SecretString};
 
 const NONCE: usize = 24;
+/// The longest id of a key.
+const LONGEST_ID: usize = 32;
+/// How many bytes of a sealed value tell its key.
+pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 
 /// The id of keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are
 /// refused, and so is a key of zeros whatever it is called: what everybody can read protects nothing.
@@ -92,7 +96,7 @@ impl Vault {
             let bad = || VaultError::BadKey(index + 1);
             let (id, encoded) = entry.split_once(':').ok_or_else(bad)?;
             let bytes = BASE64_STANDARD.decode(encoded).map_err(|_| bad())?;
-            if id.is_empty() || id.len() > 32 {
+            if id.is_empty() || id.len() > LONGEST_ID {
                 return Err(bad());
             }
             if keys.iter().any(|key| key.id == id) {
@@ -114,6 +118,18 @@ impl Vault {
         }
     }
 
+    /// The ids of the keys; the first is the one that seals.
+    pub fn key_ids(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().map(|key| key.id.as_str())
+    }
+
+    /// What a value that the first key sealed begins with.
+    pub(crate) fn first_prefix(&self) -> Result<Vec<u8>, VaultError> {
+        let id = &self.0.first().ok_or(VaultError::NoKey)?.id;
+        let id_length = u8::try_from(id.len()).map_err(|_| VaultError::Damaged)?;
+        Ok([&[id_length], id.as_bytes()].concat())
+    }
+
     /// Seals a secret for one purpose.
     pub fn seal(&self, purpose: Purpose<'_>, secret: &[u8]) -> Result<Vec<u8>, VaultError> {
         let key = self.0.first().ok_or(VaultError::NoKey)?;
@@ -129,18 +145,18 @@ impl Vault {
                 },
             )
             .map_err(|_| VaultError::Damaged)?;
-        let id_length = u8::try_from(key.id.len()).map_err(|_| VaultError::Damaged)?;
-        Ok([&[id_length], key.id.as_bytes(), &nonce, &sealed].concat())
+        Ok([&self.first_prefix()?, &nonce[..], &sealed].concat())
+    }
+
+    /// Seals what another key has sealed with the first one.
+    pub fn reseal(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+        self.seal(purpose, &self.open(purpose, sealed)?)
     }
 
     /// Opens what was sealed for the same purpose.
     pub fn open(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
-        let (&id_length, rest) = sealed.split_first().ok_or(VaultError::Damaged)?;
-        let (id, rest) = rest
-            .split_at_checked(id_length.into())
-            .ok_or(VaultError::Damaged)?;
+        let (id, rest) = split(sealed).ok_or(VaultError::Damaged)?;
         let (nonce, ciphertext) = rest.split_first_chunk::<NONCE>().ok_or(VaultError::Damaged)?;
-        let id = str::from_utf8(id).map_err(|_| VaultError::Damaged)?;
         let key = self
             .0
             .iter()
@@ -157,6 +173,18 @@ impl Vault {
             )
             .map_err(|_| VaultError::Damaged)
     }
+}
+
+/// The id of the key that a value was sealed with, and the rest of the value.
+fn split(sealed: &[u8]) -> Option<(&str, &[u8])> {
+    let (&id_length, rest) = sealed.split_first()?;
+    let (id, rest) = rest.split_at_checked(id_length.into())?;
+    Some((str::from_utf8(id).ok()?, rest))
+}
+
+/// The id of the key that a value was sealed with; `head` are its first [`HEAD`] bytes or more.
+pub(crate) fn key_id(head: &[u8]) -> Option<&str> {
+    split(head).map(|(id, _)| id)
 }
 
 impl std::fmt::Debug for Vault {

@@ -2,8 +2,8 @@
 //! and webhooks as they are stored, and the database's schema.
 //!
 //! It is the only program that migrates and the only one that makes partners, so it is where their
-//! secrets are shown: once, when they are made. What can be wrong with the input is checked before
-//! anything is written, and each command writes in one transaction.
+//! secrets are shown: once, when they are made or replaced. What can be wrong with the input is checked before
+//! anything is written, and each command writes in one transaction, but for `master-key reencrypt`.
 
 mod database;
 mod database_password;
@@ -18,6 +18,8 @@ mod partner;
 mod placement;
 mod provider;
 mod recover;
+mod reencrypt;
+mod rotate;
 mod secret_file;
 mod webhook_url;
 
@@ -79,7 +81,7 @@ enum Command {
     /// Providers: whether their queues are worked on
     #[command(subcommand, after_help = provider::EXAMPLES)]
     Provider(provider::Command),
-    /// The key that secrets at rest are encrypted under
+    /// The keys that secrets at rest are encrypted under
     #[command(subcommand, after_help = master_key::EXAMPLES)]
     MasterKey(master_key::Command),
     /// The password of the database's role
@@ -96,7 +98,7 @@ enum Command {
 /// A command that needs the database isn't told where it is.
 #[derive(Debug, thiserror::Error)]
 #[error("where is the database? Set --database-url (environment: DATABASE_URL)")]
-struct NoDatabase;
+pub struct NoDatabase;
 
 /// Runs one command. A failure is one line on standard error.
 pub fn run(config: &Config) -> ExitCode {
@@ -127,7 +129,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Order(command) => order::run(command, database()?, &output).await,
         Command::Placement(command) => placement::run(command, database()?, &output).await,
         Command::Provider(command) => provider::run(command, database()?, &output).await,
-        Command::MasterKey(command) => master_key::run(command, &output),
+        Command::MasterKey(command) => master_key::run(command, database, &output).await,
         Command::DatabasePassword(command) => database_password::run(command, &output),
         Command::Migrate => migrate::run(database()?, &output).await,
         Command::Recover(command) => recover::run(command, database()?, &output).await,

@@ -1,21 +1,31 @@
 //! `esimctl master-key`: the keys that secrets at rest are encrypted under.
 
-use std::{collections::BTreeSet, fs, io::ErrorKind, path::PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use clap::Subcommand;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
-use store::{config::MasterKeyError, vault::Vault};
+use store::{
+    config::{DatabaseConfig, MasterKeyConfig, MasterKeyError},
+    vault::Vault,
+};
 
-use crate::{output::Output, secret_file};
+use crate::{NoDatabase, output::Output, reencrypt, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl master-key create master.key                 refuses if there is one already
   esimctl master-key create master.key --if-missing    leaves the one that is there
   MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
                                                        puts new keys beside the old ones
+  esimctl master-key status
+  esimctl master-key reencrypt
 
 Keep a copy of it elsewhere: without it nobody can read the stored secrets again.";
 
@@ -33,16 +43,32 @@ pub enum Command {
         #[arg(long)]
         if_missing: bool,
     },
+    /// Show which keys encrypt how many stored values
+    #[command(after_help = reencrypt::STATUS_EXAMPLES)]
+    Status(MasterKeyConfig),
+    /// Encrypt everything that is stored anew under the first key
+    #[command(after_help = reencrypt::REENCRYPT_EXAMPLES)]
+    Reencrypt(MasterKeyConfig),
 }
 
-pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
-    let Command::Create {
-        file,
-        keys,
-        if_missing,
-    } = command;
+pub async fn run<'a>(
+    command: &Command,
+    database: impl FnOnce() -> Result<&'a DatabaseConfig, NoDatabase>,
+    output: &Output,
+) -> anyhow::Result<()> {
+    match command {
+        Command::Create {
+            file,
+            keys,
+            if_missing,
+        } => create(file, keys.as_ref(), *if_missing, output),
+        Command::Status(master_key) => reencrypt::status(master_key, database()?, output).await,
+        Command::Reencrypt(master_key) => reencrypt::run(master_key, database()?, output).await,
+    }
+}
+
+fn create(file: &Path, keys: Option<&SecretString>, if_missing: bool, output: &Output) -> anyhow::Result<()> {
     let given = keys
-        .as_ref()
         .map(|keys| keys.expose_secret().trim())
         .filter(|keys| !keys.is_empty());
     let content = match given {
@@ -101,12 +127,8 @@ mod tests {
     use super::*;
 
     fn create(file: &std::path::Path, keys: Option<&str>, if_missing: bool) -> anyhow::Result<()> {
-        let command = Command::Create {
-            file: file.to_owned(),
-            keys: keys.map(Into::into),
-            if_missing,
-        };
-        run(&command, &Output::new(true))
+        let keys = keys.map(SecretString::from);
+        super::create(file, keys.as_ref(), if_missing, &Output::new(true))
     }
 
     #[test]

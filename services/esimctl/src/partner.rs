@@ -19,13 +19,16 @@ use store::{
 use crate::{
     database::connect,
     output::{Output, moment, properties, table},
+    rotate::{self, Rotate},
     webhook_url::{WebhookUrl, WebhookUrlParser},
 };
 
 pub const EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl partner list
-  esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks";
+  esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
+  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 24h
+  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 24h";
 
 const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
@@ -83,6 +86,12 @@ pub enum Command {
     /// Allow the requests of a partner that was disabled
     #[command(after_help = ENABLE_EXAMPLES)]
     Enable(Which),
+    /// Give a partner new keys and print them, this once; the old ones stay valid for a while
+    #[command(after_help = rotate::KEYS_EXAMPLES)]
+    RotateKeys(Rotate),
+    /// Give a partner a new webhook secret and print it, this once; the old one signs, too, for a while
+    #[command(after_help = rotate::WEBHOOK_SECRET_EXAMPLES)]
+    RotateWebhookSecret(Rotate),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -132,6 +141,8 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
         Command::SetWebhook { which, endpoint } => set_webhook(which, endpoint, database, output).await,
         Command::Disable(which) => set_disabled(which, true, database, output).await,
         Command::Enable(which) => set_disabled(which, false, database, output).await,
+        Command::RotateKeys(rotate) => rotate::keys(rotate, database, output).await,
+        Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, database, output).await,
     }
 }
 
@@ -156,9 +167,8 @@ async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> any
         .await
         .context("this is not the master key of the services; nothing was made")?;
     let partner_id = PartnerId::new();
-    let access_key = format!("ak_{}", hex::encode(random::<12>()?));
-    let secret_key = SecretKey::from_bytes(random::<32>()?.into())?;
-    let webhook_secret = webhook::Secret::from_bytes(random::<32>()?.into())?;
+    let (access_key, secret_key) = new_keys()?;
+    let webhook_secret = new_webhook_secret()?;
     let webhook_url = new.webhook_url.as_ref().map(WebhookUrl::as_str);
     let partner = NewPartner {
         partner_id,
@@ -263,7 +273,7 @@ fn list(partners: &[Partner]) -> String {
             partner.name.clone(),
             partner.environment.clone(),
             partner.access_key.clone(),
-            state(partner),
+            with_rotations(state(partner), partner),
             partner.webhook_url.clone().unwrap_or_else(|| "-".to_owned()),
         ]
     });
@@ -281,15 +291,27 @@ fn list(partners: &[Partner]) -> String {
 }
 
 fn describe(partner: &Partner) -> String {
-    properties(&[
-        ("partner_id", &partner.partner_id.to_string()),
+    let partner_id = partner.partner_id.to_string();
+    let (state, created) = (state(partner), format!("{} UTC", moment(partner.created_at)));
+    let old_keys = partner.old_access_key.as_deref().zip(partner.old_keys_until);
+    let old_keys = old_keys.map(|(key, until)| format!("{key} until {} UTC", moment(until)));
+    let old_secret = partner
+        .old_webhook_secret_until
+        .map(|until| format!("until {} UTC", moment(until)));
+    let mut rows = vec![
+        ("partner_id", partner_id.as_str()),
         ("name", &partner.name),
         ("environment", &partner.environment),
         ("access_key", &partner.access_key),
-        ("state", &state(partner)),
+    ];
+    rows.extend(old_keys.as_deref().map(|old| ("old access_key", old)));
+    rows.extend([
+        ("state", state.as_str()),
         ("webhook_url", partner.webhook_url.as_deref().unwrap_or("-")),
-        ("created", &format!("{} UTC", moment(partner.created_at))),
-    ])
+    ]);
+    rows.extend(old_secret.as_deref().map(|old| ("old webhook_secret", old)));
+    rows.push(("created", &created));
+    properties(&rows)
 }
 
 fn state(partner: &Partner) -> String {
@@ -298,6 +320,19 @@ fn state(partner: &Partner) -> String {
         None if partner.has_secret_key => "enabled".to_owned(),
         None => "enabled, but without a secret key".to_owned(),
     }
+}
+
+/// The state, and what is old and not over yet.
+fn with_rotations(mut state: String, partner: &Partner) -> String {
+    for (what, until) in [
+        ("keys", partner.old_keys_until),
+        ("webhook secret", partner.old_webhook_secret_until),
+    ] {
+        if let Some(until) = until {
+            state = format!("{state}, old {what} until {} UTC", moment(until));
+        }
+    }
+    state
 }
 
 fn name(text: &str) -> Result<String, String> {
@@ -311,6 +346,16 @@ fn name(text: &str) -> Result<String, String> {
     } else {
         Ok(name.to_owned())
     }
+}
+
+/// An access key and a secret key.
+pub fn new_keys() -> anyhow::Result<(String, SecretKey)> {
+    let access_key = format!("ak_{}", hex::encode(random::<12>()?));
+    Ok((access_key, SecretKey::from_bytes(random::<32>()?.into())?))
+}
+
+pub fn new_webhook_secret() -> anyhow::Result<webhook::Secret> {
+    Ok(webhook::Secret::from_bytes(random::<32>()?.into())?)
 }
 
 /// Bytes that nobody can guess, from the operating system.

@@ -1,12 +1,14 @@
 //! Partners and catalogue in memory. Refreshed twice a second by what changed, so that a revoked
 //! partner stops within a second; what isn't there is looked up before it is denied, so that a new
 //! partner works at once. Neither needs NATS, and what is known outlives the database.
+//!
+//! Keys that a rotation replaced know when they end, and are denied from then on by our own clock.
 
 use std::{
     collections::HashMap,
     num::NonZeroU32,
-    sync::{Arc, PoisonError, RwLock},
-    time::Duration,
+    sync::{Arc, PoisonError, RwLock, RwLockWriteGuard},
+    time::{Duration, Instant},
 };
 
 use domain::{Environment, OptionId, PartnerId};
@@ -16,7 +18,7 @@ use signing::SecretKey;
 use store::{
     Database, Error, PgConnection,
     options::ProductOption,
-    partners::{self, Credentials},
+    partners::{self, Credentials, Keys},
     schema::SchemaError,
     vault::Vault,
 };
@@ -27,7 +29,7 @@ const TURN: Duration = Duration::from_secs(2);
 /// How many unknown keys or options are looked up per second before they are denied unseen.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
-/// A partner, as far as its requests are concerned.
+/// A partner, as far as the requests of one of its access keys are concerned.
 #[derive(Clone, Debug)]
 pub struct Partner {
     /// Its id.
@@ -38,6 +40,14 @@ pub struct Partner {
     pub disabled: bool,
     /// What its requests are signed with.
     pub key: Key,
+    /// When this access key ends, if a rotation has replaced it.
+    until: Option<Instant>,
+}
+
+impl Partner {
+    fn ended(&self) -> bool {
+        self.until.is_some_and(|until| until <= Instant::now())
+    }
 }
 
 /// What a partner's requests are signed with.
@@ -51,11 +61,57 @@ pub enum Key {
     Known(SecretKey),
 }
 
+/// Partners by access key.
+#[derive(Default)]
+struct Partners {
+    by_access_key: HashMap<String, Arc<Partner>>,
+    /// The version of each partner that is known, and its access keys.
+    known: HashMap<PartnerId, (i64, Vec<String>)>,
+    /// Access keys that end.
+    ending: Vec<String>,
+}
+
+impl Partners {
+    /// Replaces everything that is known of a partner, unless that is newer.
+    fn learn(&mut self, partner_id: PartnerId, version: i64, keys: Vec<(String, Partner)>) {
+        let (known, access_keys) = self.known.entry(partner_id).or_default();
+        if version < *known {
+            return;
+        }
+        for gone in access_keys.drain(..) {
+            self.by_access_key.remove(&gone);
+        }
+        *known = version;
+        for (access_key, partner) in keys {
+            access_keys.push(access_key.clone());
+            if partner.until.is_some() {
+                self.ending.push(access_key.clone());
+            }
+            self.by_access_key.insert(access_key, Arc::new(partner));
+        }
+    }
+
+    /// Drops the keys whose time is over, secret and all.
+    fn forget_ended(&mut self) {
+        let by_access_key = &mut self.by_access_key;
+        self.ending.retain(|access_key| {
+            let Some(partner) = by_access_key.get(access_key) else {
+                return false;
+            };
+            let ended = partner.ended();
+            if ended {
+                by_access_key.remove(access_key);
+            }
+            !ended
+        });
+    }
+}
+
 /// Partners by access key, options by id.
 pub struct Directory {
     database: Database,
     vault: Vault,
-    partners: RwLock<HashMap<String, Arc<Partner>>>,
+    partners: RwLock<Partners>,
     options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
     look_ups: DefaultDirectRateLimiter,
     /// Held by the one who looks something up.
@@ -89,19 +145,23 @@ impl Directory {
     /// The partner with this access key.
     pub async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
-            return Ok(Some(known));
+            return Ok(valid(known));
         }
         // One at a time: however many requests a new partner begins with, it is looked up once.
         let _turn = self.turn().await?;
         let known = self.known_partner(access_key);
         if known.is_some() || self.look_ups.check().is_err() {
-            return Ok(known);
+            return Ok(known.and_then(valid));
         }
+        let asked = Instant::now();
         let found = self
             .database
             .run(async |connection| partners::by_access_key(connection, access_key).await)
             .await?;
-        Ok(found.map(|credentials| self.learn_partner(credentials)))
+        if let Some(credentials) = found {
+            self.learn_partner(credentials, asked);
+        }
+        Ok(self.known_partner(access_key).and_then(valid))
     }
 
     /// The right to look something up. While the database is away, those who wait for it are many.
@@ -112,7 +172,11 @@ impl Directory {
 
     fn known_partner(&self, access_key: &str) -> Option<Arc<Partner>> {
         let partners = self.partners.read().unwrap_or_else(PoisonError::into_inner);
-        partners.get(access_key).cloned()
+        partners.by_access_key.get(access_key).cloned()
+    }
+
+    fn partners_mut(&self) -> RwLockWriteGuard<'_, Partners> {
+        self.partners.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn known_options(&self, ids: &[OptionId]) -> HashMap<OptionId, Arc<ProductOption>> {
@@ -146,28 +210,40 @@ impl Directory {
         Ok(known)
     }
 
-    fn learn_partner(&self, credentials: Credentials) -> Arc<Partner> {
-        let key = match &credentials.secret_key {
-            None => Key::Missing,
-            Some(sealed) => {
-                partners::open_secret_key(&self.vault, credentials.partner_id, sealed).map_or_else(
-                    |error| {
-                        tracing::error!(partner.id = %credentials.partner_id, %error, "a partner's secret key is unusable");
-                        Key::Unusable
-                    },
-                    Key::Known,
-                )
-            }
+    /// `asked` is when the database was: what it says of the time left counts from then.
+    fn learn_partner(&self, credentials: Credentials, asked: Instant) {
+        let Credentials {
+            partner_id,
+            environment,
+            keys,
+            disabled,
+            version,
+        } = credentials;
+        let partner = |keys: Keys| {
+            let partner = Partner {
+                partner_id,
+                environment,
+                disabled,
+                key: self.open(partner_id, keys.secret_key.as_deref()),
+                until: keys.ends_in.map(|left| asked + left),
+            };
+            (keys.access_key, partner)
         };
-        let partner = Arc::new(Partner {
-            partner_id: credentials.partner_id,
-            environment: credentials.environment,
-            disabled: credentials.disabled,
-            key,
-        });
-        let mut partners = self.partners.write().unwrap_or_else(PoisonError::into_inner);
-        partners.insert(credentials.access_key, Arc::clone(&partner));
-        partner
+        let keys = keys.into_iter().map(partner).collect();
+        self.partners_mut().learn(partner_id, version, keys);
+    }
+
+    fn open(&self, partner_id: PartnerId, sealed: Option<&[u8]>) -> Key {
+        let Some(sealed) = sealed else {
+            return Key::Missing;
+        };
+        partners::open_secret_key(&self.vault, partner_id, sealed).map_or_else(
+            |error| {
+                tracing::error!(partner.id = %partner_id, %error, "a partner's secret key is unusable");
+                Key::Unusable
+            },
+            Key::Known,
+        )
     }
 
     fn learn_option(&self, option: ProductOption) -> Arc<ProductOption> {
@@ -204,14 +280,80 @@ impl Directory {
             store::schema::check_all(connection, &self.vault).await?;
             seen.schema = true;
         }
+        let asked = Instant::now();
         for credentials in partners::changed_since(connection, seen.partners).await? {
             seen.partners = seen.partners.max(credentials.version);
-            self.learn_partner(credentials);
+            self.learn_partner(credentials, asked);
         }
         for (option, version) in store::options::changed_since(connection, seen.options).await? {
             seen.options = seen.options.max(version);
             self.learn_option(option);
         }
+        // Not while the database is away: what isn't known any more would have to be looked up there.
+        self.partners_mut().forget_ended();
         Ok(())
+    }
+}
+
+fn valid(partner: Arc<Partner>) -> Option<Arc<Partner>> {
+    (!partner.ended()).then_some(partner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn learn(partners: &mut Partners, id: PartnerId, version: i64, keys: &[(&str, Option<Instant>)]) {
+        let keys = keys.iter().map(|(access_key, until)| {
+            let partner = Partner {
+                partner_id: id,
+                environment: Environment::Sandbox,
+                disabled: false,
+                key: Key::Missing,
+                until: *until,
+            };
+            ((*access_key).to_owned(), partner)
+        });
+        partners.learn(id, version, keys.collect());
+    }
+
+    fn known(partners: &Partners) -> Vec<&str> {
+        let mut known: Vec<_> = partners.by_access_key.keys().map(String::as_str).collect();
+        known.sort_unstable();
+        known
+    }
+
+    #[test]
+    fn what_a_partner_has_no_more_is_dropped() {
+        let mut partners = Partners::default();
+        let (one, other) = (PartnerId::new(), PartnerId::new());
+        let later = Instant::now() + Duration::from_hours(1);
+        learn(&mut partners, one, 1, &[("a", None)]);
+        learn(&mut partners, other, 2, &[("b", None)]);
+        learn(&mut partners, one, 3, &[("c", None), ("a", Some(later))]);
+        partners.forget_ended();
+        assert_eq!(known(&partners), ["a", "b", "c"]);
+        // A look-up that was slower than the refresh.
+        learn(&mut partners, one, 1, &[("a", None)]);
+        assert_eq!(partners.by_access_key["a"].until, Some(later));
+        learn(&mut partners, one, 4, &[("d", None)]);
+        assert_eq!(known(&partners), ["b", "d"]);
+    }
+
+    #[test]
+    fn old_keys_end_by_the_clock() {
+        let mut partners = Partners::default();
+        let now = Instant::now();
+        learn(
+            &mut partners,
+            PartnerId::new(),
+            1,
+            &[("new", None), ("old", Some(now))],
+        );
+        assert!(valid(Arc::clone(&partners.by_access_key["old"])).is_none());
+        assert!(valid(Arc::clone(&partners.by_access_key["new"])).is_some());
+        partners.forget_ended();
+        assert_eq!(known(&partners), ["new"]);
+        assert!(partners.ending.is_empty());
     }
 }

@@ -195,9 +195,11 @@ impl Deliver {
         let url: Url = url.parse().map_err(|_| Unanswered::BadUrl)?;
         let topup_id = &delivery.topup_id;
         let profile = Profile::open(&self.vault, topup_id, &delivery.profile).map_err(Failure::Profile)?;
-        let secret =
-            partners::open_webhook_secret(&self.vault, delivery.partner_id, &delivery.webhook_secret)
-                .map_err(Failure::Secret)?;
+        let secrets = std::iter::once(&delivery.webhook_secret)
+            .chain(&delivery.old_webhook_secret)
+            .map(|sealed| partners::open_webhook_secret(&self.vault, delivery.partner_id, sealed))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(Failure::Secret)?;
         // The rest of the URL may hold a partner's secret.
         let span = info_span!(
             "POST webhook",
@@ -217,7 +219,7 @@ impl Deliver {
             topup_id,
             now.unix_timestamp(),
             &body,
-            &secret,
+            &secrets,
             traceparent.as_deref(),
         )
         .map_err(|_| Failure::Unwritable)?;

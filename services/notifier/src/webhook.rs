@@ -66,20 +66,24 @@ pub fn body(delivery: &Delivery, profile: &Profile, public_url: &str) -> serde_j
     })
 }
 
-/// The headers of one attempt at the Unix time `timestamp`, signed as Standard Webhooks says.
+/// The headers of one attempt at the Unix time `timestamp`, signed as Standard Webhooks says: with each of
+/// the `secrets`, the newest first.
 pub fn headers(
     topup_id: &TopupId,
     timestamp: i64,
     body: &[u8],
-    secret: &Secret,
+    secrets: &[Secret],
     traceparent: Option<&str>,
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert("webhook-id", HeaderValue::from_str(topup_id.as_str())?);
     headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
-    let signature = secret.sign(topup_id.as_str(), timestamp, body);
-    headers.insert("webhook-signature", HeaderValue::from_str(&signature)?);
+    let signatures: Vec<String> = secrets
+        .iter()
+        .map(|secret| secret.sign(topup_id.as_str(), timestamp, body))
+        .collect();
+    headers.insert("webhook-signature", HeaderValue::from_str(&signatures.join(" "))?);
     if let Some(traceparent) = traceparent {
         headers.insert(pipeline::trace::TRACEPARENT, HeaderValue::from_str(traceparent)?);
     }
@@ -248,6 +252,7 @@ mod tests {
             webhook_url: None,
             webhook_host: None,
             webhook_secret: Vec::new(),
+            old_webhook_secret: None,
             attempt: 0,
             schedule_start: 0,
             age: Duration::ZERO,
@@ -274,16 +279,20 @@ mod tests {
 
     #[test]
     fn an_attempt_is_signed_at_its_own_time() {
-        let secret = Secret::from_bytes(vec![7; 24]).unwrap();
+        let secrets = [7, 8].map(|byte| Secret::from_bytes(vec![byte; 24]).unwrap());
         let topup: TopupId = "20250129123456123456789012".parse().unwrap();
         let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let headers = headers(&topup, 1_700_000_000, b"{}", &secret, Some(traceparent)).unwrap();
+        let headers = headers(&topup, 1_700_000_000, b"{}", &secrets, Some(traceparent)).unwrap();
         let text = |name: &str| headers[name].to_str().unwrap();
         assert_eq!(
             (text("webhook-id"), text("webhook-timestamp")),
             (topup.as_str(), "1700000000")
         );
-        assert!(secret.verify(topup.as_str(), 1_700_000_000, b"{}", text("webhook-signature")));
+        let sign = |secret: &Secret| secret.sign(topup.as_str(), 1_700_000_000, b"{}");
+        assert_eq!(
+            text("webhook-signature"),
+            format!("{} {}", sign(&secrets[0]), sign(&secrets[1]))
+        );
         assert_eq!(text("traceparent"), traceparent);
         assert_eq!(text("content-type"), "application/json");
     }

@@ -6,6 +6,7 @@
 //! - [`providers`], [`parked`]: breakers, hints, and what operators settle.
 //! - [`recover`]: what is moved after an old dump was restored.
 //! - [`database`]: deadlines, and connections that fall silent.
+//! - [`rotation`]: keys and secrets that are replaced, and everything sealed anew under another master key.
 //! - [`configuration`], [`schema`]: what services notice of changes made by operators.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
@@ -21,5 +22,6 @@ mod orders;
 mod parked;
 mod providers;
 mod recover;
+mod rotation;
 mod schema;
 mod settle;

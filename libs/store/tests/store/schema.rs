@@ -88,7 +88,7 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
     assert!(error.to_string().contains("\"second\""), "{error}");
     bench
         .set(
-            "UPDATE partners SET webhook_secret = '\\x' WHERE partner_id::text <> $1",
+            "UPDATE partners SET webhook_secret = '\\x', secret_key = '\\x' WHERE partner_id::text <> $1",
             old,
         )
         .await;

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod deliveries;
+mod rotation;
 mod support;
 
 use std::time::Duration;
@@ -123,8 +124,12 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
         .unwrap()
         .unwrap();
     assert_eq!(stored.partner_id.to_string(), text(&made, "partner_id"));
-    let key = partners::open_secret_key(&vault(), stored.partner_id, stored.secret_key.as_deref().unwrap())
-        .unwrap();
+    let key = partners::open_secret_key(
+        &vault(),
+        stored.partner_id,
+        stored.keys[0].secret_key.as_deref().unwrap(),
+    )
+    .unwrap();
     assert_eq!(
         (key.to_base64().as_str(), key.expose().len()),
         (text(&made, "secret_key"), 32)

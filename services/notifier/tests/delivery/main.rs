@@ -9,6 +9,7 @@
 mod endpoints;
 mod fairness;
 mod hostile;
+mod rotation;
 mod support;
 
 use std::{collections::HashSet, time::Duration};

@@ -114,10 +114,15 @@ impl Bench {
     /// The same, with settings changed.
     pub async fn start_with(change: impl FnOnce(&mut Config)) -> Self {
         let mut bench = Self::prepare(change).await;
-        let running = tokio::spawn(notifier::run(bench.config.clone(), bench.shutdown.clone()));
-        bench.running = Some(running);
-        bench.says_ready(true).await;
+        bench.go().await;
         bench
+    }
+
+    /// Starts the notifier of a bench that is prepared.
+    pub async fn go(&mut self) {
+        let running = tokio::spawn(notifier::run(self.config.clone(), self.shutdown.clone()));
+        self.running = Some(running);
+        self.says_ready(true).await;
     }
 
     /// Everything but the notifier.

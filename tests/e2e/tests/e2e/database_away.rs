@@ -14,7 +14,7 @@ use url::Url;
 const SERVICES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
 
 /// A stack whose services reach their database through a forwarder; esimctl and this test don't.
-async fn start() -> Result<(Stack, Forwarder)> {
+pub async fn start() -> Result<(Stack, Forwarder)> {
     let builder = SERVICES
         .into_iter()
         .fold(Stack::builder(), testkit::stack::Builder::without);

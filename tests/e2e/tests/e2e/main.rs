@@ -5,6 +5,7 @@
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what a partner relies on.
 //! - [`resilience`], [`stop`]: the promise at full size: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`recover`]: an old dump is restored.
+//! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`], [`settings`]: what must not matter, and what must be refused.
 
 #![expect(
@@ -21,6 +22,7 @@ mod ordering;
 mod raw;
 mod recover;
 mod resilience;
+mod rotation;
 mod settings;
 mod shell;
 mod shop;

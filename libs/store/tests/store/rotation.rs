@@ -1,0 +1,446 @@
+//! Keys and secrets that are replaced, and everything sealed anew under another master key.
+
+use std::time::Duration;
+
+use domain::{ActivationCode, PartnerId, TopupId};
+use secrecy::SecretString;
+use signing::{SecretKey, webhook::Secret};
+use sqlx::Connection;
+use store::{
+    attempts,
+    deliveries::{self, Delivery, Take},
+    master_key::{self, Pass, Usage},
+    partners::{self, Credentials, Rotated},
+    profile::Profile,
+    schema,
+    vault::Vault,
+};
+
+use crate::bench::{Bench, VAULT};
+
+const DAY: Duration = Duration::from_hours(24);
+const NEW_KEY: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const OLD_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+fn vault(keys: &str) -> Vault {
+    Vault::parse(&SecretString::from(keys)).unwrap()
+}
+
+async fn rotate(bench: &Bench, partner: PartnerId, access_key: &str, overlap: Duration) -> Rotated {
+    let key = SecretKey::from_bytes(access_key.as_bytes().repeat(8)).unwrap();
+    let mut connection = bench.connection().await;
+    partners::rotate_keys(&mut connection, &VAULT, partner, access_key, &key, overlap)
+        .await
+        .unwrap()
+}
+
+async fn rotate_secret(bench: &Bench, partner: PartnerId, byte: u8, overlap: Duration) -> Rotated {
+    let secret = Secret::from_bytes(vec![byte; 32]).unwrap();
+    let mut connection = bench.connection().await;
+    partners::rotate_webhook_secret(&mut connection, &VAULT, partner, &secret, overlap)
+        .await
+        .unwrap()
+}
+
+async fn by_access_key(bench: &Bench, access_key: &str) -> Option<Credentials> {
+    partners::by_access_key(&mut *bench.connection().await, access_key)
+        .await
+        .unwrap()
+}
+
+/// The access keys that are valid, each opening with a secret key of its own.
+fn valid(credentials: &Credentials) -> Vec<&str> {
+    let secrets: Vec<_> = credentials
+        .keys
+        .iter()
+        .map(|keys| {
+            partners::open_secret_key(
+                &VAULT,
+                credentials.partner_id,
+                keys.secret_key.as_deref().unwrap(),
+            )
+        })
+        .map(|key| key.unwrap().expose().to_vec())
+        .collect();
+    assert!(secrets.windows(2).all(|pair| pair[0] != pair[1]));
+    credentials
+        .keys
+        .iter()
+        .map(|keys| keys.access_key.as_str())
+        .collect()
+}
+
+#[tokio::test]
+async fn old_keys_are_valid_until_the_overlap_ends() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let first = partner.to_string();
+    let other = bench.partner(None).await;
+    let Rotated::Until(Some(_)) = rotate(&bench, partner, "ak_2", DAY).await else {
+        panic!("refused");
+    };
+    for access_key in [first.as_str(), "ak_2"] {
+        let found = by_access_key(&bench, access_key).await.unwrap();
+        assert_eq!(found.partner_id, partner);
+        assert_eq!(valid(&found), ["ak_2", first.as_str()]);
+        assert_eq!(found.keys[0].ends_in, None);
+        let left = found.keys[1].ends_in.unwrap();
+        assert!(left <= DAY && left > DAY * 9 / 10, "{left:?}");
+    }
+    let changed = partners::changed_since(&mut *bench.connection().await, 0)
+        .await
+        .unwrap();
+    let mut keys: Vec<usize> = changed.iter().map(|one| one.keys.len()).collect();
+    keys.sort_unstable();
+    assert_eq!(keys, [1, 2]);
+    let shown = partners::show(&mut *bench.connection().await, &first)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(shown.old_access_key.as_deref(), Some(first.as_str()));
+    assert!(shown.old_keys_until.is_some() && shown.old_webhook_secret_until.is_none());
+
+    // A third pair has no place while the overlap is on. It has, once it is over.
+    assert_eq!(rotate(&bench, partner, "ak_3", DAY).await, Rotated::Refused);
+    assert!(by_access_key(&bench, "ak_3").await.is_none());
+    bench
+        .set(
+            "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    assert!(by_access_key(&bench, &first).await.is_none());
+    assert_eq!(valid(&by_access_key(&bench, "ak_2").await.unwrap()), ["ak_2"]);
+    let shown = partners::show(&mut *bench.connection().await, "ak_2")
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!((shown.old_access_key, shown.old_keys_until), (None, None));
+    assert!(matches!(
+        rotate(&bench, partner, "ak_3", DAY).await,
+        Rotated::Until(Some(_))
+    ));
+    assert_eq!(
+        valid(&by_access_key(&bench, "ak_3").await.unwrap()),
+        ["ak_3", "ak_2"]
+    );
+
+    // Without an overlap everything old ends at once, during one too.
+    assert_eq!(
+        rotate(&bench, partner, "ak_4", Duration::ZERO).await,
+        Rotated::Until(None)
+    );
+    assert_eq!(valid(&by_access_key(&bench, "ak_4").await.unwrap()), ["ak_4"]);
+    for gone in ["ak_2", "ak_3"] {
+        assert!(by_access_key(&bench, gone).await.is_none(), "{gone}");
+    }
+    assert_eq!(
+        valid(&by_access_key(&bench, &other.to_string()).await.unwrap()).len(),
+        1
+    );
+}
+
+async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
+    let lease = Duration::from_secs(20);
+    let taken = deliveries::take(&mut *bench.connection().await, Take::First(topups), lease).await;
+    taken.unwrap().remove(0)
+}
+
+#[tokio::test]
+async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("http://127.0.0.1:1/")).await;
+    let topups = bench.deliveries(partner, 1, true).await;
+    let open = |sealed: &[u8]| {
+        let secret = partners::open_webhook_secret(&VAULT, partner, sealed).unwrap();
+        secret.expose()[0]
+    };
+    assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
+    assert!(matches!(
+        rotate_secret(&bench, partner, 8, DAY).await,
+        Rotated::Until(Some(_))
+    ));
+    let delivery = taken(&bench, &topups).await;
+    assert_eq!(open(&delivery.webhook_secret), 8);
+    assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
+    let due = {
+        bench
+            .set(
+                "UPDATE deliveries SET redrive_at = now() WHERE topup_id = $1",
+                &topups[0],
+            )
+            .await;
+        let room = deliveries::Room {
+            all: 8,
+            per_partner: 8,
+            per_host: 8,
+            ..deliveries::Room::default()
+        };
+        let lease = Duration::from_mins(1);
+        deliveries::take(&mut *bench.connection().await, Take::Due(&room), lease)
+            .await
+            .unwrap()
+            .remove(0)
+    };
+    assert_eq!(due.old_webhook_secret.as_deref().map(open), Some(7));
+
+    assert_eq!(rotate_secret(&bench, partner, 9, DAY).await, Rotated::Refused);
+    assert_eq!(open(&taken(&bench, &topups).await.webhook_secret), 8);
+    bench
+        .set(
+            "UPDATE partners SET old_webhook_secret_until = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
+    assert!(matches!(
+        rotate_secret(&bench, partner, 9, DAY).await,
+        Rotated::Until(Some(_))
+    ));
+    assert_eq!(
+        rotate_secret(&bench, partner, 10, Duration::ZERO).await,
+        Rotated::Until(None)
+    );
+    let delivery = taken(&bench, &topups).await;
+    assert_eq!(
+        (open(&delivery.webhook_secret), delivery.old_webhook_secret),
+        (10, None)
+    );
+}
+
+/// A rotation seals one secret of a partner under the newest key and leaves the others.
+#[tokio::test]
+async fn every_secret_that_is_valid_needs_its_key() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let (both, new) = (vault(&format!("{NEW_KEY},{OLD_KEY}")), vault(NEW_KEY));
+    let mut connection = bench.connection().await;
+    let secret = Secret::from_bytes(vec![9; 32]).unwrap();
+    partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, Duration::ZERO)
+        .await
+        .unwrap();
+    let error = schema::wait(&bench.store, &new).await.unwrap_err();
+    assert!(error.to_string().contains("\"test\""), "{error}");
+    let key = SecretKey::from_bytes(vec![9; 32]).unwrap();
+    partners::rotate_keys(&mut connection, &both, partner, "ak_2", &key, DAY)
+        .await
+        .unwrap();
+    let error = schema::wait(&bench.store, &new).await.unwrap_err();
+    assert!(error.to_string().contains("\"test\""), "{error}");
+    bench
+        .set(
+            "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+    schema::wait(&bench.store, &new)
+        .await
+        .expect("what has ended needs no key");
+}
+
+/// Units that are ready, with profiles that can be opened.
+async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<TopupId> {
+    let topups = bench.deliveries(partner, count, true).await;
+    let profile = Profile {
+        code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
+        expired_date: "2026-12-31".into(),
+    };
+    let seal = |topup| profile.seal(&VAULT, topup).unwrap();
+    sqlx::query(
+        "UPDATE topups t SET profile = new.profile
+         FROM unnest($1::text[], $2::bytea[]) AS new(topup_id, profile) WHERE t.topup_id = new.topup_id",
+    )
+    .bind(topups.iter().map(ToString::to_string).collect::<Vec<_>>())
+    .bind(topups.iter().map(seal).collect::<Vec<_>>())
+    .execute(&bench.pool)
+    .await
+    .unwrap();
+    topups
+}
+
+async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
+    sqlx::query(
+        "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, class, answer)
+         VALUES ($1, $2, now(), 1, 'status_5xx', $3)",
+    )
+    .bind(topup.as_str())
+    .bind(i32::try_from(attempt).unwrap())
+    .bind(attempts::seal_answer(&VAULT, topup, attempt, b"no").unwrap())
+    .execute(&bench.pool)
+    .await
+    .unwrap();
+}
+
+async fn reencrypt(bench: &Bench, vault: &Vault) -> Pass {
+    master_key::reencrypt(&mut *bench.connection().await, vault, |_| {})
+        .await
+        .unwrap()
+}
+
+/// What each key is needed for.
+async fn usages(bench: &Bench) -> Vec<(Option<String>, Usage)> {
+    let usages = master_key::usages(&mut *bench.connection().await).await.unwrap();
+    usages.into_iter().collect()
+}
+
+fn usage(partner_secrets: u64, profiles: u64, answers: u64) -> Usage {
+    Usage {
+        partner_secrets,
+        profiles,
+        answers,
+    }
+}
+
+/// More than two pages of each; every kind of value.
+#[tokio::test]
+async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
+    const UNITS: usize = 1_001;
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let topups = ready_units(&bench, partner, UNITS).await;
+    // A topup that isn't ready has no profile.
+    bench.placing(1).await;
+    for topup in &topups {
+        answer(&bench, topup, 0).await;
+    }
+    answer(&bench, &topups[0], 1).await;
+    rotate(&bench, partner, "ak_2", DAY).await;
+    rotate_secret(&bench, partner, 8, DAY).await;
+    let all = usage(4, UNITS as u64, UNITS as u64 + 1);
+    assert_eq!(usages(&bench).await, [(Some("test".into()), all)]);
+
+    let (both, new) = (vault(&format!("{NEW_KEY},{OLD_KEY}")), vault(NEW_KEY));
+    let pass = reencrypt(&bench, &both).await;
+    assert_eq!((pass.reencrypted, pass.failed.len()), (all.total(), 0));
+    assert_eq!(usages(&bench).await, [(Some("second".into()), all)]);
+    let again = reencrypt(&bench, &both).await;
+    assert_eq!((again.reencrypted, again.failed.len()), (0, 0));
+
+    schema::wait(&bench.store, &new).await.unwrap();
+    let credentials = by_access_key(&bench, "ak_2").await.unwrap();
+    for keys in &credentials.keys {
+        partners::open_secret_key(&new, partner, keys.secret_key.as_deref().unwrap()).unwrap();
+    }
+    let lease = Duration::from_secs(1);
+    let deliveries = deliveries::take(&mut *bench.connection().await, Take::First(&topups), lease)
+        .await
+        .unwrap();
+    assert_eq!(deliveries.len(), UNITS);
+    for delivery in &deliveries {
+        Profile::open(&new, &delivery.topup_id, &delivery.profile).unwrap();
+    }
+    for sealed in [
+        &deliveries[0].webhook_secret,
+        deliveries[0].old_webhook_secret.as_ref().unwrap(),
+    ] {
+        partners::open_webhook_secret(&new, partner, sealed).unwrap();
+    }
+    for attempt in attempts::attempts(&mut *bench.connection().await, &topups[0])
+        .await
+        .unwrap()
+    {
+        let number = u32::try_from(attempt.attempt).unwrap();
+        let opened = attempts::open_answer(&new, &topups[0], number, &attempt.answer.unwrap());
+        assert_eq!(opened.unwrap(), b"no");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let topups = ready_units(&bench, partner, 3).await;
+    answer(&bench, &topups[0], 0).await;
+    answer(&bench, &topups[1], 0).await;
+    let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
+    let sealed = attempts::seal_answer(&lost, &topups[0], 0, b"no").unwrap();
+    sqlx::query("UPDATE delivery_attempts SET answer = $2 WHERE topup_id = $1")
+        .bind(topups[0].as_str())
+        .bind(sealed)
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    bench
+        .set(
+            "UPDATE topups SET profile = '\\x' WHERE topup_id = $1",
+            &topups[1],
+        )
+        .await;
+    bench
+        .set(
+            "UPDATE partners SET secret_key = set_byte(secret_key, 40, 255 - get_byte(secret_key, 40)) WHERE partner_id::text = $1",
+            partner,
+        )
+        .await;
+
+    let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
+    let pass = reencrypt(&bench, &both).await;
+    assert_eq!(pass.reencrypted, 1 + 2 + 1, "{pass:?}");
+    let failed: Vec<_> = pass
+        .failed
+        .iter()
+        .map(|one| (one.what, one.id.as_str()))
+        .collect();
+    let expected = [
+        ("secret_key", partner.to_string()),
+        ("profile", topups[1].to_string()),
+        ("answer", format!("{} attempt 1", topups[0])),
+    ];
+    assert_eq!(failed, expected.each_ref().map(|(what, id)| (*what, id.as_str())));
+    assert!(pass.failed[2].reason.contains("\"lost\""), "{pass:?}");
+    assert_eq!(
+        usages(&bench).await,
+        [
+            (None, usage(0, 1, 0)),
+            (Some("lost".into()), usage(0, 0, 1)),
+            (Some("second".into()), usage(1, 2, 1)),
+            (Some("test".into()), usage(1, 0, 0)),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn what_others_hold_is_left_for_another_pass() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let topups = ready_units(&bench, partner, 2).await;
+    let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
+    let mut other = bench.database.connect().await.unwrap();
+    let mut holds = other.begin().await.unwrap();
+    sqlx::query("SELECT FROM topups WHERE topup_id = $1 FOR UPDATE")
+        .bind(topups[0].as_str())
+        .execute(&mut *holds)
+        .await
+        .unwrap();
+    let pass = reencrypt(&bench, &both).await;
+    assert_eq!((pass.reencrypted, pass.failed.len()), (3, 0));
+    holds.rollback().await.unwrap();
+    let pass = reencrypt(&bench, &both).await;
+    assert_eq!((pass.reencrypted, pass.failed.len()), (1, 0));
+}
+
+/// A partner whose secrets are replaced again and again meanwhile keeps the last ones.
+#[tokio::test]
+async fn what_others_change_is_not_overwritten() {
+    const ROTATIONS: u8 = 100;
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
+    let rotating = async {
+        for byte in 0..ROTATIONS {
+            let rotated = rotate_secret(&bench, partner, byte, Duration::ZERO).await;
+            assert_eq!(rotated, Rotated::Until(None));
+        }
+    };
+    let mut rotating = std::pin::pin!(rotating);
+    loop {
+        tokio::select! {
+            () = &mut rotating => break,
+            pass = reencrypt(&bench, &both) => assert!(pass.failed.is_empty(), "{pass:?}"),
+        }
+    }
+    let topups = bench.deliveries(partner, 1, true).await;
+    let sealed = taken(&bench, &topups).await.webhook_secret;
+    let secret = partners::open_webhook_secret(&both, partner, &sealed).unwrap();
+    assert_eq!(secret.expose(), [ROTATIONS - 1; 32]);
+}

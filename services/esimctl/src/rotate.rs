@@ -1,0 +1,164 @@
+//! `esimctl partner rotate-…`: what a partner signs and verifies with, replaced in place. The old stays
+//! valid beside the new for a while, in which the partner moves over.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::json;
+use store::{
+    PgConnection,
+    config::{DatabaseConfig, MasterKeyConfig},
+    partners::{self, Partner, Rotated},
+    vault::Vault,
+};
+use time::OffsetDateTime;
+
+use crate::{
+    database::connect,
+    output::{Output, moment, printable, properties},
+    partner::{Which, find, new_keys, new_webhook_secret},
+};
+
+pub const KEYS_EXAMPLES: &str = "Examples:
+  esimctl partner rotate-keys ak_0123456789abcdef01234567
+  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 7d --json
+  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 0      the old keys are known to others
+
+The partner stays the same, with its orders. Until the overlap ends, its requests may be signed with either
+pair; then the old access key is an unknown one. Without an overlap that is so within a second.
+Refused during the overlap of the last rotation, unless --overlap is 0: then all but the new keys end at once.";
+
+pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
+  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567
+  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 7d --json
+  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 0      the old one is known to others
+
+Until the overlap ends, webhook-signature holds two signatures, the new secret's first. Without an overlap
+webhooks are signed with the new secret only from now on: a partner that doesn't have it yet refuses them,
+and they are tried again.
+Refused during the overlap of the last rotation, unless --overlap is 0: then all but the new secret ends at once.";
+
+#[derive(Args, Clone, Debug)]
+pub struct Rotate {
+    #[command(flatten)]
+    which: Which,
+    /// For how long the old stays valid beside the new; 0 ends it at once
+    #[arg(long, value_name = "DURATION", default_value = "24h", allow_hyphen_values = true, value_parser = runtime::config::duration)]
+    overlap: Duration,
+    #[command(flatten)]
+    master_key: MasterKeyConfig,
+}
+
+pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let (mut connection, vault, partner) = prepare(rotate, database).await?;
+    let (access_key, secret_key) = new_keys()?;
+    let rotated = partners::rotate_keys(
+        &mut connection,
+        &vault,
+        partner.partner_id.into(),
+        &access_key,
+        &secret_key,
+        rotate.overlap,
+    );
+    let until = match rotated.await? {
+        Rotated::Until(until) => until,
+        Rotated::Refused => {
+            let partner = find(&mut connection, &rotate.which).await?;
+            return refused(&partner, "keys are", partner.old_keys_until);
+        }
+    };
+    let secret_key = secret_key.to_base64();
+    let old_access_key = until.map(|_| partner.access_key);
+    let mut shown = json!({
+        "partner_id": partner.partner_id, "name": partner.name, "access_key": access_key,
+        "secret_key": secret_key, "old_access_key": old_access_key,
+    });
+    shown["old_keys_until"] = json!(rfc3339(until)?);
+    let text = || {
+        let properties = properties(&[
+            ("partner_id", &partner.partner_id.to_string()),
+            ("name", &partner.name),
+            ("access_key", &access_key),
+            ("secret_key", &secret_key),
+        ]);
+        let old = match (&old_access_key, until) {
+            (Some(old), Some(until)) => format!("{old} and its key stay valid until {} UTC", moment(until)),
+            _ => "The old keys end within a second".to_owned(),
+        };
+        format!("{properties}\n\nsecret_key is shown only now: keep it safe. {old}.")
+    };
+    output.print(&shown, text).with_context(unseen)
+}
+
+pub async fn webhook_secret(
+    rotate: &Rotate,
+    database: &DatabaseConfig,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let (mut connection, vault, partner) = prepare(rotate, database).await?;
+    let secret = new_webhook_secret()?;
+    let partner_id = partner.partner_id.into();
+    let rotated =
+        partners::rotate_webhook_secret(&mut connection, &vault, partner_id, &secret, rotate.overlap);
+    let until = match rotated.await? {
+        Rotated::Until(until) => until,
+        Rotated::Refused => {
+            let partner = find(&mut connection, &rotate.which).await?;
+            return refused(&partner, "webhook secret is", partner.old_webhook_secret_until);
+        }
+    };
+    let secret = secret.to_text();
+    let mut shown = json!({
+        "partner_id": partner.partner_id, "name": partner.name, "webhook_secret": secret,
+    });
+    shown["old_webhook_secret_until"] = json!(rfc3339(until)?);
+    let text = || {
+        let properties = properties(&[
+            ("partner_id", &partner.partner_id.to_string()),
+            ("name", &partner.name),
+            ("webhook_secret", &secret),
+        ]);
+        let old = match until {
+            Some(until) => format!(
+                "Webhooks are signed with the old one, too, until {} UTC",
+                moment(until)
+            ),
+            None => "The old one signs nothing any more".to_owned(),
+        };
+        format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old}.")
+    };
+    output.print(&shown, text).with_context(unseen)
+}
+
+async fn prepare(
+    rotate: &Rotate,
+    database: &DatabaseConfig,
+) -> anyhow::Result<(PgConnection, Vault, Partner)> {
+    let vault = rotate.master_key.vault()?;
+    let mut connection = connect(database).await?;
+    partners::check_master_key(&mut connection, &vault)
+        .await
+        .context("this is not the master key of the services; nothing was changed")?;
+    let partner = find(&mut connection, &rotate.which).await?;
+    Ok((connection, vault, partner))
+}
+
+fn refused(partner: &Partner, what_is: &str, until: Option<OffsetDateTime>) -> anyhow::Result<()> {
+    let until = until.map_or_else(|| "just now".to_owned(), |until| format!("{} UTC", moment(until)));
+    bail!(
+        "nothing was changed: the old {what_is} of {} valid until {until}; rotate again after that, or with \
+         `--overlap 0`, which ends everything old at once",
+        printable(&partner.name),
+    )
+}
+
+fn unseen() -> String {
+    "it is done, but nobody has seen what is new; rotate again with `--overlap 0`, or after the overlap"
+        .to_owned()
+}
+
+fn rfc3339(at: Option<OffsetDateTime>) -> anyhow::Result<Option<String>> {
+    let format = time::format_description::well_known::Rfc3339;
+    Ok(at.map(|at| at.format(&format)).transpose()?)
+}

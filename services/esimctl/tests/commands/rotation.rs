@@ -1,0 +1,182 @@
+//! Secrets that are replaced in place.
+
+use base64::{Engine, prelude::BASE64_STANDARD};
+use serde_json::{Value, json};
+use store::partners;
+
+use crate::{
+    make_ready,
+    support::{MASTER_KEY, Operator, record, run, store_order, vault},
+    text,
+};
+
+const SECOND: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+#[tokio::test]
+async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let (id, first) = (text(&made, "partner_id"), text(&made, "access_key"));
+    let rotated = operator.json(&["partner", "rotate-keys", first]).await;
+    let second = text(&rotated, "access_key");
+    assert_eq!(
+        (text(&rotated, "partner_id"), text(&rotated, "old_access_key")),
+        (id, first)
+    );
+    assert!(second.starts_with("ak_") && second != first, "{rotated}");
+    assert_ne!(rotated["secret_key"], made["secret_key"]);
+
+    let mut connection = operator.database.connect().await.unwrap();
+    let stored = partners::by_access_key(&mut connection, second)
+        .await
+        .unwrap()
+        .unwrap();
+    for (keys, made) in stored.keys.iter().zip([&rotated, &made]) {
+        assert_eq!(keys.access_key, text(made, "access_key"));
+        let key = partners::open_secret_key(&vault(), stored.partner_id, keys.secret_key.as_deref().unwrap());
+        assert_eq!(key.unwrap().to_base64(), text(made, "secret_key"));
+    }
+    for which in [id, first, second] {
+        let shown = operator.json(&["partner", "show", which]).await;
+        assert_eq!(shown["old_keys_until"], rotated["old_keys_until"]);
+        let shown = operator.run(&["partner", "show", which]).await;
+        assert!(shown.text().contains(&format!("{first} until ")), "{shown:?}");
+    }
+    let list = operator.run(&["partner", "list"]).await;
+    assert!(list.text().contains("enabled, old keys until "), "{list:?}");
+
+    let refused = operator
+        .run(&["partner", "rotate-keys", id, "--overlap", "1h"])
+        .await;
+    for part in ["nothing was changed", "valid until 20", "`--overlap 0`"] {
+        assert!(refused.line(1).contains(part), "{refused:?}");
+    }
+    let at_once = operator
+        .json(&["partner", "rotate-keys", id, "--overlap", "0"])
+        .await;
+    assert_eq!(
+        (&at_once["old_access_key"], &at_once["old_keys_until"]),
+        (&Value::Null, &Value::Null)
+    );
+    for gone in [first, second] {
+        let found = partners::by_access_key(&mut connection, gone).await.unwrap();
+        assert!(found.is_none(), "{gone}");
+    }
+    let human = operator.run(&["partner", "rotate-keys", id]).await;
+    for part in [
+        "secret_key is shown only now",
+        text(&at_once, "access_key"),
+        "stay valid until 20",
+    ] {
+        assert!(human.text().contains(part), "{human:?}");
+    }
+    let unknown = operator.run(&["partner", "rotate-keys", "ak_nobody"]).await;
+    assert!(unknown.line(1).contains("`esimctl partner list`"), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn a_new_webhook_secret_is_shown_once() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let rotate = ["partner", "rotate-webhook-secret", id];
+    let rotated = operator.json(&rotate).await;
+    assert_ne!(rotated["webhook_secret"], made["webhook_secret"]);
+    signing::webhook::Secret::parse(text(&rotated, "webhook_secret")).unwrap();
+    let shown = operator.json(&["partner", "show", id]).await;
+    assert_eq!(
+        shown["old_webhook_secret_until"],
+        rotated["old_webhook_secret_until"]
+    );
+    assert!(shown["old_webhook_secret_until"].is_string() && shown["old_keys_until"].is_null());
+    let shown = operator.run(&["partner", "show", id]).await;
+    assert!(shown.text().contains("old webhook_secret"), "{shown:?}");
+    assert!(
+        operator
+            .run(&rotate)
+            .await
+            .line(1)
+            .contains("webhook secret is of Acme valid until 20")
+    );
+    let at_once = operator.run(&[&rotate[..], &["--overlap", "0"]].concat()).await;
+    assert!(at_once.text().contains("signs nothing any more"), "{at_once:?}");
+    let shown = operator.json(&["partner", "show", id]).await;
+    assert!(shown["old_webhook_secret_until"].is_null(), "{shown}");
+    let negative = operator.run(&[&rotate[..], &["--overlap", "-1h"]].concat()).await;
+    assert!(negative.line(2).contains("negative"), "{negative:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_rotated_under_another_master_key() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    for rotate in ["rotate-keys", "rotate-webhook-secret"] {
+        let mut command = operator.command(&["partner", rotate, text(&made, "partner_id")]);
+        let refused = run(command.env("MASTER_KEY", SECOND)).await;
+        assert!(refused.line(1).contains("nothing was changed"), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
+    let operator = Operator::new().await;
+    let partner = text(&operator.create_partner().await, "partner_id")
+        .parse()
+        .unwrap();
+    let mut connection = operator.database.connect().await.unwrap();
+    let order = store_order(&mut connection, partner, "o-1").await;
+    make_ready(&mut connection, &order).await;
+    record(&mut connection, partner, &order, 0, None).await;
+    let both = format!("{SECOND},{MASTER_KEY}");
+    let with_both =
+        async |arguments: &[&str]| run(operator.command(arguments).env("MASTER_KEY", &both)).await;
+    let status = ["master-key", "status", "--json"];
+    let reencrypt = ["master-key", "reencrypt", "--json"];
+    let row = |key: &str, encrypts: bool, used: bool| {
+        json!({
+            "key": key, "configured": true, "encrypts": encrypts,
+            "partner_secrets": if used { 2 } else { 0 }, "profiles": i32::from(used), "answers": i32::from(used),
+        })
+    };
+    assert_eq!(
+        operator.json(&status[..2]).await,
+        json!({ "keys": [row("test", true, true)], "left": 0 })
+    );
+    assert_eq!(
+        with_both(&status).await.json(),
+        json!({ "keys": [row("second", true, false), row("test", false, true)], "left": 4 })
+    );
+    assert_eq!(
+        with_both(&reencrypt).await.json(),
+        json!({ "key": "second", "reencrypted": 4, "failed": [], "left": 0 })
+    );
+    let done = with_both(&reencrypt[..2]).await;
+    assert_eq!(
+        done.text(),
+        "encrypted anew under second: 0; failed: 0; left: 0\n"
+    );
+    assert_eq!(
+        with_both(&status).await.json(),
+        json!({ "keys": [row("second", true, true), row("test", false, false)], "left": 0 })
+    );
+    let show = ["delivery", "show", order.topup.as_str(), "--answers"];
+    let shown = run(operator.command(&show).env("MASTER_KEY", SECOND)).await;
+    assert!(shown.text().contains("no room"), "{shown:?}");
+
+    // Everything is under a key that isn't given.
+    let without = operator.run(&status[..2]).await;
+    assert!(without.text().contains("missing"), "{without:?}");
+    let third = format!("third:{}", BASE64_STANDARD.encode([3; 32]));
+    let failed = run(operator.command(&reencrypt).env("MASTER_KEY", third)).await;
+    assert_eq!(
+        (failed.code, failed.stderr.lines().count()),
+        (Some(1), 1),
+        "{failed:?}"
+    );
+    let shown: Value = serde_json::from_str(&failed.stdout).unwrap();
+    assert_eq!(
+        (&shown["left"], shown["failed"].as_array().unwrap().len()),
+        (&json!(4), 4)
+    );
+    assert_eq!(shown["failed"][2]["id"], order.topup.as_str());
+}

@@ -1,0 +1,121 @@
+//! Webhook secrets and master keys that are replaced.
+
+use std::time::Duration;
+
+use domain::PartnerId;
+use runtime::Shutdown;
+use secrecy::SecretString;
+use signing::webhook::Secret;
+use store::{
+    master_key,
+    partners::{self, Rotated},
+    vault::Vault,
+};
+use testkit::{
+    ports,
+    receiver::{Received, Signature},
+};
+
+use crate::support::{Bench, MASTER_KEY};
+
+const NEW_KEY: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+impl Bench {
+    /// Gives a partner a new webhook secret.
+    async fn rotate(&self, partner: PartnerId, overlap: Duration) -> Secret {
+        let secret = Secret::from_bytes(vec![9; 32]).unwrap();
+        let vault = self.config.master_key.vault().unwrap();
+        let mut connection = self.pool.acquire().await.unwrap();
+        let rotated =
+            partners::rotate_webhook_secret(&mut connection, &vault, partner, &secret, overlap).await;
+        assert!(matches!(rotated, Ok(Rotated::Until(_))), "{rotated:?}");
+        secret
+    }
+
+    async fn next_webhook(&self, partner: PartnerId) -> Received {
+        let topup = self.ready_and_announced(partner).await;
+        self.delivered(&topup).await;
+        let mut received = self.receiver.received();
+        received.retain(|one| one.topup_id() == topup.as_str());
+        received.remove(0)
+    }
+}
+
+/// Each signature of a webhook, and whether it is this secret's.
+fn signatures(webhook: &Received, secret: &Secret) -> Vec<bool> {
+    let header = |name: &str| webhook.headers[name].to_str().unwrap();
+    let timestamp = header("webhook-timestamp").parse().unwrap();
+    header("webhook-signature")
+        .split(' ')
+        .map(|signature| secret.verify(header("webhook-id"), timestamp, &webhook.body, signature))
+        .collect()
+}
+
+#[tokio::test]
+async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
+    let mut bench = Bench::start().await;
+    let (partner, old) = bench.partner(Some(&bench.receiver.url("/hook"))).await;
+    assert_eq!(signatures(&bench.next_webhook(partner).await, &old), [true]);
+
+    let new = bench.rotate(partner, Duration::from_hours(24)).await;
+    let webhook = bench.next_webhook(partner).await;
+    assert_eq!(signatures(&webhook, &new), [true, false]);
+    assert_eq!(signatures(&webhook, &old), [false, true]);
+    // As a partner's library looks at it, whichever secret it has.
+    for secret in [&new, &old] {
+        bench.receiver.verify("/hook", &secret.to_text()).unwrap();
+        assert_eq!(bench.next_webhook(partner).await.signature, Signature::Valid);
+    }
+
+    sqlx::query("UPDATE partners SET old_webhook_secret_until = now() WHERE partner_id = $1")
+        .bind(partner.uuid())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    let webhook = bench.next_webhook(partner).await;
+    assert_eq!(signatures(&webhook, &new), [true]);
+    assert_eq!(
+        webhook.signature,
+        Signature::Invalid,
+        "the receiver has the old one"
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn without_an_overlap_the_old_secret_signs_nothing_any_more() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let new = bench.rotate(partner, Duration::ZERO).await;
+    let webhook = bench.next_webhook(partner).await;
+    assert_eq!(signatures(&webhook, &new), [true]);
+    assert_eq!(webhook.signature, Signature::Invalid);
+    bench.stop().await;
+}
+
+/// A notifier that has never heard of the old master key.
+#[tokio::test]
+async fn what_was_sealed_anew_is_delivered_under_the_new_master_key_alone() {
+    let mut bench = Bench::prepared().await;
+    let partner = bench.partner_at("/hook").await;
+    let topup = bench.ready(partner).await;
+    bench.config.master_key.master_key = Some(SecretString::from(NEW_KEY));
+    let mut too_early = bench.config.clone();
+    too_early.admin_listen.set_port(ports::free().unwrap());
+    let early = notifier::run(too_early, Shutdown::new()).await.unwrap_err();
+    assert!(format!("{early:#}").contains("\"test\""), "{early:#}");
+
+    let both = Vault::parse(&SecretString::from(format!("{NEW_KEY},{MASTER_KEY}"))).unwrap();
+    let mut connection = bench.pool.acquire().await.unwrap();
+    let pass = master_key::reencrypt(&mut connection, &both, |_| {})
+        .await
+        .unwrap();
+    assert_eq!((pass.reencrypted, pass.failed.len()), (3, 0));
+    drop(connection);
+
+    bench.go().await;
+    bench.announce(partner, &topup).await;
+    bench.delivered(&topup).await;
+    assert_eq!(bench.receiver.received()[0].signature, Signature::Valid);
+    bench.stop().await;
+}

@@ -1,0 +1,184 @@
+//! Every secret is replaced while orders go on.
+
+use crate::database_away;
+use crate::shop::{PATH, Shop, fresh, ids};
+use anyhow::Result;
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+use testkit::client::{Answer, Client};
+use testkit::esimctl::Esimctl;
+use testkit::receiver::Signature;
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What a stack of tests has.
+const OLD: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value, Client)> {
+    let arguments = [
+        "partner",
+        "rotate-keys",
+        &shop.partner.partner_id,
+        "--overlap",
+        overlap,
+    ];
+    let rotated: Value = stack.esimctl.run(&arguments).await?;
+    let text = |field: &str| rotated[field].as_str().unwrap_or_default().to_owned();
+    let client = Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?;
+    Ok((rotated, client))
+}
+
+/// Orders with keys that end until they are denied.
+async fn denied(client: &Client, option_id: &str) -> Result<Answer> {
+    wait::until(PATIENCE, "the old keys to be denied", async || {
+        let answer = client.order(&fresh("old"), &[(option_id, 1)]).await?;
+        Ok((answer.status == 401).then_some(answer))
+    })
+    .await
+}
+
+async fn status(client: &Client, option_id: &str) -> u16 {
+    let answer = client.order(&fresh("order"), &[(option_id, 1)]).await;
+    answer.unwrap().status
+}
+
+#[tokio::test]
+async fn both_pairs_of_keys_order_until_the_old_one_ends() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let taken = fresh("taken");
+    shop.buy(&taken, ready, 1).await.unwrap();
+
+    let (rotated, new) = rotate_keys(&stack, &shop, "4s").await.unwrap();
+    let until = OffsetDateTime::parse(rotated["old_keys_until"].as_str().unwrap(), &Rfc3339).unwrap();
+    assert_eq!(status(&new, ready).await, 201);
+    assert_eq!(status(&shop.client, ready).await, 201);
+    // It is one partner, whichever keys it uses.
+    let again = new.order(&taken, &[(ready, 1)]).await.unwrap();
+    let has_been = json!({"errors": ["External order id has already been taken"]});
+    assert_eq!((again.status, again.json().unwrap()), (422, has_been));
+
+    let old = denied(&shop.client, ready).await.unwrap();
+    let late = runtime::clock::now() - until;
+    assert!(
+        late > -time::Duration::milliseconds(100) && late < time::Duration::SECOND,
+        "denied {late} after the end"
+    );
+    let mut nobody = shop.partner.clone();
+    nobody.access_key = "ak_nobody".into();
+    let unknown = stack.client(&nobody).unwrap();
+    let unknown = unknown.order(&fresh("unknown"), &[(ready, 1)]).await.unwrap();
+    assert_eq!((old.status, &old.body), (unknown.status, &unknown.body));
+    assert_eq!(status(&new, ready).await, 201);
+
+    // At once, which is within the second of the refresh.
+    let began = Instant::now();
+    let (_, newest) = rotate_keys(&stack, &shop, "0").await.unwrap();
+    denied(&new, ready).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(status(&newest, ready).await, 201);
+
+    let (_, last) = rotate_keys(&stack, &shop, "1h").await.unwrap();
+    for client in [&newest, &last] {
+        assert_eq!(status(client, ready).await, 201);
+    }
+    let disable = ["partner", "disable", &shop.partner.partner_id];
+    let _: Value = stack.esimctl.run(&disable).await.unwrap();
+    for client in [&newest, &last] {
+        denied(client, ready).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn old_keys_end_without_the_database() {
+    let (stack, mut forwarder) = database_away::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let (_, new) = rotate_keys(&stack, &shop, "3s").await.unwrap();
+    for client in [&shop.client, &new] {
+        assert_eq!(status(client, ready).await, 201);
+    }
+    forwarder.cut().await;
+    denied(&shop.client, ready).await.unwrap();
+    assert_eq!(status(&new, ready).await, 500, "let in, but it can't be stored");
+}
+
+#[tokio::test]
+async fn webhooks_verify_with_either_secret_during_a_rotation() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let rotate = ["partner", "rotate-webhook-secret", &shop.partner.partner_id];
+    let rotated: Value = stack.esimctl.run(&rotate).await.unwrap();
+    let new = rotated["webhook_secret"].as_str().unwrap();
+    // `hears_of` checks every signature.
+    let units = ids(&shop.buy(&fresh("old"), ready, 1).await.unwrap());
+    shop.hears_of(&units, PATIENCE).await.unwrap();
+    shop.receiver.verify(PATH, new).unwrap();
+    let units = ids(&shop.buy(&fresh("new"), ready, 1).await.unwrap());
+    shop.hears_of(&units, PATIENCE).await.unwrap();
+}
+
+async fn restart(stack: &mut Stack, master_key: &str) -> Result<()> {
+    for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
+        let process = stack.process(stage)?;
+        process.terminate(PATIENCE).await?;
+        let env = &mut process.program_mut().env;
+        env.insert("MASTER_KEY".into(), master_key.into());
+        process.start().await?;
+    }
+    Ok(())
+}
+
+/// As docs/operations.md has it; in the end nobody knows the old key.
+#[tokio::test]
+async fn a_master_key_is_replaced_step_by_step() {
+    let mut stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    let before = ids(&shop.buy(&fresh("before"), &ready, 2).await.unwrap());
+    shop.hears_of(&before, PATIENCE).await.unwrap();
+
+    restart(&mut stack, &format!("{OLD},{NEW}")).await.unwrap();
+    let both = format!("{NEW},{OLD}");
+    restart(&mut stack, &both).await.unwrap();
+    let settings = [("DATABASE_URL", stack.database.url()), ("MASTER_KEY", &both)];
+    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let esimctl = Esimctl::new(settings);
+    let done: Value = esimctl.run(&["master-key", "reencrypt"]).await.unwrap();
+    // A partner's two secrets and the profiles of its units.
+    assert_eq!(
+        (&done["reencrypted"], &done["failed"], &done["left"]),
+        (&json!(4), &json!([]), &json!(0)),
+        "{done}"
+    );
+
+    restart(&mut stack, NEW).await.unwrap();
+    let partner = shop.partner.partner_id.as_str();
+    let replay = [
+        "delivery",
+        "replay",
+        "--partner",
+        partner,
+        "--since",
+        "1h",
+        "--state",
+        "all",
+    ];
+    let _: Value = stack.esimctl.run(&replay).await.unwrap();
+    let after = ids(&shop.buy(&fresh("after"), &ready, 1).await.unwrap());
+    let received = shop.receiver.wait_for(5, PATIENCE).await.unwrap();
+    assert!(
+        received
+            .iter()
+            .all(|webhook| webhook.signature == Signature::Valid)
+    );
+    for unit in before.iter().chain(&after) {
+        let told = received.iter().filter(|webhook| webhook.topup_id() == unit);
+        assert_eq!(told.count(), if before.contains(unit) { 2 } else { 1 }, "{unit}");
+    }
+}
