@@ -110,12 +110,25 @@ pub fn run(config: &Config) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("esimctl: {}", one_line(&format!("{error:#}")));
+            eprintln!("esimctl: {}", one_line(&with_causes(&error)));
             let wrong_settings =
                 error.is::<NoDatabase>() || error.is::<BadDatabaseUrl>() || error.is::<MasterKeyError>();
             ExitCode::from(if wrong_settings { USAGE } else { FAILED })
         }
     }
+}
+
+/// The error with what caused it. The text of some errors has their cause already.
+fn with_causes(error: &anyhow::Error) -> String {
+    let mut said = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if said.is_empty() {
+            said = cause;
+        } else if !said.ends_with(&cause) {
+            said = format!("{said}: {cause}");
+        }
+    }
+    said
 }
 
 async fn execute(config: &Config) -> anyhow::Result<()> {
