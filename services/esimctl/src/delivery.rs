@@ -126,6 +126,9 @@ async fn list(asked: &List, database: &DatabaseConfig, output: &Output) -> anyho
     }
     let deliveries = attempts::list(&mut connection, &filter, asked.limit).await?;
     output.print(&deliveries, || {
+        if deliveries.is_empty() {
+            return "There are no such deliveries.".to_owned();
+        }
         let header = [
             "topup_id",
             "external_order_id",
@@ -224,7 +227,12 @@ fn describe(delivery: &DeliveryView, attempts: &[AttemptView], answers: &[Option
             attempt.class.clone(),
         ]
     });
-    let mut parts = vec![head, table(["attempt", "at", "took", "status", "class"], rows)];
+    let attempts_made = if attempts.is_empty() {
+        "No attempt has ended yet.".to_owned()
+    } else {
+        table(["attempt", "at", "took", "status", "class"], rows)
+    };
+    let mut parts = vec![head, attempts_made];
     for (attempt, answer) in attempts.iter().zip(answers) {
         if let Some(answer) = answer {
             let answer = printable(answer);

@@ -82,6 +82,9 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
 }
 
 fn list(endpoints: &[Endpoint]) -> String {
+    if endpoints.is_empty() {
+        return "There are no endpoints: there are no partners yet.".to_owned();
+    }
     let rows = endpoints.iter().map(|endpoint| {
         let until = endpoint
             .blocked_until

@@ -411,6 +411,9 @@ async fn wrong_settings_are_one_line_that_names_them() {
             "{refused:?}"
         );
     }
+    let open = ["provider", "open", "sandbox", "--reason", "test", "--for", "-1h"];
+    let refused = run(esimctl(&open).env("DATABASE_URL", NOWHERE)).await;
+    assert!(refused.line(2).contains("it is negative"), "{refused:?}");
     for (arguments, part) in [
         (&["--environment", "moon"][..], "possible values: sandbox, live"),
         (
@@ -434,6 +437,47 @@ async fn wrong_settings_are_one_line_that_names_them() {
             "{refused:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn where_there_is_nothing_a_line_says_so() {
+    let operator = Operator::new().await;
+    for list in [
+        "partner",
+        "option",
+        "delivery",
+        "endpoint",
+        "placement",
+        "provider",
+    ] {
+        let text = operator.run(&[list, "list"]).await;
+        let text = text.text();
+        let says_so = text.starts_with("There are no ") || text.contains("is empty");
+        assert!(says_so && text.lines().count() == 1, "{list}: {text}");
+    }
+    let partner = operator.create_partner().await;
+    let since = [
+        "delivery",
+        "list",
+        "--partner",
+        text(&partner, "partner_id"),
+        "--since",
+        "1h",
+    ];
+    assert_eq!(
+        operator.run(&since).await.text(),
+        "There are no such deliveries.\n"
+    );
+    assert_eq!(operator.json(&since).await, json!([]));
+    let order = {
+        let mut connection = operator.database.connect().await.unwrap();
+        let partner = text(&partner, "partner_id").parse().unwrap();
+        let order = store_order(&mut connection, partner, "o-1").await;
+        make_ready(&mut connection, &order).await;
+        order
+    };
+    let shown = operator.run(&["delivery", "show", order.topup.as_str()]).await;
+    assert!(shown.text().contains("No attempt has ended yet."), "{shown:?}");
 }
 
 #[tokio::test]
