@@ -48,7 +48,8 @@ const EXAMPLES: &str = "Examples:
 
 /// The sandbox eSIM provider: speaks the USIMSA protocol, buys nothing real, remembers every purchase
 #[derive(Parser, Clone, Debug)]
-#[command(name = "sandbox", version, after_help = EXAMPLES)]
+// Of its commands `serve` and `catalogue` are an argument and `healthcheck` a subcommand: to callers they are one.
+#[command(name = "sandbox", version, override_usage = "sandbox [OPTIONS] [COMMAND]", after_help = EXAMPLES)]
 pub struct Config {
     /// What to do; `serve` when nothing is said
     #[arg(value_enum)]
