@@ -198,38 +198,50 @@ pub async fn set_disabled(
     Ok(found.rows_affected() > 0)
 }
 
+/// What stays valid beside what a rotation makes.
+#[derive(Clone, Copy, Debug)]
+pub struct Overlap {
+    /// For how long; 0 ends everything old at once.
+    pub lasts: Duration,
+    /// What the last rotation replaced stays, and what it made is replaced: nobody has that yet. Otherwise it
+    /// is what was valid alone.
+    pub keep_old: bool,
+}
+
 /// What a rotation came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotated {
     /// It is done; what was replaced is valid until then, or not at all any more.
     Until(Option<OffsetDateTime>),
-    /// The overlap of the last rotation is still on, or there is no such partner: nothing was done.
+    /// The overlap of the last rotation is still on (or it isn't, and was to be kept), or there is no such
+    /// partner: nothing was done.
     Refused,
 }
 
-/// Replaces a partner's keys; the old ones stay valid during the overlap. Refused while those of the last
-/// rotation are, since a partner has one old pair at most; without an overlap, everything old ends at once.
+/// Replaces a partner's keys; the old ones stay valid during the overlap. While those of the last rotation
+/// are, it has to keep them or end them, since a partner has one old pair at most.
 pub async fn rotate_keys(
     connection: &mut PgConnection,
     vault: &Vault,
     partner_id: PartnerId,
     access_key: &str,
     secret_key: &SecretKey,
-    overlap: Duration,
+    overlap: Overlap,
 ) -> Result<Rotated, Error> {
     let sealed = vault.seal(Purpose::SecretKey(partner_id), secret_key.expose())?;
     let rotated = sqlx::query_scalar!(
         "UPDATE partners
          SET access_key = $2, secret_key = $3,
-             old_access_key = CASE WHEN $4 > 0::float8 THEN access_key END,
-             old_secret_key = CASE WHEN $4 > 0::float8 THEN secret_key END,
+             old_access_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_access_key ELSE access_key END,
+             old_secret_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_secret_key ELSE secret_key END,
              old_keys_until = CASE WHEN $4 > 0::float8 THEN now() + make_interval(secs => $4) END
-         WHERE partner_id = $1 AND ($4 = 0::float8 OR coalesce(old_keys_until <= now(), true))
+         WHERE partner_id = $1 AND ($4 = 0::float8 OR coalesce(old_keys_until > now(), false) = $5)
          RETURNING old_keys_until",
         partner_id.uuid(),
         access_key,
         sealed,
-        seconds(overlap),
+        seconds(overlap.lasts),
+        overlap.keep_old,
     )
     .fetch_optional(connection)
     .await?;
@@ -237,25 +249,27 @@ pub async fn rotate_keys(
 }
 
 /// Replaces a partner's webhook secret; webhooks are signed with the old one, too, during the overlap.
-/// Refused as [`rotate_keys`] is.
+/// As with [`rotate_keys`], there is one old secret at most.
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,
     partner_id: PartnerId,
     secret: &webhook::Secret,
-    overlap: Duration,
+    overlap: Overlap,
 ) -> Result<Rotated, Error> {
     let sealed = vault.seal(Purpose::WebhookSecret(partner_id), secret.expose())?;
     let rotated = sqlx::query_scalar!(
         "UPDATE partners
          SET webhook_secret = $2,
-             old_webhook_secret = CASE WHEN $3 > 0::float8 THEN webhook_secret END,
+             old_webhook_secret =
+                 CASE WHEN $3 = 0::float8 THEN NULL WHEN $4 THEN old_webhook_secret ELSE webhook_secret END,
              old_webhook_secret_until = CASE WHEN $3 > 0::float8 THEN now() + make_interval(secs => $3) END
-         WHERE partner_id = $1 AND ($3 = 0::float8 OR coalesce(old_webhook_secret_until <= now(), true))
+         WHERE partner_id = $1 AND ($3 = 0::float8 OR coalesce(old_webhook_secret_until > now(), false) = $4)
          RETURNING old_webhook_secret_until",
         partner_id.uuid(),
         sealed,
-        seconds(overlap),
+        seconds(overlap.lasts),
+        overlap.keep_old,
     )
     .fetch_optional(connection)
     .await?;

@@ -9,7 +9,7 @@ use serde_json::json;
 use store::{
     PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
-    partners::{self, Partner, Rotated},
+    partners::{self, Overlap, Partner, Rotated},
     vault::Vault,
 };
 use time::OffsetDateTime;
@@ -27,7 +27,8 @@ pub const KEYS_EXAMPLES: &str = "Examples:
 
 The partner stays the same, with its orders. Until the overlap ends, its requests may be signed with either
 pair; then the old access key is an unknown one. Without an overlap that is so within a second.
-Refused during the overlap of the last rotation, unless --overlap is 0: then all but the new keys end at once.";
+During the overlap of the last rotation it is refused, unless --keep-old says that the partner doesn't have the new
+keys yet (those are replaced, the old ones stay), or --overlap is 0 (everything old ends at once).";
 
 pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
   esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567
@@ -37,7 +38,8 @@ pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
 Until the overlap ends, webhook-signature holds two signatures, the new secret's first. Without an overlap
 webhooks are signed with the new secret only from now on: a partner that doesn't have it yet refuses them,
 and they are tried again.
-Refused during the overlap of the last rotation, unless --overlap is 0: then all but the new secret ends at once.";
+During the overlap of the last rotation it is refused, unless --keep-old says that the partner doesn't have the new
+secret yet (that is replaced, the old one stays), or --overlap is 0 (everything old ends at once).";
 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
@@ -46,8 +48,20 @@ pub struct Rotate {
     /// For how long the old stays valid beside the new; 0 ends it at once
     #[arg(long, value_name = "DURATION", default_value = "24h", allow_hyphen_values = true, value_parser = runtime::config::duration)]
     overlap: Duration,
+    /// The last rotation's new one was lost before the partner had it: replace that, and keep the old one
+    #[arg(long)]
+    keep_old: bool,
     #[command(flatten)]
     master_key: MasterKeyConfig,
+}
+
+impl Rotate {
+    fn overlap(&self) -> Overlap {
+        Overlap {
+            lasts: self.overlap,
+            keep_old: self.keep_old,
+        }
+    }
 }
 
 pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
@@ -59,7 +73,7 @@ pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -
         partner.partner_id.into(),
         &access_key,
         &secret_key,
-        rotate.overlap,
+        rotate.overlap(),
     );
     let until = match rotated.await? {
         Rotated::Until(until) => until,
@@ -69,7 +83,12 @@ pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -
         }
     };
     let secret_key = secret_key.to_base64();
-    let old_access_key = until.map(|_| partner.access_key);
+    let old = if rotate.keep_old {
+        partner.old_access_key
+    } else {
+        Some(partner.access_key)
+    };
+    let old_access_key = until.and(old);
     let mut shown = json!({
         "partner_id": partner.partner_id, "name": partner.name, "access_key": access_key,
         "secret_key": secret_key, "old_access_key": old_access_key,
@@ -100,7 +119,7 @@ pub async fn webhook_secret(
     let secret = new_webhook_secret()?;
     let partner_id = partner.partner_id.into();
     let rotated =
-        partners::rotate_webhook_secret(&mut connection, &vault, partner_id, &secret, rotate.overlap);
+        partners::rotate_webhook_secret(&mut connection, &vault, partner_id, &secret, rotate.overlap());
     let until = match rotated.await? {
         Rotated::Until(until) => until,
         Rotated::Refused => {
@@ -145,16 +164,19 @@ async fn prepare(
 }
 
 fn refused(partner: &Partner, what_is: &str, until: Option<OffsetDateTime>) -> anyhow::Result<()> {
-    let until = until.map_or_else(|| "just now".to_owned(), |until| format!("{} UTC", moment(until)));
+    let name = printable(&partner.name);
+    let Some(until) = until else {
+        bail!("nothing was changed: no old {what_is} valid any more of {name}; rotate without `--keep-old`");
+    };
     bail!(
-        "nothing was changed: the old {what_is} of {} valid until {until}; rotate again after that, or with \
-         `--overlap 0`, which ends everything old at once",
-        printable(&partner.name),
+        "nothing was changed: the old {what_is} valid until {} UTC of {name}; rotate again after that, or with \
+         `--keep-old` if the partner doesn't have the new yet, or with `--overlap 0`, which ends everything old at once",
+        moment(until),
     )
 }
 
 fn unseen() -> String {
-    "it is done, but nobody has seen what is new; rotate again with `--overlap 0`, or after the overlap"
+    "it is done, but nobody has seen what is new; rotate again, with `--keep-old` during an overlap"
         .to_owned()
 }
 

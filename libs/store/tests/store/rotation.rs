@@ -10,7 +10,7 @@ use store::{
     attempts,
     deliveries::{self, Delivery, Take},
     master_key::{self, Pass, Usage},
-    partners::{self, Credentials, Rotated},
+    partners::{self, Credentials, Overlap, Rotated},
     profile::Profile,
     schema,
     vault::Vault,
@@ -26,7 +26,19 @@ fn vault(keys: &str) -> Vault {
     Vault::parse(&SecretString::from(keys)).unwrap()
 }
 
-async fn rotate(bench: &Bench, partner: PartnerId, access_key: &str, overlap: Duration) -> Rotated {
+fn overlap(lasts: Duration) -> Overlap {
+    Overlap {
+        lasts,
+        keep_old: false,
+    }
+}
+
+const KEEP_OLD: Overlap = Overlap {
+    lasts: DAY,
+    keep_old: true,
+};
+
+async fn rotate(bench: &Bench, partner: PartnerId, access_key: &str, overlap: Overlap) -> Rotated {
     let key = SecretKey::from_bytes(access_key.as_bytes().repeat(8)).unwrap();
     let mut connection = bench.connection().await;
     partners::rotate_keys(&mut connection, &VAULT, partner, access_key, &key, overlap)
@@ -34,7 +46,7 @@ async fn rotate(bench: &Bench, partner: PartnerId, access_key: &str, overlap: Du
         .unwrap()
 }
 
-async fn rotate_secret(bench: &Bench, partner: PartnerId, byte: u8, overlap: Duration) -> Rotated {
+async fn rotate_secret(bench: &Bench, partner: PartnerId, byte: u8, overlap: Overlap) -> Rotated {
     let secret = Secret::from_bytes(vec![byte; 32]).unwrap();
     let mut connection = bench.connection().await;
     partners::rotate_webhook_secret(&mut connection, &VAULT, partner, &secret, overlap)
@@ -76,7 +88,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     let partner = bench.partner(None).await;
     let first = partner.to_string();
     let other = bench.partner(None).await;
-    let Rotated::Until(Some(_)) = rotate(&bench, partner, "ak_2", DAY).await else {
+    let Rotated::Until(Some(_)) = rotate(&bench, partner, "ak_2", overlap(DAY)).await else {
         panic!("refused");
     };
     for access_key in [first.as_str(), "ak_2"] {
@@ -100,9 +112,22 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     assert_eq!(shown.old_access_key.as_deref(), Some(first.as_str()));
     assert!(shown.old_keys_until.is_some() && shown.old_webhook_secret_until.is_none());
 
-    // A third pair has no place while the overlap is on. It has, once it is over.
-    assert_eq!(rotate(&bench, partner, "ak_3", DAY).await, Rotated::Refused);
+    // A third pair has no place while the overlap is on, but that of the second. It has, once it is over.
+    assert_eq!(
+        rotate(&bench, partner, "ak_3", overlap(DAY)).await,
+        Rotated::Refused
+    );
     assert!(by_access_key(&bench, "ak_3").await.is_none());
+    assert!(matches!(
+        rotate(&bench, partner, "ak_2b", KEEP_OLD).await,
+        Rotated::Until(Some(_))
+    ));
+    assert!(by_access_key(&bench, "ak_2").await.is_none());
+    assert_eq!(
+        valid(&by_access_key(&bench, &first).await.unwrap()),
+        ["ak_2b", first.as_str()]
+    );
+    rotate(&bench, partner, "ak_2", KEEP_OLD).await;
     bench
         .set(
             "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1",
@@ -110,6 +135,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
         )
         .await;
     assert!(by_access_key(&bench, &first).await.is_none());
+    assert_eq!(rotate(&bench, partner, "ak_3", KEEP_OLD).await, Rotated::Refused);
     assert_eq!(valid(&by_access_key(&bench, "ak_2").await.unwrap()), ["ak_2"]);
     let shown = partners::show(&mut *bench.connection().await, "ak_2")
         .await
@@ -117,7 +143,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
         .unwrap();
     assert_eq!((shown.old_access_key, shown.old_keys_until), (None, None));
     assert!(matches!(
-        rotate(&bench, partner, "ak_3", DAY).await,
+        rotate(&bench, partner, "ak_3", overlap(DAY)).await,
         Rotated::Until(Some(_))
     ));
     assert_eq!(
@@ -127,7 +153,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
 
     // Without an overlap everything old ends at once, during one too.
     assert_eq!(
-        rotate(&bench, partner, "ak_4", Duration::ZERO).await,
+        rotate(&bench, partner, "ak_4", overlap(Duration::ZERO)).await,
         Rotated::Until(None)
     );
     assert_eq!(valid(&by_access_key(&bench, "ak_4").await.unwrap()), ["ak_4"]);
@@ -157,7 +183,7 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     };
     assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
     assert!(matches!(
-        rotate_secret(&bench, partner, 8, DAY).await,
+        rotate_secret(&bench, partner, 8, overlap(DAY)).await,
         Rotated::Until(Some(_))
     ));
     let delivery = taken(&bench, &topups).await;
@@ -184,8 +210,15 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     };
     assert_eq!(due.old_webhook_secret.as_deref().map(open), Some(7));
 
-    assert_eq!(rotate_secret(&bench, partner, 9, DAY).await, Rotated::Refused);
+    assert_eq!(
+        rotate_secret(&bench, partner, 9, overlap(DAY)).await,
+        Rotated::Refused
+    );
     assert_eq!(open(&taken(&bench, &topups).await.webhook_secret), 8);
+    rotate_secret(&bench, partner, 11, KEEP_OLD).await;
+    let delivery = taken(&bench, &topups).await;
+    assert_eq!(open(&delivery.webhook_secret), 11);
+    assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
     bench
         .set(
             "UPDATE partners SET old_webhook_secret_until = now() WHERE partner_id::text = $1",
@@ -193,12 +226,16 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
         )
         .await;
     assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
+    assert_eq!(
+        rotate_secret(&bench, partner, 9, KEEP_OLD).await,
+        Rotated::Refused
+    );
     assert!(matches!(
-        rotate_secret(&bench, partner, 9, DAY).await,
+        rotate_secret(&bench, partner, 9, overlap(DAY)).await,
         Rotated::Until(Some(_))
     ));
     assert_eq!(
-        rotate_secret(&bench, partner, 10, Duration::ZERO).await,
+        rotate_secret(&bench, partner, 10, overlap(Duration::ZERO)).await,
         Rotated::Until(None)
     );
     let delivery = taken(&bench, &topups).await;
@@ -216,13 +253,13 @@ async fn every_secret_that_is_valid_needs_its_key() {
     let (both, new) = (vault(&format!("{NEW_KEY},{OLD_KEY}")), vault(NEW_KEY));
     let mut connection = bench.connection().await;
     let secret = Secret::from_bytes(vec![9; 32]).unwrap();
-    partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, Duration::ZERO)
+    partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, overlap(Duration::ZERO))
         .await
         .unwrap();
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
     let key = SecretKey::from_bytes(vec![9; 32]).unwrap();
-    partners::rotate_keys(&mut connection, &both, partner, "ak_2", &key, DAY)
+    partners::rotate_keys(&mut connection, &both, partner, "ak_2", &key, overlap(DAY))
         .await
         .unwrap();
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
@@ -304,8 +341,8 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
         answer(&bench, topup, 0).await;
     }
     answer(&bench, &topups[0], 1).await;
-    rotate(&bench, partner, "ak_2", DAY).await;
-    rotate_secret(&bench, partner, 8, DAY).await;
+    rotate(&bench, partner, "ak_2", overlap(DAY)).await;
+    rotate_secret(&bench, partner, 8, overlap(DAY)).await;
     let all = usage(4, UNITS as u64, UNITS as u64 + 1);
     assert_eq!(usages(&bench).await, [(Some("test".into()), all)]);
 
@@ -428,7 +465,7 @@ async fn what_others_change_is_not_overwritten() {
     let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
     let rotating = async {
         for byte in 0..ROTATIONS {
-            let rotated = rotate_secret(&bench, partner, byte, Duration::ZERO).await;
+            let rotated = rotate_secret(&bench, partner, byte, overlap(Duration::ZERO)).await;
             assert_eq!(rotated, Rotated::Until(None));
         }
     };

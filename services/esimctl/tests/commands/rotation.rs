@@ -48,9 +48,18 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     let refused = operator
         .run(&["partner", "rotate-keys", id, "--overlap", "1h"])
         .await;
-    for part in ["nothing was changed", "valid until 20", "`--overlap 0`"] {
+    for part in [
+        "nothing was changed",
+        "valid until 20",
+        "`--keep-old`",
+        "`--overlap 0`",
+    ] {
         assert!(refused.line(1).contains(part), "{refused:?}");
     }
+    let kept = operator.json(&["partner", "rotate-keys", id, "--keep-old"]).await;
+    assert_eq!(text(&kept, "old_access_key"), first);
+    let lost = partners::by_access_key(&mut connection, second).await.unwrap();
+    assert!(lost.is_none(), "{lost:?}");
     let at_once = operator
         .json(&["partner", "rotate-keys", id, "--overlap", "0"])
         .await;
@@ -96,7 +105,7 @@ async fn a_new_webhook_secret_is_shown_once() {
             .run(&rotate)
             .await
             .line(1)
-            .contains("webhook secret is of Acme valid until 20")
+            .contains("webhook secret is valid until 20")
     );
     let at_once = operator.run(&[&rotate[..], &["--overlap", "0"]].concat()).await;
     assert!(at_once.text().contains("signs nothing any more"), "{at_once:?}");

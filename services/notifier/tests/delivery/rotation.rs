@@ -8,7 +8,7 @@ use secrecy::SecretString;
 use signing::webhook::Secret;
 use store::{
     master_key,
-    partners::{self, Rotated},
+    partners::{self, Overlap, Rotated},
     vault::Vault,
 };
 use testkit::{
@@ -26,6 +26,10 @@ impl Bench {
         let secret = Secret::from_bytes(vec![9; 32]).unwrap();
         let vault = self.config.master_key.vault().unwrap();
         let mut connection = self.pool.acquire().await.unwrap();
+        let overlap = Overlap {
+            lasts: overlap,
+            keep_old: false,
+        };
         let rotated =
             partners::rotate_webhook_secret(&mut connection, &vault, partner, &secret, overlap).await;
         assert!(matches!(rotated, Ok(Rotated::Until(_))), "{rotated:?}");
