@@ -40,6 +40,16 @@ pub fn link(span: &Span, traceparent: Option<&str>) {
     }
 }
 
+/// Connects the span of working on a row with the span that led to it, which the message names or else
+/// the row: by a link, and as its child as long as the work `belongs` to that trace.
+pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bool) {
+    let before = message.or(row);
+    if belongs {
+        set_parent(span, before);
+    }
+    link(span, before);
+}
+
 /// Connects a batch's span with the spans of what is in it: a child of theirs where they are all of one
 /// trace, otherwise a trace of its own, linked to each.
 pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str>>) {

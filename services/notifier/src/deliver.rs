@@ -367,11 +367,8 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
             attempt = delivery.attempt,
         )
     };
-    let before = trigger.traceparent.as_deref().or(delivery.traceparent.as_deref());
-    if delivery.attempt == 0 {
-        trace::set_parent(&span, before);
-    }
-    trace::link(&span, before);
+    let (message, row) = (trigger.traceparent.as_deref(), delivery.traceparent.as_deref());
+    trace::follow(&span, message, row, delivery.attempt == 0);
     span
 }
 

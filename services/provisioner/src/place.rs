@@ -208,11 +208,9 @@ fn process_span(work: &Claimed, trigger: &Trigger<TopupJob>, provider: &str) -> 
             attempt = work.attempt,
         )
     };
-    let before = trigger.traceparent.as_deref().or(work.traceparent.as_deref());
-    if work.attempt <= 1 && work.age < ONE_TRACE {
-        trace::set_parent(&span, before);
-    }
-    trace::link(&span, before);
+    let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
+    let (message, row) = (trigger.traceparent.as_deref(), work.traceparent.as_deref());
+    trace::follow(&span, message, row, belongs);
     span
 }
 
