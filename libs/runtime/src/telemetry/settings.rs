@@ -6,6 +6,7 @@ use std::{collections::BTreeMap, ffi::OsString, fmt::Display, str::FromStr, time
 use axum::http::{HeaderName, HeaderValue, Uri};
 use opentelemetry::KeyValue;
 use opentelemetry_sdk::trace::Sampler;
+use reqwest::Url;
 
 use crate::{config::BadSetting, version};
 
@@ -288,9 +289,10 @@ impl Reader<'_> {
         let of_signal = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal.name());
         let of_all = "OTEL_EXPORTER_OTLP_ENDPOINT";
         let endpoint = match (self.text(&of_signal)?, self.text(of_all)?, protocol) {
-            (Some(own), _, _) => check_endpoint(&of_signal, own)?,
-            (None, Some(base), Protocol::Http) => http_endpoint(&check_endpoint(of_all, base)?, signal),
-            (None, Some(base), Protocol::Grpc) => check_endpoint(of_all, base)?,
+            (Some(own), _, Protocol::Http) => check_endpoint(&of_signal, own, false)?,
+            (Some(own), _, Protocol::Grpc) => check_endpoint(&of_signal, own, true)?,
+            (None, Some(base), Protocol::Http) => http_endpoint(&check_endpoint(of_all, base, true)?, signal),
+            (None, Some(base), Protocol::Grpc) => check_endpoint(of_all, base, true)?,
             (None, None, _) if !exporter_is_set => return Ok(None),
             (None, None, Protocol::Http) => http_endpoint("http://localhost:4318", signal),
             (None, None, Protocol::Grpc) => "http://localhost:4317".into(),
@@ -345,19 +347,45 @@ fn http_endpoint(base: &str, signal: Signal) -> String {
 }
 
 /// The value isn't shown: it may hold a password.
-fn check_endpoint(name: &str, endpoint: String) -> anyhow::Result<String> {
-    let url = endpoint.parse::<Uri>().ok();
-    let usable = url.is_some_and(|url| {
-        matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
-    });
-    if usable {
-        Ok(endpoint)
-    } else {
-        Err(bad(
+fn check_endpoint(name: &str, endpoint: String, path_is_added: bool) -> anyhow::Result<String> {
+    match endpoint_trouble(&endpoint, path_is_added) {
+        None => Ok(endpoint),
+        Some(trouble) => Err(bad(
             name,
-            "is not an http or https address such as http://collector:4318",
-        ))
+            format!("{trouble}; write it like http://collector:4318"),
+        )),
     }
+}
+
+/// Why an exporter could not send there.
+fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
+    let not_http = || Some("is not an http or https address".to_owned());
+    let Some((_, rest)) = endpoint.split_once("://") else {
+        return not_http();
+    };
+    let url = match endpoint.parse::<Url>() {
+        Ok(url) if matches!(url.scheme(), "http" | "https") => url,
+        Ok(_) => return not_http(),
+        Err(error) => return Some(format!("is not an address: {error}")),
+    };
+    // `Url` repairs what the exporters' `Uri` refuses.
+    if endpoint.parse::<Uri>().is_err() || rest.starts_with('/') {
+        return Some("is not an address".into());
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        let headers = "OTEL_EXPORTER_OTLP_HEADERS";
+        return Some(format!(
+            "has a user or a password, which is not sent: use {headers}"
+        ));
+    }
+    let server = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if server.ends_with(':') || url.port() == Some(0) {
+        return Some("has no usable port, which is from 1 to 65535".into());
+    }
+    if url.fragment().is_some() || (path_is_added && url.query().is_some()) {
+        return Some("has a `?` or `#`, which has no place in it".into());
+    }
+    None
 }
 
 /// Values aren't shown: they are what the collector lets us in for.
@@ -438,7 +466,10 @@ mod tests {
         let settings = read(&[
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/otlp/"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "2000"),
-            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "https://metrics/push"),
+            (
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+                "https://metrics/push?tenant=a",
+            ),
             ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://collector:4317"),
             ("OTEL_BLRP_EXPORT_TIMEOUT", "500"),
@@ -450,7 +481,8 @@ mod tests {
             (traces.protocol, traces.timeout),
             (Protocol::Http, Duration::from_secs(2))
         );
-        assert_eq!(settings.metrics.unwrap().target.endpoint, "https://metrics/push");
+        let metrics = settings.metrics.unwrap().target;
+        assert_eq!(metrics.endpoint, "https://metrics/push?tenant=a");
         let logs = settings.logs.unwrap().target;
         assert_eq!(logs.endpoint, "http://collector:4317");
         assert_eq!(
@@ -486,7 +518,30 @@ mod tests {
             ("OTEL_LOGS_EXPORTER", "OTLP"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http:collector:4318"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http:///v1/traces"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://:4318"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:0"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:99999"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318:4318"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1:4318"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://256.0.0.1:4318"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://col lector:4318"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/a b"),
+            (
+                "OTEL_EXPORTER_OTLP_ENDPOINT",
+                "http://user:password@collector:4318",
+            ),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318?tenant=a"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/#traces"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
+            (
+                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+                "https://collector:70000/push",
+            ),
+            ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "https://collector/push#logs"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
             ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "tcp"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "authorization"),
@@ -527,6 +582,9 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer hush\n"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "hush"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "user:hush@collector"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hush@collector"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:hush@collector:99999"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector?key=hush"),
         ] {
             if let Err(error) = read(&[(name, text)]) {
                 assert!(!error.to_string().contains("hush"), "{error}");

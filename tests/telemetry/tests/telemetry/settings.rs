@@ -34,6 +34,7 @@ async fn refused(service: &str, variable: &str, value: &str) {
 async fn bad_values_stop_the_start_and_name_the_variable() {
     for (service, variable, value) in [
         ("ingress", "OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4317"),
+        ("ingress", "OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:99999"),
         ("ingress", "OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
         ("provisioner", "OTEL_TRACES_SAMPLER", "sometimes"),
         ("provisioner", "OTEL_TRACES_SAMPLER_ARG", "2"),
