@@ -1,10 +1,11 @@
 //! Sending over OTLP, so that nobody notices whether somebody listens: queues are bounded and drop
-//! what doesn't fit, exporters have threads of their own, and what fails is told rarely.
+//! what doesn't fit, exporters have threads of their own, and an outage is told once, and its end.
 
 use std::{
+    error::Error,
     fmt,
     pin::Pin,
-    sync::{Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -30,18 +31,17 @@ use super::{
     settings::{Protocol, Target},
 };
 
-/// How often it is told that nothing arrives.
-const TOLD_EVERY: Duration = Duration::from_mins(5);
 /// The most of a collector's answer that is read.
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// The exporter of one signal. The builders have the same methods and no trait in common.
 macro_rules! exporter {
-    ($transport:ident, $target:ident, $Exporter:ident) => {
-        match $target.protocol {
+    ($transport:ident, $target:ident, $Exporter:ident, $signal:literal) => {{
+        let cause = Cause::default();
+        let exporter = match $target.protocol {
             Protocol::Http => $Exporter::builder()
                 .with_http()
-                .with_http_client($transport.http($target)?)
+                .with_http_client($transport.http($target, cause.clone())?)
                 .with_endpoint(&$target.endpoint)
                 .with_protocol(opentelemetry_otlp::Protocol::HttpBinary)
                 .with_timeout($target.timeout)
@@ -55,8 +55,16 @@ macro_rules! exporter {
                     .with_timeout($target.timeout)
                     .build()?
             }
+        };
+        Told {
+            signal: $signal,
+            endpoint: $target.shown(),
+            exporter,
+            cause,
+            gate: None,
+            outage: Mutex::default(),
         }
-    };
+    }};
 }
 
 /// What exporters send with: a runtime that nothing else runs on.
@@ -84,7 +92,7 @@ impl Transport {
         Ok(Self { runtime: handle })
     }
 
-    fn http(&self, target: &Target) -> anyhow::Result<Client> {
+    fn http(&self, target: &Target, cause: Cause) -> anyhow::Result<Client> {
         let http = reqwest::Client::builder()
             .timeout(target.timeout)
             .redirect(reqwest::redirect::Policy::none())
@@ -93,26 +101,39 @@ impl Transport {
             .context("cannot set up the HTTP client of the telemetry")?;
         Ok(Client {
             http,
+            cause,
             runtime: self.runtime.clone(),
         })
     }
 
     pub(super) fn spans(&self, target: &Target, gate: Gate) -> anyhow::Result<Told<SpanExporter>> {
-        let exporter = exporter!(self, target, SpanExporter);
         Ok(Told {
             gate: Some(gate),
-            ..Told::new("spans", exporter)
+            ..exporter!(self, target, SpanExporter, "spans")
         })
     }
 
     pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Told<MetricExporter>> {
-        let exporter = exporter!(self, target, MetricExporter);
-        Ok(Told::new("metrics", exporter))
+        Ok(exporter!(self, target, MetricExporter, "metrics"))
     }
 
     pub(super) fn logs(&self, target: &Target) -> anyhow::Result<Told<LogExporter>> {
-        let exporter = exporter!(self, target, LogExporter);
-        Ok(Told::new("logs", exporter))
+        Ok(exporter!(self, target, LogExporter, "logs"))
+    }
+}
+
+/// Why the last request over HTTP failed, which the exporter's own error doesn't say. Clones are the
+/// same cause.
+#[derive(Clone, Debug, Default)]
+struct Cause(Arc<Mutex<Option<String>>>);
+
+impl Cause {
+    fn set(&self, cause: Option<String>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cause;
+    }
+
+    fn take(&self) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
@@ -120,6 +141,7 @@ impl Transport {
 #[derive(Debug)]
 struct Client {
     http: reqwest::Client,
+    cause: Cause,
     runtime: Handle,
 }
 
@@ -132,76 +154,109 @@ impl HttpClient for Client {
         'client: 'future,
         Self: 'future,
     {
-        let http = self.http.clone();
+        let (http, cause) = (self.http.clone(), self.cause.clone());
         let sending = self.runtime.spawn(async move {
-            let mut answer = http.execute(request.try_into()?).await?;
-            let mut body = Vec::new();
-            while let Some(piece) = answer.chunk().await? {
-                let room = MAX_ANSWER.saturating_sub(body.len());
-                body.extend_from_slice(&piece[..piece.len().min(room)]);
-                if piece.len() > room {
-                    break;
-                }
-            }
-            let mut response = Response::builder().status(answer.status());
-            if let Some(headers) = response.headers_mut() {
-                *headers = std::mem::take(answer.headers_mut());
-            }
-            Ok::<_, HttpError>(response.body(Bytes::from(body))?)
+            let answer = exchange(&http, request).await;
+            cause.set(match &answer {
+                Ok(answer) if answer.status().is_success() => None,
+                Ok(answer) => Some(format!("HTTP status {}", answer.status())),
+                Err(error) => Some(root(error.as_ref())),
+            });
+            answer
         });
         Box::pin(async move { sending.await? })
     }
 }
 
-/// An exporter whose failures are told at once and then rarely, and that it works again.
-pub(super) struct Told<E> {
-    signal: &'static str,
-    exporter: E,
-    /// Closed while nothing arrives.
-    gate: Option<Gate>,
-    failing: Mutex<Option<Failing>>,
+async fn exchange(http: &reqwest::Client, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+    let mut answer = http.execute(request.try_into()?).await?;
+    let mut body = Vec::new();
+    while let Some(piece) = answer.chunk().await? {
+        let room = MAX_ANSWER.saturating_sub(body.len());
+        body.extend_from_slice(&piece[..piece.len().min(room)]);
+        if piece.len() > room {
+            break;
+        }
+    }
+    let mut response = Response::builder().status(answer.status());
+    if let Some(headers) = response.headers_mut() {
+        *headers = std::mem::take(answer.headers_mut());
+    }
+    Ok(response.body(Bytes::from(body))?)
 }
 
-struct Failing {
-    told: Instant,
-    untold: u64,
+/// What an error comes from in the end: what is around it has the URL.
+fn root(error: &(dyn Error + 'static)) -> String {
+    let mut root = error;
+    while let Some(source) = root.source() {
+        root = source;
+    }
+    match root.downcast_ref::<reqwest::Error>() {
+        Some(_) => "the request or its answer is not one of HTTP".into(),
+        None => root.to_string(),
+    }
+}
+
+/// An exporter of which it is told that nothing arrives any more, and that it arrives again.
+pub(super) struct Told<E> {
+    signal: &'static str,
+    /// Without what may be secret.
+    endpoint: String,
+    exporter: E,
+    cause: Cause,
+    /// Closed while nothing arrives.
+    gate: Option<Gate>,
+    outage: Mutex<Option<Outage>>,
+}
+
+struct Outage {
+    began: Instant,
+    dropped: usize,
 }
 
 impl<E> Told<E> {
-    fn new(signal: &'static str, exporter: E) -> Self {
-        Self {
-            signal,
-            exporter,
-            gate: None,
-            failing: Mutex::default(),
+    /// Notes what became of a batch of `size`.
+    fn tell(&self, result: &OTelSdkResult, size: usize) {
+        let (signal, endpoint) = (self.signal, self.endpoint.as_str());
+        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        match (result, outage.as_mut()) {
+            (Ok(()), None) | (Err(OTelSdkError::AlreadyShutdown), _) => {}
+            (Ok(()), Some(Outage { began, dropped })) => {
+                let (seconds, dropped) = (began.elapsed().as_secs(), *dropped);
+                *outage = None;
+                tracing::info!(
+                    signal,
+                    endpoint,
+                    dropped,
+                    seconds,
+                    "the OTLP collector takes telemetry again"
+                );
+            }
+            (Err(error), None) => {
+                *outage = Some(Outage {
+                    began: Instant::now(),
+                    dropped: size,
+                });
+                let cause = self.cause_of(error);
+                tracing::warn!(
+                    signal,
+                    endpoint,
+                    cause,
+                    "the OTLP collector does not take telemetry; nothing waits for it"
+                );
+            }
+            (Err(_), Some(outage)) => outage.dropped += size,
         }
     }
 
-    fn tell(&self, result: &OTelSdkResult) {
-        let signal = self.signal;
-        let mut failing = self.failing.lock().unwrap_or_else(PoisonError::into_inner);
-        match (result, failing.as_mut()) {
-            (Ok(()), None) | (Err(OTelSdkError::AlreadyShutdown), _) => {}
-            (Ok(()), Some(_)) => {
-                *failing = None;
-                tracing::info!(signal, "the OTLP collector takes telemetry again");
-            }
-            (Err(error), None) => {
-                let told = Instant::now();
-                *failing = Some(Failing { told, untold: 0 });
-                tracing::warn!(signal, %error, "the OTLP collector does not take telemetry; nothing waits for it");
-            }
-            (Err(error), Some(since)) => {
-                since.untold += 1;
-                if since.told.elapsed() >= TOLD_EVERY {
-                    let batches = since.untold;
-                    tracing::warn!(signal, %error, batches, "the OTLP collector still does not take telemetry");
-                    *since = Failing {
-                        told: Instant::now(),
-                        untold: 0,
-                    };
-                }
-            }
+    fn cause_of(&self, error: &OTelSdkError) -> String {
+        match (self.cause.take(), error) {
+            (Some(cause), _) => cause,
+            (None, OTelSdkError::InternalFailure(error)) => match error.split_once("gRPC code: ") {
+                Some((_, code)) => format!("gRPC status {code}"),
+                None => error.clone(),
+            },
+            (None, error) => error.to_string(),
         }
     }
 }
@@ -219,11 +274,12 @@ impl opentelemetry_sdk::trace::SpanExporter for Told<SpanExporter> {
         if let Some(gate) = &self.gate {
             gate.sending();
         }
+        let size = batch.len();
         let result = self.exporter.export(batch).await;
         if let Some(gate) = &self.gate {
             gate.sent(result.is_ok());
         }
-        self.tell(&result);
+        self.tell(&result, size);
         result
     }
 
@@ -238,8 +294,9 @@ impl opentelemetry_sdk::trace::SpanExporter for Told<SpanExporter> {
 
 impl opentelemetry_sdk::logs::LogExporter for Told<LogExporter> {
     async fn export(&self, batch: LogBatch<'_>) -> OTelSdkResult {
+        let size = batch.iter().count();
         let result = self.exporter.export(batch).await;
-        self.tell(&result);
+        self.tell(&result, size);
         result
     }
 
@@ -255,7 +312,7 @@ impl opentelemetry_sdk::logs::LogExporter for Told<LogExporter> {
 impl PushMetricExporter for Told<MetricExporter> {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
         let result = self.exporter.export(metrics).await;
-        self.tell(&result);
+        self.tell(&result, 1);
         result
     }
 

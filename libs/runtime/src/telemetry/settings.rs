@@ -50,6 +50,13 @@ pub(super) struct Target {
     pub(super) timeout: Duration,
 }
 
+impl Target {
+    /// The endpoint for a log: without its query, which may hold a key.
+    pub(super) fn shown(&self) -> String {
+        self.endpoint.split('?').next().unwrap_or_default().to_owned()
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Grpc,

@@ -1,11 +1,24 @@
-//! A collector that isn't there, and one that takes connections and never answers: orders flow,
-//! processes stop in time, and the log isn't full of it.
+//! A collector that isn't there, one that takes connections and never answers, and one that refuses:
+//! orders flow, processes stop in time, and the log has the cause once, and the end once.
 
 use crate::shop::Shop;
-use futures_util::future::try_join_all;
+use crate::sink::Sink;
+use anyhow::{Context, Result};
+use futures_util::future::{join_all, try_join_all};
+use http_body_util::Empty;
+use hyper::service::service_fn;
+use hyper::{Request, Response, body::Incoming};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
+use testkit::process::{Process, Program};
 use testkit::stack::{Stack, Stage};
+use testkit::wait;
 use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, JoinSet};
 
 const ORDERS: usize = 40;
 
@@ -68,4 +81,163 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
     let log = stack.process(Stage::Ingress).unwrap().log().unwrap();
     assert!(log.contains("does not take telemetry"), "it is told once: {log}");
     held.abort();
+}
+
+/// What is on a collector's port instead of one.
+#[derive(Clone, Copy, Debug)]
+enum Trouble {
+    Closed,
+    Hangs,
+    Refuses,
+}
+
+/// With what is there, which ends when it is aborted.
+async fn trouble_on(port: u16, trouble: Trouble) -> Result<JoinHandle<()>> {
+    if matches!(trouble, Trouble::Closed) {
+        return Ok(tokio::spawn(async {}));
+    }
+    let listener = TcpListener::bind(("127.0.0.1", port)).await?;
+    Ok(tokio::spawn(async move {
+        let (mut held, mut serving) = (Vec::new(), JoinSet::new());
+        while let Ok((connection, _)) = listener.accept().await {
+            if matches!(trouble, Trouble::Hangs) {
+                held.push(connection);
+                continue;
+            }
+            serving.spawn(async move {
+                let refuse = |_: Request<Incoming>| async {
+                    let answer = Response::builder().status(503).body(Empty::<bytes::Bytes>::new());
+                    Ok::<_, Infallible>(answer.expect("a response"))
+                };
+                let _ = auto::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(connection), service_fn(refuse))
+                    .await;
+            });
+        }
+    }))
+}
+
+/// A process that sends everything soon, and with it the folder that it needs.
+fn sender(port: u16, protocol: &str) -> Result<(Process, String, tempfile::TempDir)> {
+    let folder = tempfile::tempdir()?;
+    let url = format!("http://127.0.0.1:{}", testkit::ports::free()?);
+    let mut env = BTreeMap::from(
+        [
+            ("LISTEN", url.trim_start_matches("http://")),
+            ("SANDBOX_ACCESS_KEY", "key"),
+            (
+                "SANDBOX_SECRET_KEY",
+                "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==",
+            ),
+            (
+                "SANDBOX_LEDGER",
+                &folder.path().join("ledger").display().to_string(),
+            ),
+            ("LOG_FORMAT", "json"),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", &format!("http://127.0.0.1:{port}")),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
+            ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hush"),
+            ("OTEL_EXPORTER_OTLP_TIMEOUT", "300"),
+            ("OTEL_BLRP_SCHEDULE_DELAY", "50"),
+            ("OTEL_METRIC_EXPORT_INTERVAL", "100"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned())),
+    );
+    if protocol != "grpc" {
+        let logs = format!("http://127.0.0.1:{port}/v1/logs?key=hush");
+        env.insert("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT".into(), logs);
+    }
+    let program = Program {
+        name: "sandbox".into(),
+        binary: testkit::bin_dir().join("sandbox"),
+        args: Vec::new(),
+        env,
+        ready_url: format!("{url}/readyz"),
+        log: folder.path().join("log"),
+    };
+    Ok((Process::new(program), url, folder))
+}
+
+/// Of each signal the one line that says `what`; none while one is missing.
+fn told(process: &Process, what: &str) -> Result<Option<BTreeMap<String, Value>>> {
+    let log = process.log()?;
+    let lines = log.lines().map(serde_json::from_str::<Value>);
+    let mut told = BTreeMap::new();
+    for line in lines {
+        let line = line.with_context(|| log.clone())?;
+        if line["message"]
+            .as_str()
+            .is_some_and(|message| message.contains(what))
+        {
+            let signal = line["signal"].as_str().context("no signal")?.to_owned();
+            anyhow::ensure!(told.insert(signal, line).is_none(), "told twice: {log}");
+        }
+    }
+    Ok((told.len() == 2).then_some(told))
+}
+
+async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(20);
+    let port = testkit::ports::free()?;
+    let instead = trouble_on(port, trouble).await?;
+    let (mut process, url, _folder) = sender(port, protocol)?;
+    process.start().await?;
+    let away = wait::until(PATIENCE, "the outage to be told", async || {
+        told(&process, "does not take telemetry")
+    });
+    for (signal, line) in away.await? {
+        let path = if protocol == "grpc" {
+            String::new()
+        } else {
+            format!("/v1/{signal}")
+        };
+        assert_eq!(
+            line["endpoint"],
+            format!("http://127.0.0.1:{port}{path}"),
+            "{line}"
+        );
+        assert_eq!(line["level"], "WARN", "{line}");
+        let cause = line["cause"].as_str().context("no cause")?;
+        assert!(causes.iter().any(|expected| cause.contains(expected)), "{line}");
+    }
+
+    instead.abort();
+    let _ = instead.await;
+    let sink = Sink::start_on(port).await?;
+    let http = testkit::http::client()?;
+    let back = wait::until(PATIENCE, "the end of the outage to be told", async || {
+        // Something to be logged.
+        let set = http.put(format!("{url}/faults")).body("{}").send().await?;
+        anyhow::ensure!(set.status() == 200);
+        told(&process, "takes telemetry again")
+    });
+    for line in back.await?.values() {
+        assert!(
+            line["dropped"].as_u64().is_some_and(|dropped| dropped > 0),
+            "{line}"
+        );
+        assert!(line["seconds"].is_u64() && line["cause"].is_null(), "{line}");
+    }
+    anyhow::ensure!(!sink.book().logs.is_empty());
+    assert!(told(&process, "does not take telemetry")?.is_some());
+    process.terminate(PATIENCE).await?;
+    assert!(!process.log()?.contains("hush"), "{}", process.log()?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_is_told_once_with_its_cause_and_its_end() {
+    let outages = [
+        ("http/protobuf", Trouble::Closed, &["Connection refused"][..]),
+        ("http/protobuf", Trouble::Hangs, &["timed out"]),
+        ("http/protobuf", Trouble::Refuses, &["HTTP status 503"]),
+        ("grpc", Trouble::Closed, &["Connection refused"]),
+        ("grpc", Trouble::Hangs, &["Timeout expired"]),
+        ("grpc", Trouble::Refuses, &["gRPC status Unavailable"]),
+    ];
+    let outages = outages.map(|(protocol, trouble, causes)| async move {
+        let told = one_outage(protocol, trouble, causes).await;
+        told.unwrap_or_else(|error| panic!("{protocol}, {trouble:?}: {error:#}"));
+    });
+    join_all(outages).await;
 }

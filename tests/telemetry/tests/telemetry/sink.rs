@@ -83,7 +83,12 @@ type Body = http_body_util::combinators::BoxBody<Bytes, Infallible>;
 
 impl Sink {
     pub async fn start() -> Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::start_on(0).await
+    }
+
+    /// On a port that is free.
+    pub async fn start_on(port: u16) -> Result<Self> {
+        let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let url = format!("http://{}", listener.local_addr()?);
         let book = Arc::new(Mutex::new(Book::default()));
         let server = tokio::spawn({
