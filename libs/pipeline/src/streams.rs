@@ -7,8 +7,9 @@ use async_nats::{
     Client,
     connection::State,
     jetstream::{
-        self,
+        self, ErrorCode,
         consumer::{AckPolicy, PullConsumer, pull},
+        context::{CreateStreamError, CreateStreamErrorKind},
         stream::{Config, DiscardPolicy, RetentionPolicy, StorageType},
     },
 };
@@ -193,10 +194,12 @@ impl Nats {
         );
         for config in [jobs, ready, dead] {
             let name = config.name.clone();
-            self.context
-                .get_or_create_stream(config)
-                .await
-                .with_context(|| format!("cannot make the stream {name}"))?;
+            if let Err(error) = self.context.get_or_create_stream(config).await {
+                let servers = TooFewServers(self.config.stream_replicas);
+                let too_few = has_too_few_servers(&error);
+                let error = anyhow::Error::new(error).context(format!("cannot make the stream {name}"));
+                return Err(if too_few { error.context(servers) } else { error });
+            }
         }
         Ok(())
     }
@@ -220,6 +223,32 @@ impl Nats {
             .await
             .with_context(|| format!("cannot make the consumer {}", source.durable))
     }
+}
+
+/// There are fewer servers than copies of a stream are asked for: nothing gets better by itself.
+#[derive(Debug)]
+pub(crate) struct TooFewServers(u8);
+
+impl std::fmt::Display for TooFewServers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let copies = self.0;
+        write!(
+            f,
+            "STREAM_REPLICAS={copies} needs a cluster of at least {copies} NATS servers: start what is \
+             missing, or set STREAM_REPLICAS to the number of servers"
+        )
+    }
+}
+
+fn has_too_few_servers(error: &CreateStreamError) -> bool {
+    let CreateStreamErrorKind::JetStream(error) = error.kind() else {
+        return false;
+    };
+    [
+        ErrorCode::STREAM_REPLICAS_NOT_SUPPORTED,
+        ErrorCode::CLUSTER_NO_PEERS,
+    ]
+    .contains(&error.error_code())
 }
 
 /// Where a stage's messages come from.

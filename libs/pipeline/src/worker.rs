@@ -23,7 +23,7 @@ use crate::{
     Nats,
     effect::{self, Effect, perform},
     metrics::Jobs,
-    streams::Source,
+    streams::{Source, TooFewServers},
     trace::{self, TRACEPARENT},
 };
 
@@ -31,6 +31,11 @@ use crate::{
 const PULL: Duration = Duration::from_secs(3);
 /// How long a message waits to be tried again when our own database was away.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long it takes until what doesn't come is asked for again: first, and at most.
+const PULL_AGAIN: Duration = Duration::from_millis(500);
+const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
+/// How often it is told that no messages come.
+const TOLD_EVERY: Duration = Duration::from_mins(1);
 /// How often overdue rows are looked for.
 const REDRIVE: Duration = Duration::from_millis(500);
 
@@ -144,6 +149,52 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, source: Source, permits: usiz
     shutdown.spawn("redrive loop", worker.redrive());
 }
 
+/// How long nothing could be pulled, and what was told of it.
+#[derive(Default)]
+struct Outage {
+    failures: u32,
+    began: Option<Instant>,
+    told: Option<Instant>,
+}
+
+impl Outage {
+    fn pause(&self) -> Duration {
+        match self.failures.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(earlier) => (PULL_AGAIN * 2_u32.pow(earlier.min(10))).min(PULL_AGAIN_MOST),
+        }
+    }
+
+    /// One failure is what a lost stream or a restarted server costs. What comes again lasts.
+    fn failed(&mut self, consumer: &str, error: &anyhow::Error) {
+        self.failures = self.failures.saturating_add(1);
+        self.began.get_or_insert_with(Instant::now);
+        let lasts = self.failures > 1 || error.is::<TooFewServers>();
+        let error = format!("{error:#}");
+        if !lasts {
+            tracing::warn!(consumer, error, "pulling again");
+        } else if self.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+            self.told = Some(Instant::now());
+            tracing::error!(
+                consumer,
+                error,
+                failures = self.failures,
+                "no messages come from NATS; overdue rows are still taken up, later"
+            );
+        }
+    }
+
+    fn over(&mut self, consumer: &str) {
+        if let Some(began) = self.began
+            && self.told.is_some()
+        {
+            let seconds = began.elapsed().as_secs();
+            tracing::info!(consumer, seconds, "messages come from NATS again");
+        }
+        *self = Self::default();
+    }
+}
+
 struct Worker<S> {
     stage: Arc<S>,
     nats: Nats,
@@ -158,33 +209,25 @@ struct Worker<S> {
 impl<S: Stage> Worker<S> {
     async fn messages(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
-        let mut wait = Duration::ZERO;
+        let mut outage = Outage::default();
         while !stop.is_cancelled() {
             tokio::select! {
                 () = stop.cancelled() => break,
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep(outage.pause()) => {}
             }
             tokio::select! {
                 () = stop.cancelled() => break,
                 () = self.nats.connected() => {}
             }
             // Whatever was wrong, streams and consumer are made again where they are missing.
-            match self.pull_until_broken().await {
-                Ok(()) => wait = Duration::ZERO,
-                Err(error) => {
-                    tracing::warn!(
-                        consumer = self.source.durable,
-                        error = format!("{error:#}"),
-                        "pulling again"
-                    );
-                    wait = Duration::from_millis(500);
-                }
+            if let Err(error) = self.pull_until_broken(&mut outage).await {
+                outage.failed(&self.source.durable, &error);
             }
         }
         Ok(())
     }
 
-    async fn pull_until_broken(self: &Arc<Self>) -> anyhow::Result<()> {
+    async fn pull_until_broken(self: &Arc<Self>, outage: &mut Outage) -> anyhow::Result<()> {
         let consumer = self.nats.consumer(&self.source).await?;
         let stop = self.shutdown.soft();
         loop {
@@ -211,6 +254,7 @@ impl<S: Stage> Worker<S> {
                     .into_iter()
                     .collect::<Result<_, _>>()
                     .map_err(|error| anyhow::anyhow!("{error}"))?;
+                outage.over(&self.source.durable);
                 let taken = permits.as_mut().and_then(|permits| permits.split(messages.len()));
                 self.take(messages, taken).await;
             }
@@ -224,6 +268,7 @@ impl<S: Stage> Worker<S> {
                 }
                 return Ok(());
             }
+            outage.over(&self.source.durable);
         }
     }
 

@@ -1,5 +1,13 @@
 //! Streams, consumers and servers that vanish under a running stage.
 
+use std::{
+    io,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use async_nats::jetstream::stream::{Config, RetentionPolicy};
+use futures_util::StreamExt;
 use testkit::nats::NatsServer;
 
 use crate::bench::{Bench, DURABLE, PATIENCE, Rows, until};
@@ -79,5 +87,83 @@ async fn the_stream_of_the_unreadable_comes_back_too() {
     })
     .await;
     bench.until_messages(0).await;
+    stage.stop().await;
+}
+
+/// What is logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn lines_with(&self, part: &str) -> Vec<String> {
+        let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let lines = log.lines().filter(|line| line.contains(part));
+        lines.map(String::from).collect()
+    }
+}
+
+#[tokio::test]
+async fn more_copies_than_servers_are_told_once_with_the_remedy_and_asked_for_ever_more_rarely() {
+    let log = Log::default();
+    let writer = log.clone();
+    let lines = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .finish();
+    let _guard = tracing::subscriber::set_default(lines);
+    let folder = tempfile::tempdir().unwrap();
+    let server = NatsServer::start(folder.path()).await.unwrap();
+    let mut bench = Bench::at(server.url()).await;
+    bench.config.stream_replicas = 3;
+    let client = bench.nats.client();
+    let audited = client.subscribe("$JS.EVENT.ADVISORY.API").await.unwrap();
+    client.flush().await.unwrap();
+
+    let rows = Rows::new([0]);
+    rows.make_due([7]);
+    let stage = bench.start(&rows, 4).await;
+    let asked = audited
+        .filter(|call| std::future::ready(String::from_utf8_lossy(&call.payload).contains("STREAM.CREATE.")))
+        .map(|_| Instant::now())
+        .take(4)
+        .collect::<Vec<_>>();
+    let asked = tokio::time::timeout(PATIENCE, asked).await.unwrap();
+    let pauses: Vec<Duration> = asked.windows(2).map(|two| two[1] - two[0]).collect();
+    assert!(
+        pauses[0] >= Duration::from_millis(450) && pauses[2] >= Duration::from_millis(1900),
+        "{pauses:?}"
+    );
+    let told = log.lines_with("no messages come from NATS");
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].contains("ERROR") && told[0].contains("STREAM_REPLICAS=3 needs a cluster"),
+        "{told:?}"
+    );
+    assert!(log.lines_with("pulling again").is_empty());
+    // Meanwhile overdue rows are worked on.
+    rows.until_done(1).await;
+
+    // An operator helps.
+    for (base, subject) in [("JOBS", "job"), ("READY", "ready"), ("DEAD", "dead")] {
+        let own = Config {
+            name: bench.nats.stream_name(&format!("TOPUP_{base}")),
+            subjects: vec![format!("{}topup.{subject}.>", bench.config.stream_prefix)],
+            retention: RetentionPolicy::WorkQueue,
+            ..Config::default()
+        };
+        bench.jetstream.create_stream(own).await.unwrap();
+    }
+    bench.announce(0).await;
+    rows.until_done(2).await;
+    assert_eq!(log.lines_with("messages come from NATS again").len(), 1);
     stage.stop().await;
 }
