@@ -69,6 +69,7 @@ pub async fn listen(setting: &'static str, address: SocketAddr) -> anyhow::Resul
 /// must get answers during a stop as well, so this task itself is not tracked.
 pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<()> {
     let listener = listen("ADMIN_LISTEN", address).await?;
+    crate::process::observe();
     let router = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))

@@ -9,6 +9,7 @@ pub mod health;
 pub mod healthcheck;
 pub mod lifecycle;
 pub mod metrics;
+mod process;
 pub mod telemetry;
 pub mod version;
 

@@ -1,0 +1,159 @@
+//! What this process takes of its machine, by OpenTelemetry's semantic conventions, and what its
+//! runtime has to do. Read when somebody looks. The former is Linux's to tell, and missing elsewhere.
+
+use std::fs;
+
+use opentelemetry::{KeyValue, global};
+use tokio::runtime::Handle;
+
+/// Shows it for as long as the process lives.
+pub(crate) fn observe() {
+    runtime(&Handle::current());
+    if Usage::read().is_some() {
+        usage();
+    }
+}
+
+fn runtime(handle: &Handle) {
+    let meter = global::meter("runtime");
+    let tasks = handle.metrics();
+    meter
+        .u64_observable_gauge("tokio.runtime.tasks")
+        .with_description("Tasks that are not finished")
+        .with_callback(move |gauge| gauge.observe(count(tasks.num_alive_tasks()), &[]))
+        .build();
+    let queued = handle.metrics();
+    meter
+        .u64_observable_gauge("tokio.runtime.queued_tasks")
+        .with_description("Tasks that could run and wait in the queue of all threads")
+        .with_callback(move |gauge| gauge.observe(count(queued.global_queue_depth()), &[]))
+        .build();
+}
+
+fn usage() {
+    let meter = global::meter("runtime");
+    let mode = |mode: &'static str| [KeyValue::new("cpu.mode", mode)];
+    let (user, system) = (mode("user"), mode("system"));
+    meter
+        .f64_observable_counter("process.cpu.time")
+        .with_unit("s")
+        .with_description("Processor time that was used")
+        .with_callback(move |counter| {
+            if let Some(usage) = Usage::read() {
+                counter.observe(usage.user, &user);
+                counter.observe(usage.system, &system);
+            }
+        })
+        .build();
+    for (name, unit, description, value) in [
+        (
+            "process.memory.usage",
+            "By",
+            "Physical memory in use",
+            (|usage| usage.memory) as fn(Usage) -> i64,
+        ),
+        ("process.thread.count", "{thread}", "Threads", |usage| {
+            usage.threads
+        }),
+    ] {
+        meter
+            .i64_observable_up_down_counter(name)
+            .with_unit(unit)
+            .with_description(description)
+            .with_callback(move |counter| {
+                if let Some(usage) = Usage::read() {
+                    counter.observe(value(usage), &[]);
+                }
+            })
+            .build();
+    }
+    meter
+        .i64_observable_up_down_counter("process.unix.file_descriptor.count")
+        .with_unit("{file_descriptor}")
+        .with_description("Open files and connections")
+        .with_callback(|counter| {
+            if let Ok(open) = fs::read_dir("/proc/self/fd") {
+                // One of them is the folder.
+                let open = i64::try_from(open.count()).unwrap_or(i64::MAX);
+                counter.observe(open.saturating_sub(1), &[]);
+            }
+        })
+        .build();
+}
+
+fn count(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Usage {
+    /// Seconds.
+    user: f64,
+    system: f64,
+    threads: i64,
+    /// Bytes.
+    memory: i64,
+}
+
+impl Usage {
+    fn read() -> Option<Self> {
+        let ticks = u32::try_from(rustix::param::clock_ticks_per_second()).ok()?;
+        let page = i64::try_from(rustix::param::page_size()).ok()?;
+        Self::parse(&fs::read_to_string("/proc/self/stat").ok()?, ticks, page)
+    }
+
+    /// `pid (name) state …`, of which a name may hold anything: see `man 5 proc_pid_stat`.
+    fn parse(stat: &str, ticks: u32, page: i64) -> Option<Self> {
+        /// The number of the first field after the name.
+        const STATE: usize = 3;
+        let (_, fields) = stat.rsplit_once(") ")?;
+        let fields: Vec<&str> = fields.split_ascii_whitespace().collect();
+        let field = |number: usize| fields.get(number - STATE).copied();
+        let seconds = |number| Some(field(number)?.parse::<f64>().ok()? / f64::from(ticks));
+        Some(Self {
+            user: seconds(14)?,
+            system: seconds(15)?,
+            threads: field(20)?.parse().ok()?,
+            memory: field(24)?.parse::<i64>().ok()?.checked_mul(page)?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_linux_is_read_whatever_the_name() {
+        let line =
+            "4242 (a) b (c) S 1 2 3 0 -1 4194304 1 2 3 4 150 25 0 0 20 0 7 0 12345 987654 321 184467 1 1\n";
+        let expected = Usage {
+            user: 1.5,
+            system: 0.25,
+            threads: 7,
+            memory: 321 * 4096,
+        };
+        assert_eq!(Usage::parse(line, 100, 4096), Some(expected));
+        for odd in [
+            "",
+            "4242 (a",
+            "4242 (a) S 1 2 3",
+            "4242 (a) S x x x x x x x x x x x x x x x x x x x x x x x",
+        ] {
+            assert_eq!(Usage::parse(odd, 100, 4096), None, "{odd}");
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn this_process_is_read() {
+        let before = Usage::read().unwrap();
+        assert!(before.threads >= 1 && before.memory > 100_000, "{before:?}");
+        // Until the processor's time has gone on by a tick.
+        let mut after = before;
+        while after.user + after.system <= before.user + before.system {
+            after = Usage::read().unwrap();
+        }
+        assert!(after.user >= before.user && after.system >= before.system);
+    }
+}
