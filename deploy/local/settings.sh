@@ -46,6 +46,7 @@ gather_settings() {
   derived PROVISIONER_ADMIN_URL "$url:$PROVISIONER_ADMIN_PORT"
   derived NOTIFIER_ADMIN_URL "$url:$NOTIFIER_ADMIN_PORT"
   derived SANDBOX_URL "$url:$SANDBOX_PORT"
+  derived SANDBOX_ADMIN_URL "$url:$SANDBOX_ADMIN_PORT"
   derived SANDBOX_CALLBACK_URL "$PROVISIONER_URL/callbacks/sandbox/$SANDBOX_CALLBACK_TOKEN"
   derived SANDBOX_LEDGER "$LOCAL_DIR/data/sandbox-ledger"
   derived DATABASE_URL "postgres://esim:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/esim"
@@ -60,11 +61,11 @@ COMPLAINTS=()
 complain() { COMPLAINTS+=("$*"); }
 
 is_port() { [[ $1 =~ ^[1-9][0-9]{0,4}$ ]] && (($1 <= 65535)); }
-is_block() { is_port "$1" && (($1 <= 65535 - 90)); }
+is_block() { is_port "$1" && (($1 <= 65535 - 91)); }
 
 check_ports() {
   local row name seen=' ' other
-  [[ -z ${LOCAL_PORTS-} ]] || is_block "$LOCAL_PORTS" || complain "LOCAL_PORTS=$LOCAL_PORTS is not a number from 1 to $((65535 - 90))"
+  [[ -z ${LOCAL_PORTS-} ]] || is_block "$LOCAL_PORTS" || complain "LOCAL_PORTS=$LOCAL_PORTS is not a number from 1 to $((65535 - 91))"
   for row in "${PORTS[@]}"; do
     name=${row%% *}
     if ! is_port "${!name}"; then
@@ -164,7 +165,7 @@ check_free() {
     done
   done
   ((${#taken[@]} == 0)) || fail "ports that other programs use: $(join "${taken[@]}")
-  Choose others with these variables, or move all ports at once: LOCAL_PORTS=23000 means 23022 to 23090."
+  Choose others with these variables, or move all ports at once: LOCAL_PORTS=23000 means 23022 to 23091."
 }
 
 # `leave_ports NAME…`: those that move to other ports are stopped first, since another may get theirs.

@@ -18,18 +18,18 @@ pub const NAME: &str = "healthcheck";
 const DEADLINE: Duration = Duration::from_secs(3);
 const LONGEST_ANSWER: usize = 16 * 1024;
 
-/// The flags that name the port to ask, the first that a service has: ids in its configuration.
-const PORTS: [&str; 2] = ["admin_listen", "listen"];
+/// The flag that names the port to ask: an id in a service's configuration.
+const PORT: &str = "admin_listen";
 
 /// `command` with the subcommand, if it is that of a service.
 pub fn offer(command: Command) -> Command {
-    let port = PORTS.iter().find_map(|port| {
-        command
-            .get_arguments()
-            .find(|argument| argument.get_id() == port)
-            .cloned()
-    });
-    let Some(port) = port else { return command };
+    let Some(port) = command
+        .get_arguments()
+        .find(|argument| argument.get_id() == PORT)
+        .cloned()
+    else {
+        return command;
+    };
     command.subcommand_negates_reqs(true).subcommand(
         Command::new(NAME)
             .about(
@@ -41,10 +41,7 @@ pub fn offer(command: Command) -> Command {
 
 /// The address that the subcommand's arguments name.
 pub fn address(arguments: &clap::ArgMatches) -> Option<SocketAddr> {
-    PORTS
-        .iter()
-        .find_map(|port| arguments.try_get_one::<SocketAddr>(port).ok().flatten())
-        .copied()
+    arguments.try_get_one::<SocketAddr>(PORT).ok().flatten().copied()
 }
 
 /// Asks. `Err` is the reason, in one line.

@@ -7,10 +7,12 @@ pub mod clock;
 pub mod config;
 pub mod health;
 pub mod healthcheck;
+pub mod http;
 pub mod lifecycle;
 pub mod metrics;
 mod process;
 pub mod telemetry;
+pub mod trace;
 pub mod version;
 
 pub use config::CommonConfig;

@@ -30,6 +30,7 @@ use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
     health::{self, Readiness},
+    http::Requests,
 };
 use store::config::{MasterKeyConfig, PoolConfig};
 
@@ -98,6 +99,7 @@ pub struct App {
     directory: Arc<Directory>,
     orders: Arc<Orders>,
     metrics: Metrics,
+    requests: Requests,
 }
 
 /// Serves partners until the soft stop.
@@ -143,6 +145,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         directory,
         orders: Arc::new(orders),
         metrics,
+        requests: Requests::new(&routes::ROUTES),
     };
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn(

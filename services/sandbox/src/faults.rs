@@ -85,6 +85,18 @@ impl Faults {
         Ok(())
     }
 
+    /// Of each fault whether it is in force.
+    pub fn in_force(&self) -> [(&'static str, bool); 6] {
+        [
+            ("down", self.down),
+            ("error", self.error_rate > 0.0),
+            ("silence", self.silent_rate > 0.0),
+            ("latency", self.latency_ms > 0),
+            ("not_found_lag", self.not_found_lag_ms > 0),
+            ("duplicates", self.detect_duplicates == Some(false)),
+        ]
+    }
+
     /// How a call ends. `lot` and `second_lot` are drawn from 0 up to but not including 1.
     pub fn ending(&self, is_order: bool, lot: f64, second_lot: f64) -> Ending {
         if lot < self.error_rate {

@@ -13,6 +13,7 @@ mod error;
 pub mod faults;
 mod journal;
 pub mod ledger;
+mod observe;
 pub mod outcomes;
 mod profile;
 pub mod protocol;
@@ -29,11 +30,17 @@ use clap::{
     builder::{NonEmptyStringValueParser, TypedValueParser},
     error::ErrorKind,
 };
-use runtime::{CommonConfig, Shutdown};
+use runtime::{
+    CommonConfig, Shutdown,
+    health::{self, Readiness},
+};
 use signing::SecretKey;
 
 pub use crate::callbacks::CallbackUrl;
-use crate::{attempts::Attempts, auth::Credentials, ledger::Ledger, outcomes::Script, routes::Sandbox};
+use crate::{
+    attempts::Attempts, auth::Credentials, ledger::Ledger, observe::Metrics, outcomes::Script,
+    routes::Sandbox,
+};
 
 const EXAMPLES: &str = "Examples:
   Serve on the default port, with a ledger in the working folder:
@@ -54,9 +61,12 @@ pub struct Config {
     /// What to do; `serve` when nothing is said
     #[arg(value_enum)]
     pub command: Option<Command>,
-    /// Address of the provider's API, `/ledger` and `/readyz`
+    /// Address of the provider's API, `/ledger` and `/faults`
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:18090")]
     pub listen: SocketAddr,
+    /// Where `/livez`, `/readyz` and `/metrics` are served
+    #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:18091")]
+    pub admin_listen: SocketAddr,
     /// File that keeps every purchase: JSON lines, created when missing. Its seed makes the
     /// activation codes, so only its owner may read it
     #[arg(
@@ -157,21 +167,25 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     };
     let ledger = Ledger::open(&path)?;
     let bought = ledger.summary(None);
-    let listener = runtime::health::listen("LISTEN", config.listen).await?;
+    let listener = health::listen("LISTEN", config.listen).await?;
+    health::serve(config.admin_listen, Readiness::new(&shutdown, &[])).await?;
     tracing::info!(
         listen = %listener.local_addr()?,
+        admin = %config.admin_listen,
         ledger = %path.display(),
         purchases = bought.purchases,
         units = bought.units,
         "the sandbox provider is open"
     );
     let (callbacks, purchases) = callbacks::Queue::new();
+    let faults = Arc::new(faults::Switch::default());
     let sandbox = Arc::new(Sandbox {
         credentials,
         ledger,
         script: Script::default(),
         attempts: Attempts::default(),
-        faults: faults::Switch::default(),
+        metrics: Metrics::new(Arc::clone(&faults)),
+        faults,
         detect_duplicates: config.detect_duplicates,
         callbacks: config.callback_url.is_some().then_some(callbacks),
         shutdown: shutdown.clone(),

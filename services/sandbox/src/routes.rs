@@ -1,5 +1,5 @@
-//! The provider's API, and what is not the protocol's: `/ledger`, `/faults` and `/readyz`, which
-//! never suffer a fault.
+//! The provider's API, and what is not the protocol's: `/ledger` and `/faults`, which never suffer a
+//! fault.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,6 +17,7 @@ use axum::{
 };
 use rand::seq::SliceRandom;
 use runtime::{Shutdown, clock};
+use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
@@ -26,6 +27,7 @@ use crate::{
     error::Error,
     faults::{self, Ending, Faults},
     ledger::{Ledger, NotBought, Repeats},
+    observe::{Metrics, observe},
     outcomes::{AtPost, Script},
     protocol::{BoughtUnit, NewOrder, Products, Status, Unit, UnitStatus, code},
     server::{self, NoAnswer},
@@ -34,6 +36,12 @@ use crate::{
 };
 
 const ORDER: &str = "/api/v2/order";
+const FETCH: &str = "/api/v2/order/{order_id}";
+const CANCEL: &str = "/api/v2/cancel/{topup_id}";
+const LEDGER: &str = "/ledger";
+const FAULTS: &str = "/faults";
+/// Every route that there is.
+pub const ROUTES: [&str; 5] = [ORDER, FETCH, CANCEL, LEDGER, FAULTS];
 const MAX_BODY: usize = 1024 * 1024;
 /// Units in one order.
 const MAX_UNITS: u64 = 10_000;
@@ -46,11 +54,12 @@ pub struct Sandbox {
     pub ledger: Ledger,
     pub script: Script,
     pub attempts: Attempts,
-    pub faults: faults::Switch,
+    pub faults: Arc<faults::Switch>,
     /// Whether an order id that bought before is refused, if the faults don't say.
     pub detect_duplicates: bool,
     /// There if callbacks are wanted.
     pub callbacks: Option<callbacks::Queue>,
+    pub metrics: Metrics,
     pub shutdown: Shutdown,
 }
 
@@ -70,21 +79,18 @@ impl Sandbox {
 pub fn router(sandbox: Arc<Sandbox>) -> Router {
     let provider = Router::new()
         .route(ORDER, post(order))
-        .route("/api/v2/order/{order_id}", get(fetch))
-        .route("/api/v2/cancel/{topup_id}", post(cancel))
+        .route(FETCH, get(fetch))
+        .route(CANCEL, post(cancel))
         .route_layer(middleware::from_fn_with_state(Arc::clone(&sandbox), suffer));
     Router::new()
         .merge(provider)
-        .route("/ledger", get(ledger))
-        .route("/faults", get(show_faults).put(set_faults))
-        .route(
-            "/readyz",
-            get(|| async { Json(serde_json::json!({ "ready": true })) }),
-        )
+        .route(LEDGER, get(ledger))
+        .route(FAULTS, get(show_faults).put(set_faults))
         .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(sandbox)
+        .with_state(Arc::clone(&sandbox))
+        .layer(middleware::from_fn_with_state(sandbox, observe))
 }
 
 /// Lets a call of the provider's API suffer the faults of now.
@@ -118,7 +124,7 @@ async fn suffer(
     let response = sandbox
         .shutdown
         .tracker()
-        .spawn(call)
+        .spawn(call.in_current_span())
         .await
         .map_err(|_| Error::Failed)?;
     match ending {
@@ -157,6 +163,7 @@ async fn order(
             NotBought::Duplicate => Error::Duplicate,
             NotBought::Failed(error) => Error::Ledger(error),
         })?;
+    sandbox.metrics.bought(&purchase);
     tracing::debug!(order.id = purchase.order_id, units = purchase.size(), "bought");
     if let Some(callbacks) = &sandbox.callbacks
         && sandbox.script.calls_back(&purchase.products)

@@ -405,7 +405,6 @@ impl Plan<'_> {
                 ("WEBHOOK_ALLOW", "127.0.0.0/8"),
             ]),
         };
-        let ready_port = if stage == Stage::Sandbox { listen } else { admin };
         Ok(Program {
             log: self.dir.join(format!("{name}.log")),
             name,
@@ -418,7 +417,7 @@ impl Plan<'_> {
                 .chain(listening)
                 .chain(own)
                 .collect(),
-            ready_url: format!("http://127.0.0.1:{ready_port}/readyz"),
+            ready_url: format!("http://127.0.0.1:{admin}/readyz"),
         })
     }
 }

@@ -72,6 +72,7 @@ impl Seller {
         let config = sandbox::Config {
             command: None,
             listen,
+            admin_listen: address(),
             ledger: Some(folder.path().join("ledger")),
             access_key: Some(ACCESS_KEY.into()),
             secret_key: Some(SecretKey::from_base64(SECRET_KEY).unwrap()),
@@ -87,7 +88,7 @@ impl Seller {
             shutdown,
             _folder: folder,
         };
-        answers(&seller.http, &format!("{}/readyz", seller.base)).await;
+        answers(&seller.http, &format!("{}/faults", seller.base)).await;
         seller
     }
 

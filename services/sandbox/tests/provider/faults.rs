@@ -91,7 +91,7 @@ async fn down_closes_connections_and_buys_nothing() {
     }
     assert!(begun.elapsed() < Duration::from_secs(5));
     // What isn't the provider's is well.
-    assert_eq!(caller.get("/readyz").await, json!({ "ready": true }));
+    assert_eq!(caller.get("/faults").await["down"], true);
     assert_eq!(caller.ledger().await["purchases"], 0);
     caller.faults(json!({})).await;
     assert_eq!(caller.order("order-1", &[(&ready, 1)]).await["code"], "0000");

@@ -43,7 +43,7 @@ impl Caller {
         let started = Instant::now();
         while caller
             .http
-            .get(format!("{}/readyz", caller.base))
+            .get(format!("{}/faults", caller.base))
             .send()
             .await
             .is_err()
@@ -252,6 +252,7 @@ pub fn config(ledger: &Path) -> Config {
     Config {
         command: None,
         listen: free_address(),
+        admin_listen: free_address(),
         ledger: Some(ledger.to_owned()),
         access_key: Some(ACCESS_KEY.into()),
         secret_key: Some(SecretKey::from_base64(SECRET).unwrap()),
@@ -294,6 +295,7 @@ pub fn start_binary(ledger: &Path, listen: SocketAddr) -> Killed {
     let mut process = binary();
     process
         .args(["serve", "--listen", &listen.to_string()])
+        .env("ADMIN_LISTEN", free_address().to_string())
         .env("SANDBOX_LEDGER", ledger)
         .env("SANDBOX_ACCESS_KEY", ACCESS_KEY)
         .env("SANDBOX_SECRET_KEY", SECRET)

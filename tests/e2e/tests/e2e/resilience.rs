@@ -197,12 +197,15 @@ impl TwoProviders {
         let mut program = stack.process(Stage::Sandbox)?.program().clone();
         program.name = "other sandbox".into();
         program.log.set_file_name("other-sandbox.log");
-        program.ready_url = format!("{other_url}/readyz");
+        let admin = format!("127.0.0.1:{}", testkit::ports::free()?);
+        program.ready_url = format!("http://{admin}/readyz");
         let ledger = program.log.with_file_name("other-ledger").display().to_string();
         let listen = format!("127.0.0.1:{port}");
-        program
-            .env
-            .extend([("LISTEN".into(), listen), ("SANDBOX_LEDGER".into(), ledger)]);
+        program.env.extend([
+            ("LISTEN".into(), listen),
+            ("ADMIN_LISTEN".into(), admin),
+            ("SANDBOX_LEDGER".into(), ledger),
+        ]);
         for (name, value) in account {
             program.env.insert(format!("SANDBOX_{name}"), value.into());
         }

@@ -121,9 +121,11 @@ async fn trouble_on(port: u16, trouble: Trouble) -> Result<JoinHandle<()>> {
 fn sender(port: u16, protocol: &str) -> Result<(Process, String, tempfile::TempDir)> {
     let folder = tempfile::tempdir()?;
     let url = format!("http://127.0.0.1:{}", testkit::ports::free()?);
+    let admin = format!("127.0.0.1:{}", testkit::ports::free()?);
     let mut env = BTreeMap::from(
         [
             ("LISTEN", url.trim_start_matches("http://")),
+            ("ADMIN_LISTEN", &admin),
             ("SANDBOX_ACCESS_KEY", "key"),
             (
                 "SANDBOX_SECRET_KEY",
@@ -138,6 +140,7 @@ fn sender(port: u16, protocol: &str) -> Result<(Process, String, tempfile::TempD
             ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),
             ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=hush"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "300"),
+            ("OTEL_BSP_SCHEDULE_DELAY", "50"),
             ("OTEL_BLRP_SCHEDULE_DELAY", "50"),
             ("OTEL_METRIC_EXPORT_INTERVAL", "100"),
         ]
@@ -152,7 +155,7 @@ fn sender(port: u16, protocol: &str) -> Result<(Process, String, tempfile::TempD
         binary: testkit::bin_dir().join("sandbox"),
         args: Vec::new(),
         env,
-        ready_url: format!("{url}/readyz"),
+        ready_url: format!("http://{admin}/readyz"),
         log: folder.path().join("log"),
     };
     Ok((Process::new(program), url, folder))
@@ -173,7 +176,7 @@ fn told(process: &Process, what: &str) -> Result<Option<BTreeMap<String, Value>>
             anyhow::ensure!(told.insert(signal, line).is_none(), "told twice: {log}");
         }
     }
-    Ok((told.len() == 2).then_some(told))
+    Ok((told.len() == 3).then_some(told))
 }
 
 async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result<()> {
@@ -182,14 +185,23 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
     let instead = trouble_on(port, trouble).await?;
     let (mut process, url, _folder) = sender(port, protocol)?;
     process.start().await?;
+    let http = testkit::http::client()?;
+    // Something to be logged and traced.
+    let touch = async || {
+        let set = http.put(format!("{url}/faults")).body("{}").send().await?;
+        anyhow::ensure!(set.status() == 200);
+        anyhow::Ok(())
+    };
     let away = wait::until(PATIENCE, "the outage to be told", async || {
+        touch().await?;
         told(&process, "does not take telemetry")
     });
     for (signal, line) in away.await? {
-        let path = if protocol == "grpc" {
-            String::new()
-        } else {
-            format!("/v1/{signal}")
+        let path = match signal.as_str() {
+            _ if protocol == "grpc" => "",
+            "spans" => "/v1/traces",
+            "metrics" => "/v1/metrics",
+            _ => "/v1/logs",
         };
         assert_eq!(
             line["endpoint"],
@@ -204,11 +216,8 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
     instead.abort();
     let _ = instead.await;
     let sink = Sink::start_on(port).await?;
-    let http = testkit::http::client()?;
     let back = wait::until(PATIENCE, "the end of the outage to be told", async || {
-        // Something to be logged.
-        let set = http.put(format!("{url}/faults")).body("{}").send().await?;
-        anyhow::ensure!(set.status() == 200);
+        touch().await?;
         told(&process, "takes telemetry again")
     });
     for line in back.await?.values() {

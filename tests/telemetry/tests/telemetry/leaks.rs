@@ -220,17 +220,18 @@ async fn no_secret_is_in_what_is_told() {
 
     // What was told.
     let heard = sink.wait_until("logs of everybody", |book| {
-        ["ingress", "provisioner", "notifier"]
+        ["sandbox", "ingress", "provisioner", "notifier"]
             .iter()
             .all(|service| book.logs.iter().any(|log| log.service == *service))
             && book.spans.iter().any(|span| span.name == "GET /qr/{text}/{size}")
+            && book.spans.iter().any(|span| span.service == "sandbox")
             && book
                 .spans
                 .iter()
                 .any(|span| span.failed && span.name == "POST webhook")
     });
     heard.await.unwrap();
-    for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
+    for stage in STAGES {
         let metrics = scrape(stack.process(stage).unwrap()).await.unwrap();
         secrets.search("the metrics", &metrics);
     }

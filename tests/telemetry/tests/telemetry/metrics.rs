@@ -78,6 +78,7 @@ async fn shown(stack: &mut Stack) -> Result<Metrics> {
         (Stage::Ingress, "ingress"),
         (Stage::Provisioner, "provisioner"),
         (Stage::Notifier, "notifier"),
+        (Stage::Sandbox, "sandbox"),
     ] {
         let admin = stack.process(stage)?.program().env["ADMIN_LISTEN"].clone();
         let answer = client.get(format!("http://{admin}/metrics")).send().await?;
@@ -156,6 +157,16 @@ async fn the_table_is_what_there_is() {
         .post(format!("http://{listen}/callbacks/sandbox/{TOKEN}"));
     assert_eq!(callback.body("{}").send().await.unwrap().status(), 400);
     shop.receiver.wait_for(1, Duration::from_secs(20)).await.unwrap();
+    // A provider that doesn't answer.
+    let http = testkit::http::client().unwrap();
+    for faults in [r#"{"down":true}"#, "{}"] {
+        let set = http.put(format!("{}/faults", stack.sandbox_url)).body(faults);
+        assert_eq!(set.send().await.unwrap().status(), 200);
+        let order = http
+            .post(format!("{}/api/v2/order", stack.sandbox_url))
+            .body("{}");
+        assert_eq!(order.send().await.is_err(), faults != "{}");
+    }
 
     let mut last = Vec::new();
     let same = wait::until(

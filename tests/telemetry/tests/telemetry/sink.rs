@@ -125,17 +125,22 @@ impl Sink {
         Ok(self.book())
     }
 
-    /// The settings that send everything of the three services here, soon.
+    /// The settings that send everything of all services here, soon.
     pub fn hears(&self, builder: Builder) -> Builder {
-        [Stage::Ingress, Stage::Provisioner, Stage::Notifier]
-            .into_iter()
-            .fold(builder, |builder, stage| {
-                builder
-                    .env(stage, "OTEL_EXPORTER_OTLP_ENDPOINT", &self.url)
-                    .env(stage, "OTEL_BSP_SCHEDULE_DELAY", "100")
-                    .env(stage, "OTEL_BLRP_SCHEDULE_DELAY", "100")
-                    .env(stage, "OTEL_METRIC_EXPORT_INTERVAL", "500")
-            })
+        [
+            Stage::Sandbox,
+            Stage::Ingress,
+            Stage::Provisioner,
+            Stage::Notifier,
+        ]
+        .into_iter()
+        .fold(builder, |builder, stage| {
+            builder
+                .env(stage, "OTEL_EXPORTER_OTLP_ENDPOINT", &self.url)
+                .env(stage, "OTEL_BSP_SCHEDULE_DELAY", "100")
+                .env(stage, "OTEL_BLRP_SCHEDULE_DELAY", "100")
+                .env(stage, "OTEL_METRIC_EXPORT_INTERVAL", "500")
+        })
     }
 }
 

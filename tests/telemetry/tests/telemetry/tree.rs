@@ -11,7 +11,8 @@ pub struct Rule {
     pub name: &'static str,
     pub kind: SpanKind,
     pub service: &'static str,
-    /// The names that its parent may have; none: it is the root.
+    /// The names that its parent may have; none: it is the root. Who calls and who is called may have the
+    /// same.
     pub parents: &'static [&'static str],
     /// At least and at most so many.
     pub count: (usize, usize),
@@ -23,19 +24,18 @@ impl Rule {
     pub const fn linked(self) -> Self {
         Self { linked: true, ..self }
     }
+
+    pub fn is_of(&self, span: &Span) -> bool {
+        self.name == span.name && self.kind == span.kind
+    }
 }
 
 /// Every span must be as its rule says, and every rule must have its spans.
 pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
     let by_id: HashMap<&str, &Span> = spans.iter().map(|span| (span.id.as_str(), span)).collect();
     for span in spans {
-        let rule = rules.iter().find(|rule| rule.name == span.name);
+        let rule = rules.iter().find(|rule| rule.is_of(span));
         let rule = rule.with_context(|| format!("nothing is known of {span:?}"))?;
-        ensure!(
-            span.kind == rule.kind,
-            "its kind is not {:?}: {span:?}",
-            rule.kind
-        );
         ensure!(
             span.service == rule.service,
             "it is not of {}: {span:?}",
@@ -52,6 +52,10 @@ pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
             "its parent is {}: {span:?}",
             parent.name
         );
+        ensure!(
+            span.kind != SpanKind::Server || parent.kind == SpanKind::Client,
+            "nobody called it: {span:?}"
+        );
         let link = (parent.trace.clone(), parent.id.clone());
         ensure!(
             !rule.linked || span.links.contains(&link),
@@ -59,7 +63,7 @@ pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
         );
     }
     for rule in rules {
-        let count = spans.iter().filter(|span| span.name == rule.name).count();
+        let count = spans.iter().filter(|span| rule.is_of(span)).count();
         let (least, most) = rule.count;
         ensure!(
             (least..=most).contains(&count),

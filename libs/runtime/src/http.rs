@@ -1,0 +1,118 @@
+//! Each request that a server answers, as a span and in the metrics, by its route: its path is shown
+//! only where it can't hold anything.
+
+use std::time::Instant;
+
+use axum::{
+    extract::{MatchedPath, Request},
+    http::{Method, StatusCode},
+};
+use opentelemetry::{KeyValue, global, metrics::Histogram};
+use tracing::{Span, field, info_span};
+
+use crate::trace::TRACEPARENT;
+
+/// Bounds of the duration of a request, in seconds, as the semantic conventions give them.
+const BOUNDS: [f64; 14] = [
+    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+];
+
+/// Requests to one server. Clones are the same ones.
+#[derive(Clone)]
+pub struct Requests {
+    routes: &'static [&'static str],
+    duration: Histogram<f64>,
+}
+
+/// A request that is being answered.
+pub struct Underway {
+    /// What the answer is made in.
+    pub span: Span,
+    method: &'static str,
+    route: Option<&'static str>,
+    began: Instant,
+}
+
+impl Requests {
+    /// `routes` are all that there are.
+    pub fn new(routes: &'static [&'static str]) -> Self {
+        let duration = global::meter("runtime")
+            .f64_histogram("http.server.request.duration")
+            .with_unit("s")
+            .with_boundaries(BOUNDS.into())
+            .with_description("How long requests took, until the head of the answer")
+            .build();
+        Self { routes, duration }
+    }
+
+    /// A request that has come.
+    pub fn begin(&self, request: &Request) -> Underway {
+        let began = Instant::now();
+        let method = method(request.method());
+        let matched = request.extensions().get::<MatchedPath>();
+        let route =
+            matched.and_then(|path| self.routes.iter().copied().find(|route| *route == path.as_str()));
+        let span = info_span!(
+            "request",
+            otel.name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}")),
+            otel.kind = "server",
+            otel.status_code = field::Empty,
+            http.request.method = method,
+            http.route = route,
+            url.scheme = "http",
+            // A path with parameters may hold an activation code.
+            url.path = route.filter(|route| !route.contains('{')),
+            http.response.status_code = field::Empty,
+            error.type = field::Empty,
+            partner.id = field::Empty,
+            order.id = field::Empty,
+        );
+        Underway {
+            span,
+            method,
+            route,
+            began,
+        }
+    }
+
+    /// It is answered; without status its connection is given up instead.
+    pub fn end(&self, request: &Underway, status: Option<StatusCode>) {
+        let span = &request.span;
+        let answered = if let Some(status) = status {
+            span.record("http.response.status_code", status.as_u16());
+            KeyValue::new("http.response.status_code", i64::from(status.as_u16()))
+        } else {
+            KeyValue::new("error.type", NO_ANSWER)
+        };
+        if status.is_none_or(|status| status.is_server_error()) {
+            let error = status.as_ref().map_or(NO_ANSWER, StatusCode::as_str);
+            span.record("error.type", error);
+            span.record("otel.status_code", "ERROR");
+        }
+        let attributes = [
+            KeyValue::new("http.request.method", request.method),
+            answered,
+            KeyValue::new("http.route", request.route.unwrap_or("")),
+        ];
+        let took = request.began.elapsed().as_secs_f64();
+        self.duration.record(took, &attributes);
+    }
+}
+
+const NO_ANSWER: &str = "no_answer";
+
+/// The trace context that a request came with, whoever wrote it.
+pub fn traceparent(request: &Request) -> Option<&str> {
+    request.headers().get(TRACEPARENT)?.to_str().ok()
+}
+
+/// A method, if it is one that HTTP defines.
+fn method(method: &Method) -> &'static str {
+    const KNOWN: [&str; 9] = [
+        "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
+    ];
+    KNOWN
+        .into_iter()
+        .find(|known| *known == method.as_str())
+        .unwrap_or("_OTHER")
+}

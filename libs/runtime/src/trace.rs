@@ -1,0 +1,80 @@
+//! W3C trace context in headers, of HTTP and of NATS.
+
+use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
+
+/// The header that carries the context, in NATS messages as in HTTP.
+pub const TRACEPARENT: &str = "traceparent";
+
+/// The context of a span, as text for a header; none if the span isn't part of a trace.
+pub fn context_of(span: &Span) -> Option<String> {
+    let context = span.context();
+    let span = context.span();
+    let context = span.span_context();
+    context.is_valid().then(|| {
+        format!(
+            "00-{}-{}-{:02x}",
+            context.trace_id(),
+            context.span_id(),
+            context.trace_flags().to_u8()
+        )
+    })
+}
+
+/// Makes `span` a child of the span that a header names. Anything but a valid context is ignored: a
+/// trace must not stop an order.
+pub fn set_parent(span: &Span, traceparent: Option<&str>) {
+    if let Some(parent) = traceparent.and_then(parse) {
+        let context = opentelemetry::Context::new().with_remote_span_context(parent);
+        // Fails only where no tracer runs, in tests for example.
+        let _ = span.set_parent(context);
+    }
+}
+
+/// Links `span` to the span that a header names, without trusting it as a parent.
+pub fn link(span: &Span, traceparent: Option<&str>) {
+    if let Some(linked) = traceparent.and_then(parse) {
+        span.add_link(linked);
+    }
+}
+
+/// Reads a header; none if it isn't a valid context.
+pub fn parse(text: &str) -> Option<SpanContext> {
+    let mut parts = text.split('-');
+    let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let shaped = version == "00" && trace.len() == 32 && span.len() == 16 && flags.len() == 2;
+    if !shaped || parts.next().is_some() {
+        return None;
+    }
+    let context = SpanContext::new(
+        TraceId::from_hex(trace).ok()?,
+        SpanId::from_hex(span).ok()?,
+        TraceFlags::new(u8::from_str_radix(flags, 16).ok()?),
+        true,
+        TraceState::default(),
+    );
+    context.is_valid().then_some(context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn contexts_are_read_as_w3c_writes_them() {
+        let context = parse("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01").unwrap();
+        assert_eq!(context.trace_id().to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
+        assert_eq!(context.span_id().to_string(), "00f067aa0ba902b7");
+        assert!(context.is_sampled() && context.is_remote());
+        for bad in [
+            "",
+            "00-0-0-0",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-x",
+        ] {
+            assert!(parse(bad).is_none(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! What is seen of the sandbox: each request as a span that goes on with its caller's trace, and metrics.
+
+use std::sync::Arc;
+
+use axum::{
+    extract::{Request, State},
+    middleware::Next,
+    response::Response,
+};
+use opentelemetry::{
+    KeyValue, global,
+    metrics::{Counter, ObservableGauge},
+};
+use runtime::{
+    http::{Requests, traceparent},
+    trace,
+};
+use tracing::Instrument;
+
+use crate::{
+    faults::Switch,
+    ledger::Purchase,
+    routes::{ROUTES, Sandbox},
+    server::NoAnswer,
+};
+
+/// The instruments.
+pub struct Metrics {
+    requests: Requests,
+    purchases: Counter<u64>,
+    units: Counter<u64>,
+    _faults: ObservableGauge<u64>,
+}
+
+impl Metrics {
+    pub fn new(faults: Arc<Switch>) -> Self {
+        let meter = global::meter("sandbox");
+        Self {
+            requests: Requests::new(&ROUTES),
+            purchases: meter
+                .u64_counter("esim.sandbox.purchases")
+                .with_description("Purchases, answered or not")
+                .build(),
+            units: meter
+                .u64_counter("esim.sandbox.units")
+                .with_description("Units of purchases")
+                .build(),
+            _faults: meter
+                .u64_observable_gauge("esim.sandbox.faults")
+                .with_description("Which faults of the whole provider are in force")
+                .with_callback(move |gauge| {
+                    for (fault, in_force) in faults.get().in_force() {
+                        gauge.observe(in_force.into(), &[KeyValue::new("fault", fault)]);
+                    }
+                })
+                .build(),
+        }
+    }
+
+    pub fn bought(&self, purchase: &Purchase) {
+        self.purchases.add(1, &[]);
+        self.units.add(purchase.size(), &[]);
+    }
+}
+
+/// Wraps every route, and what no route matches. Callers are our own: their trace goes on.
+pub async fn observe(State(sandbox): State<Arc<Sandbox>>, request: Request, next: Next) -> Response {
+    let requests = &sandbox.metrics.requests;
+    let underway = requests.begin(&request);
+    trace::set_parent(&underway.span, traceparent(&request));
+    let response = next.run(request).instrument(underway.span.clone()).await;
+    let is_answered = response.extensions().get::<NoAnswer>().is_none();
+    requests.end(&underway, is_answered.then(|| response.status()));
+    response
+}
