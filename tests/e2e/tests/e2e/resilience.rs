@@ -114,11 +114,11 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
-/// Ten thousand topups are ready and announced when JetStream loses all it has.
+/// `BACKLOG` topups are ready and announced when JetStream loses all it has.
 #[tokio::test]
 async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
     const UNITS: u32 = 100;
-    let topups = size("BACKLOG", 10_000);
+    let topups = size("BACKLOG", 2_500);
     let builder = Stack::builder().own_nats().without(Stage::Notifier);
     let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
