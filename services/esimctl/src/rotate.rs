@@ -79,7 +79,7 @@ pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -
         Rotated::Until(until) => until,
         Rotated::Refused => {
             let partner = find(&mut connection, &rotate.which).await?;
-            return refused(&partner, "keys are", partner.old_keys_until);
+            return refused(&partner, ("keys", "are"), partner.old_keys_until);
         }
     };
     let secret_key = secret_key.to_base64();
@@ -124,7 +124,11 @@ pub async fn webhook_secret(
         Rotated::Until(until) => until,
         Rotated::Refused => {
             let partner = find(&mut connection, &rotate.which).await?;
-            return refused(&partner, "webhook secret is", partner.old_webhook_secret_until);
+            return refused(
+                &partner,
+                ("webhook secret", "is"),
+                partner.old_webhook_secret_until,
+            );
         }
     };
     let secret = secret.to_text();
@@ -163,13 +167,15 @@ async fn prepare(
     Ok((connection, vault, partner))
 }
 
-fn refused(partner: &Partner, what_is: &str, until: Option<OffsetDateTime>) -> anyhow::Result<()> {
+fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDateTime>) -> anyhow::Result<()> {
     let name = printable(&partner.name);
     let Some(until) = until else {
-        bail!("nothing was changed: no old {what_is} valid any more of {name}; rotate without `--keep-old`");
+        bail!(
+            "nothing was changed: no old {what} of {name} {is} valid any more; rotate without `--keep-old`"
+        );
     };
     bail!(
-        "nothing was changed: the old {what_is} valid until {} UTC of {name}; rotate again after that, or with \
+        "nothing was changed: the old {what} of {name} {is} valid until {} UTC; rotate again after that, or with \
          `--keep-old` if the partner doesn't have the new yet, or with `--overlap 0`, which ends everything old at once",
         moment(until),
     )

@@ -105,7 +105,7 @@ async fn a_new_webhook_secret_is_shown_once() {
             .run(&rotate)
             .await
             .line(1)
-            .contains("webhook secret is valid until 20")
+            .contains("webhook secret of Acme is valid until 20")
     );
     let at_once = operator.run(&[&rotate[..], &["--overlap", "0"]].concat()).await;
     assert!(at_once.text().contains("signs nothing any more"), "{at_once:?}");
