@@ -1,6 +1,11 @@
 //! Publishing: never in the way of an order. A message that can't be published is dropped, because
 //! what it announces is in PostgreSQL and due there.
 
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
 use async_nats::{
     HeaderMap,
     jetstream::{context::PublishErrorKind, message::PublishMessage},
@@ -14,6 +19,26 @@ use crate::{
     effect::{Effect, perform},
     trace,
 };
+
+/// How often it is told that messages aren't published: with NATS in trouble that is each of them.
+const TELL: Duration = Duration::from_secs(10);
+
+/// What wasn't published, and wasn't told either.
+#[derive(Default)]
+pub(crate) struct Unpublished(Mutex<(Option<Instant>, u64)>);
+
+impl Unpublished {
+    fn tell(&self, subject: &str, error: &dyn std::fmt::Display) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (told, others) = &mut *state;
+        if told.is_some_and(|told| told.elapsed() < TELL) {
+            *others += 1;
+            return;
+        }
+        tracing::warn!(subject, %error, others = *others, "not published; the row is worked on when it is due");
+        *state = (Some(Instant::now()), 0);
+    }
+}
 
 impl Nats {
     /// Publishes `payload` on a stream's subject, with the trace context of `span`. Returns as soon as
@@ -55,7 +80,7 @@ impl Nats {
         let sent = match perform(effect, sending).await {
             Ok(sent) => sent,
             Err(error) => {
-                tracing::warn!(subject, %error, "not published");
+                self.unpublished.tell(&subject, &error);
                 return;
             }
         };
@@ -66,7 +91,7 @@ impl Nats {
                 Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
                     nats.publish_anew(subject, message).await;
                 }
-                Err(error) => tracing::warn!(subject, %error, "not published"),
+                Err(error) => nats.unpublished.tell(&subject, &error),
             }
         });
     }
@@ -78,7 +103,7 @@ impl Nats {
             anyhow::Ok(())
         };
         if let Err(error) = published.await {
-            tracing::warn!(subject, error = format!("{error:#}"), "not published");
+            self.unpublished.tell(&subject, &format!("{error:#}"));
         }
     }
 

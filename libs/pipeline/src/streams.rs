@@ -1,6 +1,6 @@
 //! The streams and consumers, made where they are missing, and the connection to them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use async_nats::{
@@ -17,6 +17,8 @@ use clap::Args;
 use domain::PartnerId;
 use runtime::config::BadSetting;
 use secrecy::{ExposeSecret, SecretString};
+
+use crate::publish::Unpublished;
 
 const MIB: i64 = 1024 * 1024;
 /// The largest message that a stream takes; ours have some 200 bytes.
@@ -66,6 +68,7 @@ pub struct Nats {
     client: Client,
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
+    pub(crate) unpublished: Arc<Unpublished>,
 }
 
 impl Nats {
@@ -99,6 +102,7 @@ impl Nats {
             client,
             context,
             config: config.clone(),
+            unpublished: Arc::default(),
         })
     }
 
