@@ -2,9 +2,10 @@
 # their own; and ours, from the programs that are built. Sourced by tests/compose/run.
 # shellcheck shell=bash
 
-# Each official image of docker-compose.yml that runs here: its variable, and its stand-in. Those of the profile
-# observability (collector, Jaeger, Prometheus, Grafana) are not started: `docker compose config` validates it, no more.
-OFFICIAL=('POSTGRES_IMAGE postgres' 'NATS_IMAGE nats' 'PROXY_IMAGE haproxy')
+# Each official image of docker-compose.yml that runs here: its variable, and its stand-in. Collector, Jaeger and
+# Grafana don't: there is nothing to make stand-ins of, and `docker compose config` only validates them.
+OFFICIAL=('POSTGRES_IMAGE postgres' 'NATS_IMAGE nats' 'PROXY_IMAGE haproxy' 'PROMETHEUS_IMAGE prometheus')
+STANDINS=(runtime postgres nats haproxy prometheus)
 PROGRAMS=(ingress provisioner notifier sandbox esimctl)
 
 # `image_of VARIABLE`: what docker-compose.yml uses by default.
@@ -39,17 +40,20 @@ debian() {
 }
 
 standin_images() {
-  local tree=$WORK/standin key tag command
+  local tree=$WORK/standin key tag command missing=false
   command -v mmdebstrap >/dev/null || apt_install mmdebstrap || fail "mmdebstrap is missing: apt-get install mmdebstrap"
   [[ -s $WORK/trixie.source ]] || trixie_source >"$WORK/trixie.source" || fail "no Debian source is configured on this machine"
   find_nats_server
   key=$(cat "$ROOT"/tests/compose/standin/* "$ROOT/tests/compose/images.sh" | cksum | cut -d' ' -f1)
   STANDIN=esim-standin-$key
-  if ! have_image "$STANDIN/postgres" || ! have_image "$STANDIN/runtime" || ! have_image "$STANDIN/nats" || ! have_image "$STANDIN/haproxy"; then
+  for tag in "${STANDINS[@]}"; do have_image "$STANDIN/$tag" || missing=true; done
+  if [[ $missing == true ]]; then
     rm -rf "$tree" && mkdir -p "$tree"
     debian "$tree/base" libc6 libgcc-s1 ca-certificates
     cat "$tree"/base/usr/share/ca-certificates/mozilla/*.crt >"$tree/base/etc/ssl/certs/ca-certificates.crt"
     debian "$tree/servers" libc6 busybox-static postgresql-17 haproxy
+    debian "$tree/prometheus" libc6 busybox-static prometheus
+    ln -sf busybox "$tree/prometheus/usr/bin/wget"
     # What comes along and no server here uses.
     rm -rf "$tree"/servers/usr/lib/*/{perl,perl-base,libperl.so*,libLLVM*,libz3.so*} "$tree"/servers/usr/share/perl* \
       "$tree"/servers/usr/lib/postgresql/17/lib/bitcode
@@ -58,7 +62,7 @@ standin_images() {
     done
     cp "$NATS_SERVER_BIN" "$tree/nats-server"
     cp "$ROOT/tests/compose/standin/postgres-entrypoint" "$tree/"
-    for tag in runtime postgres nats haproxy; do
+    for tag in "${STANDINS[@]}"; do
       docker build --quiet --tag "$STANDIN/$tag" --target "$tag" --file "$ROOT/tests/compose/standin/Dockerfile" "$tree" >/dev/null ||
         fail "the stand-in for $tag could not be built"
     done
@@ -66,7 +70,7 @@ standin_images() {
     # Of earlier versions of these files.
     [[ -z ${ENGINE_PID-} ]] || docker images --format '{{.Repository}}' 'esim-standin-*/*' | { grep -v "^$STANDIN/" || true; } | xargs --no-run-if-empty docker image rm --force >/dev/null
   fi
-  export POSTGRES_IMAGE=$STANDIN/postgres NATS_IMAGE=$STANDIN/nats PROXY_IMAGE=$STANDIN/haproxy RUNTIME_IMAGE=$STANDIN/runtime
+  export POSTGRES_IMAGE=$STANDIN/postgres NATS_IMAGE=$STANDIN/nats PROXY_IMAGE=$STANDIN/haproxy PROMETHEUS_IMAGE=$STANDIN/prometheus RUNTIME_IMAGE=$STANDIN/runtime
 }
 
 # `build_stage_images`: by the Dockerfile's own build stage. Without optimisation, which would take longer than all else.

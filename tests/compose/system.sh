@@ -65,6 +65,12 @@ bring_up() {
   GATEWAY=$(docker network inspect --format '{{range .IPAM.Config}}{{.Gateway}}{{end}}' "${COMPOSE_PROJECT_NAME}_default")
 }
 
+# Early, so that it has found everybody when it is asked.
+prometheus_up() {
+  docker compose --profile observability up --wait --no-build --pull never prometheus 2>>"$LOGS/up.log" ||
+    { tail -n 20 "$LOGS/up.log" >&2 && fail "Prometheus doesn't come up"; }
+}
+
 # What the proxy promises, with an ingress that takes a request and closes the connection.
 proxy_manners() {
   local network=$COMPOSE_PROJECT_NAME-manners image ingress proxy url status answer
@@ -209,6 +215,26 @@ scaling() {
   load_ends
 }
 
+# Prometheus, as docker-compose.yml configures it, scrapes each replica and knows each alert.
+observing() {
+  PROMETHEUS=http://$(address "$(container prometheus)"):9090
+  until_true 'Prometheus to scrape every replica' every_replica_scraped
+  curl --fail --silent --max-time 5 "$PROMETHEUS/api/v1/rules?type=alert" |
+    python3 -c 'import json, sys
+rules = [rule for group in json.load(sys.stdin)["data"]["groups"] for rule in group["rules"]]
+assert len(rules) == int(sys.argv[1]) and all(rule["health"] != "err" for rule in rules), rules
+print("Prometheus scrapes every replica and evaluates", len(rules), "alerts")' \
+      "$(grep -c -- '- alert:' "$ROOT/deploy/observability/prometheus/alerts.yml")" || fail "Prometheus hasn't all alerts"
+}
+
+every_replica_scraped() {
+  curl --fail --silent --max-time 5 "$PROMETHEUS/api/v1/targets?state=active" |
+    python3 -c 'import collections, json, sys
+targets = json.load(sys.stdin)["data"]["activeTargets"]
+up = collections.Counter(target["labels"]["job"] for target in targets if target["health"] == "up")
+sys.exit(up != {"ingress": 2, "provisioner": 2, "notifier": 3, "sandbox": 1, "prometheus": 1})'
+}
+
 # `crash CONTAINER`: as if its process had died, so that its restart policy applies.
 crash() {
   local pid
@@ -256,7 +282,7 @@ not_ready() { ! docker exec "$1" provisioner healthcheck >/dev/null 2>&1; }
 
 clustering() {
   local server
-  docker compose down --volumes --timeout 20 2>>"$LOGS/compose.log"
+  docker compose --profile observability down --volumes --timeout 20 2>>"$LOGS/compose.log"
   export COMPOSE_FILE=$ROOT/docker-compose.yml:$ROOT/deploy/compose.cluster.yml
   PASSWORD=''
   bring_up
