@@ -7,11 +7,9 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use anyhow::Context;
 use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
-use tokio::net::TcpListener;
 
-use crate::Shutdown;
+use crate::{Shutdown, listener};
 
 /// What keeps a service from being ready: a reason for each named part, none when it is well.
 /// Clones are the same state.
@@ -58,17 +56,10 @@ impl Readiness {
     }
 }
 
-/// Binds `address`, or says which setting to change.
-pub async fn listen(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {setting}={address}"))
-}
-
 /// Serves the admin endpoint until every other tracked task of the service has ended: probes
 /// must get answers during a stop as well, so this task itself is not tracked.
 pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<()> {
-    let listener = listen("ADMIN_LISTEN", address).await?;
+    let listener = listener::bind("ADMIN_LISTEN", address).await?;
     crate::process::observe();
     let router = Router::new()
         .route("/livez", get(|| async { "ok\n" }))

@@ -9,6 +9,7 @@ pub mod health;
 pub mod healthcheck;
 pub mod http;
 pub mod lifecycle;
+pub mod listener;
 pub mod metrics;
 mod process;
 pub mod telemetry;

@@ -111,7 +111,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
-    let listener = health::listen("LISTEN", config.listen).await?;
+    let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
     // Ready without NATS: orders are accepted and flow when it is back.
     let readiness = Readiness::new(&shutdown, &["database"]);

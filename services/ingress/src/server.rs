@@ -24,7 +24,7 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, listener};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -42,33 +42,8 @@ const LAST_REQUEST: Duration = Duration::from_secs(1);
 /// Serves `router` until the soft stop. Then it takes no more connections, and answers what is under
 /// way on those that it has: no request that reached it is cut.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
-    let stop = shutdown.soft();
-    let serve_one = |stream| {
-        shutdown
-            .tracker()
-            .spawn(connection(stream, router.clone(), shutdown.clone()));
-    };
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => break,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, _)) => serve_one(stream),
-            Err(error) => {
-                // Out of file descriptors, most likely: some connections must end first.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    }
-    // The kernel has made connections that wait to be accepted; closing the listener would reset them.
-    let listener = listener.into_std()?;
-    while let Ok((stream, _)) = listener.accept() {
-        stream.set_nonblocking(true)?;
-        serve_one(TcpStream::from_std(stream)?);
-    }
-    Ok(())
+    let serve_one = |stream| connection(stream, router.clone(), shutdown.clone());
+    listener::accept(listener, &shutdown, serve_one).await
 }
 
 async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {

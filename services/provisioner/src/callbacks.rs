@@ -17,7 +17,7 @@ use hyper_util::{
     service::TowerToHyperService,
 };
 use pipeline::{Effect, perform};
-use runtime::Shutdown;
+use runtime::{Shutdown, listener};
 use signing::Token;
 use store::{Database, providers};
 use tokio::net::{TcpListener, TcpStream};
@@ -107,24 +107,8 @@ async fn hear(
 /// Serves until the soft stop, then finishes the requests that have begun.
 pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
     let router = router(Arc::new(callbacks));
-    let stop = shutdown.soft();
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                let serving = connection(stream, router.clone(), shutdown.clone());
-                shutdown.tracker().spawn(serving);
-            }
-            Err(error) => {
-                // Out of file descriptors, most likely: some connections must end first.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    }
+    let serve_one = |stream| connection(stream, router.clone(), shutdown.clone());
+    listener::accept(listener, &shutdown, serve_one).await
 }
 
 async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {

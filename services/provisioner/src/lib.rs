@@ -293,7 +293,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics: metrics.clone(),
     };
     if !callbacks.providers.is_empty() {
-        let listener = health::listen("LISTEN", config.listen).await?;
+        let listener = runtime::listener::bind("LISTEN", config.listen).await?;
         tracing::info!(listen = %config.listen, "providers may call back");
         let serving = callbacks::serve(listener, callbacks, shutdown.clone());
         shutdown.spawn("callbacks", serving);

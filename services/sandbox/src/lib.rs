@@ -167,7 +167,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     };
     let ledger = Ledger::open(&path)?;
     let bought = ledger.summary(None);
-    let listener = health::listen("LISTEN", config.listen).await?;
+    let listener = runtime::listener::bind("LISTEN", config.listen).await?;
     health::serve(config.admin_listen, Readiness::new(&shutdown, &[])).await?;
     tracing::info!(
         listen = %listener.local_addr()?,

@@ -10,7 +10,7 @@ use axum::{
 };
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use runtime::Shutdown;
+use runtime::{Shutdown, listener};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
@@ -51,25 +51,8 @@ impl std::error::Error for Dropped {}
 
 /// Serves `router` until the soft stop; the tracker then waits for the requests that have begun.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
-    let stop = shutdown.soft();
-    loop {
-        let accepted = tokio::select! {
-            () = stop.cancelled() => return Ok(()),
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, _)) => {
-                shutdown
-                    .tracker()
-                    .spawn(connection(stream, router.clone(), shutdown.clone()));
-            }
-            Err(error) => {
-                // Out of file descriptors, most likely: some connections must end first.
-                tracing::warn!(%error, "cannot accept a connection");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-            }
-        }
-    }
+    let serve_one = |stream| connection(stream, router.clone(), shutdown.clone());
+    listener::accept(listener, &shutdown, serve_one).await
 }
 
 async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
