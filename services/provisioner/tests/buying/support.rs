@@ -49,7 +49,7 @@ pub struct Bench {
     pub nats: Nats,
     pub sandbox: Seller,
     ids: TopupIds,
-    running: Option<(Shutdown, JoinHandle<anyhow::Result<()>>)>,
+    running: Option<Running>,
     http: reqwest::Client,
     folder: TempDir,
     _streams: OwnStreams,
@@ -137,6 +137,24 @@ impl Seller {
 impl Drop for Seller {
     fn drop(&mut self) {
         self.shutdown.stop();
+    }
+}
+
+/// A provisioner in this process.
+struct Running {
+    shutdown: Shutdown,
+    /// None once its end was seen.
+    ending: Option<JoinHandle<anyhow::Result<()>>>,
+}
+
+impl Drop for Running {
+    /// One that is still at work would make the streams again when they're deleted.
+    fn drop(&mut self) {
+        self.shutdown.stop();
+        if let Some(ending) = self.ending.take() {
+            let ended = tokio::time::timeout(PATIENCE, ending);
+            let _ = tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(ended));
+        }
     }
 }
 
@@ -264,16 +282,19 @@ impl Bench {
     /// Starts the provisioner in this process.
     pub async fn run(&mut self) {
         let shutdown = Shutdown::new();
-        let running = tokio::spawn(provisioner::run(self.config.clone(), shutdown.clone()));
-        self.running = Some((shutdown, running));
+        let ending = Some(tokio::spawn(provisioner::run(
+            self.config.clone(),
+            shutdown.clone(),
+        )));
+        self.running = Some(Running { shutdown, ending });
         answers(&self.http, &format!("http://{}/readyz", self.config.admin_listen)).await;
     }
 
     /// Stops it as a signal would, and expects a clean end.
     pub async fn stop(&mut self) {
-        let (shutdown, running) = self.running.take().unwrap();
-        shutdown.stop();
-        tokio::time::timeout(PATIENCE, running)
+        let mut running = self.running.take().unwrap();
+        running.shutdown.stop();
+        tokio::time::timeout(PATIENCE, running.ending.take().unwrap())
             .await
             .unwrap()
             .unwrap()
