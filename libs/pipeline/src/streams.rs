@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use async_nats::{
-    Client,
+    Client, Event,
     connection::State,
     jetstream::{
         self, ErrorCode,
@@ -62,6 +62,19 @@ fn prefix(text: &str) -> Result<String, String> {
     }
 }
 
+fn tell(event: &Event) {
+    match event {
+        Event::Connected => tracing::info!("connected to NATS"),
+        Event::Disconnected => {
+            tracing::warn!("NATS is away; what it would have told is worked on when it is due");
+        }
+        Event::ServerError(error) => tracing::warn!(%error, "NATS refuses something"),
+        // Each attempt to connect again is one.
+        Event::ClientError(error) => tracing::debug!(%error, "no connection to NATS"),
+        event => tracing::info!(%event, "nats"),
+    }
+}
+
 /// A connection to NATS with the names of everything on it. Cheap to clone.
 #[derive(Clone)]
 pub struct Nats {
@@ -88,7 +101,7 @@ impl Nats {
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10))
             })
-            .event_callback(|event| async move { tracing::info!(%event, "nats") })
+            .event_callback(async |event| tell(&event))
             .connect(servers)
             .await
             .context("cannot start the connection to NATS_URL")?;

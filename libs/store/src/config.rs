@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use secrecy::{ExposeSecret, SecretString};
-use sqlx::postgres::PgConnectOptions;
+use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 
 use crate::{
     Database,
@@ -67,7 +67,8 @@ impl DatabaseConfig {
             return Err(BadDatabaseUrl);
         }
         let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
-        Ok(options.application_name(application))
+        // Whole statements in the log help nobody; the server can log slow ones.
+        Ok(options.application_name(application).disable_statement_logging())
     }
 }
 

@@ -77,7 +77,11 @@ impl Database {
             deadline,
             silent: self.silent.clone(),
         };
-        let acquired = self.pool.acquire().await.map_err(Error::from)?;
+        let acquired = self
+            .pool
+            .acquire()
+            .await
+            .map_err(|error| self.no_connection(error))?;
         let connection = borrowed.connection.insert(acquired);
         if let Ok(done) = tokio::time::timeout(deadline, work(connection)).await {
             return done;
@@ -85,6 +89,22 @@ impl Database {
         self.silent.now();
         drop(borrowed.connection.take().map(PoolConnection::detach));
         Err(Error::Silent(deadline).into())
+    }
+
+    fn no_connection(&self, error: sqlx::Error) -> Error {
+        if !matches!(error, sqlx::Error::PoolTimedOut) {
+            return error.into();
+        }
+        let session = self.pool.connect_options();
+        let address = match session.get_socket() {
+            Some(folder) => folder.display().to_string(),
+            None => format!("{}:{}", session.get_host(), session.get_port()),
+        };
+        Error::NoConnection {
+            address,
+            waited: ACQUIRE,
+            most: self.pool.options().get_max_connections(),
+        }
     }
 
     /// How many connections are open, and how many of those are idle.

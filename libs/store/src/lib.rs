@@ -31,8 +31,20 @@ pub use sqlx::PgConnection;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The database didn't do it, or nobody knows whether it did.
-    #[error("database: {0}")]
+    #[error("database: {}", told(.0))]
     Database(Arc<sqlx::Error>),
+    /// None of its connections was to be had.
+    #[error(
+        "database: no connection to {address} within {waited:?}: it doesn't answer (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
+    )]
+    NoConnection {
+        /// Host and port, or the socket's folder.
+        address: String,
+        /// How long was waited.
+        waited: Duration,
+        /// How many there may be.
+        most: u32,
+    },
     /// The database said nothing for so long: nobody knows whether it did it.
     #[error("database: no answer within {0:?}")]
     Silent(Duration),
@@ -42,6 +54,18 @@ pub enum Error {
     /// A stored text is none that we write.
     #[error("the database holds what this version does not know: {0}")]
     Unreadable(String),
+}
+
+/// Without the server's place in its own source, which looks like a place in ours.
+fn told(error: &sqlx::Error) -> String {
+    let Some(refused) = error.as_database_error() else {
+        return error.to_string();
+    };
+    match refused.code().as_deref() {
+        Some("57014") => format!("{} (DATABASE_TIMEOUT)", refused.message()),
+        Some(code) => format!("{} ({code})", refused.message()),
+        None => refused.message().to_owned(),
+    }
 }
 
 impl From<sqlx::Error> for Error {
@@ -90,7 +114,7 @@ impl Error {
                         .iter()
                         .any(|class| code.starts_with(class))
                 }),
-            Self::Silent(_) => false,
+            Self::Silent(_) | Self::NoConnection { .. } => false,
             Self::Vault(_) | Self::Unreadable(_) => true,
         }
     }

@@ -25,7 +25,7 @@ pub const EXAMPLES: &str = "Examples:
   MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
                                                        puts new keys beside the old ones
   esimctl master-key status
-  esimctl master-key reencrypt
+  esimctl master-key reencrypt --replicas-restarted
 
 Keep a copy of it elsewhere: without it nobody can read the stored secrets again.";
 
@@ -48,7 +48,7 @@ pub enum Command {
     Status(MasterKeyConfig),
     /// Encrypt everything that is stored anew under the first key
     #[command(after_help = reencrypt::REENCRYPT_EXAMPLES)]
-    Reencrypt(MasterKeyConfig),
+    Reencrypt(reencrypt::Reencrypt),
 }
 
 pub async fn run<'a>(
@@ -63,7 +63,7 @@ pub async fn run<'a>(
             if_missing,
         } => create(file, keys.as_ref(), *if_missing, output),
         Command::Status(master_key) => reencrypt::status(master_key, database()?, output).await,
-        Command::Reencrypt(master_key) => reencrypt::run(master_key, database()?, output).await,
+        Command::Reencrypt(asked) => reencrypt::run(asked, database()?, output).await,
     }
 }
 

@@ -2,12 +2,15 @@
 
 use std::io::{IsTerminal, Write};
 
-use anyhow::bail;
+use anyhow::{Context, bail};
+use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use store::{
+    PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
     master_key::{self, Failed, Pass, Usage, Usages},
+    partners,
     vault::Vault,
 };
 
@@ -23,12 +26,22 @@ pub const STATUS_EXAMPLES: &str = "Examples:
 A key that encrypts nothing any more may be taken out of MASTER_KEY_FILE. Backups that are older than that need it.";
 
 pub const REENCRYPT_EXAMPLES: &str = "Examples:
-  esimctl master-key reencrypt
-  MASTER_KEY_FILE=master.key esimctl master-key reencrypt --json
+  esimctl master-key reencrypt --replicas-restarted
+  MASTER_KEY_FILE=master.key esimctl master-key reencrypt --replicas-restarted --json
 
-Only once every replica of every stage has these keys: one that lacks the first can't read what it encrypts.
+Only once every replica of every stage has these keys: one that lacks the first can read no partner's key any more,
+and answers its orders with 500.
 It runs beside the live system, in small batches; broken off, it goes on where it was when it is run again.
 Exit status 1: something is left, and the ids of what can't be encrypted anew are named.";
+
+#[derive(Args, Clone, Debug)]
+pub struct Reencrypt {
+    /// Every ingress, provisioner and notifier has been restarted with the first of these keys
+    #[arg(long)]
+    replicas_restarted: bool,
+    #[command(flatten)]
+    master_key: MasterKeyConfig,
+}
 
 /// One after another, as long as somebody holds or changes what is to be written.
 const PASSES: usize = 3;
@@ -54,7 +67,9 @@ pub async fn status(
     output: &Output,
 ) -> anyhow::Result<()> {
     let vault = master_key.vault()?;
-    let mut usages = master_key::usages(&mut connect(database).await?).await?;
+    let mut connection = connect(database).await?;
+    let checked = check(&mut connection, &vault).await;
+    let mut usages = master_key::usages(&mut connection).await?;
     let left = left(&usages, &vault);
     let configured = vault.key_ids().enumerate().map(|(index, id)| {
         let key = Some(id.to_owned());
@@ -84,7 +99,16 @@ pub async fn status(
                 )
             }
         }
-    })
+    })?;
+    // After the table, which says which keys are needed.
+    checked
+}
+
+/// Ids of keys are not enough: another key may have the same.
+async fn check(connection: &mut PgConnection, vault: &Vault) -> anyhow::Result<()> {
+    partners::check_master_key(connection, vault)
+        .await
+        .context("these are not the master keys of the services: put the right ones back")
 }
 
 fn cells(row: &Row) -> [String; 5] {
@@ -110,14 +134,18 @@ fn left(usages: &Usages, vault: &Vault) -> u64 {
     others.map(|(_, usage)| usage.total()).sum()
 }
 
-pub async fn run(
-    master_key: &MasterKeyConfig,
-    database: &DatabaseConfig,
-    output: &Output,
-) -> anyhow::Result<()> {
-    let vault = master_key.vault()?;
+pub async fn run(asked: &Reencrypt, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    let vault = asked.master_key.vault()?;
+    let key = vault.key_ids().next().unwrap_or_default();
     let mut connection = connect(database).await?;
+    check(&mut connection, &vault).await?;
     let mut left_now = left(&master_key::usages(&mut connection).await?, &vault);
+    if left_now > 0 && !asked.replicas_restarted {
+        bail!(
+            "nothing was changed: {left_now} values are to be encrypted under {key:?}, which every replica must have by \
+             then, or it answers all orders with 500; once each was restarted with it, say `--replicas-restarted`"
+        );
+    }
     let (all, mut reencrypted) = (left_now, 0);
     let mut failed = Vec::new();
     for _ in 0..PASSES {
@@ -134,7 +162,6 @@ pub async fn run(
         }
     }
     progress_is_over();
-    let key = vault.key_ids().next().unwrap_or_default();
     let shown = json!({ "key": key, "reencrypted": reencrypted, "failed": failed, "left": left_now });
     output.print(&shown, || describe(key, reencrypted, &failed, left_now))?;
     if left_now > failed.len() as u64 {

@@ -28,7 +28,8 @@ pub const KEYS_EXAMPLES: &str = "Examples:
 The partner stays the same, with its orders. Until the overlap ends, its requests may be signed with either
 pair; then the old access key is an unknown one. Without an overlap that is so within a second.
 During the overlap of the last rotation it is refused, unless --keep-old says that the partner doesn't have the new
-keys yet (those are replaced, the old ones stay), or --overlap is 0 (everything old ends at once).";
+keys yet (those are replaced, the old ones stay), or --overlap is 0 (everything old ends at once).
+Broken off, it may be done all the same: see `esimctl partner show`.";
 
 pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
   esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567
@@ -39,7 +40,8 @@ Until the overlap ends, webhook-signature holds two signatures, the new secret's
 webhooks are signed with the new secret only from now on: a partner that doesn't have it yet refuses them,
 and they are tried again.
 During the overlap of the last rotation it is refused, unless --keep-old says that the partner doesn't have the new
-secret yet (that is replaced, the old one stays), or --overlap is 0 (everything old ends at once).";
+secret yet (that is replaced, the old one stays), or --overlap is 0 (everything old ends at once).
+Broken off, it may be done all the same: see `esimctl partner show`.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
@@ -75,7 +77,7 @@ pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -
         &secret_key,
         rotate.overlap(),
     );
-    let until = match rotated.await? {
+    let until = match rotated.await.with_context(unknown)? {
         Rotated::Until(until) => until,
         Rotated::Refused => {
             let partner = find(&mut connection, &rotate.which).await?;
@@ -120,7 +122,7 @@ pub async fn webhook_secret(
     let partner_id = partner.partner_id.into();
     let rotated =
         partners::rotate_webhook_secret(&mut connection, &vault, partner_id, &secret, rotate.overlap());
-    let until = match rotated.await? {
+    let until = match rotated.await.with_context(unknown)? {
         Rotated::Until(until) => until,
         Rotated::Refused => {
             let partner = find(&mut connection, &rotate.which).await?;
@@ -158,6 +160,9 @@ async fn prepare(
     rotate: &Rotate,
     database: &DatabaseConfig,
 ) -> anyhow::Result<(PgConnection, Vault, Partner)> {
+    if rotate.keep_old && rotate.overlap.is_zero() {
+        bail!("nothing was changed: `--keep-old` keeps the old one, `--overlap 0` ends it; say one of them");
+    }
     let vault = rotate.master_key.vault()?;
     let mut connection = connect(database).await?;
     partners::check_master_key(&mut connection, &vault)
@@ -179,6 +184,12 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
          `--keep-old` if the partner doesn't have the new yet, or with `--overlap 0`, which ends everything old at once",
         moment(until),
     )
+}
+
+/// A statement that the server has may be done also when nobody waits for it any more.
+fn unknown() -> String {
+    "it may be done or not: see `esimctl partner show`; if it is, rotate again, with `--keep-old` during an overlap"
+        .to_owned()
 }
 
 fn unseen() -> String {

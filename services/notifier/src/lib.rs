@@ -161,17 +161,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
-    let readiness = Readiness::new(&shutdown, &["database", "nats"]);
+    let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let stop = shutdown.soft();
     tokio::select! {
         () = stop.cancelled() => return Ok(()),
         checked = schema::wait(&database, &vault) => checked?,
     }
-    shutdown.spawn(
-        "readiness",
-        watch(database.clone(), nats.clone(), readiness, shutdown.clone()),
-    );
+    shutdown.spawn("readiness", watch(database.clone(), readiness, shutdown.clone()));
 
     let metrics = Arc::new(Metrics::register());
     shutdown.spawn(
@@ -224,13 +221,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     finished
 }
 
-/// Keeps readiness true to what can be reached now.
-async fn watch(
-    database: Database,
-    nats: Nats,
-    readiness: Readiness,
-    shutdown: Shutdown,
-) -> anyhow::Result<()> {
+/// Keeps readiness true to what can be reached now. Without NATS it works on what is due.
+async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
         // Any other answer is an answer: a schema newer than ours is how a new version is rolled out.
@@ -239,11 +231,6 @@ async fn watch(
             readiness.unwell("database", error.to_string());
         } else {
             readiness.well("database");
-        }
-        if nats.is_connected() {
-            readiness.well("nats");
-        } else {
-            readiness.unwell("nats", "not connected");
         }
     }
     Ok(())

@@ -120,7 +120,7 @@ pub struct SandboxAccount {
     #[arg(long, env = "SANDBOX_URL")]
     pub sandbox_url: Option<Url>,
     /// Its access key
-    #[arg(long, env = "SANDBOX_ACCESS_KEY")]
+    #[arg(long, env = "SANDBOX_ACCESS_KEY", hide_env_values = true)]
     pub sandbox_access_key: Option<String>,
     /// Its secret key, Base64
     #[arg(long, env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
@@ -138,7 +138,7 @@ pub struct UsimsaAccount {
     #[arg(long, env = "USIMSA_URL")]
     pub usimsa_url: Option<Url>,
     /// Its access key
-    #[arg(long, env = "USIMSA_ACCESS_KEY")]
+    #[arg(long, env = "USIMSA_ACCESS_KEY", hide_env_values = true)]
     pub usimsa_access_key: Option<String>,
     /// Its secret key, Base64
     #[arg(long, env = "USIMSA_SECRET_KEY", hide_env_values = true)]

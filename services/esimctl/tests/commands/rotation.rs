@@ -56,6 +56,10 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     ] {
         assert!(refused.line(1).contains(part), "{refused:?}");
     }
+    let both = operator
+        .run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"])
+        .await;
+    assert!(both.line(1).contains("say one of them"), "{both:?}");
     let kept = operator.json(&["partner", "rotate-keys", id, "--keep-old"]).await;
     assert_eq!(text(&kept, "old_access_key"), first);
     let lost = partners::by_access_key(&mut connection, second).await.unwrap();
@@ -140,7 +144,7 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let with_both =
         async |arguments: &[&str]| run(operator.command(arguments).env("MASTER_KEY", &both)).await;
     let status = ["master-key", "status", "--json"];
-    let reencrypt = ["master-key", "reencrypt", "--json"];
+    let reencrypt = ["master-key", "reencrypt", "--replicas-restarted", "--json"];
     let row = |key: &str, encrypts: bool, used: bool| {
         json!({
             "key": key, "configured": true, "encrypts": encrypts,
@@ -154,6 +158,12 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     assert_eq!(
         with_both(&status).await.json(),
         json!({ "keys": [row("second", true, false), row("test", false, true)], "left": 4 })
+    );
+    let unsaid = with_both(&reencrypt[..2]).await;
+    assert_eq!(unsaid.code, Some(1), "{unsaid:?}");
+    assert!(
+        unsaid.stderr.contains("4 values") && unsaid.stderr.contains("--replicas-restarted"),
+        "{unsaid:?}"
     );
     assert_eq!(
         with_both(&reencrypt).await.json(),
@@ -172,11 +182,28 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let shown = run(operator.command(&show).env("MASTER_KEY", SECOND)).await;
     assert!(shown.text().contains("no room"), "{shown:?}");
 
-    // Everything is under a key that isn't given.
-    let without = operator.run(&status[..2]).await;
-    assert!(without.text().contains("missing"), "{without:?}");
-    let third = format!("third:{}", BASE64_STANDARD.encode([3; 32]));
-    let failed = run(operator.command(&reencrypt).env("MASTER_KEY", third)).await;
+    // Everything is under a key that isn't given; another one of its name is no better.
+    let other = format!("second:{}", BASE64_STANDARD.encode([3; 32]));
+    for (keys, state) in [(MASTER_KEY, "missing"), (other.as_str(), "encrypts")] {
+        let without = run(operator.command(&status[..2]).env("MASTER_KEY", keys)).await;
+        assert_eq!(without.code, Some(1), "{without:?}");
+        assert!(without.stdout.contains(state), "{without:?}");
+        assert!(without.stderr.contains("put the right ones back"), "{without:?}");
+        let refused = run(operator.command(&reencrypt).env("MASTER_KEY", keys)).await;
+        assert_eq!(
+            (refused.code, refused.stdout.as_str()),
+            (Some(1), ""),
+            "{refused:?}"
+        );
+        assert!(refused.stderr.contains("put the right ones back"), "{refused:?}");
+    }
+
+    // Of what can't be read, the others are done.
+    sqlx::query("UPDATE topups SET profile = '\\x04676f6e65' || profile")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let failed = run(operator.command(&reencrypt).env("MASTER_KEY", SECOND)).await;
     assert_eq!(
         (failed.code, failed.stderr.lines().count()),
         (Some(1), 1),
@@ -185,7 +212,7 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let shown: Value = serde_json::from_str(&failed.stdout).unwrap();
     assert_eq!(
         (&shown["left"], shown["failed"].as_array().unwrap().len()),
-        (&json!(4), 4)
+        (&json!(1), 1)
     );
-    assert_eq!(shown["failed"][2]["id"], order.topup.as_str());
+    assert_eq!(shown["failed"][0]["id"], order.topup.as_str());
 }

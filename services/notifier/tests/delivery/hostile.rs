@@ -215,7 +215,7 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
                 .await?;
         Ok((left == 0).then_some(()))
     };
-    wait::until(PATIENCE * 3, "every delivery to be attempted", attempted)
+    wait::until(PATIENCE * 6, "every delivery to be attempted", attempted)
         .await
         .unwrap();
     let peak = kilobytes(notifier.pid().unwrap(), "VmHWM");

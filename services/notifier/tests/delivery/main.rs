@@ -249,6 +249,15 @@ async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
     let partner = bench.partner_at("/hook").await;
     let jetstream = jetstream::new(bench.nats.client().clone());
     let subject = bench.nats.ready_subject(partner);
+    let made = async || {
+        Ok(jetstream
+            .get_stream(bench.nats.stream_name("TOPUP_READY"))
+            .await
+            .ok())
+    };
+    testkit::wait::until(PATIENCE, "the notifier's stream", made)
+        .await
+        .unwrap();
     for garbage in ["{", r#"{"type":"topup.ready.v9","topup_id":"1"}"#] {
         jetstream
             .publish(subject.clone(), garbage.into())

@@ -149,7 +149,10 @@ async fn a_master_key_is_replaced_step_by_step() {
     let settings = [("DATABASE_URL", stack.database.url()), ("MASTER_KEY", &both)];
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let esimctl = Esimctl::new(settings);
-    let done: Value = esimctl.run(&["master-key", "reencrypt"]).await.unwrap();
+    let done: Value = esimctl
+        .run(&["master-key", "reencrypt", "--replicas-restarted"])
+        .await
+        .unwrap();
     // A partner's two secrets and the profiles of its units.
     assert_eq!(
         (&done["reencrypted"], &done["failed"], &done["left"]),
