@@ -42,7 +42,7 @@ enum Manner {
     Headers,
     /// 10 MB of gzip, which would be 1.6 GB.
     Bomb,
-    /// Interim answers without end.
+    /// Interim answers without end, a thousand a second: what reads them has no limit to their number.
     Interim,
 }
 
@@ -98,9 +98,13 @@ impl Manner {
                     .write_all(&[b"HTTP/1.1 200 OK\r\n", &headers[..], b"\r\n"].concat())
                     .await?;
             }
-            Self::Interim => loop {
-                connection.write_all(b"HTTP/1.1 102 Wait\r\n\r\n").await?;
-            },
+            Self::Interim => {
+                let mut ticks = tokio::time::interval(Duration::from_millis(1));
+                loop {
+                    ticks.tick().await;
+                    connection.write_all(b"HTTP/1.1 102 Wait\r\n\r\n").await?;
+                }
+            }
         }
         Ok(())
     }
