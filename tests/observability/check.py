@@ -222,6 +222,12 @@ class Traffic:
         return post("/api/v1/api_partner/orders", sent, self.partners[partner], signature)
 
     def some(self):
+        # Until ingress has heard of a provisioner, it doesn't wait for the provider's refusal.
+        ends = time.monotonic() + 20
+        while self.order("refused") != 422:
+            if time.monotonic() > ends:
+                raise SystemExit("for 20 s no refusal of the provider came in time for the answer")
+            time.sleep(0.2)  # between two orders
         again = str(uuid.uuid4())
         got = [
             self.order("ready", external=again, qty=2),
