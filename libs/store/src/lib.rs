@@ -110,12 +110,31 @@ impl Error {
                 .as_database_error()
                 .and_then(sqlx::error::DatabaseError::code)
                 .is_some_and(|code| {
-                    ["21", "22", "23", "40"]
+                    // 54: a value is too large for its column or an index.
+                    ["21", "22", "23", "40", "54"]
                         .iter()
                         .any(|class| code.starts_with(class))
                 }),
             Self::Silent(_) | Self::NoConnection { .. } => false,
             Self::Vault(_) | Self::Unreadable(_) => true,
+        }
+    }
+
+    /// Whether the same statement may succeed later: the connection, the server's load or its role
+    /// is at fault. A statement that the server refuses for any other reason is retried only a
+    /// bounded number of times.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Database(error) => error
+                .as_database_error()
+                .and_then(sqlx::error::DatabaseError::code)
+                .is_none_or(|code| {
+                    ["08", "25", "40", "53", "55", "57", "58"]
+                        .iter()
+                        .any(|class| code.starts_with(class))
+                }),
+            Self::Silent(_) | Self::NoConnection { .. } => true,
+            Self::Vault(_) | Self::Unreadable(_) => false,
         }
     }
 }

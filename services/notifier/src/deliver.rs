@@ -254,7 +254,8 @@ impl Deliver {
         let mut pause = Duration::from_millis(100);
         loop {
             match commit.write(item.clone()).await {
-                Ok(Err(error)) if !error.is_about_data() && !self.stop.is_cancelled() => {}
+                Ok(Err(error))
+                    if error.is_transient() && !error.is_about_data() && !self.stop.is_cancelled() => {}
                 Ok(Err(error)) => {
                     return tracing::error!(%error, "an attempt was not recorded; it is made again");
                 }

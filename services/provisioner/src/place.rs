@@ -47,6 +47,9 @@ const LASTING: u32 = 5;
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 /// How old an order may be for what is done for it to be part of its trace.
 const ONE_TRACE: Duration = Duration::from_mins(5);
+/// Tries to record an outcome that the database refuses for a reason that is neither the data nor the
+/// connection. Then the lease ends, and the placement is looked up again.
+const MAX_REFUSALS: u32 = 8;
 /// How long it is remembered that an order was answered: longer than any `answer_by` is away.
 const REMEMBERED: Duration = Duration::from_mins(1);
 
@@ -455,6 +458,7 @@ impl Placing {
             outcome,
         };
         let mut wait = Duration::from_millis(100);
+        let mut refusals = 0;
         loop {
             let error = match self.settlements.write(settlement.clone()).await {
                 Ok(Ok(settled)) => {
@@ -476,6 +480,11 @@ impl Placing {
                 self.alarm(work, &reason);
                 settlement.outcome = Outcome::Disputed { reason };
                 continue;
+            }
+            refusals += u32::from(!error.is_transient());
+            if refusals >= MAX_REFUSALS {
+                tracing::error!(placement.id = %work.placement_id, %error, "an outcome is not recorded; redrive looks the placement up when its lease ends");
+                return Settled::default();
             }
             tracing::warn!(placement.id = %work.placement_id, %error, "an outcome was not recorded yet");
             if self.shutdown.is_stopping() {
