@@ -1,7 +1,10 @@
 //! Group commit: many tasks hand in one item each and wait; one writer takes whatever has queued
 //! while its last write ran and writes it in one go. No timer: alone, an item waits for nobody.
 
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
@@ -38,7 +41,14 @@ pub trait Writer: Send + Sync + 'static {
     fn one_is_at_fault(error: &Self::Error) -> bool;
 }
 
-type Entry<W> = (<W as Writer>::Item, oneshot::Sender<Written<W>>);
+type Entry<W> = (Slot<<W as Writer>::Item>, oneshot::Sender<Written<W>>);
+
+/// An item in the queue. Whoever takes it out decides: the writer writes it, the caller drops it.
+type Slot<T> = Arc<Mutex<Option<T>>>;
+
+fn take<T>(slot: &Slot<T>) -> Option<T> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
 
 /// What became of an item, and how many were written with it.
 type Written<W> = (Result<<W as Writer>::Output, <W as Writer>::Error>, usize);
@@ -67,23 +77,52 @@ impl<W: Writer> GroupCommit<W> {
 
     /// Writes one item together with whatever else is waiting.
     pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
-        let (answer, written) = oneshot::channel();
+        let written = self.write_unless(item, std::future::pending()).await?;
+        written.ok_or(Closed)
+    }
+
+    /// Like [`GroupCommit::write`], but takes the item back out of the queue when `given_up` ends before
+    /// its batch is formed. Then nothing was or will be written, and the result is `None`.
+    pub async fn write_unless(
+        &self,
+        item: W::Item,
+        given_up: impl Future<Output = ()>,
+    ) -> Result<Option<Result<W::Output, W::Error>>, Closed> {
+        let slot = Arc::new(Mutex::new(Some(item)));
+        let (answer, mut written) = oneshot::channel();
         let (operation, table) = W::STATEMENT;
         let span = trace::statement(operation, table);
         let writing = async {
-            self.queue.send((item, answer)).await.map_err(|_| Closed)?;
-            written.await.map_err(|_| Closed)
+            let mut given_up = pin!(given_up);
+            tokio::select! {
+                queued = self.queue.send((Arc::clone(&slot), answer)) => queued.map_err(|_| Closed)?,
+                () = &mut given_up => return Ok(None),
+            }
+            tokio::select! {
+                result = &mut written => return result.map(Some).map_err(|_| Closed),
+                () = &mut given_up => {}
+            }
+            match take(&slot) {
+                Some(_) => Ok(None),
+                None => written.await.map(Some).map_err(|_| Closed),
+            }
         };
-        let (result, together) = writing.instrument(span.clone()).await?;
+        let Some((result, together)) = writing.instrument(span.clone()).await? else {
+            return Ok(None);
+        };
         trace::executed(&span, together, result.is_err());
-        Ok(result)
+        Ok(Some(result))
     }
 }
 
 async fn run<W: Writer>(writer: Arc<W>, mut entries: mpsc::Receiver<Entry<W>>, most: usize) {
     let mut batch = Vec::with_capacity(most);
     while entries.recv_many(&mut batch, most).await > 0 {
-        let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).unzip();
+        let wanted = |(slot, answer): Entry<W>| Some((take(&slot)?, answer));
+        let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).filter_map(wanted).unzip();
+        if items.is_empty() {
+            continue;
+        }
         let results = write_batch(writer.as_ref(), &items).await;
         let together = items.len();
         for (answer, result) in answers.into_iter().zip(results) {
@@ -111,8 +150,6 @@ async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
     use tokio::sync::Semaphore;
 
     use super::*;
@@ -185,6 +222,35 @@ mod tests {
     async fn one_bad_item_fails_alone() {
         let (results, _) = write_all(&[1, 13, 3]).await;
         assert_eq!(results, [Ok(2), Err("unlucky"), Ok(6)]);
+    }
+
+    #[tokio::test]
+    async fn an_item_is_given_up_only_while_it_is_queued() {
+        let gate = Arc::new(Semaphore::new(0));
+        let batches = Arc::new(Mutex::new(Vec::new()));
+        let doubler = Doubler {
+            gate: gate.clone(),
+            batches: batches.clone(),
+        };
+        let commit = GroupCommit::start(doubler, 1);
+        let (give_up_first, first) = oneshot::channel::<()>();
+        let writing = tokio::spawn({
+            let commit = commit.clone();
+            async move { commit.write_unless(1, async { drop(first.await) }).await }
+        });
+        // One thread runs all tasks: now the writer holds the first item and waits at the gate.
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(commit.write_unless(2, async {}).await, Ok(None));
+        let queued = commit.write_unless(3, tokio::task::yield_now());
+        assert_eq!(queued.await, Ok(None));
+        give_up_first.send(()).unwrap();
+        tokio::task::yield_now().await;
+        gate.add_permits(1);
+        assert_eq!(writing.await.unwrap(), Ok(Some(Ok(2))));
+        assert_eq!(commit.write(4).await, Ok(Ok(8)));
+        assert_eq!(*batches.lock().unwrap(), [1, 1]);
     }
 
     #[tokio::test]

@@ -24,6 +24,8 @@ pub enum ApiError {
     BodyTimeout,
     /// 413, with the limit in bytes.
     BodyTooLarge(usize),
+    /// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
+    QueuedTooLong,
     /// 500. The cause is logged here and not told.
     Internal(anyhow::Error),
 }
@@ -52,6 +54,11 @@ impl IntoResponse for ApiError {
             Self::BodyTooLarge(limit) => {
                 let message = format!("Request body is larger than {limit} bytes");
                 closing(simple(StatusCode::PAYLOAD_TOO_LARGE, &message))
+            }
+            Self::QueuedTooLong => {
+                let message = "The order could not be stored in time; nothing was bought. Try again later";
+                let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+                (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
             }
             Self::Internal(cause) => {
                 tracing::error!(error = format!("{cause:#}"), "answered with 500");

@@ -55,6 +55,9 @@ pub struct Config {
     /// How long an answer waits for the provider's verdict, so that a refusal can be told; 0 never waits
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = runtime::config::duration)]
     pub placement_wait: Duration,
+    /// The longest time an order waits in the queue to be stored; then it is dropped and answered with 503
+    #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = runtime::config::positive_duration)]
+    pub queue_deadline: Duration,
     /// The most items of an order
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
@@ -133,6 +136,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         rand::random(),
         config.providers,
         config.placement_wait,
+        config.queue_deadline,
         metrics.clone(),
         shutdown.clone(),
     );

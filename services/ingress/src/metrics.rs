@@ -24,6 +24,8 @@ pub enum Outcome {
     Refused,
     /// 422: the provider could not be reached.
     Unreachable,
+    /// 503: it was dropped from the queue before it was stored.
+    Expired,
     /// 500.
     Error,
 }
@@ -61,6 +63,7 @@ impl Metrics {
             Outcome::Duplicate => "duplicate",
             Outcome::Refused => "refused",
             Outcome::Unreachable => "unreachable",
+            Outcome::Expired => "expired",
             Outcome::Error => "error",
         };
         self.orders.add(1, &[KeyValue::new("outcome", name)]);

@@ -73,6 +73,8 @@ pub struct Orders {
     topup_ids: TopupIds,
     providers: Vec<String>,
     placement_wait: Duration,
+    /// How long an order may wait in the queue of the group commit.
+    queue_deadline: Duration,
     metrics: Metrics,
     shutdown: Shutdown,
 }
@@ -138,6 +140,7 @@ impl Orders {
         random_start: u64,
         providers: Vec<String>,
         placement_wait: Duration,
+        queue_deadline: Duration,
         metrics: Metrics,
         shutdown: Shutdown,
     ) -> Self {
@@ -150,6 +153,7 @@ impl Orders {
             topup_ids: TopupIds::new(random_start),
             providers,
             placement_wait,
+            queue_deadline,
             metrics,
             shutdown,
         }
@@ -157,7 +161,6 @@ impl Orders {
 
     /// Turns a draft into an order, or says everything that is wrong with it.
     pub async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
-        let internal = |error: store::Error| ApiError::Internal(error.into());
         let Draft {
             external_order_id,
             items,
@@ -262,7 +265,7 @@ impl Orders {
         outcome
     }
 
-    async fn store_and_answer(&self, mut order: NewOrder, answer: oneshot::Sender<Outcome>) {
+    async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Outcome>) {
         let providers = || {
             order
                 .placements
@@ -274,7 +277,7 @@ impl Orders {
         if waits {
             order.answer_within += self.placement_wait;
         }
-        let sent = match self.store_unless_taken(&mut order).await {
+        let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
                 self.metrics.order(metrics::Outcome::Duplicate, 0);
@@ -283,8 +286,12 @@ impl Orders {
                 return;
             }
             Err(error) => {
-                self.metrics.order(metrics::Outcome::Error, 0);
-                let _ = answer.send(Outcome::Error(ApiError::Internal(error)));
+                let outcome = match error {
+                    ApiError::QueuedTooLong => metrics::Outcome::Expired,
+                    _ => metrics::Outcome::Error,
+                };
+                self.metrics.order(outcome, 0);
+                let _ = answer.send(Outcome::Error(error));
                 return;
             }
         };
@@ -301,10 +308,14 @@ impl Orders {
     /// Stores the order and says when the statement was sent; `None` if its external id is taken, by
     /// an order that stands. One that may still be refused is waited for: "already taken" promises
     /// that it is under way, and a refused one leaves its id free.
-    async fn store_unless_taken(&self, order: &mut NewOrder) -> anyhow::Result<Option<Instant>> {
+    async fn store_unless_taken(
+        &self,
+        order: &mut NewOrder,
+        answer: &mut oneshot::Sender<Outcome>,
+    ) -> Result<Option<Instant>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         loop {
-            let inserted = self.store(order).await?;
+            let inserted = self.store(order, answer).await?;
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
@@ -312,7 +323,7 @@ impl Orders {
                 let stands = self.database.run(async |connection| {
                     store::orders::stands(connection, order.partner_id, &order.external_order_id).await
                 });
-                match stands.await? {
+                match stands.await.map_err(internal)? {
                     None if Instant::now() < give_up => break,
                     Some(false) if Instant::now() < give_up => tokio::time::sleep(UNDECIDED).await,
                     _ => return Ok(None),
@@ -321,11 +332,25 @@ impl Orders {
         }
     }
 
-    async fn store(&self, order: &mut NewOrder) -> anyhow::Result<Inserted> {
+    /// Stores the order, unless its client hangs up or its deadline passes while it is queued.
+    async fn store(
+        &self,
+        order: &mut NewOrder,
+        answer: &mut oneshot::Sender<Outcome>,
+    ) -> Result<Inserted, ApiError> {
+        let deadline = tokio::time::Instant::now() + self.queue_deadline;
         let mut tries = 0;
         loop {
-            let written = self.commit.write(order.clone()).await;
-            match written.map_err(|_| anyhow::anyhow!("the process is stopping"))? {
+            let given_up = async {
+                tokio::select! {
+                    () = tokio::time::sleep_until(deadline) => {}
+                    () = answer.closed() => {}
+                }
+            };
+            let written = self.commit.write_unless(order.clone(), given_up).await;
+            let written =
+                written.map_err(|_| ApiError::Internal(anyhow::anyhow!("the process is stopping")))?;
+            match written.ok_or(ApiError::QueuedTooLong)? {
                 Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
                     tries += 1;
                     let now = runtime::clock::now();
@@ -337,7 +362,7 @@ impl Orders {
                         topup.topup_id = self.topup_ids.next(now);
                     }
                 }
-                result => return Ok(result?),
+                result => return result.map_err(internal),
             }
         }
     }
@@ -433,6 +458,10 @@ impl Orders {
         let refused = perform(Effect::CommitRefusal, refusal).await?;
         Ok(refused.then_some(errors))
     }
+}
+
+fn internal(error: store::Error) -> ApiError {
+    ApiError::Internal(error.into())
 }
 
 const TAKEN: &str = "External order id has already been taken";
