@@ -9,6 +9,9 @@ ENV_FILE=$LOCAL_DIR/env
 READY_SECONDS=60
 LAUNCHED=''
 
+# `cargo`, or the program that CARGO names.
+cargo() { command "${CARGO:-cargo}" "$@"; }
+
 say() { printf '%s\n' "$*" >&2; }
 fail() {
   printf 'error: %s\n' "$*" >&2
@@ -47,7 +50,7 @@ need() {
 
 # `need_rust`: cargo and what it needs to build this workspace.
 need_rust() {
-  command -v cargo >/dev/null || fail "cargo is missing: install Rust (https://rustup.rs)"
+  command -v "${CARGO:-cargo}" >/dev/null || fail "cargo is missing: install Rust (https://rustup.rs)"
   need cc build-essential
 }
 
