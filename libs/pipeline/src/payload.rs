@@ -1,91 +1,120 @@
 //! What travels in JetStream and between stages: ids and trace context, never credentials. Tagged
 //! and versioned; an old variant stays until no stream can hold it any more.
 
-use domain::{OrderId, PlacementId, TopupId};
+use domain::{OrderId, PartnerId, PlacementId, TopupId};
 use serde::{Deserialize, Serialize};
 
-/// A placement waits to be bought. Subject `topup.job.<provider>`.
+/// The most rows that one message names: one replica can run at least this many at once.
+pub const MOST: usize = 32;
+
+/// Placements wait to be bought. Subject `topup.job.<provider>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupJob {
-    /// The first version.
+    /// One placement. Still read, never sent.
     #[serde(rename = "topup.job.v1")]
     V1 {
-        /// What to buy.
+        /// The placement to buy.
         placement_id: PlacementId,
-        /// Where an ingress waits for the verdict; none when the order was answered already.
+    },
+    /// The placements of one commit, at most [`MOST`].
+    #[serde(rename = "topup.job.v2")]
+    V2 {
+        /// The placements to buy.
+        placements: Vec<JobPlacement>,
+        /// The subject on which an ingress waits for [`Verdicts`]; absent once the orders are answered.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        verdict: Option<VerdictTo>,
+        verdict_to: Option<String>,
     },
 }
 
-/// Where an ingress waits for a verdict, and how long it may take to reply.
+/// One placement of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct VerdictTo {
-    /// The subject to send a [`Verdict`] to, as a request.
-    pub subject: String,
-    /// Within this many milliseconds the ingress replies, or never.
-    pub within_ms: u64,
+pub struct JobPlacement {
+    /// The placement to buy.
+    pub placement_id: PlacementId,
+    /// The partner that ordered it.
+    pub partner_id: PartnerId,
+    /// The lane it is bought in.
+    pub lane: String,
 }
 
-/// A topup has its profile. Subject `topup.ready.<partner>`.
+/// Topups have their profile. Subject `topup.ready.<partner>` (v1), `topup.ready.batch` (v2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupReady {
-    /// The first version.
+    /// One topup. Still read, never sent.
     #[serde(rename = "topup.ready.v1")]
     V1 {
-        /// Which.
+        /// The topup.
         topup_id: TopupId,
+    },
+    /// At most [`MOST`] topups.
+    #[serde(rename = "topup.ready.v2")]
+    V2 {
+        /// The topups.
+        topups: Vec<ReadyTopup>,
     },
 }
 
-/// What the provider said of a placement's attempt: a core-NATS request to the ingress that waits.
+/// One topup of a readiness event.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadyTopup {
+    /// The topup.
+    pub topup_id: TopupId,
+    /// The partner that ordered it.
+    pub partner_id: PartnerId,
+}
+
+/// Hints to an ingress that orders may be answered: core NATS, subject `topup.verdict.<ingress>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
-pub enum Verdict {
-    /// The first version.
-    #[serde(rename = "verdict.v1")]
-    V1 {
-        /// The order that waits.
-        order_id: OrderId,
-        /// The placement that this is about.
-        placement_id: PlacementId,
-        /// The attempt that this is about.
-        attempt: u32,
-        /// What was said.
-        said: Said,
-        /// Whether the provider certainly has the purchase.
-        #[serde(default)]
-        placed: bool,
+pub enum Verdicts {
+    /// The verdicts of one settlement batch for one ingress.
+    #[serde(rename = "verdicts.v2")]
+    V2 {
+        /// The subject on which the provisioner waits for [`Releases`].
+        release_to: String,
+        /// One verdict for each placement.
+        verdicts: Vec<Verdict>,
     },
+}
+
+/// What the provider said of a placement. A hint: the answer rests on what PostgreSQL holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// The order that waits.
+    pub order_id: OrderId,
+    /// The placement.
+    pub placement_id: PlacementId,
+    /// What the provider said.
+    pub said: Said,
 }
 
 /// What a provider said, as far as the answer to the partner depends on it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// It has the purchase, or may have it, or will be asked again later.
+    /// It has the purchase.
+    Placed,
+    /// It may have the purchase, or is asked again later.
     UnderWay,
-    /// It refused.
-    Refused {
-        /// Its code.
-        status: String,
-        /// Its message.
-        message: String,
-    },
+    /// It refused the purchase.
+    Refused,
     /// It certainly never got the request.
     NotSent,
 }
 
-/// The ingress's reply to a verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reply {
-    /// The partner has its 201, or hung up: the pipeline goes on, webhooks may go out.
-    Answered,
-    /// The order was refused as a whole and the partner gets a 422.
-    Refused,
+/// Tells a provisioner that answers have left: core NATS, subject `topup.release.<provisioner>`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type")]
+pub enum Releases {
+    /// Webhooks of these placements may go out.
+    #[serde(rename = "releases.v2")]
+    V2 {
+        /// The placements whose orders are answered, or never will be.
+        placements: Vec<PlacementId>,
+    },
 }
 
 /// What a provisioner can promise for a provider, broadcast each second.
@@ -98,6 +127,9 @@ pub enum Heartbeat {
     V1 {
         /// The provider.
         provider: String,
+        /// The provisioner that sends it; absent before version 2 of jobs.
+        #[serde(default)]
+        instance: String,
         /// How long a job published now will take until its verdict, in milliseconds.
         verdict_ms: u64,
     },
@@ -108,16 +140,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_is_small_and_tagged() {
+    fn a_job_of_the_first_version_is_still_read() {
         let placement_id = PlacementId::new();
-        let job = TopupJob::V1 {
-            placement_id,
-            verdict: None,
+        let text = format!(r#"{{"type":"topup.job.v1","placement_id":"{placement_id}","verdict":{{"subject":"x","within_ms":1}}}}"#);
+        assert_eq!(serde_json::from_str::<TopupJob>(&text).unwrap(), TopupJob::V1 { placement_id });
+    }
+
+    #[test]
+    fn a_job_is_small_and_tagged() {
+        let (placement_id, partner_id) = (PlacementId::new(), PartnerId::new());
+        let job = TopupJob::V2 {
+            placements: vec![JobPlacement { placement_id, partner_id, lane: "a".into() }],
+            verdict_to: None,
         };
         let text = serde_json::to_string(&job).unwrap();
         assert_eq!(
             text,
-            format!(r#"{{"type":"topup.job.v1","placement_id":"{placement_id}"}}"#)
+            format!(
+                r#"{{"type":"topup.job.v2","placements":[{{"placement_id":"{placement_id}","partner_id":"{partner_id}","lane":"a"}}]}}"#
+            )
         );
         assert_eq!(serde_json::from_str::<TopupJob>(&text).unwrap(), job);
     }

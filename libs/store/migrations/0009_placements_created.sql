@@ -1,0 +1,2 @@
+-- no-transaction
+CREATE INDEX CONCURRENTLY IF NOT EXISTS placements_created ON placements USING brin (created_at) WITH (pages_per_range = 32)

@@ -1,0 +1,2 @@
+-- no-transaction
+CREATE INDEX CONCURRENTLY IF NOT EXISTS deliveries_created ON deliveries USING brin (created_at) WITH (pages_per_range = 32)
