@@ -44,9 +44,8 @@ pub enum Event {
         /// Whether the settling delay has passed.
         settled: bool,
     },
-    /// Ingress answers the order with 422, on the verdict of this attempt if it has one. Needs none
-    /// for a placement that is `accepted`, which certainly bought nothing so far.
-    Refuse(Option<u32>),
+    /// Ingress answers the order with 422. Only what certainly bought nothing is refused.
+    Refuse,
     /// Nobody found out whether this attempt bought anything.
     Park(u32),
     /// What the provider has of this attempt, or its own row, can't be stored or read.
@@ -112,8 +111,7 @@ impl Placement {
                     })
                 }
             }
-            (Placing, Event::Refuse(Some(attempt))) if current(attempt) => to(Refused),
-            (Accepted, Event::Refuse(_)) => to(Refused),
+            (Accepted | Failed, Event::Refuse) => to(Refused),
             // Not what is placed: somebody else's look found it meanwhile.
             (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
             (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
@@ -203,24 +201,17 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_and_a_retry_exclude_each_other() {
-        let retried = placing(1)
-            .after(Event::NotBought(1))
-            .unwrap()
-            .after(Event::Claim)
-            .unwrap();
-        assert_eq!(retried.after(Event::Refuse(Some(1))), Err(Ignored));
-        let refused = placing(1).after(Event::Refuse(Some(1))).unwrap();
-        assert_eq!(refused.after(Event::NotBought(1)), Err(Ignored));
-        assert_eq!(refused.after(Event::Claim), Err(Ignored));
-        assert_eq!(placing(1).after(Event::Refuse(None)), Err(Ignored));
-    }
-
-    #[test]
-    fn what_certainly_bought_nothing_is_refused_on_any_verdict() {
-        let again = placing(2).after(Event::NotBought(2)).unwrap();
-        for verdict in [None, Some(1), Some(2)] {
-            assert_eq!(again.after(Event::Refuse(verdict)).unwrap().state, Refused);
+    fn a_refusal_and_an_attempt_exclude_each_other() {
+        for attempt in [1, 2] {
+            assert_eq!(placing(attempt).after(Event::Refuse), Err(Ignored));
+        }
+        let rejected = placing(1).after(Event::Rejected(1)).unwrap();
+        let not_sent = placing(1).after(Event::NotBought(1)).unwrap();
+        for certain in [Placement::NEW, rejected, not_sent] {
+            let refused = certain.after(Event::Refuse).unwrap();
+            assert_eq!(refused.state, Refused);
+            assert_eq!(refused.after(Event::NotBought(1)), Err(Ignored));
+            assert_eq!(refused.after(Event::Claim), Err(Ignored));
         }
     }
 
@@ -327,7 +318,7 @@ mod tests {
                 .prop_map(|(attempt, settled)| Event::NotFound { attempt, settled }),
             attempt.clone().prop_map(Event::Park),
             attempt.clone().prop_map(Event::Dispute),
-            proptest::option::of(attempt).prop_map(Event::Refuse),
+            Just(Event::Refuse),
         ]
     }
 

@@ -74,8 +74,12 @@ ALTER TABLE placements
     -- What the provider said when it refused.
     ADD COLUMN refusal_status text,
     ADD COLUMN refusal_message text,
+    -- Parked although something of it is bought: only an operator moves it.
+    ADD COLUMN disputed boolean NOT NULL DEFAULT false,
     SET (fillfactor = 60);
-ALTER TABLE deliveries SET (fillfactor = 70);
+ALTER TABLE deliveries
+    ADD COLUMN order_id uuid,
+    SET (fillfactor = 70);
 ALTER TABLE orders
     -- Its request may still be answered with 422, until `answer_by`.
     ADD COLUMN refusable boolean NOT NULL DEFAULT false;

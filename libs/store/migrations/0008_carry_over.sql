@@ -14,6 +14,8 @@ BEGIN
     INSERT INTO placement_parked (placement_id, provider, at)
     SELECT placement_id, provider, created_at FROM placements WHERE state = 'parked'
     ON CONFLICT DO NOTHING;
+    UPDATE placements SET disputed = true
+    WHERE state = 'parked' AND placed_at IS NOT NULL AND redrive_at IS NULL;
     INSERT INTO delivery_due (topup_id, partner_id, at)
     SELECT topup_id, partner_id, redrive_at FROM deliveries WHERE redrive_at IS NOT NULL
     ON CONFLICT DO NOTHING;

@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use crate::{
     Error,
-    placements::ANNOUNCED,
+    endpoints::LONGEST_LEASE,
     seconds,
     vault::{Purpose, Vault},
 };
@@ -86,10 +86,12 @@ pub async fn list(
     let deliveries = sqlx::query_as!(
         DeliveryView,
         r#"SELECT d.topup_id, o.order_id, o.external_order_id, d.partner_id, d.state, d.attempt AS attempts,
-                  d.attempted_at, d.status, d.error, d.redrive_at AS due_at, d.delivered_at, d.created_at
+                  d.attempted_at, d.status, d.error, due.at AS "due_at?", d.delivered_at, d.created_at
            FROM deliveries d
            JOIN topups t ON t.topup_id = d.topup_id
-           JOIN orders o ON o.order_id = t.order_id
+           JOIN placements p ON p.placement_id = t.placement_id
+           JOIN orders o ON o.order_id = p.order_id
+           LEFT JOIN delivery_due due ON due.topup_id = d.topup_id
            WHERE ($1::text IS NULL OR d.topup_id = $1) AND ($2::uuid IS NULL OR d.partner_id = $2)
              AND ($3::text IS NULL OR d.state = $3)
              AND ($4::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) >= $4)
@@ -141,12 +143,14 @@ pub async fn replay(connection: &mut PgConnection, filter: &Filter<'_>) -> Resul
     // What is due sooner than in 30 s may be somebody's lease, or is due anyway.
     let replayed = sqlx::query!(
         "WITH chosen AS MATERIALIZED (
-             SELECT topup_id, attempt, state, attempted_at, duration_ms, status FROM deliveries d
+             SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status FROM deliveries d
              WHERE ($1::text IS NULL OR topup_id = $1) AND ($2::uuid IS NULL OR partner_id = $2)
                AND ($3::text IS NULL OR state = $3)
                AND ($4::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $4)
                AND (state IN ('delivered', 'exhausted')
-                    OR (state = 'pending' AND attempt > 0 AND redrive_at > now() + make_interval(secs => $5)))
+                    OR (state = 'pending' AND attempt > 0
+                        AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
+                            > now() + make_interval(secs => $5)))
              ORDER BY topup_id
              FOR UPDATE
          ), kept AS (
@@ -154,15 +158,20 @@ pub async fn replay(connection: &mut PgConnection, filter: &Filter<'_>) -> Resul
              SELECT topup_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
              FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL
              ON CONFLICT DO NOTHING
+         ), due AS (
+             INSERT INTO delivery_due AS due (topup_id, partner_id, at) SELECT topup_id, partner_id, now() FROM chosen
+             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
+         ), free AS (
+             DELETE FROM delivery_held held USING chosen WHERE held.topup_id = chosen.topup_id
          )
          UPDATE deliveries d
-         SET state = 'pending', redrive_at = now(), schedule_start = d.attempt, delivered_at = NULL
+         SET state = 'pending', schedule_start = d.attempt, delivered_at = NULL
          FROM chosen WHERE d.topup_id = chosen.topup_id",
         filter.topup_id.map(TopupId::as_str),
         filter.partner_id.map(PartnerId::uuid),
         filter.state,
         filter.since,
-        seconds(ANNOUNCED),
+        seconds(LONGEST_LEASE),
     )
     .execute(connection)
     .await?;

@@ -1,4 +1,4 @@
-//! Deliveries: taken up by notifiers, recorded in batches.
+//! Deliveries: found when due, leased and read by notifiers, recorded in batches.
 
 use std::time::Duration;
 
@@ -7,33 +7,143 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, age, endpoints::Breaker, seconds, signed, unsigned};
+use crate::{
+    Error, age,
+    endpoints::BlockPolicy,
+    retry_conflicts, seconds, signed,
+    sweep::{Fence, Swept},
+    unsigned,
+};
 
-/// Which deliveries a notifier takes up. None of an endpoint that is blocked; of one whose block has
-/// just ended, one that is due, as a probe.
-#[derive(Clone, Copy, Debug)]
-pub enum Take<'a> {
-    /// First attempts of those that readiness events name. Costs no write: a delivery is born with a
-    /// lease, and is skipped unless a whole attempt fits into what is left of it.
-    First(&'a [TopupId]),
-    /// Those that are due, whatever their attempt, by turns: who has the fewest under way comes first.
-    Due(&'a Room),
+/// A delivery that is due.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DueDelivery {
+    /// The topup.
+    pub topup_id: TopupId,
+    /// The partner whose endpoint gets it.
+    pub partner_id: PartnerId,
 }
 
-/// How many deliveries may be taken up as due.
-#[derive(Clone, Debug, Default)]
-pub struct Room {
-    /// Altogether.
-    pub all: usize,
-    /// The most of one partner, those under way included.
+/// Where a look for due deliveries begins and how much it may return. Its work is bounded by `limit`,
+/// not by what is stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeliveryPage {
+    /// The most deliveries, and the most partners that are looked at.
+    pub limit: usize,
+    /// The most deliveries of one partner.
     pub per_partner: usize,
-    /// How many requests may run to one host. None of its partners gets more than half of what is free
-    /// there, nor all of them together in one go.
-    pub per_host: usize,
-    /// Partners that have deliveries under way, and how many.
-    pub partners: Vec<(PartnerId, usize)>,
-    /// Hosts that have requests under way, and how many.
-    pub hosts: Vec<(String, usize)>,
+    /// The partner after which the look begins.
+    pub after: Option<PartnerId>,
+}
+
+/// What a look for due deliveries found.
+#[derive(Clone, Debug, Default)]
+pub struct FoundDeliveries {
+    /// The oldest due deliveries of each partner, by turns. Nothing is claimed yet.
+    pub due: Vec<DueDelivery>,
+    /// Where the next look begins; `None` after the last partner.
+    pub after: Option<PartnerId>,
+}
+
+/// Looks for deliveries that are due: none of an endpoint that is blocked, one of an endpoint whose
+/// block has ended. Changes nothing.
+pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries, Error> {
+    // Walks from partner to partner by index: a partner without due rows costs nothing.
+    let rows = sqlx::query!(
+        r#"WITH RECURSIVE partner (partner_id, nth) AS (
+               (SELECT partner_id, 1 FROM delivery_due WHERE partner_id > $1 ORDER BY partner_id LIMIT 1)
+               UNION ALL
+               SELECT next.partner_id, partner.nth + 1
+               FROM partner CROSS JOIN LATERAL (
+                   SELECT d.partner_id FROM delivery_due d WHERE d.partner_id > partner.partner_id
+                   ORDER BY d.partner_id LIMIT 1
+               ) next
+               WHERE partner.nth < $2
+           )
+           SELECT partner.partner_id AS "partner_id!", late.topup_id AS "topup_id?"
+           FROM partner
+           LEFT JOIN endpoints e ON e.partner_id = partner.partner_id
+           LEFT JOIN LATERAL (
+               SELECT d.topup_id, row_number() OVER (ORDER BY d.at) AS turn
+               FROM (SELECT topup_id, at FROM delivery_due d
+                     WHERE d.partner_id = partner.partner_id AND d.at <= now()
+                       AND (e.blocked_until IS NULL OR e.blocked_until <= now())
+                     ORDER BY d.at LIMIT CASE WHEN e.blocked_until IS NULL THEN $3::bigint ELSE 1 END) d
+           ) late ON true
+           ORDER BY late.turn, partner.nth"#,
+        page.after.map_or_else(Uuid::nil, PartnerId::uuid),
+        signed(page.limit),
+        i64::try_from(page.per_partner).unwrap_or(i64::MAX),
+    )
+    .fetch_all(connection)
+    .await?;
+    let mut partners: Vec<Uuid> = rows.iter().map(|row| row.partner_id).collect();
+    partners.sort_unstable();
+    partners.dedup();
+    let after = (partners.len() >= page.limit)
+        .then(|| partners.last().copied().map(PartnerId::from))
+        .flatten();
+    let due = rows
+        .into_iter()
+        .filter_map(|row| {
+            Some(DueDelivery {
+                topup_id: row.topup_id?.try_into().ok()?,
+                partner_id: row.partner_id.into(),
+            })
+        })
+        .take(page.limit)
+        .collect();
+    Ok(FoundDeliveries { due, after })
+}
+
+/// Leases due deliveries: no other process takes them up until `lease` has passed. What is leased of an
+/// endpoint whose block has ended is its probe. Returns those that this process got.
+pub async fn lease(
+    connection: &mut PgConnection,
+    topups: &[TopupId],
+    lease: Duration,
+) -> Result<Vec<TopupId>, Error> {
+    let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+    let leased = sqlx::query_scalar!(
+        "WITH mine AS MATERIALIZED (
+             SELECT topup_id, partner_id FROM delivery_due
+             WHERE topup_id = ANY ($1) AND at <= now()
+             FOR UPDATE SKIP LOCKED
+         ), probing AS (
+             UPDATE endpoints e SET blocked_until = now() + make_interval(secs => $2), probe = mine.topup_id
+             FROM mine WHERE e.partner_id = mine.partner_id AND e.blocked_until <= now()
+         )
+         UPDATE delivery_due d SET at = now() + make_interval(secs => $2)
+         FROM mine WHERE d.topup_id = mine.topup_id
+         RETURNING d.topup_id",
+        &topups as &[&str],
+        seconds(lease),
+    )
+    .fetch_all(connection)
+    .await?;
+    leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
+}
+
+/// Gives a due row to every delivery whose first lease of `lag` has ended without an outcome.
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    let Some(fence) = Fence::take(&mut transaction, "deliveries", lag).await? else {
+        return Ok(Swept::default());
+    };
+    let late = sqlx::query!(
+        "INSERT INTO delivery_due (topup_id, partner_id, at)
+         SELECT topup_id, partner_id, now() FROM deliveries
+         WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
+         ON CONFLICT DO NOTHING",
+        fence.from,
+        fence.until,
+    )
+    .execute(&mut *transaction)
+    .await?
+    .rows_affected();
+    let swept = fence.done(&mut transaction, late).await?;
+    transaction.commit().await?;
+    Ok(swept)
 }
 
 /// A delivery to be attempted now.
@@ -115,17 +225,54 @@ impl TryFrom<Row> for Delivery {
     }
 }
 
-/// Takes deliveries up in one statement. What was taken as due is left alone by other notifiers until
-/// `lease` has passed. A row that can't be read is logged and left out.
-pub async fn take(
+/// Which deliveries may be read for an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    /// First attempts that readiness events name, younger than this and of endpoints that aren't blocked:
+    /// the whole attempt must end within the first lease.
+    Young(Duration),
+    /// Any pending one: this process has [leased](lease) it.
+    Leased,
+}
+
+/// Reads deliveries, with everything that their webhooks need. What is no longer pending is left out and
+/// loses its due row. A row that can't be read is logged and left out.
+pub async fn read(
     connection: &mut PgConnection,
-    which: Take<'_>,
-    lease: Duration,
+    topups: &[TopupId],
+    which: Read,
 ) -> Result<Vec<Delivery>, Error> {
-    let rows = match which {
-        Take::First(topups) => take_first(connection, topups, lease).await?,
-        Take::Due(room) => take_due(connection, room, lease).await?,
+    let ids: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+    let youth = match which {
+        Read::Young(youth) => Some(seconds(youth)),
+        Read::Leased => None,
     };
+    let rows = sqlx::query_as!(
+        Row,
+        r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, e.iccid, e.profile,
+                  p.webhook_url, p.webhook_host, p.webhook_secret,
+                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
+                  d.attempt, d.schedule_start,
+                  extract(epoch FROM now() - o.created_at)::float8 AS "age!", o.traceparent
+           FROM deliveries d
+           JOIN topups t ON t.topup_id = d.topup_id
+           JOIN esims e ON e.topup_id = d.topup_id
+           JOIN orders o ON o.order_id = coalesce(
+                d.order_id, (SELECT order_id FROM placements WHERE placement_id = t.placement_id))
+           JOIN partners p ON p.partner_id = d.partner_id
+           WHERE d.topup_id = ANY ($1) AND d.state = 'pending'
+             AND ($2::float8 IS NULL OR (
+                 d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)
+                 AND NOT EXISTS (
+                     SELECT FROM endpoints b WHERE b.partner_id = d.partner_id AND b.blocked_until IS NOT NULL)))"#,
+        &ids as &[&str],
+        youth,
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    if which == Read::Leased && rows.len() < topups.len() {
+        forget_finished(connection, &ids).await?;
+    }
     let readable = |row: Row| {
         let topup_id = row.topup_id.clone();
         Delivery::try_from(row)
@@ -135,101 +282,15 @@ pub async fn take(
     Ok(rows.into_iter().filter_map(readable).collect())
 }
 
-async fn take_first(
-    connection: &mut PgConnection,
-    topups: &[TopupId],
-    lease: Duration,
-) -> Result<Vec<Row>, Error> {
-    let topups: Vec<String> = topups.iter().map(TopupId::to_string).collect();
-    let rows = sqlx::query_as!(
-        Row,
-        r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, t.iccid, t.profile,
-                  p.webhook_url, p.webhook_host, p.webhook_secret,
-                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
-                  d.attempt, d.schedule_start,
-                  extract(epoch FROM now() - o.created_at)::float8 AS "age!", o.traceparent
-           FROM deliveries d
-           JOIN topups t ON t.topup_id = d.topup_id
-           JOIN orders o ON o.order_id = t.order_id
-           JOIN partners p ON p.partner_id = d.partner_id
-           WHERE d.topup_id = ANY($1) AND d.state = 'pending' AND d.attempt = 0
-             AND d.redrive_at > now() + make_interval(secs => $2)
-             AND NOT EXISTS (
-                 SELECT FROM endpoints e WHERE e.partner_id = d.partner_id AND e.blocked_until IS NOT NULL)"#,
-        &topups,
-        seconds(lease),
+async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
+    sqlx::query!(
+        "DELETE FROM delivery_due d USING deliveries f
+         WHERE d.topup_id = ANY ($1) AND f.topup_id = d.topup_id AND f.state <> 'pending'",
+        topups as &[&str],
     )
-    .fetch_all(connection)
+    .execute(connection)
     .await?;
-    Ok(rows)
-}
-
-async fn take_due(connection: &mut PgConnection, room: &Room, lease: Duration) -> Result<Vec<Row>, Error> {
-    let partners: Vec<Uuid> = room.partners.iter().map(|(partner, _)| partner.uuid()).collect();
-    let partner_counts: Vec<i32> = room.partners.iter().map(|(_, count)| signed(*count)).collect();
-    let hosts: Vec<String> = room.hosts.iter().map(|(host, _)| host.clone()).collect();
-    let host_counts: Vec<i32> = room.hosts.iter().map(|(_, count)| signed(*count)).collect();
-    // Turns are given without locks, or a partner's backlog would be locked for the few that get a
-    // turn. What another notifier has taken meanwhile is skipped when the turn is theirs to be locked.
-    let rows = sqlx::query_as!(
-        Row,
-        r#"WITH turn AS (
-               SELECT late.topup_id, coalesce(p.webhook_host, p.partner_id::text) AS host, host.free,
-                      coalesce(busy.count, 0) + row_number() OVER (PARTITION BY p.partner_id ORDER BY late.redrive_at)
-                          AS turn
-               FROM partners p
-               LEFT JOIN endpoints e ON e.partner_id = p.partner_id
-               LEFT JOIN unnest($1::uuid[], $2::int[]) AS busy(partner_id, count) ON busy.partner_id = p.partner_id
-               LEFT JOIN unnest($3::text[], $4::int[]) AS crowd(host, count) ON crowd.host = p.webhook_host
-               CROSS JOIN LATERAL (SELECT $5::bigint - coalesce(crowd.count, 0) AS free) host
-               CROSS JOIN LATERAL (
-                   SELECT topup_id, redrive_at FROM deliveries d
-                   WHERE d.partner_id = p.partner_id AND d.redrive_at <= now()
-                   ORDER BY d.redrive_at
-                   LIMIT CASE WHEN e.blocked_until IS NULL
-                              THEN least($7::bigint, greatest(0, least($6::bigint, greatest(1, host.free / 2))
-                                                                 - coalesce(busy.count, 0)))
-                              ELSE 1 END
-               ) late
-               WHERE host.free > 0 AND (e.blocked_until IS NULL OR e.blocked_until <= now())
-           ), host_turn AS (
-               SELECT topup_id, turn, free, row_number() OVER (PARTITION BY host ORDER BY turn) AS host_turn FROM turn
-           ), fair AS MATERIALIZED (
-               SELECT topup_id FROM host_turn WHERE host_turn <= greatest(1, free / 2)
-               ORDER BY turn, host_turn LIMIT $7::bigint
-           ), due AS MATERIALIZED (
-               SELECT d.topup_id, d.partner_id FROM fair JOIN deliveries d ON d.topup_id = fair.topup_id
-               WHERE d.redrive_at <= now()
-               FOR UPDATE OF d SKIP LOCKED
-           ), claimed AS (
-               UPDATE deliveries d SET redrive_at = now() + make_interval(secs => $8)
-               FROM due WHERE d.topup_id = due.topup_id
-           ), probing AS (
-               UPDATE endpoints e SET blocked_until = now() + make_interval(secs => $8), probe = due.topup_id
-               FROM due WHERE e.partner_id = due.partner_id AND e.blocked_until <= now()
-           )
-           SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, t.iccid, t.profile,
-                  p.webhook_url, p.webhook_host, p.webhook_secret,
-                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
-                  d.attempt, d.schedule_start,
-                  extract(epoch FROM now() - o.created_at)::float8 AS "age!", o.traceparent
-           FROM due
-           JOIN deliveries d ON d.topup_id = due.topup_id
-           JOIN topups t ON t.topup_id = due.topup_id
-           JOIN orders o ON o.order_id = t.order_id
-           JOIN partners p ON p.partner_id = d.partner_id"#,
-        &partners,
-        &partner_counts,
-        &hosts,
-        &host_counts,
-        i64::try_from(room.per_host).unwrap_or(i64::MAX),
-        i64::try_from(room.per_partner).unwrap_or(i64::MAX),
-        i64::try_from(room.all).unwrap_or(i64::MAX),
-        seconds(lease),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
+    Ok(())
 }
 
 /// One attempt that has ended.
@@ -237,7 +298,7 @@ async fn take_due(connection: &mut PgConnection, room: &Room, lease: Duration) -
 pub struct Attempted {
     /// The delivery.
     pub topup_id: TopupId,
-    /// Whose it is.
+    /// The partner whose endpoint got it.
     pub partner_id: PartnerId,
     /// How many attempts had ended before this one.
     pub attempt: u32,
@@ -247,54 +308,79 @@ pub struct Attempted {
     pub duration: Duration,
     /// The answer's status, if there was an answer.
     pub status: Option<u16>,
-    /// What kind of end that is, in a word.
+    /// The class of its result, in a word.
     pub class: &'static str,
     /// The beginning of the answer, sealed; only of one that did not acknowledge.
     pub answer: Option<Vec<u8>>,
-    /// What became of it.
+    /// Its result.
     pub result: AttemptResult,
 }
 
-/// What became of one attempt.
+/// The result of one attempt.
 #[derive(Clone, Debug)]
 pub enum AttemptResult {
     /// The endpoint acknowledged it.
     Delivered,
     /// It failed.
     Failed {
-        /// Why, without the URL and without anything of the answer.
+        /// The cause, without the URL and without anything of the answer.
         error: String,
         /// When to try again; `None` when the schedule has ended.
         retry_in: Option<Duration>,
-        /// Whether the endpoint is what failed; it isn't where we could not make the webhook.
+        /// The endpoint is what failed; it isn't where we could not make the webhook.
         endpoint: bool,
     },
 }
 
-/// Records a batch of attempts, and what they say of the endpoints. A result that somebody else has
-/// recorded meanwhile changes nothing, except that a delivery which arrived is delivered. Recording the
-/// same batch again changes nothing but the count of failures that may block an endpoint.
+/// Records a batch of attempts, and what they say of the endpoints. A result that was recorded before
+/// changes nothing, except that a delivery which arrived is delivered. Recording the same batch again
+/// changes nothing but the count of failures that may block an endpoint.
 pub async fn record(
     connection: &mut PgConnection,
     attempts: &[Attempted],
-    breaker: &Breaker,
+    policy: &BlockPolicy,
 ) -> Result<Vec<()>, Error> {
     let batch = Batch::of(attempts);
+    retry_conflicts(async || record_once(&mut *connection, &batch, policy).await).await?;
+    Ok(vec![(); attempts.len()])
+}
+
+async fn record_once(
+    connection: &mut PgConnection,
+    batch: &Batch,
+    policy: &BlockPolicy,
+) -> Result<(), Error> {
+    // Endpoints are locked in one order, so that two notifiers wait for each other instead of deadlocking.
     sqlx::query!(
         "WITH new AS MATERIALIZED (
              SELECT * FROM unnest($1::text[], $2::uuid[], $3::int[], $4::timestamptz[], $5::int[], $6::int[],
                                   $7::text[], $8::bytea[], $9::text[], $10::text[], $11::float8[], $12::bool[])
-                 AS new(topup_id, partner_id, attempt, at, duration_ms, status, class, answer, state, error,
-                        retry_in, endpoint)
+                 AS new (topup_id, partner_id, attempt, at, duration_ms, status, class, answer, state, error,
+                         retry_in, endpoint)
          ), moved AS (
              UPDATE deliveries d
              SET state = new.state, attempt = d.attempt + 1, attempted_at = new.at, duration_ms = new.duration_ms,
-                 status = new.status, error = new.error, redrive_at = now() + make_interval(secs => new.retry_in),
+                 status = new.status, error = new.error,
                  delivered_at = CASE WHEN new.state = 'delivered' THEN now() END
              FROM new
              WHERE d.topup_id = new.topup_id
                AND ((d.state = 'pending' AND d.attempt = new.attempt)
                     OR (new.state = 'delivered' AND d.state <> 'delivered'))
+             RETURNING d.topup_id, d.partner_id, new.state, new.retry_in
+         ), done AS (
+             DELETE FROM delivery_due due USING moved
+             WHERE due.topup_id = moved.topup_id AND moved.state <> 'pending'
+         ), later AS (
+             INSERT INTO delivery_due AS due (topup_id, partner_id, at)
+             SELECT topup_id, partner_id, now() + make_interval(secs => retry_in) FROM moved WHERE state = 'pending'
+             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
+         ), held AS (
+             INSERT INTO delivery_held AS held (topup_id, partner_id, state)
+             SELECT topup_id, partner_id, state FROM moved WHERE state = 'exhausted'
+             ON CONFLICT (topup_id) DO UPDATE SET state = excluded.state, at = excluded.at
+         ), released AS (
+             DELETE FROM delivery_held held USING moved
+             WHERE held.topup_id = moved.topup_id AND moved.state = 'delivered'
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
              SELECT topup_id, attempt, at, duration_ms, status, class, answer FROM new WHERE state <> 'delivered'
@@ -303,9 +389,12 @@ pub async fn record(
              SELECT partner_id, bool_or(state = 'delivered') AS answers, array_agg(topup_id) AS topups,
                     count(*) FILTER (WHERE endpoint)::int AS failed
              FROM new GROUP BY partner_id
+         ), known AS MATERIALIZED (
+             SELECT e.partner_id FROM endpoints e JOIN heard ON heard.partner_id = e.partner_id
+             ORDER BY e.partner_id FOR UPDATE OF e
          ), closed AS (
              UPDATE endpoints e SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL
-             FROM heard
+             FROM heard JOIN known ON known.partner_id = heard.partner_id
              WHERE heard.answers AND e.partner_id = heard.partner_id
                AND (e.failures > 0 OR e.blocked_until IS NOT NULL)
                AND e.blocked_until IS DISTINCT FROM 'infinity'
@@ -313,8 +402,8 @@ pub async fn record(
          INSERT INTO endpoints AS e (partner_id, failures, blocks, blocked_until, probe)
          SELECT partner_id, failed, (failed >= $13)::int,
                 CASE WHEN failed >= $13 THEN now() + make_interval(secs => $14::float8) END,
-                (SELECT probe FROM endpoints e WHERE e.partner_id = heard.partner_id AND e.probe = ANY(heard.topups))
-         FROM heard WHERE NOT answers AND failed > 0 AND $13::int > 0
+                (SELECT probe FROM endpoints e WHERE e.partner_id = heard.partner_id AND e.probe = ANY (heard.topups))
+         FROM heard LEFT JOIN known USING (partner_id) WHERE NOT answers AND failed > 0 AND $13::int > 0
          ORDER BY partner_id
          ON CONFLICT (partner_id) DO UPDATE
          SET failures = e.failures + excluded.failures,
@@ -335,13 +424,13 @@ pub async fn record(
         &batch.errors as &[Option<String>],
         &batch.retries as &[Option<f64>],
         &batch.endpoints,
-        signed(breaker.failures),
-        seconds(breaker.first),
-        seconds(breaker.longest),
+        signed(policy.failures),
+        seconds(policy.first),
+        seconds(policy.longest),
     )
     .execute(connection)
     .await?;
-    Ok(vec![(); attempts.len()])
+    Ok(())
 }
 
 /// Attempts as the statement takes them: a column each.
@@ -397,24 +486,32 @@ impl Batch {
     }
 }
 
-/// Gives up, until a URL is set, on deliveries of partners that have none. The partners' rows are
-/// locked and read here, so that a URL that is just being set is seen either here or by
+/// Holds deliveries of partners without a webhook URL until one is set. The partners' rows are locked
+/// and read here, so that a URL that is just being set is seen either here or by
 /// [`crate::partners::set_webhook`].
 pub async fn set_no_endpoint(connection: &mut PgConnection, topups: &[TopupId]) -> Result<u64, Error> {
-    let topups: Vec<String> = topups.iter().map(TopupId::to_string).collect();
-    let done = sqlx::query!(
-        "WITH without AS (
+    let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+    let held = sqlx::query!(
+        "WITH without AS MATERIALIZED (
              SELECT partner_id FROM partners
              WHERE webhook_url IS NULL
-               AND partner_id IN (SELECT partner_id FROM deliveries WHERE topup_id = ANY($1))
+               AND partner_id IN (SELECT partner_id FROM deliveries WHERE topup_id = ANY ($1))
+             ORDER BY partner_id
              FOR SHARE
+         ), moved AS (
+             UPDATE deliveries d SET state = 'no_endpoint'
+             FROM without
+             WHERE d.partner_id = without.partner_id AND d.topup_id = ANY ($1) AND d.state = 'pending'
+             RETURNING d.topup_id, d.partner_id
+         ), done AS (
+             DELETE FROM delivery_due due USING moved WHERE due.topup_id = moved.topup_id
          )
-         UPDATE deliveries d SET state = 'no_endpoint', redrive_at = NULL
-         FROM without
-         WHERE d.partner_id = without.partner_id AND d.topup_id = ANY($1) AND d.state = 'pending'",
-        &topups,
+         INSERT INTO delivery_held AS held (topup_id, partner_id, state)
+         SELECT topup_id, partner_id, 'no_endpoint' FROM moved
+         ON CONFLICT (topup_id) DO UPDATE SET state = excluded.state, at = excluded.at",
+        &topups as &[&str],
     )
     .execute(connection)
     .await?;
-    Ok(done.rows_affected())
+    Ok(held.rows_affected())
 }

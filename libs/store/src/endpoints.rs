@@ -7,16 +7,21 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, age, placements::ANNOUNCED, seconds};
+use crate::{Error, age, seconds};
 
-/// When an endpoint is left alone, and for how long. What waits meanwhile loses no attempt.
+/// What is due later than this waits for a retry; what is due sooner may be leased.
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
+/// The most partners whose oldest delivery is looked at.
+const MOST_PARTNERS: i32 = 1000;
+
+/// When an endpoint is blocked, and for how long. What waits meanwhile loses no attempt.
 #[derive(Clone, Copy, Debug)]
-pub struct Breaker {
-    /// It is blocked after so many failures in a row; 0 means never.
+pub struct BlockPolicy {
+    /// Consecutive failures after which it is blocked; 0 means never.
     pub failures: u32,
-    /// For so long the first time; twice as long each time that the probe after it fails.
+    /// How long it stays blocked at first; doubles each time its probe fails.
     pub first: Duration,
-    /// But never longer than this.
+    /// The longest block.
     pub longest: Duration,
 }
 
@@ -58,10 +63,9 @@ pub async fn list(
                        ELSE 'open' END AS "state!",
                   nullif(e.blocked_until, 'infinity') AS blocked_until,
                   coalesce(e.failures, 0) AS "failures!",
-                  (SELECT count(*) FROM deliveries d
-                   WHERE d.partner_id = p.partner_id AND d.redrive_at IS NOT NULL) AS "pending!",
-                  (SELECT count(*) FROM deliveries d
-                   WHERE d.partner_id = p.partner_id AND d.state = 'exhausted') AS "exhausted!"
+                  (SELECT count(*) FROM delivery_due d WHERE d.partner_id = p.partner_id) AS "pending!",
+                  (SELECT count(*) FROM delivery_held h
+                   WHERE h.partner_id = p.partner_id AND h.state = 'exhausted') AS "exhausted!"
            FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
            WHERE $1::uuid IS NULL OR p.partner_id = $1
            ORDER BY p.created_at, p.partner_id"#,
@@ -93,7 +97,7 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
         .await?;
     retry_now(&mut transaction, partner_id).await?;
     let due = sqlx::query_scalar!(
-        r#"SELECT count(*) AS "due!" FROM deliveries WHERE partner_id = $1 AND redrive_at <= now()"#,
+        r#"SELECT count(*) AS "due!" FROM delivery_due WHERE partner_id = $1 AND at <= now()"#,
         partner_id.uuid(),
     )
     .fetch_one(&mut *transaction)
@@ -118,10 +122,10 @@ pub(crate) async fn forget(connection: &mut PgConnection, partner_id: PartnerId)
 async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
     // What is due sooner than this may be somebody's lease.
     let made_due = sqlx::query!(
-        "UPDATE deliveries SET redrive_at = now()
-         WHERE partner_id = $1 AND attempt > 0 AND redrive_at > now() + make_interval(secs => $2)",
+        "UPDATE delivery_due SET at = now()
+         WHERE partner_id = $1 AND at > now() + make_interval(secs => $2)",
         partner_id.uuid(),
-        seconds(ANNOUNCED),
+        seconds(LONGEST_LEASE),
     )
     .execute(connection)
     .await?;
@@ -134,6 +138,8 @@ pub struct Standing {
     /// For how long the delivery that is overdue longest has been so; those that wait for a blocked or
     /// paused endpoint don't count.
     pub overdue: Duration,
+    /// Deliveries that are due now, those of blocked endpoints included.
+    pub due: u64,
     /// Endpoints that are blocked because they did not answer.
     pub blocked: u64,
     /// Endpoints that an operator has paused.
@@ -145,24 +151,37 @@ pub struct Standing {
 /// How deliveries stand. Looks at each partner's first due delivery and at what is exhausted.
 pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> {
     let row = sqlx::query!(
-        r#"SELECT (SELECT extract(epoch FROM now() - min(first.redrive_at))::float8
-                   FROM partners p
-                   LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+        r#"WITH RECURSIVE partner (partner_id, nth) AS (
+               (SELECT partner_id, 1 FROM delivery_due ORDER BY partner_id LIMIT 1)
+               UNION ALL
+               SELECT next.partner_id, partner.nth + 1
+               FROM partner CROSS JOIN LATERAL (
+                   SELECT d.partner_id FROM delivery_due d WHERE d.partner_id > partner.partner_id
+                   ORDER BY d.partner_id LIMIT 1
+               ) next
+               WHERE partner.nth < $1
+           )
+           SELECT (SELECT extract(epoch FROM now() - min(first.at))::float8
+                   FROM partner
+                   LEFT JOIN endpoints e ON e.partner_id = partner.partner_id
                    CROSS JOIN LATERAL (
-                       SELECT redrive_at FROM deliveries d
-                       WHERE d.partner_id = p.partner_id AND d.redrive_at <= now()
-                       ORDER BY d.redrive_at LIMIT 1
+                       SELECT at FROM delivery_due d
+                       WHERE d.partner_id = partner.partner_id AND d.at <= now()
+                       ORDER BY d.at LIMIT 1
                    ) first
                    WHERE e.blocked_until IS NULL) AS overdue,
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
-                  (SELECT count(*) FROM deliveries WHERE state = 'exhausted') AS "exhausted!""#,
+                  (SELECT count(*) FROM delivery_due WHERE at <= now()) AS "due!",
+                  (SELECT count(*) FROM delivery_held WHERE state = 'exhausted') AS "exhausted!""#,
+        MOST_PARTNERS,
     )
     .fetch_one(connection)
     .await?;
     let count = |count: i64| u64::try_from(count).unwrap_or_default();
     Ok(Standing {
         overdue: age(row.overdue.unwrap_or_default()),
+        due: count(row.due),
         blocked: count(row.blocked),
         paused: count(row.paused),
         exhausted: count(row.exhausted),

@@ -20,12 +20,14 @@ pub mod profile;
 pub mod providers;
 pub mod recover;
 pub mod schema;
+mod sweep;
 pub mod vault;
 
 use std::{sync::Arc, time::Duration};
 
 pub use database::Database;
 pub use sqlx::PgConnection;
+pub use sweep::Swept;
 
 /// What can go wrong with the database. Cheap to clone: one failed batch fails all who are in it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -102,8 +104,19 @@ impl Error {
         }
     }
 
-    /// Whether the data of the statement is at fault (or a deadlock with other data): the rows of a
-    /// batch are worth trying one by one. Otherwise the database is.
+    /// Whether the statement lost a deadlock or a serialisation conflict: nothing of it was done.
+    fn is_conflict(&self) -> bool {
+        match self {
+            Self::Database(error) => error
+                .as_database_error()
+                .and_then(sqlx::error::DatabaseError::code)
+                .is_some_and(|code| code.starts_with("40")),
+            _ => false,
+        }
+    }
+
+    /// Whether the data of the statement is at fault: the rows of a batch are worth trying one by one.
+    /// Otherwise the database is.
     pub fn is_about_data(&self) -> bool {
         match self {
             Self::Database(error) => error
@@ -111,7 +124,7 @@ impl Error {
                 .and_then(sqlx::error::DatabaseError::code)
                 .is_some_and(|code| {
                     // 54: a value is too large for its column or an index.
-                    ["21", "22", "23", "40", "54"]
+                    ["21", "22", "23", "54"]
                         .iter()
                         .any(|class| code.starts_with(class))
                 }),
@@ -135,6 +148,21 @@ impl Error {
                 }),
             Self::Silent(_) | Self::NoConnection { .. } => true,
             Self::Vault(_) | Self::Unreadable(_) => false,
+        }
+    }
+}
+
+/// How often a statement that met a conflict is run again at once.
+const CONFLICTS: u32 = 5;
+
+/// Runs a statement, or a whole transaction, again while it loses a deadlock or meets another conflict
+/// of serialisation: nothing of it was done.
+async fn retry_conflicts<T>(mut statement: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
+    let mut conflicts = 0;
+    loop {
+        match statement().await {
+            Err(error) if error.is_conflict() && conflicts < CONFLICTS => conflicts += 1,
+            result => return result,
         }
     }
 }

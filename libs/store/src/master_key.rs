@@ -279,7 +279,7 @@ async fn profiles(
         ProfileRow,
         "SELECT topup_id, substring(profile FROM 1 FOR $3) AS head,
                 CASE WHEN substring(profile FROM 1 FOR octet_length($4::bytea)) <> $4 THEN profile END AS sealed
-         FROM topups WHERE topup_id > $1 ORDER BY topup_id LIMIT $2",
+         FROM esims WHERE topup_id > $1 ORDER BY topup_id LIMIT $2",
         after,
         i64::from(signed(PAGE)),
         signed(vault::HEAD),
@@ -316,11 +316,11 @@ async fn reencrypt_profiles(
         "WITH free AS MATERIALIZED (
              SELECT t.ctid, new.sealed
              FROM unnest($1::text[], $2::bytea[], $3::bytea[]) AS new(topup_id, was, sealed)
-             JOIN topups t ON t.topup_id = new.topup_id AND t.profile = new.was
+             JOIN esims t ON t.topup_id = new.topup_id AND t.profile = new.was
              WHERE t.topup_id = ANY($1)
              FOR NO KEY UPDATE OF t SKIP LOCKED
          )
-         UPDATE topups t SET profile = free.sealed FROM free WHERE t.ctid = free.ctid",
+         UPDATE esims t SET profile = free.sealed FROM free WHERE t.ctid = free.ctid",
         &topups,
         &old,
         &new,

@@ -7,24 +7,23 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, seconds, signed};
-
-/// How long a placement may wait for its job's message before its stage takes it up by itself.
-const FIRST_REDRIVE: Duration = Duration::from_secs(10);
+use crate::{Error, age, retry_conflicts, seconds, signed};
 
 /// An order to be stored.
 #[derive(Clone, Debug)]
 pub struct NewOrder {
-    /// Its id.
+    /// The order.
     pub order_id: OrderId,
-    /// Whose it is.
+    /// The partner that sent it.
     pub partner_id: PartnerId,
-    /// The partner's own id of it, unique for this partner.
+    /// The partner's own order id, unique for this partner.
     pub external_order_id: String,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
     /// The request will be answered within this time from now, or never.
     pub answer_within: Duration,
+    /// Its request waits for verdicts, and may be answered with 422 because of them.
+    pub refusable: bool,
     /// What is bought from whom; together they have one topup per unit.
     pub placements: Vec<NewPlacement>,
 }
@@ -32,10 +31,12 @@ pub struct NewOrder {
 /// The part of a new order that is bought from one provider.
 #[derive(Clone, Debug)]
 pub struct NewPlacement {
-    /// Its id.
+    /// The placement.
     pub placement_id: PlacementId,
     /// The provider.
     pub provider: String,
+    /// The lane it is bought in.
+    pub lane: String,
     /// Its units.
     pub topups: Vec<NewTopup>,
 }
@@ -43,17 +44,17 @@ pub struct NewPlacement {
 /// One unit of a new order.
 #[derive(Clone, Debug)]
 pub struct NewTopup {
-    /// Its id.
+    /// The topup.
     pub topup_id: TopupId,
     /// Its place in the answer, from 0.
     pub position: usize,
     /// What was ordered.
     pub option_id: OptionId,
-    /// What the provider calls that.
+    /// The provider's name for that option.
     pub provider_option_id: String,
 }
 
-/// Stores a batch of orders with all their parts in one statement. Says for each order whether it was
+/// Stores a batch of orders with all their parts in one statement. Returns for each order whether it was
 /// stored; if not, its external id was taken.
 ///
 /// The rows are written in the order of their unique key, so that two replicas that store the same
@@ -63,12 +64,13 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
     let partner_ids: Vec<Uuid> = sorted.iter().map(|order| order.partner_id.uuid()).collect();
-    let external_ids: Vec<String> = sorted
+    let external_ids: Vec<&str> = sorted
         .iter()
-        .map(|order| order.external_order_id.clone())
+        .map(|order| order.external_order_id.as_str())
         .collect();
-    let traceparents: Vec<Option<String>> = sorted.iter().map(|order| order.traceparent.clone()).collect();
+    let traceparents: Vec<Option<&str>> = sorted.iter().map(|order| order.traceparent.as_deref()).collect();
     let answers: Vec<f64> = sorted.iter().map(|order| seconds(order.answer_within)).collect();
+    let refusable: Vec<bool> = sorted.iter().map(|order| order.refusable).collect();
 
     let mut placements = Placements::default();
     let mut topups = Topups::default();
@@ -76,55 +78,65 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         for placement in &order.placements {
             placements.ids.push(placement.placement_id.uuid());
             placements.orders.push(order.order_id.uuid());
-            placements.providers.push(placement.provider.clone());
+            placements.partners.push(order.partner_id.uuid());
+            placements.providers.push(&placement.provider);
+            placements.lanes.push(&placement.lane);
             for topup in &placement.topups {
-                topups.ids.push(topup.topup_id.to_string());
+                topups.ids.push(topup.topup_id.as_str());
+                topups.orders.push(order.order_id.uuid());
                 topups.placements.push(placement.placement_id.uuid());
                 topups.positions.push(signed(topup.position));
                 topups.options.push(topup.option_id.uuid());
-                topups.provider_options.push(topup.provider_option_id.clone());
+                topups.provider_options.push(&topup.provider_option_id);
             }
         }
     }
-    let stored: Vec<Uuid> = sqlx::query_scalar!(
-        r#"WITH stored AS (
-               INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by)
-               SELECT order_id, partner_id, external_order_id, traceparent, now() + make_interval(secs => answer_within)
-               FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[])
-                    AS new(order_id, partner_id, external_order_id, traceparent, answer_within)
-               ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING
-               RETURNING order_id
-           ), placed AS (
-               INSERT INTO placements (placement_id, order_id, provider, redrive_at)
-               SELECT new.placement_id, new.order_id, new.provider, now() + make_interval(secs => $6)
-               FROM unnest($7::uuid[], $8::uuid[], $9::text[]) AS new(placement_id, order_id, provider)
-               JOIN stored ON stored.order_id = new.order_id
-               RETURNING placement_id, order_id, provider
-           ), units AS (
-               INSERT INTO topups (topup_id, placement_id, order_id, provider, position, option_id, provider_option_id)
-               SELECT new.topup_id, new.placement_id, placed.order_id, placed.provider, new.position,
-                      new.option_id, new.provider_option_id
-               FROM unnest($10::text[], $11::uuid[], $12::int[], $13::uuid[], $14::text[])
-                    AS new(topup_id, placement_id, position, option_id, provider_option_id)
-               JOIN placed ON placed.placement_id = new.placement_id
-           )
-           SELECT order_id AS "order_id!" FROM stored"#,
-        &order_ids,
-        &partner_ids,
-        &external_ids,
-        &traceparents as &[Option<String>],
-        &answers,
-        seconds(FIRST_REDRIVE),
-        &placements.ids,
-        &placements.orders,
-        &placements.providers,
-        &topups.ids,
-        &topups.placements,
-        &topups.positions,
-        &topups.options,
-        &topups.provider_options,
-    )
-    .fetch_all(connection)
+    let stored: Vec<Uuid> = retry_conflicts(async || {
+        let stored = sqlx::query_scalar!(
+            r#"WITH stored AS (
+                   INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, refusable)
+                   SELECT order_id, partner_id, external_order_id, traceparent,
+                          now() + make_interval(secs => answer_within), refusable
+                   FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::bool[])
+                       AS new (order_id, partner_id, external_order_id, traceparent, answer_within, refusable)
+                   ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING
+                   RETURNING order_id
+               ), placed AS (
+                   INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
+                   SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane
+                   FROM unnest($7::uuid[], $8::uuid[], $9::uuid[], $10::text[], $11::text[])
+                       AS new (placement_id, order_id, partner_id, provider, lane)
+                   JOIN stored ON stored.order_id = new.order_id
+               ), units AS (
+                   INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+                   SELECT new.topup_id, new.placement_id, new.position, new.option_id, new.provider_option_id
+                   FROM unnest($12::text[], $13::uuid[], $14::uuid[], $15::int[], $16::uuid[], $17::text[])
+                       AS new (topup_id, order_id, placement_id, position, option_id, provider_option_id)
+                   JOIN stored ON stored.order_id = new.order_id
+               )
+               SELECT order_id AS "order_id!" FROM stored"#,
+            &order_ids,
+            &partner_ids,
+            &external_ids as &[&str],
+            &traceparents as &[Option<&str>],
+            &answers,
+            &refusable,
+            &placements.ids,
+            &placements.orders,
+            &placements.partners,
+            &placements.providers as &[&str],
+            &placements.lanes as &[&str],
+            &topups.ids as &[&str],
+            &topups.orders,
+            &topups.placements,
+            &topups.positions,
+            &topups.options,
+            &topups.provider_options as &[&str],
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        Ok(stored)
+    })
     .await?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
     Ok(orders
@@ -134,19 +146,22 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
 }
 
 #[derive(Default)]
-struct Placements {
+struct Placements<'a> {
     ids: Vec<Uuid>,
     orders: Vec<Uuid>,
-    providers: Vec<String>,
+    partners: Vec<Uuid>,
+    providers: Vec<&'a str>,
+    lanes: Vec<&'a str>,
 }
 
 #[derive(Default)]
-struct Topups {
-    ids: Vec<String>,
+struct Topups<'a> {
+    ids: Vec<&'a str>,
+    orders: Vec<Uuid>,
     placements: Vec<Uuid>,
     positions: Vec<i32>,
     options: Vec<Uuid>,
-    provider_options: Vec<String>,
+    provider_options: Vec<&'a str>,
 }
 
 /// Whether an external id is taken for this partner.
@@ -167,80 +182,107 @@ pub async fn is_taken(
     Ok(taken)
 }
 
-/// Whether the order with this external id stands: `None` if there is none (any more), `Some(false)`
-/// while its own request may still be answered with 422.
+/// How the order with an external id stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stands {
+    /// It can't be refused any more.
+    pub decided: bool,
+    /// Otherwise it is decided after this time at the latest.
+    pub undecided_for: Duration,
+}
+
+/// How the order with this external id stands; `None` if there is none (any more).
 pub async fn stands(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Option<bool>, Error> {
-    let stands = sqlx::query_scalar!(
-        r#"SELECT answer_by <= now() OR EXISTS (
-               SELECT FROM placements p
-               WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'failed', 'parked')
-           ) AS "stands!"
+) -> Result<Option<Stands>, Error> {
+    let row = sqlx::query!(
+        r#"SELECT NOT refusable OR answer_by <= now() OR EXISTS (
+                   SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
+               ) AS "decided!",
+               extract(epoch FROM answer_by - now())::float8 AS "undecided_for!"
            FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused"#,
         partner_id.uuid(),
         external_order_id,
     )
     .fetch_optional(connection)
     .await?;
-    Ok(stands)
+    Ok(row.map(|row| Stands {
+        decided: row.decided,
+        undecided_for: age(row.undecided_for),
+    }))
 }
 
-/// The transition [`domain::placement::Event::Refuse`] for all placements of an order at once: those
-/// in `verdicts` at the attempt that the verdict speaks of, all others only if nothing of them was
-/// bought and none is being bought. Either all move and the order is refused, or nothing changes.
+/// Why a placement of a refused order was not bought.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The provider refused it.
+    Rejected {
+        /// The provider's code.
+        status: String,
+        /// The provider's message.
+        message: String,
+    },
+    /// The provider never got the request.
+    NotSent,
+}
+
+/// The transition [`domain::placement::Event::Refuse`] for all placements of an order at once, on what is
+/// stored of them: something of it was rejected or could not be sent, and nothing was bought or is being
+/// bought. Either all move and the order is refused, or nothing changes and `None` is returned.
 pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,
-    verdicts: &[(PlacementId, u32)],
-    reason: &str,
-) -> Result<bool, Error> {
-    let placements: Vec<Uuid> = verdicts.iter().map(|(placement, _)| placement.uuid()).collect();
-    let attempts: Vec<i32> = verdicts.iter().map(|(_, attempt)| signed(*attempt)).collect();
+) -> Result<Option<Vec<Refusal>>, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let moved = sqlx::query!(
-        "UPDATE placements p SET state = 'refused', reason = $4, redrive_at = NULL
-         WHERE p.order_id = $1 AND (
-             p.state = 'accepted' OR (p.state = 'placing' AND EXISTS (
-                 SELECT FROM unnest($2::uuid[], $3::int[]) AS verdict(placement_id, attempt)
-                 WHERE verdict.placement_id = p.placement_id AND verdict.attempt = p.attempt
-             ))
-         )",
+        r#"WITH moved AS (
+               UPDATE placements p SET state = 'refused'
+               FROM (SELECT placement_id, state FROM placements
+                     WHERE order_id = $1 AND state IN ('accepted', 'failed')
+                     ORDER BY placement_id FOR UPDATE) was
+               WHERE p.placement_id = was.placement_id
+                 AND EXISTS (SELECT FROM orders WHERE order_id = $1 AND refusable AND answer_by > now() AND NOT refused)
+               RETURNING p.placement_id, was.state, p.attempt, p.refusal_status, p.refusal_message
+           ), done AS (
+               DELETE FROM placement_due d USING moved WHERE d.placement_id = moved.placement_id
+           )
+           SELECT placement_id AS "placement_id!", state = 'failed' OR attempt > 0 AS "tried!",
+                  refusal_status, refusal_message
+           FROM moved ORDER BY placement_id"#,
         order_id.uuid(),
-        &placements,
-        &attempts,
-        reason,
     )
-    .execute(&mut *transaction)
-    .await?
-    .rows_affected();
+    .fetch_all(&mut *transaction)
+    .await?;
     let all = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#,
         order_id.uuid()
     )
     .fetch_one(&mut *transaction)
     .await?;
-    if moved == 0 || i64::try_from(moved) != Ok(all) {
+    // A placement that was never tried says nothing of the provider.
+    if i64::try_from(moved.len()) != Ok(all) || !moved.iter().any(|row| row.tried) {
         transaction.rollback().await?;
-        return Ok(false);
+        return Ok(None);
     }
+    let placements: Vec<Uuid> = moved.iter().map(|row| row.placement_id).collect();
     sqlx::query!(
-        "UPDATE orders SET refused = true WHERE order_id = $1",
-        order_id.uuid()
-    )
-    .execute(&mut *transaction)
-    .await?;
-    sqlx::query!(
-        "UPDATE topups SET state = 'failed', reason = $2 WHERE order_id = $1",
+        "WITH refused AS (UPDATE orders SET refused = true WHERE order_id = $1)
+         UPDATE topups t SET state = 'failed', reason = coalesce(p.reason, 'its order was refused')
+         FROM placements p WHERE t.placement_id = ANY ($2) AND p.placement_id = t.placement_id",
         order_id.uuid(),
-        reason
+        &placements,
     )
     .execute(&mut *transaction)
     .await?;
     transaction.commit().await?;
-    Ok(true)
+    let tried = moved.into_iter().filter(|row| row.tried);
+    let refusals = tried.map(|row| match (row.refusal_status, row.refusal_message) {
+        (Some(status), Some(message)) => Refusal::Rejected { status, message },
+        _ => Refusal::NotSent,
+    });
+    Ok(Some(refusals.collect()))
 }
 
 /// An order with everything an operator asks about. It holds no activation code.
@@ -330,7 +372,8 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
     let heads = sqlx::query!(
         r#"WITH found AS (
                SELECT order_id FROM orders WHERE order_id = $1
-               UNION SELECT order_id FROM topups WHERE topup_id = $2
+               UNION SELECT p.order_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+                     WHERE t.topup_id = $2
                UNION SELECT o.order_id FROM partners p
                      JOIN orders o ON o.partner_id = p.partner_id AND o.external_order_id = $2 AND NOT o.refused
                UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
@@ -347,8 +390,9 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
     for head in heads {
         let placements = sqlx::query_as!(
             PlacementView,
-            "SELECT placement_id, provider, state, attempt, reason, attempted_at, placed_at, redrive_at
-             FROM placements WHERE order_id = $1 ORDER BY placement_id",
+            r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, d.at AS "redrive_at?"
+               FROM placements p LEFT JOIN placement_due d USING (placement_id)
+               WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,
         )
         .fetch_all(&mut *connection)
@@ -356,14 +400,17 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
         let topups = sqlx::query_as!(
             TopupView,
             r#"SELECT t.topup_id, t.option_id, t.placement_id,
-                      CASE WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
-                      coalesce(t.reason, p.reason) AS reason, t.iccid, t.ready_at,
+                      CASE WHEN e.ready_at IS NOT NULL THEN 'ready'
+                           WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
+                      coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
-                      d.error AS "delivery_error?", d.delivered_at, d.redrive_at AS delivery_due_at
-               FROM topups t
-               JOIN placements p ON p.placement_id = t.placement_id
+                      d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?"
+               FROM placements p
+               JOIN topups t ON t.placement_id = p.placement_id
+               LEFT JOIN esims e ON e.topup_id = t.topup_id
                LEFT JOIN deliveries d ON d.topup_id = t.topup_id
-               WHERE t.order_id = $1 ORDER BY t.position"#,
+               LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
+               WHERE p.order_id = $1 ORDER BY t.position"#,
             head.order_id,
         )
         .fetch_all(&mut *connection)

@@ -56,15 +56,18 @@ pub async fn list(
         let rows = sqlx::query_as!(
             Listed,
             r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
-                      p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at, p.redrive_at,
-                      count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending') AS "pending!"
-               FROM (SELECT * FROM placements
-                     WHERE state = 'parked' AND ($1::text IS NULL OR provider = $1)
-                     ORDER BY created_at LIMIT $2) p
+                      p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at, d.at AS "redrive_at?",
+                      count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!"
+               FROM (SELECT placement_id, at FROM placement_parked
+                     WHERE $1::text IS NULL OR provider = $1
+                     ORDER BY at LIMIT $2) k
+               JOIN placements p ON p.placement_id = k.placement_id
+               LEFT JOIN placement_due d ON d.placement_id = k.placement_id
                JOIN orders o ON o.order_id = p.order_id
                JOIN topups t ON t.placement_id = p.placement_id
+               LEFT JOIN esims e ON e.topup_id = t.topup_id
                GROUP BY p.placement_id, p.order_id, o.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at,
-                        p.created_at, p.redrive_at
+                        p.created_at, d.at
                ORDER BY p.created_at"#,
             provider,
             limit,
@@ -76,15 +79,17 @@ pub async fn list(
     let rows = sqlx::query_as!(
         Listed,
         r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
-                  p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at, p.redrive_at,
-                  count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending') AS "pending!"
+                  p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at, d.at AS "redrive_at?",
+                  count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!"
            FROM (SELECT * FROM placements
                  WHERE ($1::text IS NULL OR state = $1) AND ($2::text IS NULL OR provider = $2)
                  ORDER BY placement_id DESC LIMIT $3) p
+           LEFT JOIN placement_due d ON d.placement_id = p.placement_id
            JOIN orders o ON o.order_id = p.order_id
            JOIN topups t ON t.placement_id = p.placement_id
+           LEFT JOIN esims e ON e.topup_id = t.topup_id
            GROUP BY p.placement_id, p.order_id, o.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at,
-                    p.created_at, p.redrive_at
+                    p.created_at, d.at
            ORDER BY p.placement_id DESC"#,
         state.map(PlacementState::as_str),
         provider,
@@ -155,8 +160,8 @@ pub async fn resolve(
     let mut transaction = connection.begin().await?;
     let row = sqlx::query!(
         r#"SELECT p.order_id, p.provider, p.state, p.attempt, o.refused,
-                  EXISTS (SELECT FROM topups t
-                          WHERE t.placement_id = p.placement_id AND t.provider_unit_id IS NOT NULL) AS "has_units!"
+                  EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
+                          WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
            WHERE p.placement_id = $1 FOR UPDATE OF p"#,
         placement_id.uuid(),
@@ -181,12 +186,21 @@ pub async fn resolve(
     let due = settled.state != PlacementState::Failed;
     let placed = settled.state == PlacementState::Placed;
     sqlx::query!(
-        "UPDATE placements
-         SET state = $2, not_found_at = NULL, unknowns = 0,
-             placed_at = CASE WHEN $3 THEN now() END,
-             redrive_at = CASE WHEN $4 THEN now() END,
-             reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END
-         WHERE placement_id = $1",
+        "WITH settled AS (
+             UPDATE placements p
+             SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
+                 placed_at = CASE WHEN $3 THEN now() END,
+                 reason = CASE WHEN $4 THEN NULL ELSE 'settled by an operator as not bought' END
+             FROM orders o WHERE p.placement_id = $1 AND o.order_id = p.order_id
+             RETURNING p.placement_id, p.provider, p.lane, o.partner_id
+         ), due AS (
+             INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
+             SELECT placement_id, provider, coalesce(lane, ''), partner_id, NOT $3, now() FROM settled WHERE $4
+             ON CONFLICT (placement_id) DO UPDATE SET buys = excluded.buys, at = excluded.at
+         ), done AS (
+             DELETE FROM placement_due d USING settled WHERE d.placement_id = settled.placement_id AND NOT $4
+         )
+         DELETE FROM placement_parked k USING settled WHERE k.placement_id = settled.placement_id",
         placement_id.uuid(),
         settled.state.as_str(),
         placed,
@@ -195,22 +209,23 @@ pub async fn resolve(
     .execute(&mut *transaction)
     .await?;
     sqlx::query!(
-        "UPDATE topups
+        "UPDATE topups t
          SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END,
              reason = CASE WHEN $2 THEN NULL ELSE 'settled by an operator as not bought' END
          WHERE placement_id = $1
-           AND CASE WHEN $2 THEN state IN ('failed', 'parked') AND provider_unit_id IS NULL
-                    ELSE state IN ('pending', 'parked') END",
+           AND CASE WHEN $2 THEN state = 'failed' AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id)
+                    ELSE state = 'pending' AND NOT EXISTS (
+                        SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL) END",
         placement_id.uuid(),
         due,
     )
     .execute(&mut *transaction)
     .await?;
     let units = sqlx::query!(
-        r#"SELECT count(*) FILTER (WHERE state = 'pending') AS "pending!",
+        r#"SELECT count(*) FILTER (WHERE state = 'pending' AND ready_at IS NULL) AS "pending!",
                   count(*) FILTER (WHERE state = 'failed') AS "failed!",
-                  count(*) FILTER (WHERE state = 'ready') AS "ready!"
-           FROM topups WHERE placement_id = $1"#,
+                  count(ready_at) AS "ready!"
+           FROM topups LEFT JOIN esims USING (topup_id) WHERE placement_id = $1"#,
         placement_id.uuid(),
     )
     .fetch_one(&mut *transaction)

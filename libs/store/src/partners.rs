@@ -168,8 +168,14 @@ pub async fn set_webhook(
     let mut due = 0;
     if url.is_some() {
         due = sqlx::query!(
-            "UPDATE deliveries SET state = 'pending', redrive_at = now()
-             WHERE partner_id = $1 AND state = 'no_endpoint'",
+            "WITH held AS (
+                 DELETE FROM delivery_held WHERE partner_id = $1 AND state = 'no_endpoint'
+                 RETURNING topup_id, partner_id
+             ), due AS (
+                 INSERT INTO delivery_due (topup_id, partner_id, at) SELECT topup_id, partner_id, now() FROM held
+                 ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
+             )
+             UPDATE deliveries d SET state = 'pending' FROM held WHERE d.topup_id = held.topup_id",
             partner_id.uuid(),
         )
         .execute(&mut *transaction)

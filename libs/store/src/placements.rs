@@ -5,9 +5,34 @@ mod settle;
 
 use std::time::Duration;
 
-pub use claim::{Claim, Claimed, ClaimedTopup, claim};
+pub use claim::{Claim, Claimed, ClaimedTopup, DuePlacement, Found, Page, claim, due, lease};
 pub use settle::{Outcome, Progress, Settled, Settlement, Unit, settle};
+use sqlx::PgConnection;
 
-/// How long a delivery that is announced by a readiness event waits for it, and is left to it, before
-/// the notifier takes it up by itself.
-pub const ANNOUNCED: Duration = Duration::from_secs(30);
+use crate::{
+    Error,
+    sweep::{Fence, Swept},
+};
+
+/// Gives a due row to every placement whose first lease of `lag` has ended without an outcome.
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    let Some(fence) = Fence::take(&mut transaction, "placements", lag).await? else {
+        return Ok(Swept::default());
+    };
+    let late = sqlx::query!(
+        "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
+         SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, p.state = 'accepted', now()
+         FROM placements p JOIN orders o ON o.order_id = p.order_id
+         WHERE p.created_at > $1 AND p.created_at <= $2 AND p.state IN ('accepted', 'placing')
+         ON CONFLICT DO NOTHING",
+        fence.from,
+        fence.until,
+    )
+    .execute(&mut *transaction)
+    .await?
+    .rows_affected();
+    let swept = fence.done(&mut transaction, late).await?;
+    transaction.commit().await?;
+    Ok(swept)
+}

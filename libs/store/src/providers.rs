@@ -88,11 +88,11 @@ impl From<Row> for Breaker {
 /// When a breaker opens by itself, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerLimits {
-    /// So many failures in a row open it.
+    /// Consecutive failed calls after which the breaker opens.
     pub failures: u32,
-    /// For so long at first, then each time for twice as long.
+    /// How long it stays open at first; doubles each time.
     pub open: Duration,
-    /// But never for longer.
+    /// The longest time for which it opens by itself.
     pub open_most: Duration,
 }
 
@@ -194,7 +194,7 @@ pub async fn probe(
         r#"UPDATE providers
            SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
            WHERE name = $1 AND open_until <= now()
-             AND EXISTS (SELECT FROM placements WHERE provider = $1 AND redrive_at <= now())
+             AND EXISTS (SELECT FROM placement_due WHERE provider = $1 AND at <= now())
            RETURNING name, true AS "is_open!", open_until, reason, failures, openings, version, changed_at"#,
         name,
         seconds(lease),
@@ -245,13 +245,16 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<B
 /// second after the look that the callback before it caused. Says whether anything moved.
 pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool, Error> {
     let moved = sqlx::query!(
-        "UPDATE placements p
-         SET redrive_at = greatest(now(), p.hinted_at + interval '1 second'),
-             hinted_at = greatest(now(), p.hinted_at + interval '1 second')
-         FROM topups t
-         WHERE t.provider = $1 AND t.provider_unit_id = $2 AND t.state = 'pending'
-           AND p.placement_id = t.placement_id AND p.state = 'placed'
-           AND p.redrive_at > greatest(now(), p.hinted_at + interval '1 second')",
+        "WITH hinted AS (
+             UPDATE placements p SET hinted_at = greatest(now(), p.hinted_at + interval '1 second')
+             FROM esims e JOIN topups t ON t.topup_id = e.topup_id
+             JOIN placement_due d ON d.placement_id = t.placement_id
+             WHERE e.provider = $1 AND e.provider_unit_id = $2 AND e.ready_at IS NULL AND t.state = 'pending'
+               AND p.placement_id = t.placement_id AND p.state = 'placed'
+               AND d.at > greatest(now(), p.hinted_at + interval '1 second')
+             RETURNING p.placement_id, p.hinted_at
+         )
+         UPDATE placement_due d SET at = hinted.hinted_at FROM hinted WHERE d.placement_id = hinted.placement_id",
         provider,
         unit_id,
     )
@@ -268,7 +271,9 @@ pub struct Backlog {
     pub provider: String,
     /// How many placements wait for an operator.
     pub parked: i64,
-    /// For how long the longest overdue placement has been due; zero if none is.
+    /// How many placements are due now.
+    pub due: i64,
+    /// How long the oldest due placement has been due; zero if none is.
     pub oldest_overdue: Duration,
 }
 
@@ -277,11 +282,11 @@ pub struct Backlog {
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
     let rows = sqlx::query!(
         r#"SELECT provider AS "provider!",
-                  (SELECT count(*) FROM placements p
-                   WHERE p.provider = known.provider AND p.state = 'parked') AS "parked!",
-                  extract(epoch FROM now() - (SELECT min(redrive_at) FROM placements p
-                                              WHERE p.provider = known.provider
-                                                AND p.redrive_at IS NOT NULL))::float8 AS overdue
+                  (SELECT count(*) FROM placement_parked p WHERE p.provider = known.provider) AS "parked!",
+                  (SELECT count(*) FROM placement_due d
+                   WHERE d.provider = known.provider AND d.at <= now()) AS "due!",
+                  extract(epoch FROM now() - (SELECT min(at) FROM placement_due d
+                                              WHERE d.provider = known.provider))::float8 AS overdue
            FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,
         served,
     )
@@ -290,6 +295,7 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
     let backlogs = rows.into_iter().map(|row| Backlog {
         provider: row.provider,
         parked: row.parked,
+        due: row.due,
         oldest_overdue: age(row.overdue.unwrap_or_default()),
     });
     Ok(backlogs.collect())

@@ -91,7 +91,7 @@ pub async fn recover(
         return Err(NotRecovered::Provisioners(provisioners));
     }
     let before = sqlx::query!(
-        r#"SELECT (SELECT count(*) FROM placements WHERE state = 'parked') AS "parked!",
+        r#"SELECT (SELECT count(*) FROM placement_parked) AS "parked!",
                   (SELECT max(created_at) FROM orders) AS newest"#
     )
     .fetch_one(&mut *transaction)
@@ -102,18 +102,32 @@ pub async fn recover(
                FROM placements p JOIN orders o ON o.order_id = p.order_id
                WHERE p.state IN ('accepted', 'placing')
                FOR UPDATE OF p
+           ), moved AS (
+               UPDATE placements p
+               SET state = CASE WHEN $2 AND open.unanswered THEN 'parked' ELSE 'placing' END,
+                   attempt = p.attempt + (open.was = 'accepted')::int,
+                   attempted_at = now(), not_found_at = NULL, unknowns = 0,
+                   reason = CASE WHEN $2 AND open.unanswered
+                                 THEN 'restored from a dump: may have been bought, or refused with 422, after it'
+                                 ELSE 'restored from a dump: may have been bought after it' END
+               FROM open
+               WHERE p.placement_id = open.placement_id
+               RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, open.was, open.unanswered
+           ), done AS (
+               DELETE FROM placement_due d USING moved WHERE d.placement_id = moved.placement_id AND moved.state = 'parked'
+           ), due AS (
+               INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
+               SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id, false, now()
+               FROM moved JOIN orders o ON o.order_id = moved.order_id
+               WHERE moved.state = 'placing'
+               ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
+           ), parked AS (
+               INSERT INTO placement_parked (placement_id, provider)
+               SELECT placement_id, provider FROM moved WHERE state = 'parked'
+               ON CONFLICT DO NOTHING
            )
-           UPDATE placements p
-           SET state = CASE WHEN $2 AND open.unanswered THEN 'parked' ELSE 'placing' END,
-               attempt = p.attempt + (open.was = 'accepted')::int,
-               attempted_at = now(), not_found_at = NULL, unknowns = 0,
-               reason = CASE WHEN $2 AND open.unanswered
-                             THEN 'restored from a dump: may have been bought, or refused with 422, after it'
-                             ELSE 'restored from a dump: may have been bought after it' END,
-               redrive_at = CASE WHEN $2 AND open.unanswered THEN NULL ELSE now() END
-           FROM open JOIN orders o ON o.order_id = open.order_id
-           WHERE p.placement_id = open.placement_id
-           RETURNING open.was AS "was!", open.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id"#,
+           SELECT moved.was AS "was!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id
+           FROM moved JOIN orders o ON o.order_id = moved.order_id"#,
         before.newest,
         park_unanswered,
     )

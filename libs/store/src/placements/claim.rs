@@ -1,46 +1,164 @@
-//! Placements are taken up by provisioners.
+//! Claims: due placements are found, leased and claimed.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use domain::{OrderId, PartnerId, PlacementId, PlacementState, TopupId, TopupState};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Outcome, Settlement, settle};
-use crate::{Error, age, seconds, unsigned};
+use crate::{Error, age, retry_conflicts, seconds, signed, unsigned};
 
-/// Which placements a provisioner takes up: none of a provider whose breaker isn't closed, but by
-/// [`Claim::Probe`].
-#[derive(Clone, Copy, Debug)]
-pub enum Claim<'a> {
-    /// Those that job messages name, as far as they are still `accepted`.
-    Named(&'a [PlacementId]),
-    /// Those of a provider that are due, at most so many, longest overdue first.
-    Due {
-        /// The provider.
-        provider: &'a str,
-        /// The most to take.
-        limit: usize,
-    },
-    /// The longest overdue one of a provider, whatever its breaker says; see
-    /// [`crate::providers::probe`].
-    Probe {
-        /// The provider.
-        provider: &'a str,
-    },
+/// A placement that is due, and what it shares slots with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DuePlacement {
+    /// The placement.
+    pub placement_id: PlacementId,
+    /// The partner that ordered it.
+    pub partner_id: PartnerId,
+    /// The lane it is bought in.
+    pub lane: String,
 }
 
-/// A placement that this provisioner now works on, until its lease ends.
+/// Where a look for due rows begins and how much it may return. Its work is bounded by `limit`, not by
+/// what is stored.
+#[derive(Clone, Debug, Default)]
+pub struct Page<'a> {
+    /// The most rows, and the most lanes that are looked at.
+    pub limit: usize,
+    /// The most rows of one partner in one lane.
+    pub per_lane: usize,
+    /// The lane and partner after which the look begins.
+    pub after: Option<(String, PartnerId)>,
+    /// Lanes to leave out.
+    pub skip: &'a [String],
+}
+
+/// What a look for due rows found.
+#[derive(Clone, Debug, Default)]
+pub struct Found {
+    /// The oldest due rows of each lane, by turns. Nothing is claimed yet.
+    pub due: Vec<DuePlacement>,
+    /// Where the next look begins; `None` after the last lane.
+    pub after: Option<(String, PartnerId)>,
+}
+
+/// Looks for placements of a provider that are due: purchases, or else look-ups and collects. Changes
+/// nothing.
+pub async fn due(
+    connection: &mut PgConnection,
+    provider: &str,
+    buys: bool,
+    page: &Page<'_>,
+) -> Result<Found, Error> {
+    let (lane, partner) = match &page.after {
+        Some((lane, partner)) => (lane.as_str(), partner.uuid()),
+        None => ("", Uuid::nil()),
+    };
+    // Walks from lane to lane by index, so that a backlog in one lane costs the others nothing.
+    let rows = sqlx::query!(
+        r#"WITH RECURSIVE lane (lane, partner_id, nth) AS (
+               (SELECT lane, partner_id, 1 FROM placement_due
+                WHERE provider = $1 AND buys = $2 AND (lane, partner_id) > ($3, $4)
+                ORDER BY lane, partner_id LIMIT 1)
+               UNION ALL
+               SELECT next.lane, next.partner_id, lane.nth + 1
+               FROM lane CROSS JOIN LATERAL (
+                   SELECT d.lane, d.partner_id FROM placement_due d
+                   WHERE d.provider = $1 AND d.buys = $2 AND (d.lane, d.partner_id) > (lane.lane, lane.partner_id)
+                   ORDER BY d.lane, d.partner_id LIMIT 1
+               ) next
+               WHERE lane.nth < $5
+           )
+           SELECT lane.lane AS "lane!", lane.partner_id AS "partner_id!", late.placement_id AS "placement_id?"
+           FROM lane LEFT JOIN LATERAL (
+               SELECT d.placement_id, row_number() OVER (ORDER BY d.at) AS turn
+               FROM (SELECT placement_id, at FROM placement_due d
+                     WHERE d.provider = $1 AND d.buys = $2 AND d.lane = lane.lane AND d.partner_id = lane.partner_id
+                       AND d.at <= now() AND lane.lane <> ALL ($6)
+                     ORDER BY d.at LIMIT $7) d
+           ) late ON true
+           ORDER BY late.turn, lane.nth"#,
+        provider,
+        buys,
+        lane,
+        partner,
+        signed(page.limit),
+        page.skip,
+        i64::try_from(page.per_lane).unwrap_or(i64::MAX),
+    )
+    .fetch_all(connection)
+    .await?;
+    let lanes = rows.iter().map(|row| (row.lane.as_str(), row.partner_id));
+    let mut distinct: Vec<_> = lanes.collect();
+    distinct.sort_unstable();
+    distinct.dedup();
+    let after = (distinct.len() >= page.limit)
+        .then(|| distinct.last().map(|(lane, partner)| ((*lane).to_owned(), (*partner).into())))
+        .flatten();
+    let due = rows
+        .into_iter()
+        .filter_map(|row| {
+            Some(DuePlacement {
+                placement_id: row.placement_id?.into(),
+                partner_id: row.partner_id.into(),
+                lane: row.lane,
+            })
+        })
+        .take(page.limit)
+        .collect();
+    Ok(Found { due, after })
+}
+
+/// Leases due placements: no other process takes them up until `lease` has passed. Returns those that
+/// this process got.
+pub async fn lease(
+    connection: &mut PgConnection,
+    placements: &[PlacementId],
+    lease: Duration,
+) -> Result<Vec<PlacementId>, Error> {
+    let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
+    let leased = sqlx::query_scalar!(
+        "WITH mine AS (
+             SELECT placement_id FROM placement_due
+             WHERE placement_id = ANY ($1) AND at <= now()
+             FOR UPDATE SKIP LOCKED
+         )
+         UPDATE placement_due d SET at = now() + make_interval(secs => $2)
+         FROM mine WHERE d.placement_id = mine.placement_id
+         RETURNING d.placement_id",
+        &ids,
+        seconds(lease),
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(leased.into_iter().map(PlacementId::from).collect())
+}
+
+/// Which placements may be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Those that messages name, as far as they are `accepted` and the provider's breaker is closed.
+    Named,
+    /// Those that this process has [leased](lease), in any state, if the provider's breaker is closed.
+    Overdue,
+    /// As `Overdue`, whatever the breaker says; see [`crate::providers::probe`].
+    Probe,
+}
+
+/// A placement that this process works on until its lease ends.
 #[derive(Clone, Debug)]
 pub struct Claimed {
-    /// Its id.
+    /// The placement.
     pub placement_id: PlacementId,
     /// Its order.
     pub order_id: OrderId,
-    /// Whose order that is.
+    /// The partner that ordered it.
     pub partner_id: PartnerId,
-    /// The state from which it was taken up. From `accepted` the claim recorded a new attempt,
-    /// which its holder alone may send; from any other state nothing may be bought.
+    /// The lane it is bought in.
+    pub lane: String,
+    /// The state from which it was claimed. From `accepted` the claim recorded a new attempt, which its
+    /// holder alone may send; from any other state nothing may be bought.
     pub was: PlacementState,
     /// The last recorded attempt, including one recorded by this claim.
     pub attempt: u32,
@@ -50,9 +168,9 @@ pub struct Claimed {
     pub age: Duration,
     /// How long ago the provider was known to have it.
     pub placed_age: Option<Duration>,
-    /// How many times in a row nobody knew afterwards how this attempt stands.
+    /// Consecutive answers that left the outcome of this attempt unknown.
     pub unknowns: u32,
-    /// Whether the partner certainly has its answer by now, or never gets one.
+    /// `answer_by` has passed: the partner has its answer or never gets one.
     pub answered: bool,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
@@ -63,20 +181,22 @@ pub struct Claimed {
 /// A unit of a claimed placement.
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
-    /// Its id.
+    /// The topup.
     pub topup_id: TopupId,
     /// What to buy.
     pub provider_option_id: String,
     /// The provider's unit that is already assigned to it.
     pub provider_unit_id: Option<String>,
-    /// Whether it still waits for a profile.
+    /// It still waits for a profile.
     pub pending: bool,
 }
 
-struct ClaimedRow {
+/// One topup of a claimed placement, with all of the placement.
+struct Row {
     placement_id: Uuid,
     order_id: Uuid,
     partner_id: Uuid,
+    lane: String,
     was: String,
     attempt: i32,
     attempt_age: f64,
@@ -85,116 +205,37 @@ struct ClaimedRow {
     unknowns: i32,
     answered: bool,
     traceparent: Option<String>,
-    topup_ids: Vec<String>,
-    provider_option_ids: Vec<String>,
-    provider_unit_ids: Vec<Option<String>>,
-    states: Vec<String>,
+    position: i32,
+    topup_id: String,
+    provider_option_id: String,
+    provider_unit_id: Option<String>,
+    state: String,
 }
 
-impl TryFrom<ClaimedRow> for Claimed {
-    type Error = Error;
-
-    fn try_from(row: ClaimedRow) -> Result<Self, Error> {
-        let units = row.topup_ids.into_iter().zip(row.provider_option_ids);
-        let details = row.provider_unit_ids.into_iter().zip(row.states);
-        let topups = units
-            .zip(details)
-            .map(|((topup_id, provider_option_id), (provider_unit_id, state))| {
-                Ok(ClaimedTopup {
-                    topup_id: topup_id.try_into()?,
-                    provider_option_id,
-                    provider_unit_id,
-                    pending: state == TopupState::Pending.as_str(),
-                })
-            });
-        Ok(Self {
-            placement_id: row.placement_id.into(),
-            order_id: row.order_id.into(),
-            partner_id: row.partner_id.into(),
-            was: row.was.parse()?,
-            attempt: unsigned(row.attempt),
-            attempt_age: age(row.attempt_age),
-            age: age(row.age),
-            placed_age: row.placed_age.map(age),
-            unknowns: unsigned(row.unknowns),
-            answered: row.answered,
-            traceparent: row.traceparent,
-            topups: topups.collect::<Result<_, Error>>()?,
-        })
-    }
-}
-
-/// Takes placements up in one statement: [`domain::placement::Event::Claim`] for those that are
-/// `accepted`, which records the attempt before anything is sent; for all others only the lease, so
-/// that no other provisioner takes them up until `lease` has passed. A row that can't be read is
-/// parked; the others are taken up.
+/// Claims placements of a provider in one statement: [`domain::placement::Event::Claim`] for those that
+/// are `accepted`, which records the attempt before anything is sent. Others are claimed only to look
+/// at them. What is in flight elsewhere is put off, and what is finished loses its due row; neither is
+/// returned. A row that can't be read is parked.
 pub async fn claim(
     connection: &mut PgConnection,
-    which: Claim<'_>,
+    provider: &str,
+    placements: &[PlacementId],
+    which: Claim,
     lease: Duration,
 ) -> Result<Vec<Claimed>, Error> {
-    let (named, provider, limit, probe) = match which {
-        Claim::Named(placements) => (placements, "", 0, false),
-        Claim::Due { provider, limit } => (&[][..], provider, limit, false),
-        Claim::Probe { provider } => (&[][..], provider, 1, true),
-    };
-    let named: Vec<Uuid> = named.iter().map(|placement| placement.uuid()).collect();
-    let rows = sqlx::query_as!(
-        ClaimedRow,
-        r#"WITH named AS (
-               SELECT placement_id, state FROM placements p
-               WHERE placement_id = ANY($1) AND state = 'accepted'
-                 AND NOT EXISTS (SELECT FROM providers b WHERE b.name = p.provider AND b.open_until IS NOT NULL)
-               FOR UPDATE OF p SKIP LOCKED
-           ), due AS (
-               SELECT placement_id, state FROM placements
-               WHERE provider = $2 AND redrive_at <= now()
-                 AND ($5 OR NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL))
-               ORDER BY redrive_at LIMIT $3
-               FOR UPDATE SKIP LOCKED
-           ), claimed AS (
-               UPDATE placements p
-               SET state = CASE WHEN p.state = 'accepted' THEN 'placing' ELSE p.state END,
-                   attempt = p.attempt + (p.state = 'accepted')::int,
-                   attempted_at = CASE WHEN p.state = 'accepted' THEN now() ELSE p.attempted_at END,
-                   not_found_at = CASE WHEN p.state = 'accepted' THEN NULL ELSE p.not_found_at END,
-                   unknowns = CASE WHEN p.state = 'accepted' THEN 0 ELSE p.unknowns END,
-                   redrive_at = now() + make_interval(secs => $4)
-               FROM (SELECT * FROM named UNION ALL SELECT * FROM due) AS taken
-               WHERE p.placement_id = taken.placement_id
-               RETURNING p.*, taken.state AS was
-           )
-           SELECT c.placement_id AS "placement_id!", c.order_id AS "order_id!", o.partner_id AS "partner_id!",
-                  c.was AS "was!", c.attempt AS "attempt!",
-                  extract(epoch FROM now() - c.attempted_at)::float8 AS "attempt_age!",
-                  extract(epoch FROM now() - c.created_at)::float8 AS "age!",
-                  extract(epoch FROM now() - c.placed_at)::float8 AS placed_age, c.unknowns AS "unknowns!",
-                  o.answer_by <= now() AS "answered!", o.traceparent,
-                  t.topup_ids AS "topup_ids!", t.provider_option_ids AS "provider_option_ids!",
-                  t.provider_unit_ids AS "provider_unit_ids!: Vec<Option<String>>", t.states AS "states!"
-           FROM claimed c
-           JOIN orders o ON o.order_id = c.order_id
-           CROSS JOIN LATERAL (
-               SELECT array_agg(topup_id ORDER BY position) AS topup_ids,
-                      array_agg(provider_option_id ORDER BY position) AS provider_option_ids,
-                      array_agg(provider_unit_id ORDER BY position) AS provider_unit_ids,
-                      array_agg(state ORDER BY position) AS states
-               FROM topups WHERE topups.placement_id = c.placement_id
-           ) t"#,
-        &named,
-        provider,
-        i64::try_from(limit).unwrap_or(i64::MAX),
-        seconds(lease),
-        probe,
-    )
-    .fetch_all(&mut *connection)
+    let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
+    let rows = retry_conflicts(async || match which {
+        Claim::Named => claim_named(&mut *connection, provider, &ids).await,
+        Claim::Overdue | Claim::Probe => {
+            claim_leased(&mut *connection, provider, &ids, which == Claim::Probe).await
+        }
+    })
     .await?;
-    let mut claimed = Vec::with_capacity(rows.len());
-    for row in rows {
-        let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
-        match Claimed::try_from(row) {
+    let mut claimed = Vec::with_capacity(placements.len());
+    for work in group(rows) {
+        match work {
             Ok(work) => claimed.push(work),
-            Err(error) => {
+            Err((placement_id, attempt, error)) => {
                 tracing::error!(placement.id = %placement_id, %error, "parked: its row cannot be read");
                 let outcome = Outcome::Disputed {
                     reason: format!("its row cannot be read: {error}"),
@@ -208,5 +249,181 @@ pub async fn claim(
             }
         }
     }
+    if which != Claim::Named {
+        put_off(connection, &mut claimed, lease).await?;
+    }
     Ok(claimed)
+}
+
+async fn claim_named(
+    connection: &mut PgConnection,
+    provider: &str,
+    placements: &[Uuid],
+) -> Result<Vec<Row>, Error> {
+    let rows = sqlx::query_as!(
+        Row,
+        r#"WITH claimed AS (
+               UPDATE placements p
+               SET state = 'placing', attempt = p.attempt + 1, attempted_at = now(), not_found_at = NULL, unknowns = 0
+               WHERE p.placement_id = ANY ($1) AND p.provider = $2 AND p.state = 'accepted'
+                 AND NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL)
+               RETURNING p.placement_id, p.order_id, p.lane, p.attempt, p.created_at
+           )
+           SELECT c.placement_id, c.order_id, o.partner_id, coalesce(c.lane, '') AS "lane!", 'accepted' AS "was!",
+                  c.attempt, 0::float8 AS "attempt_age!", extract(epoch FROM now() - c.created_at)::float8 AS "age!",
+                  NULL::float8 AS placed_age, 0 AS "unknowns!", o.answer_by <= now() AS "answered!", o.traceparent,
+                  t.position, t.topup_id, t.provider_option_id, NULL::text AS provider_unit_id, t.state
+           FROM claimed c
+           JOIN orders o ON o.order_id = c.order_id
+           JOIN topups t ON t.placement_id = c.placement_id"#,
+        placements,
+        provider,
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows)
+}
+
+async fn claim_leased(
+    connection: &mut PgConnection,
+    provider: &str,
+    placements: &[Uuid],
+    probe: bool,
+) -> Result<Vec<Row>, Error> {
+    let rows = sqlx::query_as!(
+        Row,
+        r#"WITH taken AS (
+               SELECT placement_id, state FROM placements
+               WHERE placement_id = ANY ($1) AND provider = $2
+                 AND ($3 OR NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL))
+               FOR UPDATE SKIP LOCKED
+           ), claimed AS (
+               UPDATE placements p
+               SET state = 'placing', attempt = p.attempt + 1, attempted_at = now(), not_found_at = NULL, unknowns = 0
+               FROM taken WHERE p.placement_id = taken.placement_id AND taken.state = 'accepted'
+               RETURNING p.placement_id, p.attempt, p.attempted_at
+           )
+           SELECT p.placement_id, p.order_id, o.partner_id, coalesce(p.lane, '') AS "lane!", taken.state AS "was!",
+                  coalesce(c.attempt, p.attempt) AS "attempt!",
+                  coalesce(extract(epoch FROM now() - coalesce(c.attempted_at, p.attempted_at)), 0)::float8 AS "attempt_age!",
+                  extract(epoch FROM now() - p.created_at)::float8 AS "age!",
+                  extract(epoch FROM now() - p.placed_at)::float8 AS placed_age,
+                  CASE WHEN c.attempt IS NULL THEN p.unknowns ELSE 0 END AS "unknowns!",
+                  o.answer_by <= now() AS "answered!", o.traceparent,
+                  t.position, t.topup_id, t.provider_option_id, e.provider_unit_id AS "provider_unit_id?",
+                  CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
+           FROM taken
+           JOIN placements p ON p.placement_id = taken.placement_id
+           LEFT JOIN claimed c ON c.placement_id = taken.placement_id
+           JOIN orders o ON o.order_id = p.order_id
+           JOIN topups t ON t.placement_id = p.placement_id
+           LEFT JOIN esims e ON e.topup_id = t.topup_id"#,
+        placements,
+        provider,
+        probe,
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(rows)
+}
+
+/// Rows of topups as placements, in the order of their first rows.
+fn group(rows: Vec<Row>) -> Vec<Result<Claimed, (PlacementId, u32, Error)>> {
+    let mut places: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
+    let mut claimed: Vec<Result<(Claimed, Vec<(i32, ClaimedTopup)>), _>> = Vec::with_capacity(rows.len());
+    for row in rows {
+        let place = *places.entry(row.placement_id).or_insert_with(|| {
+            claimed.push(placement(&row).map(|claimed| (claimed, Vec::with_capacity(1))));
+            claimed.len() - 1
+        });
+        let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
+        let pending = row.state == TopupState::Pending.as_str();
+        if let Ok((_, topups)) = &mut claimed[place] {
+            match row.topup_id.try_into() {
+                Ok(topup_id) => {
+                    let topup = ClaimedTopup {
+                        topup_id,
+                        provider_option_id: row.provider_option_id,
+                        provider_unit_id: row.provider_unit_id,
+                        pending,
+                    };
+                    topups.push((row.position, topup));
+                }
+                Err(error) => claimed[place] = Err((placement_id, attempt, Error::from(error))),
+            }
+        }
+    }
+    let sorted = |(mut claimed, mut topups): (Claimed, Vec<(i32, ClaimedTopup)>)| {
+        topups.sort_unstable_by_key(|(position, _)| *position);
+        claimed.topups = topups.into_iter().map(|(_, topup)| topup).collect();
+        claimed
+    };
+    claimed.into_iter().map(|one| one.map(sorted)).collect()
+}
+
+fn placement(row: &Row) -> Result<Claimed, (PlacementId, u32, Error)> {
+    let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
+    let was = row
+        .was
+        .parse()
+        .map_err(|error: domain::states::UnknownName| (placement_id, attempt, error.into()))?;
+    Ok(Claimed {
+        placement_id,
+        order_id: row.order_id.into(),
+        partner_id: row.partner_id.into(),
+        lane: row.lane.clone(),
+        was,
+        attempt,
+        attempt_age: age(row.attempt_age),
+        age: age(row.age),
+        placed_age: row.placed_age.map(age),
+        unknowns: unsigned(row.unknowns),
+        answered: row.answered,
+        traceparent: row.traceparent.clone(),
+        topups: Vec::new(),
+    })
+}
+
+/// Of what was leased: an attempt in flight is left to its holder until its lease ends, and a row for
+/// which nothing is left to do is not due any more.
+async fn put_off(
+    connection: &mut PgConnection,
+    claimed: &mut Vec<Claimed>,
+    lease: Duration,
+) -> Result<(), Error> {
+    let mut in_flight = Vec::new();
+    let mut finished = Vec::new();
+    claimed.retain(|one| match one.was {
+        PlacementState::Placing if one.attempt_age < lease => {
+            in_flight.push(one.placement_id.uuid());
+            false
+        }
+        PlacementState::Placed | PlacementState::Parked
+            if one.placed_age.is_some() && one.topups.iter().all(|topup| !topup.pending) =>
+        {
+            finished.push(one.placement_id.uuid());
+            false
+        }
+        PlacementState::Refused | PlacementState::Failed => {
+            finished.push(one.placement_id.uuid());
+            false
+        }
+        _ => true,
+    });
+    if in_flight.is_empty() && finished.is_empty() {
+        return Ok(());
+    }
+    sqlx::query!(
+        "WITH finished AS (
+             DELETE FROM placement_due WHERE placement_id = ANY ($1)
+         )
+         UPDATE placement_due d SET buys = false, at = p.attempted_at + make_interval(secs => $3)
+         FROM placements p WHERE d.placement_id = ANY ($2) AND p.placement_id = d.placement_id",
+        &finished,
+        &in_flight,
+        seconds(lease),
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
 }

@@ -1,22 +1,21 @@
-//! What became of placements, in batches.
+//! Settlements: the outcomes of attempts and look-ups, recorded in batches.
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{Iccid, PlacementId, TopupId, TopupState};
+use domain::{Iccid, PlacementId, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use super::ANNOUNCED;
-use crate::{Error, seconds, signed};
+use crate::{Error, retry_conflicts, seconds, signed};
 
-/// What became of an attempt, or of a look after it.
+/// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
 pub struct Settlement {
     /// The placement.
     pub placement_id: PlacementId,
-    /// The attempt that this is about.
+    /// The attempt.
     pub attempt: u32,
-    /// What became of it.
+    /// Its outcome.
     pub outcome: Outcome,
 }
 
@@ -25,67 +24,68 @@ pub struct Settlement {
 pub enum Outcome {
     /// The provider has it. Units that became ready get their profile and their delivery.
     Bought {
-        /// What is known of its units.
+        /// The units that the provider has named.
         units: Vec<Unit>,
         /// When to ask for the profiles that are missing; `None` when none is.
         collect_in: Option<Duration>,
-        /// Profiles are missing for so long that an operator must see it.
+        /// Profiles have been missing for so long that an operator must see it.
         overdue: bool,
-        /// Whether a readiness event is going to announce new deliveries. Otherwise they are due as
-        /// soon as the order must have been answered.
+        /// A readiness event follows. Otherwise new deliveries are due at `answer_by`.
         announced: bool,
     },
     /// Certainly nothing was bought; may be tried again.
     NotBought {
-        /// When.
+        /// When to try again.
         retry_in: Duration,
-        /// Why.
+        /// What prevented the purchase.
         reason: String,
     },
     /// The provider refused for good.
     Rejected {
-        /// What it said.
-        reason: String,
+        /// The provider's code.
+        status: String,
+        /// The provider's message.
+        message: String,
     },
     /// A look-up found no such purchase.
     NotFound {
-        /// Whether the settling delay has passed.
+        /// The settling delay has passed.
         settled: bool,
         /// When to look again.
         look_in: Duration,
     },
-    /// Nobody knows whether it was bought, or how its units stand. Changes nothing but the count of
-    /// such answers and the time of the next look.
+    /// The outcome, or the state of its units, stays unknown. Changes nothing but the count of such
+    /// answers and the time of the next look.
     Unknown {
         /// When to look the purchase up.
         look_in: Duration,
-        /// Why nobody knows.
+        /// What kept it unknown.
         reason: String,
     },
-    /// Nobody found out whether it was bought. An operator must.
+    /// The outcome stayed unknown for too long: an operator must settle it.
     Parked {
-        /// Why.
+        /// What kept it unknown.
         reason: String,
     },
-    /// What the provider has, or the row itself, can't be stored or read. An operator must see it.
+    /// The provider's answer, or the row itself, can't be stored or read: an operator must settle it.
     Disputed {
-        /// Why.
+        /// What can't be stored or read.
         reason: String,
     },
 }
 
-/// What is known of one unit that the provider has.
+/// A unit that the provider has.
 #[derive(Clone, Debug)]
 pub struct Unit {
     /// Our unit.
     pub topup_id: TopupId,
     /// The provider's unit that is assigned to it.
     pub provider_unit_id: String,
-    /// What became of it so far.
+    /// How far the provider is with it.
     pub progress: Progress,
 }
 
-/// What became of a unit so far.
+/// How far the provider is with a unit.
 #[derive(Clone, Debug)]
 pub enum Progress {
     /// No profile yet.
@@ -97,16 +97,16 @@ pub enum Progress {
         /// The sealed profile.
         profile: Vec<u8>,
     },
-    /// It will never have a profile.
+    /// It will never have a profile, for this reason.
     Failed(String),
 }
 
 /// What a settlement changed.
 #[derive(Clone, Debug, Default)]
 pub struct Settled {
-    /// Whether it applied at all; a late or repeated one doesn't.
+    /// It applied; a late or repeated one doesn't.
     pub moved: bool,
-    /// It was bought where nobody expected it, and is parked now.
+    /// It was bought although the placement had moved on, and is parked now.
     pub unexpected: bool,
     /// Topups that became ready by it, each with a new delivery.
     pub ready: Vec<TopupId>,
@@ -117,11 +117,17 @@ pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],
 ) -> Result<Vec<Settled>, Error> {
+    retry_conflicts(async || settle_once(&mut *connection, settlements).await).await
+}
+
+async fn settle_once(
+    connection: &mut PgConnection,
+    settlements: &[Settlement],
+) -> Result<Vec<Settled>, Error> {
     let rounds = rounds(settlements);
     let mut settled = vec![Settled::default(); settlements.len()];
-    let bought_only = |one: &Settlement| matches!(one.outcome, Outcome::Bought { .. });
     // One statement is a transaction of its own; only a mixed batch needs a larger one.
-    if rounds.len() <= 1 && settlements.iter().all(bought_only) {
+    if rounds.len() <= 1 && settlements.iter().all(is_one_statement) {
         settle_rounds(connection, settlements, &rounds, &mut settled).await?;
     } else {
         let mut transaction = sqlx::Connection::begin(connection).await?;
@@ -129,6 +135,11 @@ pub async fn settle(
         transaction.commit().await?;
     }
     Ok(settled)
+}
+
+fn is_one_statement(settlement: &Settlement) -> bool {
+    let lasts = |unit: &Unit| !matches!(unit.progress, Progress::Failed(_));
+    matches!(&settlement.outcome, Outcome::Bought { units, .. } if units.iter().all(lasts))
 }
 
 /// Which settlements go into one statement: a statement sees each placement only once, and what comes
@@ -176,14 +187,15 @@ struct Bought {
     attempts: Vec<i32>,
     collect_in: Vec<Option<f64>>,
     overdue: Vec<bool>,
-    lease: Vec<f64>,
+    announced: Vec<bool>,
     unit_placements: Vec<Uuid>,
     topups: Vec<String>,
     provider_units: Vec<String>,
-    states: Vec<&'static str>,
     iccids: Vec<Option<String>>,
     profiles: Vec<Option<Vec<u8>>>,
-    reasons: Vec<Option<String>>,
+    failed_placements: Vec<Uuid>,
+    failed_topups: Vec<String>,
+    failed_reasons: Vec<String>,
 }
 
 impl Bought {
@@ -199,88 +211,110 @@ impl Bought {
             else {
                 continue;
             };
-            columns.placements.push(settlement.placement_id.uuid());
+            let placement = settlement.placement_id.uuid();
+            columns.placements.push(placement);
             columns.attempts.push(signed(settlement.attempt));
             columns.collect_in.push(collect_in.map(seconds));
             columns.overdue.push(*overdue);
-            columns
-                .lease
-                .push(seconds(if *announced { ANNOUNCED } else { Duration::ZERO }));
+            columns.announced.push(*announced);
             for unit in units {
-                let (state, iccid, profile, reason) = match &unit.progress {
-                    Progress::Pending => (TopupState::Pending, None, None, None),
-                    Progress::Ready { iccid, profile } => (
-                        TopupState::Ready,
-                        Some(iccid.as_str().to_owned()),
-                        Some(profile.clone()),
-                        None,
-                    ),
-                    Progress::Failed(reason) => (TopupState::Failed, None, None, Some(reason.clone())),
+                let (iccid, profile) = match &unit.progress {
+                    Progress::Pending => (None, None),
+                    Progress::Ready { iccid, profile } => {
+                        (Some(iccid.as_str().to_owned()), Some(profile.clone()))
+                    }
+                    Progress::Failed(reason) => {
+                        columns.failed_placements.push(placement);
+                        columns.failed_topups.push(unit.topup_id.to_string());
+                        columns.failed_reasons.push(reason.clone());
+                        (None, None)
+                    }
                 };
-                columns.unit_placements.push(settlement.placement_id.uuid());
+                columns.unit_placements.push(placement);
                 columns.topups.push(unit.topup_id.to_string());
                 columns.provider_units.push(unit.provider_unit_id.clone());
-                columns.states.push(state.as_str());
                 columns.iccids.push(iccid);
                 columns.profiles.push(profile);
-                columns.reasons.push(reason);
             }
         }
         columns
     }
 
-    /// A profile is stored, its topup is ready and its delivery exists: all in one statement.
+    /// The unit, its profile and its delivery are stored by one statement.
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
         if self.placements.is_empty() {
             return Ok(());
         }
         let rows = sqlx::query!(
-            r#"WITH moved AS (
+            r#"WITH unit AS MATERIALIZED (
+                   SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[])
+                       AS unit (placement_id, topup_id, provider_unit_id, iccid, profile)
+               ), moved AS (
                    UPDATE placements p
                    SET state = CASE WHEN new.overdue THEN 'parked' ELSE 'placed' END,
                        reason = CASE WHEN new.overdue THEN 'bought, but its profiles do not come' END,
-                       placed_at = coalesce(p.placed_at, now()), unknowns = 0,
-                       redrive_at = now() + make_interval(secs => new.collect_in)
-                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[], $12::float8[])
-                        AS new(placement_id, attempt, collect_in, overdue, lease)
+                       placed_at = coalesce(p.placed_at, now()), unknowns = 0
+                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[], $5::bool[])
+                       AS new (placement_id, attempt, collect_in, overdue, announced)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
-                     AND (p.state IN ('placing', 'placed')
-                          OR (p.state = 'parked' AND (p.placed_at IS NULL OR p.redrive_at IS NOT NULL)))
-                   RETURNING p.placement_id, p.order_id, new.lease
-               ), unit AS (
-                   UPDATE topups t
-                   SET state = new.state, provider_unit_id = new.provider_unit_id, iccid = new.iccid,
-                       profile = new.profile, reason = new.reason,
-                       ready_at = CASE WHEN new.state = 'ready' THEN now() END
-                   FROM unnest($5::uuid[], $6::text[], $7::text[], $8::text[], $9::text[], $10::bytea[], $11::text[])
-                        AS new(placement_id, topup_id, provider_unit_id, state, iccid, profile, reason)
-                   JOIN moved ON moved.placement_id = new.placement_id
-                   WHERE t.topup_id = new.topup_id AND t.placement_id = new.placement_id AND t.state = 'pending'
-                     AND (t.provider_unit_id IS NULL OR t.provider_unit_id = new.provider_unit_id)
-                     AND (new.state <> 'pending' OR t.provider_unit_id IS NULL)
-                   RETURNING t.topup_id, t.placement_id, t.state
-               ), born AS (
-                   INSERT INTO deliveries (topup_id, partner_id, redrive_at)
-                   SELECT unit.topup_id, o.partner_id, greatest(o.answer_by, now() + make_interval(secs => moved.lease))
+                     AND (p.state IN ('placing', 'placed') OR (p.state = 'parked' AND NOT p.disputed))
+                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, new.collect_in, new.overdue, new.announced
+               ), stored AS (
+                   INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
+                   SELECT unit.topup_id, moved.provider, unit.provider_unit_id, unit.iccid, unit.profile,
+                          CASE WHEN unit.profile IS NOT NULL THEN now() END
                    FROM unit
                    JOIN moved ON moved.placement_id = unit.placement_id
+                   JOIN topups t ON t.topup_id = unit.topup_id AND t.placement_id = unit.placement_id
+                                    AND t.state = 'pending'
+                   ON CONFLICT (topup_id) DO UPDATE
+                   SET iccid = excluded.iccid, profile = excluded.profile, ready_at = excluded.ready_at
+                   WHERE e.ready_at IS NULL AND excluded.ready_at IS NOT NULL
+                     AND e.provider_unit_id = excluded.provider_unit_id
+                   RETURNING e.topup_id, e.ready_at
+               ), ready AS (
+                   SELECT stored.topup_id, moved.placement_id, moved.order_id, moved.announced, o.partner_id, o.answer_by
+                   FROM stored
+                   JOIN unit ON unit.topup_id = stored.topup_id
+                   JOIN moved ON moved.placement_id = unit.placement_id
                    JOIN orders o ON o.order_id = moved.order_id
-                   WHERE unit.state = 'ready'
+                   WHERE stored.ready_at IS NOT NULL
+               ), born AS (
+                   INSERT INTO deliveries (topup_id, partner_id, order_id)
+                   SELECT topup_id, partner_id, order_id FROM ready
+               ), delivery_due AS (
+                   INSERT INTO delivery_due (topup_id, partner_id, at)
+                   SELECT topup_id, partner_id, greatest(answer_by, now()) FROM ready WHERE NOT announced
+               ), done AS (
+                   DELETE FROM placement_due d USING moved
+                   WHERE d.placement_id = moved.placement_id AND moved.collect_in IS NULL
+               ), later AS (
+                   INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
+                   SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id, false,
+                          now() + make_interval(secs => moved.collect_in)
+                   FROM moved JOIN orders o ON o.order_id = moved.order_id
+                   WHERE moved.collect_in IS NOT NULL
+                   ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
+               ), parked AS (
+                   INSERT INTO placement_parked (placement_id, provider)
+                   SELECT placement_id, provider FROM moved WHERE overdue
+                   ON CONFLICT DO NOTHING
+               ), settled AS (
+                   DELETE FROM placement_parked k USING moved
+                   WHERE k.placement_id = moved.placement_id AND NOT moved.overdue
                )
-               SELECT moved.placement_id AS "placement_id!", unit.topup_id AS "topup_id?"
-               FROM moved LEFT JOIN unit ON unit.placement_id = moved.placement_id AND unit.state = 'ready'"#,
+               SELECT moved.placement_id AS "placement_id!", ready.topup_id AS "topup_id?"
+               FROM moved LEFT JOIN ready ON ready.placement_id = moved.placement_id"#,
             &self.placements,
             &self.attempts,
             &self.collect_in as &[Option<f64>],
             &self.overdue,
+            &self.announced,
             &self.unit_placements,
             &self.topups,
             &self.provider_units,
-            &self.states as &[&str],
             &self.iccids as &[Option<String>],
             &self.profiles as &[Option<Vec<u8>>],
-            &self.reasons as &[Option<String>],
-            &self.lease,
         )
         .fetch_all(&mut *connection)
         .await?;
@@ -290,6 +324,12 @@ impl Bought {
             settled
                 .ready
                 .extend(row.topup_id.map(TopupId::try_from).transpose()?);
+        }
+        let moved: Vec<bool> = (self.failed_placements.iter())
+            .map(|placement| changes.contains_key(&PlacementId::from(*placement)))
+            .collect();
+        if moved.contains(&true) {
+            self.fail_units(connection, &moved).await?;
         }
         if self
             .placements
@@ -301,6 +341,22 @@ impl Bought {
         self.park_unexpected(connection, changes).await
     }
 
+    /// Units that will never have a profile.
+    async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE topups t SET state = 'failed', reason = new.reason
+             FROM unnest($1::text[], $2::text[], $3::bool[]) AS new (topup_id, reason, moved)
+             WHERE t.topup_id = new.topup_id AND new.moved AND t.state = 'pending'
+               AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL)",
+            &self.failed_topups,
+            &self.failed_reasons,
+            moved,
+        )
+        .execute(connection)
+        .await?;
+        Ok(())
+    }
+
     /// Bought by an attempt that isn't the current one any more, or for a placement that is closed.
     /// Parked for an operator alone: bought, and nothing is due.
     async fn park_unexpected(
@@ -309,16 +365,23 @@ impl Bought {
         changes: &mut Changes,
     ) -> Result<(), Error> {
         let rows = sqlx::query_scalar!(
-            "UPDATE placements p
-             SET state = 'parked', placed_at = coalesce(p.placed_at, now()), redrive_at = NULL,
-                 reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
-                          || ' at attempt ' || p.attempt
-             FROM unnest($1::uuid[], $2::int[]) AS new(placement_id, attempt)
-             WHERE p.placement_id = new.placement_id AND new.attempt <= p.attempt
-               AND (p.state IN ('accepted', 'refused', 'failed')
-                    OR (p.attempt <> new.attempt
-                        AND (p.state <> 'parked' OR p.placed_at IS NULL OR p.redrive_at IS NOT NULL)))
-             RETURNING p.placement_id",
+            r#"WITH moved AS (
+                   UPDATE placements p
+                   SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()),
+                       reason = 'attempt ' || new.attempt || ' was bought although this placement was ' || p.state
+                                || ' at attempt ' || p.attempt
+                   FROM unnest($1::uuid[], $2::int[]) AS new (placement_id, attempt)
+                   WHERE p.placement_id = new.placement_id AND new.attempt <= p.attempt
+                     AND (p.state IN ('accepted', 'refused', 'failed')
+                          OR (p.attempt <> new.attempt AND NOT p.disputed))
+                   RETURNING p.placement_id, p.provider
+               ), done AS (
+                   DELETE FROM placement_due d USING moved WHERE d.placement_id = moved.placement_id
+               ), parked AS (
+                   INSERT INTO placement_parked (placement_id, provider) SELECT placement_id, provider FROM moved
+                   ON CONFLICT DO NOTHING
+               )
+               SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,
             &self.attempts,
         )
@@ -342,20 +405,27 @@ struct Moves {
     placements: Vec<Uuid>,
     attempts: Vec<i32>,
     kinds: Vec<&'static str>,
-    redrive_in: Vec<Option<f64>>,
+    due_in: Vec<Option<f64>>,
     reasons: Vec<Option<String>>,
+    statuses: Vec<Option<String>>,
+    messages: Vec<Option<String>>,
 }
 
 impl Moves {
     fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
-            let (kind, redrive_in, reason) = match &settlement.outcome {
+            let mut refusal = (None, None);
+            let (kind, due_in, reason) = match &settlement.outcome {
                 Outcome::Bought { .. } => continue,
                 Outcome::NotBought { retry_in, reason } => {
                     ("not_bought", Some(*retry_in), Some(reason.clone()))
                 }
-                Outcome::Rejected { reason } => ("rejected", None, Some(reason.clone())),
+                Outcome::Rejected { status, message } => {
+                    refusal = (Some(status.clone()), Some(message.clone()));
+                    let reason = format!("the provider refused: {status} {message}");
+                    ("rejected", None, Some(reason))
+                }
                 Outcome::NotFound {
                     settled: true,
                     look_in,
@@ -371,8 +441,10 @@ impl Moves {
             columns.placements.push(settlement.placement_id.uuid());
             columns.attempts.push(signed(settlement.attempt));
             columns.kinds.push(kind);
-            columns.redrive_in.push(redrive_in.map(seconds));
+            columns.due_in.push(due_in.map(seconds));
             columns.reasons.push(reason);
+            columns.statuses.push(refusal.0);
+            columns.messages.push(refusal.1);
         }
         columns
     }
@@ -391,30 +463,48 @@ impl Moves {
                            WHEN new.kind IN ('parked', 'disputed') THEN 'parked'
                            ELSE p.state
                        END,
+                       disputed = new.kind = 'disputed' AND p.state = 'placed',
                        not_found_at = CASE
                            WHEN new.kind IN ('not_found', 'settled_not_found') THEN coalesce(p.not_found_at, now())
                            ELSE p.not_found_at
                        END,
                        unknowns = CASE WHEN new.kind = 'unknown' THEN p.unknowns + 1 ELSE 0 END,
                        reason = CASE WHEN p.state = 'parked' THEN p.reason ELSE coalesce(new.reason, p.reason) END,
-                       redrive_at = now() + make_interval(secs => new.redrive_in)
-                   FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[])
-                        AS new(placement_id, attempt, kind, redrive_in, reason)
+                       refusal_status = new.status, refusal_message = new.message
+                   FROM unnest($1::uuid[], $2::int[], $3::text[], $4::float8[], $5::text[], $6::text[], $7::text[])
+                       AS new (placement_id, attempt, kind, due_in, reason, status, message)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
-                          OR (p.state IN ('placed', 'parked') AND p.redrive_at IS NOT NULL AND new.kind = 'unknown'))
-                   RETURNING p.placement_id, p.state, p.reason
+                          OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
+                              AND EXISTS (SELECT FROM placement_due d WHERE d.placement_id = p.placement_id)))
+                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, p.reason, new.due_in
                ), failed AS (
                    UPDATE topups t SET state = 'failed', reason = moved.reason
                    FROM moved
                    WHERE t.placement_id = moved.placement_id AND moved.state = 'failed' AND t.state = 'pending'
+               ), done AS (
+                   DELETE FROM placement_due d USING moved
+                   WHERE d.placement_id = moved.placement_id AND moved.due_in IS NULL
+               ), later AS (
+                   INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
+                   SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id,
+                          moved.state = 'accepted', now() + make_interval(secs => moved.due_in)
+                   FROM moved JOIN orders o ON o.order_id = moved.order_id
+                   WHERE moved.due_in IS NOT NULL
+                   ON CONFLICT (placement_id) DO UPDATE SET buys = excluded.buys, at = excluded.at
+               ), parked AS (
+                   INSERT INTO placement_parked (placement_id, provider)
+                   SELECT placement_id, provider FROM moved WHERE state = 'parked'
+                   ON CONFLICT DO NOTHING
                )
                SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,
             &self.attempts,
             &self.kinds as &[&str],
-            &self.redrive_in as &[Option<f64>],
+            &self.due_in as &[Option<f64>],
             &self.reasons as &[Option<String>],
+            &self.statuses as &[Option<String>],
+            &self.messages as &[Option<String>],
         )
         .fetch_all(connection)
         .await?;
