@@ -222,10 +222,10 @@ pub async fn resolve(
     .execute(&mut *transaction)
     .await?;
     let units = sqlx::query!(
-        r#"SELECT count(*) FILTER (WHERE state = 'pending' AND ready_at IS NULL) AS "pending!",
+        r#"SELECT count(*) FILTER (WHERE state = 'pending' AND e.ready_at IS NULL) AS "pending!",
                   count(*) FILTER (WHERE state = 'failed') AS "failed!",
-                  count(ready_at) AS "ready!"
-           FROM topups LEFT JOIN esims USING (topup_id) WHERE placement_id = $1"#,
+                  count(e.ready_at) AS "ready!"
+           FROM topups LEFT JOIN esims e USING (topup_id) WHERE placement_id = $1"#,
         placement_id.uuid(),
     )
     .fetch_one(&mut *transaction)
