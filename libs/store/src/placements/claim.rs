@@ -262,11 +262,15 @@ async fn claim_named(
 ) -> Result<Vec<Row>, Error> {
     let rows = sqlx::query_as!(
         Row,
-        r#"WITH claimed AS (
+        r#"WITH taken AS (
+               SELECT placement_id FROM placements
+               WHERE placement_id = ANY ($1) AND provider = $2 AND state = 'accepted'
+                 AND NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL)
+               FOR UPDATE SKIP LOCKED
+           ), claimed AS (
                UPDATE placements p
                SET state = 'placing', attempt = p.attempt + 1, attempted_at = now(), not_found_at = NULL, unknowns = 0
-               WHERE p.placement_id = ANY ($1) AND p.provider = $2 AND p.state = 'accepted'
-                 AND NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL)
+               FROM taken WHERE p.placement_id = taken.placement_id
                RETURNING p.placement_id, p.order_id, p.lane, p.attempt, p.created_at
            )
            SELECT c.placement_id, c.order_id, o.partner_id, coalesce(c.lane, '') AS "lane!", 'accepted' AS "was!",

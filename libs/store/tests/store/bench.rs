@@ -8,9 +8,10 @@ use signing::{SecretKey, webhook};
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use store::{
     config::{DatabaseConfig, PoolConfig},
+    deliveries::{self, Delivery, DeliveryPage, Read},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
-    placements::{self, Claim, Claimed, Outcome, Progress, Settled, Settlement, Unit},
+    placements::{self, Claim, Claimed, Outcome, Page, Progress, Settled, Settlement, Unit},
     schema,
     vault::Vault,
 };
@@ -80,15 +81,82 @@ impl Bench {
         let order = order(PartnerId::new(), units);
         self.store(std::slice::from_ref(&order)).await;
         let claimed = self
-            .claim(Claim::Named(&[order.placements[0].placement_id]))
+            .claim(&[order.placements[0].placement_id])
             .await;
         assert_eq!(claimed[0].attempt, 1);
         order
     }
 
-    pub async fn claim(&self, which: Claim<'_>) -> Vec<Claimed> {
-        let claimed = placements::claim(&mut *self.connection().await, which, LEASE).await;
+    /// Claims placements that messages name.
+    pub async fn claim(&self, placements: &[PlacementId]) -> Vec<Claimed> {
+        self.claim_as(PROVIDER, placements, Claim::Named).await
+    }
+
+    pub async fn claim_as(&self, provider: &str, named: &[PlacementId], which: Claim) -> Vec<Claimed> {
+        let claimed = placements::claim(&mut *self.connection().await, provider, named, which, LEASE).await;
         claimed.unwrap()
+    }
+
+    /// The placements of a provider that are due, purchases first; nothing is leased.
+    pub async fn find_due(&self, provider: &str, limit: usize) -> Vec<PlacementId> {
+        let page = Page {
+            limit,
+            per_lane: limit,
+            ..Page::default()
+        };
+        let mut due = Vec::new();
+        for buys in [true, false] {
+            let found = placements::due(&mut *self.connection().await, provider, buys, &page).await;
+            due.extend(found.unwrap().due.into_iter().map(|one| one.placement_id));
+        }
+        due
+    }
+
+    /// Leases and claims what is due, as a provisioner does.
+    pub async fn claim_due(&self, provider: &str, limit: usize) -> Vec<Claimed> {
+        let due = self.find_due(provider, limit).await;
+        let leased = placements::lease(&mut *self.connection().await, &due, LEASE).await;
+        self.claim_as(provider, &leased.unwrap(), Claim::Overdue).await
+    }
+
+    /// Makes placements due that many seconds from now, negative in the past.
+    pub async fn due_in(&self, placements: &[PlacementId], seconds: f64) {
+        let ids: Vec<_> = placements.iter().map(|id| id.uuid()).collect();
+        sqlx::query(
+            "INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
+             SELECT placement_id, provider, 'lane', partner_id, state = 'accepted', now() + make_interval(secs => $2)
+             FROM placements WHERE placement_id = ANY ($1)
+             ON CONFLICT (placement_id) DO UPDATE SET at = excluded.at",
+        )
+        .bind(ids)
+        .bind(seconds)
+        .execute(&self.pool)
+        .await
+        .unwrap();
+    }
+
+    /// Makes deliveries due that many seconds from now, negative in the past.
+    pub async fn deliver_in(&self, topups: &[TopupId], seconds: f64) {
+        let ids: Vec<_> = topups.iter().map(ToString::to_string).collect();
+        sqlx::query(
+            "INSERT INTO delivery_due AS d (topup_id, partner_id, at)
+             SELECT topup_id, partner_id, now() + make_interval(secs => $2) FROM deliveries WHERE topup_id = ANY ($1)
+             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at",
+        )
+        .bind(ids)
+        .bind(seconds)
+        .execute(&self.pool)
+        .await
+        .unwrap();
+    }
+
+    /// Leases and reads what is due, as a notifier does.
+    pub async fn read_due(&self, page: &DeliveryPage, lease: Duration) -> Vec<Delivery> {
+        let mut connection = self.connection().await;
+        let found = deliveries::due(&mut connection, page).await.unwrap();
+        let due: Vec<TopupId> = found.due.into_iter().map(|one| one.topup_id).collect();
+        let leased = deliveries::lease(&mut connection, &due, lease).await.unwrap();
+        deliveries::read(&mut connection, &leased, Read::Leased).await.unwrap()
     }
 
     pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {
@@ -104,8 +172,7 @@ impl Bench {
             ..order(partner_id, count)
         };
         self.store(std::slice::from_ref(&order)).await;
-        self.claim(Claim::Named(&[order.placements[0].placement_id]))
-            .await;
+        self.claim(&[order.placements[0].placement_id]).await;
         let units = topups(&order).iter().map(ready).collect();
         self.settle(&[bought(placement(&order), 1, units, announced)])
             .await;
@@ -140,13 +207,19 @@ impl Bench {
     }
 
     /// Everything that is stored of an order, as text: equal only if nothing at all has changed.
-    pub async fn everything(&self, order: OrderId) -> Vec<String> {
+    pub async fn everything(&self, order: OrderId) -> Vec<Option<String>> {
         sqlx::query_scalar(
             "SELECT to_jsonb(o)::text FROM orders o WHERE order_id = $1
              UNION ALL SELECT to_jsonb(p)::text FROM placements p WHERE order_id = $1
-             UNION ALL SELECT to_jsonb(t)::text FROM topups t WHERE order_id = $1
-             UNION ALL SELECT to_jsonb(d)::text FROM deliveries d JOIN topups t USING (topup_id) WHERE order_id = $1
-             ORDER BY 1",
+             UNION ALL SELECT to_jsonb(d)::text FROM placement_due d JOIN placements USING (placement_id) WHERE order_id = $1
+             UNION ALL SELECT to_jsonb(k)::text FROM placement_parked k JOIN placements USING (placement_id) WHERE order_id = $1
+             UNION ALL SELECT to_jsonb(t)::text FROM topups t JOIN placements p USING (placement_id) WHERE p.order_id = $1
+             UNION ALL SELECT unnest(ARRAY[to_jsonb(e)::text, to_jsonb(d)::text, to_jsonb(due)::text, to_jsonb(held)::text])
+                 FROM topups t JOIN placements p USING (placement_id)
+                 LEFT JOIN esims e USING (topup_id) LEFT JOIN deliveries d USING (topup_id)
+                 LEFT JOIN delivery_due due USING (topup_id) LEFT JOIN delivery_held held USING (topup_id)
+                 WHERE p.order_id = $1
+             ORDER BY 1 NULLS FIRST",
         )
         .bind(order.uuid())
         .fetch_all(&self.pool)
@@ -176,8 +249,8 @@ impl Bench {
 
     /// The state of a topup or `none`, and of its delivery.
     pub async fn states(&self, topup: &TopupId) -> (String, String) {
-        let statement = "SELECT t.state || '/' || coalesce(d.state, 'none')
-            FROM topups t LEFT JOIN deliveries d USING (topup_id) WHERE topup_id = $1";
+        let statement = "SELECT CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END || '/' || coalesce(d.state, 'none')
+            FROM topups t LEFT JOIN esims e USING (topup_id) LEFT JOIN deliveries d USING (topup_id) WHERE topup_id = $1";
         let states: String = self.value(statement, topup).await;
         let (topup, delivery) = states.split_once('/').unwrap();
         (topup.to_owned(), delivery.to_owned())
@@ -199,6 +272,7 @@ pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
         external_order_id: order_id.to_string(),
         traceparent: None,
         answer_within: Duration::from_secs(5),
+        refusable: true,
         placements: vec![part(PROVIDER, &positions)],
     }
 }
@@ -208,6 +282,7 @@ pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
     NewPlacement {
         placement_id: PlacementId::new(),
         provider: provider.to_owned(),
+        lane: "lane".into(),
         topups: positions
             .iter()
             .map(|position| NewTopup {
@@ -272,7 +347,8 @@ pub fn not_bought(placement_id: PlacementId, attempt: u32) -> Settlement {
 
 pub fn rejected(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Rejected {
-        reason: "it refused".into(),
+        status: "9001".into(),
+        message: "it refused".into(),
     };
     settlement(placement_id, attempt, outcome)
 }
@@ -295,7 +371,7 @@ pub fn not_found(placement_id: PlacementId, attempt: u32, settled: bool) -> Sett
 
 pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Parked {
-        reason: "nobody knows".into(),
+        reason: "the outcome stays unknown".into(),
     };
     settlement(placement_id, attempt, outcome)
 }
@@ -327,4 +403,13 @@ pub fn ready(topup_id: &TopupId) -> Unit {
 /// A number of its own for each topup.
 pub fn iccid(topup_id: &TopupId) -> Iccid {
     Iccid::parse(&format!("89{}", &topup_id.as_str()[10..])).unwrap()
+}
+
+/// A look for so many deliveries.
+pub fn page(limit: usize, per_partner: usize) -> DeliveryPage {
+    DeliveryPage {
+        limit,
+        per_partner,
+        after: None,
+    }
 }

@@ -6,7 +6,7 @@ use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
 use store::{
     orders::NewOrder,
-    placements::{self, Claim, Progress},
+    placements::{self, Claim, Claimed, Page, Progress},
 };
 
 use crate::bench::{
@@ -22,38 +22,20 @@ impl Bench {
         let orders: Vec<NewOrder> = (0..count).map(|_| order(PartnerId::new(), 1)).collect();
         self.store(&orders).await;
         let placements: Vec<PlacementId> = orders.iter().map(placement).collect();
-        let ids: Vec<_> = placements.iter().map(|id| id.uuid()).collect();
-        sqlx::query(
-            "UPDATE placements p SET redrive_at = now() - make_interval(mins => due.minutes::int)
-             FROM unnest($1::uuid[]) WITH ORDINALITY AS due(placement_id, minutes)
-             WHERE p.placement_id = due.placement_id",
-        )
-        .bind(ids)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        for (placement, seconds) in placements.iter().zip([-60.0, -120.0, -180.0, -240.0, -300.0]) {
+            self.due_in(&[*placement], seconds).await;
+        }
+        self.due_in(placements.get(5..).unwrap_or_default(), -60.0).await;
         placements
     }
 }
 
-fn due(limit: usize) -> Claim<'static> {
-    Claim::Due {
-        provider: PROVIDER,
-        limit,
-    }
-}
-
-async fn ids(bench: &Bench, which: Claim<'_>) -> HashSet<PlacementId> {
-    bench
-        .claim(which)
-        .await
-        .iter()
-        .map(|one| one.placement_id)
-        .collect()
+fn ids(claimed: &[Claimed]) -> HashSet<PlacementId> {
+    claimed.iter().map(|one| one.placement_id).collect()
 }
 
 #[tokio::test]
-async fn the_longest_overdue_are_taken_first_and_only_once() {
+async fn what_is_due_is_claimed_once_by_its_provider() {
     let bench = Bench::new().await;
     let placements = bench.due(5).await;
     let elsewhere = NewOrder {
@@ -61,30 +43,13 @@ async fn the_longest_overdue_are_taken_first_and_only_once() {
         ..order(PartnerId::new(), 0)
     };
     // One that isn't due yet, and one of another provider.
-    bench
-        .store(&[order(PartnerId::new(), 1), elsewhere.clone()])
-        .await;
-    bench
-        .set(
-            "UPDATE placements SET redrive_at = now() WHERE placement_id::text = $1",
-            placement(&elsewhere),
-        )
-        .await;
-    assert!(bench.claim(due(0)).await.is_empty());
-    assert_eq!(
-        ids(&bench, due(2)).await,
-        placements[3..].iter().copied().collect()
-    );
-    assert_eq!(
-        ids(&bench, due(10)).await,
-        placements[..3].iter().copied().collect()
-    );
-    assert!(bench.claim(due(10)).await.is_empty(), "leased");
-    let other = Claim::Due {
-        provider: "elsewhere",
-        limit: 10,
-    };
-    assert_eq!(ids(&bench, other).await, HashSet::from([placement(&elsewhere)]));
+    let later = order(PartnerId::new(), 1);
+    bench.store(&[later.clone(), elsewhere.clone()]).await;
+    bench.due_in(&[placement(&later)], 60.0).await;
+    bench.due_in(&[placement(&elsewhere)], 0.0).await;
+    assert_eq!(ids(&bench.claim_due(PROVIDER, 10).await), placements.into_iter().collect());
+    assert!(bench.claim_due(PROVIDER, 10).await.is_empty(), "leased");
+    assert_eq!(ids(&bench.claim_due("elsewhere", 10).await), HashSet::from([placement(&elsewhere)]));
 }
 
 #[tokio::test]
@@ -96,10 +61,15 @@ async fn no_placement_is_taken_up_twice() {
         let mut mine = Vec::new();
         let mut connection = bench.connection().await;
         loop {
-            let claimed = placements::claim(&mut connection, due(7), LEASE).await.unwrap();
-            if claimed.is_empty() {
+            let page = Page { limit: 7, per_lane: 7, ..Page::default() };
+            let found = placements::due(&mut connection, PROVIDER, true, &page).await.unwrap();
+            let found: Vec<_> = found.due.into_iter().map(|one| one.placement_id).collect();
+            if found.is_empty() {
                 return mine;
             }
+            let leased = placements::lease(&mut connection, &found, LEASE).await.unwrap();
+            let claimed = placements::claim(&mut connection, PROVIDER, &leased, Claim::Overdue, LEASE).await;
+            let claimed = claimed.unwrap();
             assert!(claimed.len() <= 7);
             mine.extend(claimed.iter().map(|one| {
                 assert_eq!((one.was, one.attempt), (PlacementState::Accepted, 1));
@@ -120,10 +90,12 @@ async fn repeated_messages_buy_nothing_twice() {
         let backwards: Vec<_> = named.iter().rev().copied().collect();
         // Two replicas have the same messages while a third takes up what is due.
         let (one, other, third) = tokio::join!(
-            ids(&bench, Claim::Named(&named)),
-            ids(&bench, Claim::Named(&backwards)),
-            ids(&bench, due(20)),
+            bench.claim(&named),
+            bench.claim(&backwards),
+            bench.claim_due(PROVIDER, 20),
         );
+        // A row that the third has leased but that others have claimed is in flight elsewhere.
+        let (one, other, third) = (ids(&one), ids(&other), ids(&third));
         assert_eq!(one.len() + other.len() + third.len(), 20);
         assert_eq!(&(&one | &other) | &third, named.into_iter().collect());
     }
@@ -141,13 +113,14 @@ async fn what_another_has_locked_is_left_to_it() {
         .await
         .unwrap();
     let rest = tokio::time::timeout(PATIENCE, async {
-        let mut rest = ids(&bench, due(1)).await;
-        rest.extend(ids(&bench, Claim::Named(&placements)).await);
+        let mut rest = ids(&bench.claim(&placements[..1]).await);
+        rest.extend(ids(&bench.claim_due(PROVIDER, 3).await));
         rest
     });
     assert_eq!(rest.await.unwrap(), placements[..2].iter().copied().collect());
     held.rollback().await.unwrap();
-    assert_eq!(ids(&bench, due(3)).await, HashSet::from([placements[2]]));
+    bench.due_in(&placements[2..], 0.0).await;
+    assert_eq!(ids(&bench.claim_due(PROVIDER, 3).await), HashSet::from([placements[2]]));
 }
 
 #[tokio::test]
@@ -162,18 +135,14 @@ async fn a_message_takes_up_only_what_is_accepted() {
             bought_pending(named[1], 1),
             rejected(named[2], 1),
             parked(named[3], 1),
+            rejected(named[4], 1),
         ])
         .await;
-    store::orders::refuse(
-        &mut *bench.connection().await,
-        orders[4].order_id,
-        &[(named[4], 1)],
-        "refused",
-    )
-    .await
-    .unwrap();
+    let mut connection = bench.connection().await;
+    let refused = store::orders::refuse(&mut connection, orders[4].order_id).await;
+    assert!(refused.unwrap().is_some());
     named.extend([PlacementId::new(), named[5]]);
-    let claimed = bench.claim(Claim::Named(&named)).await;
+    let claimed = bench.claim(&named).await;
     assert_eq!(claimed.len(), 1, "{claimed:?}");
     assert_eq!(claimed[0].placement_id, named[5]);
 }
@@ -183,31 +152,26 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     let bench = Bench::new().await;
     let named = bench.due(1).await;
     let mut connection = bench.connection().await;
-    let first = placements::claim(&mut connection, Claim::Named(&named), Duration::ZERO)
-        .await
-        .unwrap();
+    let first = bench.claim(&named).await;
     assert_eq!((first[0].was, first[0].attempt), (PlacementState::Accepted, 1));
-    for _ in 0..2 {
-        let again = placements::claim(&mut connection, due(1), Duration::ZERO)
-            .await
-            .unwrap();
-        assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));
-    }
-    let leased = placements::claim(&mut connection, due(1), LEASE).await.unwrap();
-    assert_eq!(leased.len(), 1);
-    assert!(
-        placements::claim(&mut connection, due(1), LEASE)
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    // In flight until the lease of its attempt ends: put off, not looked at.
+    assert!(bench.claim_due(PROVIDER, 1).await.is_empty());
     let left: f64 = bench
         .value(
-            "SELECT extract(epoch FROM redrive_at - now())::float8 FROM placements WHERE placement_id::text = $1",
+            "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1",
             named[0],
         )
         .await;
     assert!((590.0..=600.0).contains(&left), "{left}");
+    for _ in 0..2 {
+        bench.due_in(&named, 0.0).await;
+        let found = bench.find_due(PROVIDER, 1).await;
+        assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), named);
+        assert!(placements::lease(&mut connection, &found, LEASE).await.unwrap().is_empty());
+        let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Overdue, Duration::ZERO);
+        let again = claim.await.unwrap();
+        assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));
+    }
 }
 
 #[tokio::test]
@@ -219,7 +183,7 @@ async fn a_claim_tells_what_a_provisioner_needs() {
         ..order(PartnerId::new(), 0)
     };
     bench.store(std::slice::from_ref(&new)).await;
-    let fresh = bench.claim(Claim::Named(&[placement(&new)])).await.remove(0);
+    let fresh = bench.claim(&[placement(&new)]).await.remove(0);
     assert_eq!((fresh.order_id, fresh.partner_id), (new.order_id, new.partner_id));
     assert_eq!(fresh.traceparent, new.traceparent);
     assert_eq!((fresh.placed_age, fresh.answered), (None, false));
@@ -242,7 +206,7 @@ async fn a_claim_tells_what_a_provisioner_needs() {
     bench
         .set(
             "UPDATE placements SET created_at = now() - interval '300 s', attempted_at = now() - interval '200 s',
-                 placed_at = now() - interval '100 s', redrive_at = now() - interval '1 s'
+                 placed_at = now() - interval '100 s'
              WHERE placement_id::text = $1",
             placement(&new),
         )
@@ -253,7 +217,8 @@ async fn a_claim_tells_what_a_provisioner_needs() {
             new.order_id,
         )
         .await;
-    let later = bench.claim(due(1)).await.remove(0);
+    bench.due_in(&[placement(&new)], -1.0).await;
+    let later = bench.claim_due(PROVIDER, 1).await.remove(0);
     assert_eq!((later.was, later.attempt), (PlacementState::Placed, 1));
     let about = |age: Duration, seconds: u64| (seconds..seconds + 10).contains(&age.as_secs());
     assert!(

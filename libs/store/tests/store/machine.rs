@@ -7,7 +7,6 @@ use domain::{
 use store::{
     orders::{self, NewOrder},
     parked::{self, NotResolved},
-    placements::Claim,
 };
 
 use crate::bench::{
@@ -71,7 +70,7 @@ fn starts() -> Vec<Start> {
 fn events() -> Vec<Event> {
     let mut events = vec![
         Event::Claim,
-        Event::Refuse(None),
+        Event::Refuse,
         Event::Resolve(Resolution::Bought),
         Event::Resolve(Resolution::NotBought),
         Event::Resolve(Resolution::Retry),
@@ -89,7 +88,6 @@ fn events() -> Vec<Event> {
                 attempt,
                 settled: true,
             },
-            Event::Refuse(Some(attempt)),
             Event::Park(attempt),
             Event::Dispute(attempt),
         ]);
@@ -107,6 +105,7 @@ impl Bench {
                  attempted_at = CASE WHEN $3 > 0 THEN now() - interval '5 minutes' END,
                  not_found_at = CASE WHEN $4 THEN now() - interval '2 minutes' END,
                  placed_at = CASE WHEN $5 THEN now() - interval '1 minute' END,
+                 disputed = $7,
                  redrive_at = CASE WHEN $6 THEN now() - interval '1 second' END
              WHERE placement_id = $1",
         )
@@ -116,6 +115,7 @@ impl Bench {
         .bind(start.placement.not_found)
         .bind(start.placed)
         .bind(start.due)
+        .bind(start.placement.disputed)
         .execute(&self.pool)
         .await
         .unwrap();
@@ -126,8 +126,7 @@ impl Bench {
     /// What the machine knows of a row.
     async fn read(&self, placement: PlacementId) -> Placement {
         let (state, attempt, not_found, disputed): (String, i32, bool, bool) = sqlx::query_as(
-            "SELECT state, attempt, not_found_at IS NOT NULL,
-                    state = 'parked' AND placed_at IS NOT NULL AND redrive_at IS NULL
+            "SELECT state, attempt, not_found_at IS NOT NULL, disputed
              FROM placements WHERE placement_id = $1",
         )
         .bind(placement.uuid())
@@ -146,13 +145,11 @@ impl Bench {
     async fn apply(&self, order: &NewOrder, event: Event) -> bool {
         let id = placement(order);
         let settlement = match event {
-            Event::Claim => return !self.claim(Claim::Named(&[id])).await.is_empty(),
-            Event::Refuse(verdict) => {
-                let verdicts: Vec<_> = verdict.into_iter().map(|attempt| (id, attempt)).collect();
+            Event::Claim => return !self.claim(&[id]).await.is_empty(),
+            Event::Refuse => {
                 let mut connection = self.connection().await;
-                return orders::refuse(&mut connection, order.order_id, &verdicts, "refused")
-                    .await
-                    .unwrap();
+                let refused = orders::refuse(&mut connection, order.order_id).await;
+                return refused.unwrap().is_some();
             }
             Event::Resolve(resolution) => {
                 let resolved = parked::resolve(&mut *self.connection().await, id, resolution).await;
@@ -231,11 +228,7 @@ async fn what_is_due_is_taken_up_as_the_machine_says() {
     let bench = Bench::new().await;
     for start in starts() {
         let order = bench.at(start).await;
-        let due = Claim::Due {
-            provider: PROVIDER,
-            limit: 10,
-        };
-        let claimed = bench.claim(due).await;
+        let claimed = bench.claim_due(PROVIDER, 10).await;
         let row = bench.read(placement(&order)).await;
         assert_eq!(
             row,
@@ -285,7 +278,7 @@ async fn what_is_open_is_due_and_what_is_closed_is_not() {
             bench.apply(&order, event).await;
             let due: bool = bench
                 .value(
-                    "SELECT redrive_at > now() - interval '2 seconds' IS TRUE FROM placements WHERE placement_id::text = $1",
+                    "SELECT EXISTS (SELECT FROM placement_due WHERE placement_id::text = $1)",
                     placement(&order),
                 )
                 .await;

@@ -331,7 +331,7 @@ async fn a_refusal_and_a_claim_exclude_each_other() {
         let order = order(PartnerId::new(), 1);
         bench.store(std::slice::from_ref(&order)).await;
         let named = [placement(&order)];
-        let (refused, claimed) = tokio::join!(bench.refuse(&order, &[]), bench.claim(Claim::Named(&named)));
+        let (refused, claimed) = tokio::join!(bench.refuse(&order, &[]), bench.claim(&named));
         assert!(!refused || claimed.is_empty(), "refused and bought");
         let state = bench.state(named[0]).await;
         let expected = match (refused, claimed.is_empty()) {

@@ -4,7 +4,7 @@ use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
 use store::{
     orders::NewOrder,
     parked::{self, NotResolved, Resolved},
-    placements::{Claim, Progress},
+    placements::Progress,
 };
 
 use crate::bench::{
@@ -37,7 +37,7 @@ async fn what_is_said_to_be_bought_is_collected() {
     let resolved = bench.resolve(id, Resolution::Bought).await.unwrap();
     assert_eq!(resolved.state, PlacementState::Placed);
     assert_eq!(units(&resolved), (2, 0, 0));
-    let claimed = bench.claim(due()).await;
+    let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!((claimed[0].was, claimed[0].attempt), (PlacementState::Placed, 1));
     bench
         .settle(&[bought(id, 1, topups(&order).iter().map(ready).collect(), true)])
@@ -57,7 +57,7 @@ async fn what_is_said_not_to_be_bought_fails() {
         .unwrap();
     assert_eq!(resolved.state, PlacementState::Failed);
     assert_eq!(units(&resolved), (0, 2, 0));
-    assert!(bench.claim(due()).await.is_empty());
+    assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
     for topup in topups(&order) {
         assert_eq!(bench.states(&topup).await, ("failed".into(), "none".into()));
     }
@@ -69,7 +69,7 @@ async fn what_is_retried_is_bought_by_a_new_attempt() {
     let order = bench.in_doubt(1).await;
     let resolved = bench.resolve(placement(&order), Resolution::Retry).await.unwrap();
     assert_eq!((resolved.state, resolved.attempt), (PlacementState::Accepted, 1));
-    let claimed = bench.claim(due()).await;
+    let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!(
         (claimed[0].was, claimed[0].attempt),
         (PlacementState::Accepted, 2)
@@ -117,7 +117,7 @@ async fn a_disputed_purchase_of_a_failed_placement_is_delivered_on_an_operators_
     bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
     assert_eq!(bench.states(topup).await, ("ready".into(), "pending".into()));
     let stored: String = bench
-        .value("SELECT iccid FROM topups WHERE topup_id = $1", topup)
+        .value("SELECT iccid FROM esims WHERE topup_id = $1", topup)
         .await;
     assert_eq!(stored, iccid(topup).as_str());
 }
@@ -157,7 +157,7 @@ async fn placements_are_listed_by_state_and_provider() {
         (parked[0].units, parked[0].pending, parked[0].bought),
         (2, 2, false)
     );
-    assert_eq!(parked[0].reason.as_deref(), Some("nobody knows"));
+    assert_eq!(parked[0].reason.as_deref(), Some("the outcome stays unknown"));
     let newest_first: Vec<_> = list(None, Some(PROVIDER))
         .await
         .iter()
@@ -167,11 +167,4 @@ async fn placements_are_listed_by_state_and_provider() {
     assert_eq!(list(Some(PlacementState::Accepted), None).await.len(), 1);
     assert!(list(Some(PlacementState::Parked), Some("other")).await.is_empty());
     assert!(list(Some(PlacementState::Failed), None).await.is_empty());
-}
-
-fn due() -> Claim<'static> {
-    Claim::Due {
-        provider: PROVIDER,
-        limit: 10,
-    }
 }

@@ -83,18 +83,9 @@ impl Bench {
     }
 
     async fn make_due(&self, id: PlacementId) {
-        self.set(
-            "UPDATE placements SET redrive_at = now() - interval '1 minute' WHERE placement_id::text = $1",
-            id,
-        )
-        .await;
+        self.due_in(&[id], -60.0).await;
     }
 }
-
-const DUE: Claim<'static> = Claim::Due {
-    provider: PROVIDER,
-    limit: 10,
-};
 
 #[tokio::test]
 async fn failures_in_a_row_open_a_breaker_and_an_answer_between_them_does_not() {
@@ -144,8 +135,8 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
 
     for expected in [20.0, 35.0, 35.0] {
         bench.wait_for_half_open().await;
-        assert!(bench.claim(DUE).await.is_empty());
-        assert!(bench.claim(Claim::Named(&[id])).await.is_empty());
+        assert!(bench.claim_as(PROVIDER, &[id], Claim::Overdue).await.is_empty());
+        assert!(bench.claim(&[id]).await.is_empty());
         let probes = futures_util::future::join_all((0..4).map(|_| bench.probe())).await;
         let mut probes = probes.into_iter().flatten();
         let probe = probes.next().unwrap();
@@ -157,7 +148,7 @@ async fn an_open_breaker_is_probed_once_at_a_time_and_opens_for_longer_each_time
 
     bench.wait_for_half_open().await;
     let probe = bench.probe().await.unwrap();
-    let claimed = bench.claim(Claim::Probe { provider: PROVIDER }).await;
+    let claimed = bench.claim_as(PROVIDER, &[id], Claim::Probe).await;
     assert_eq!(claimed[0].placement_id, id);
     assert_eq!(claimed[0].attempt, 1, "open, it consumed no attempt");
     let closed = bench.answered(probe.version).await.unwrap();
@@ -192,21 +183,22 @@ async fn an_operator_opens_and_closes_a_breaker() {
     let open = providers::open(&mut connection, PROVIDER, hour, "their maintenance").await;
     assert_eq!(open.unwrap().unwrap().state, BreakerState::Open);
     assert!((bench.open_for().await - 3600.0).abs() < 0.1);
-    assert!(bench.claim(DUE).await.is_empty());
+    assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
     assert_eq!(
         bench.answered(before).await,
         None,
         "an answer doesn't overrule it"
     );
     let elsewhere = placement(&elsewhere);
-    assert_eq!(bench.claim(Claim::Named(&[elsewhere])).await.len(), 1);
+    assert_eq!(bench.claim_as("other", &[elsewhere], Claim::Named).await.len(), 1);
 
     let closed = providers::close(&mut connection, PROVIDER)
         .await
         .unwrap()
         .unwrap();
     assert_eq!(closed.state, BreakerState::Closed);
-    assert_eq!(bench.claim(DUE).await[0].placement_id, id);
+    bench.make_due(id).await;
+    assert_eq!(bench.claim_due(PROVIDER, 10).await[0].placement_id, id);
     for unknown in [
         providers::open(&mut connection, "nobody", hour, "").await,
         providers::close(&mut connection, "nobody").await,
@@ -238,7 +230,7 @@ async fn hints_are_taken_once_a_second() {
     let due_in = async || -> f64 {
         bench
             .value(
-                "SELECT extract(epoch FROM redrive_at - now())::float8 FROM placements WHERE placement_id::text = $1",
+                "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1",
                 id,
             )
             .await
@@ -250,7 +242,7 @@ async fn hints_are_taken_once_a_second() {
     assert!(!hint(PROVIDER).await, "it is due already");
 
     // Taken up: another hint waits for its second.
-    assert_eq!(bench.claim(DUE).await.len(), 1);
+    assert_eq!(bench.claim_due(PROVIDER, 10).await.len(), 1);
     assert!(hint(PROVIDER).await);
     let wait = due_in().await;
     assert!(wait > 0.0 && wait <= 1.0, "{wait}");
@@ -259,14 +251,14 @@ async fn hints_are_taken_once_a_second() {
     // Only what is placed: whatever a callback says, nothing else is moved by it.
     for state in ["accepted", "placing", "failed", "refused", "parked"] {
         sqlx::query(
-            "UPDATE placements SET state = $1, hinted_at = NULL, redrive_at = now() + interval '1 hour'
-             WHERE placement_id = $2",
+            "UPDATE placements SET state = $1, hinted_at = NULL WHERE placement_id = $2",
         )
         .bind(state)
         .bind(id.uuid())
         .execute(&bench.pool)
         .await
         .unwrap();
+        bench.due_in(&[id], 3600.0).await;
         assert!(!hint(PROVIDER).await, "{state}");
     }
 }
@@ -289,6 +281,7 @@ async fn the_queue_tells_how_far_behind_it_is() {
     let idle = |provider: &str| Backlog {
         provider: provider.to_owned(),
         parked: 0,
+        due: 0,
         oldest_overdue: Duration::ZERO,
     };
     let mut before = backlogs().await;
@@ -299,15 +292,11 @@ async fn the_queue_tells_how_far_behind_it_is() {
     bench.overdue().await;
     let order = bench.placing(1).await;
     bench.settle(&[parked(placement(&order), 1)]).await;
-    bench
-        .set(
-            "UPDATE placements SET provider = $1 WHERE state <> 'parked'",
-            "nobody",
-        )
-        .await;
+    bench.set("UPDATE placement_due SET provider = $1", "nobody").await;
     let now = backlogs().await;
     let of = |provider: &str| now.iter().find(|backlog| backlog.provider == provider).unwrap();
     assert_eq!((of(PROVIDER).parked, of("nobody").parked), (1, 0));
+    assert_eq!((of(PROVIDER).due, of("nobody").due), (0, 1));
     let now = of("nobody");
     assert!(now.oldest_overdue.abs_diff(Duration::from_mins(1)) < Duration::from_secs(20));
 }
@@ -322,7 +311,7 @@ async fn a_row_that_cannot_be_read_is_parked_alone() {
             bad,
         )
         .await;
-    let claimed = bench.claim(DUE).await;
+    let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!(claimed.len(), 1);
     assert_eq!(claimed[0].placement_id, good);
     assert_eq!(bench.state(bad).await, "parked");
@@ -335,7 +324,7 @@ async fn answers_that_leave_it_open_are_counted_in_a_row() {
     let id = placement(&order);
     let again = async || {
         bench.make_due(id).await;
-        let claimed = bench.claim(DUE).await;
+        let claimed = bench.claim_due(PROVIDER, 10).await;
         (claimed[0].unknowns, claimed[0].attempt)
     };
     for unknowns in 1..4 {

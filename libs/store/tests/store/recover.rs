@@ -45,11 +45,6 @@ impl Bench {
     }
 }
 
-const DUE: Claim<'_> = Claim::Due {
-    provider: PROVIDER,
-    limit: 100,
-};
-
 fn moved(recovered: &Recovered) -> (i64, i64, i64) {
     (recovered.accepted, recovered.placing, recovered.parked)
 }
@@ -95,7 +90,11 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
 
     let again = bench.recover(false, false).await.unwrap();
     assert_eq!(moved(&again), (0, 2, 0), "nothing moves further");
-    let mut claimed = bench.claim(DUE).await;
+    let due = bench.find_due(PROVIDER, 100).await;
+    let mut connection = bench.connection().await;
+    let lease = Duration::ZERO;
+    let claimed = placements::claim(&mut connection, PROVIDER, &due, Claim::Overdue, lease).await;
+    let mut claimed = claimed.unwrap();
     claimed.retain(|one| one.was == PlacementState::Placing);
     assert_eq!(claimed.len(), 2);
     for one in &claimed {
@@ -105,7 +104,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     // A job that comes late takes nothing up.
     assert!(
         bench
-            .claim(Claim::Named(&[placement(&accepted)]))
+            .claim(&[placement(&accepted)])
             .await
             .is_empty()
     );
@@ -135,8 +134,8 @@ async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
     assert_eq!(moved(&recovered), (3, 0, 1));
     assert_eq!(named(recovered), [waiting.order_id]);
     assert_eq!(bench.state(placement(&waiting)).await, "parked");
-    let claimed = bench.claim(DUE).await;
-    assert_eq!(claimed.len(), 2, "what is parked is left to the operator");
+    let due = bench.find_due(PROVIDER, 100).await;
+    assert_eq!(due.len(), 2, "what is parked is left to the operator");
 
     // It was bought after all: its own late outcome still counts.
     let outcome = bought_pending(placement(&waiting), 1).outcome;
