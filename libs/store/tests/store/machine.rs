@@ -5,8 +5,8 @@ use domain::{
     placement::{Event, Placement, Resolution},
 };
 use store::{
+    operator::placements::{self as operated, NotResolved},
     orders::{self, NewOrder},
-    parked::{self, NotResolved},
     placements::Claim,
 };
 
@@ -155,7 +155,7 @@ impl Bench {
                     .unwrap();
             }
             Event::Resolve(resolution) => {
-                let resolved = parked::resolve(&mut *self.connection().await, id, resolution).await;
+                let resolved = operated::resolve(&mut *self.connection().await, id, resolution).await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,

@@ -2,6 +2,7 @@
 
 use domain::{PartnerId, PlacementState};
 use store::{
+    operator,
     orders::{self, NewOrder},
     placements::Claim,
 };
@@ -50,7 +51,9 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     };
     bench.store(std::slice::from_ref(&new)).await;
     let id = new.order_id.to_string().to_uppercase();
-    let found = orders::find(&mut *bench.connection().await, &id).await.unwrap();
+    let found = operator::orders::find(&mut *bench.connection().await, &id)
+        .await
+        .unwrap();
     let [found] = &found[..] else {
         panic!("{} orders", found.len())
     };
@@ -182,7 +185,7 @@ async fn external_ids_are_kept_as_sent() {
     assert_eq!(bench.insert(&batch).await.unwrap(), vec![false; odd.len()]);
     let mut connection = bench.connection().await;
     for id in odd {
-        let found = orders::find(&mut connection, id).await.unwrap();
+        let found = operator::orders::find(&mut connection, id).await.unwrap();
         assert!(found.iter().all(|order| order.external_order_id == id), "{id:?}");
         assert!(
             orders::is_taken(&mut connection, partner, id).await.unwrap(),
@@ -218,7 +221,7 @@ async fn a_refused_order_frees_its_external_id() {
         assert!(bench.refuse(&order, &[]).await);
         let mut connection = bench.connection().await;
         assert!(!orders::is_taken(&mut connection, partner, "again").await.unwrap());
-        let found = orders::find(&mut connection, &order.order_id.to_string())
+        let found = operator::orders::find(&mut connection, &order.order_id.to_string())
             .await
             .unwrap();
         assert!(found[0].refused);
@@ -227,7 +230,7 @@ async fn a_refused_order_frees_its_external_id() {
     }
     bench.store(&[named(partner, "again")]).await;
     assert_eq!(
-        orders::find(&mut *bench.connection().await, "again")
+        operator::orders::find(&mut *bench.connection().await, "again")
             .await
             .unwrap()
             .len(),

@@ -7,13 +7,13 @@ use secrecy::SecretString;
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
 use store::{
-    attempts,
     deliveries::{self, Delivery, Take},
     master_key::{self, Pass, Usage},
+    operator,
     partners::{self, Credentials, Overlap, Rotated},
     profile::Profile,
     schema,
-    vault::Vault,
+    vault::{Purpose, Vault},
 };
 
 use crate::bench::{Bench, VAULT};
@@ -302,7 +302,7 @@ async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
     )
     .bind(topup.as_str())
     .bind(i32::try_from(attempt).unwrap())
-    .bind(attempts::seal_answer(&VAULT, topup, attempt, b"no").unwrap())
+    .bind(VAULT.seal(Purpose::Answer(topup, attempt), b"no").unwrap())
     .execute(&bench.pool)
     .await
     .unwrap();
@@ -372,12 +372,12 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     ] {
         partners::open_webhook_secret(&new, partner, sealed).unwrap();
     }
-    for attempt in attempts::attempts(&mut *bench.connection().await, &topups[0])
+    for attempt in operator::deliveries::attempts(&mut *bench.connection().await, &topups[0])
         .await
         .unwrap()
     {
         let number = u32::try_from(attempt.attempt).unwrap();
-        let opened = attempts::open_answer(&new, &topups[0], number, &attempt.answer.unwrap());
+        let opened = new.open(Purpose::Answer(&topups[0], number), &attempt.answer.unwrap());
         assert_eq!(opened.unwrap(), b"no");
     }
 }
@@ -390,7 +390,7 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     answer(&bench, &topups[0], 0).await;
     answer(&bench, &topups[1], 0).await;
     let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    let sealed = attempts::seal_answer(&lost, &topups[0], 0, b"no").unwrap();
+    let sealed = lost.seal(Purpose::Answer(&topups[0], 0), b"no").unwrap();
     sqlx::query("UPDATE delivery_attempts SET answer = $2 WHERE topup_id = $1")
         .bind(topups[0].as_str())
         .bind(sealed)
