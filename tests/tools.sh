@@ -1,5 +1,5 @@
-# Programs that only tests need, kept in .local/tools: nothing is installed into the system, no service of
-# theirs starts. Sourced after deploy/local/lib.sh.
+# Programs that only tests need, in .local/tools: they are not installed into the system, and no service of theirs
+# starts. Source it after deploy/local/lib.sh.
 # shellcheck shell=bash
 
 TOOLS=$ROOT/.local/tools
@@ -12,8 +12,8 @@ debian_sources() {
   printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n' "$site" "$*"
 }
 
-# `unpack_debian SUITE PACKAGE`: downloads the package and unpacks it into .local/tools/PACKAGE, by lists
-# of its own, so that the machine's apt and its locks are left alone.
+# `unpack_debian SUITE PACKAGE` downloads the package and unpacks it into .local/tools/PACKAGE. It uses package lists
+# of its own and does not touch the machine's apt and its locks.
 unpack_debian() {
   local suite=$1 package=$2 root=$TOOLS/apt target=$TOOLS/$2 options
   [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1

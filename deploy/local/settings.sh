@@ -1,11 +1,11 @@
-# The settings of the local system: gathered, checked, and their ports looked at, before anything is touched.
-# Sourced by deploy/local/up after lib.sh.
+# Gathers and checks the settings of the local system and its ports, before any process is touched.
+# deploy/local/up sources it after lib.sh.
 # shellcheck shell=bash
 
 # --- gathered -------------------------------------------------------------------------------------
 
-# LOCAL_PORTS, when it changes, moves every port, except those that are set beside it to something else
-# than what is remembered (and `. .local/env` exports).
+# A changed LOCAL_PORTS moves every port, except those that the caller also sets to a new value. (`. .local/env`
+# exports the remembered values, so those do not count.)
 gather_ports() {
   local row name default place moved=false
   setting LOCAL_PORTS ''
@@ -100,13 +100,13 @@ check_providers() {
   done
 }
 
-# The services have the last word (how small or large, for example), but only after the old ones were stopped.
+# Rough checks: the services check exactly, but only after the old ones have stopped.
 check_service_settings() {
   local name span='([0-9]+ ?[a-zA-Zµ]+ ?)+' pattern meaning
   for name in "${SERVICE_SETTINGS[@]}"; do
     [[ -n ${!name-} && ${!name} != *[[:cntrl:]]* ]] || continue
     case $name in
-      PLACEMENT_WAIT | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
+      PLACEMENT_WAIT | QUEUE_DEADLINE | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
         pattern="(0|$span)" meaning='a duration, such as 2s or 500ms'
         ;;
       RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;
@@ -130,7 +130,7 @@ check_service_settings() {
   done
 }
 
-# `check_settings` names everything that is wrong, at once.
+# `check_settings` lists every error at once.
 check_settings() {
   local name
   for name in "${SETTINGS[@]}"; do
@@ -139,12 +139,12 @@ check_settings() {
   check_ports
   check_providers
   check_service_settings
-  ((${#COMPLAINTS[@]} == 0)) || fail "nothing was started, stopped or remembered:"$'\n'"$(printf '  %s\n' "${COMPLAINTS[@]}")"
+  ((${#COMPLAINTS[@]} == 0)) || fail "nothing was started, stopped or saved:"$'\n'"$(printf '  %s\n' "${COMPLAINTS[@]}")"
 }
 
 # --- the ports ------------------------------------------------------------------------------------
 
-# `ports_held NAME`: the ports on which our own process runs, if it does.
+# `ports_held NAME`: the ports of our own running process.
 ports_held() {
   local variable held=''
   running "$1" || return 0
@@ -155,7 +155,7 @@ ports_held() {
   printf '%s' "$HELD"
 }
 
-# `check_free NAME…`: what they need, and don't hold already, is free; all that isn't is named at once.
+# `check_free NAME…`: fails with a list of all needed ports that other programs use.
 check_free() {
   local name variable own=' ' taken=()
   for name; do own+="$(ports_held "$name") "; done
@@ -164,11 +164,11 @@ check_free() {
       [[ $own == *" ${!variable} "* ]] || ! answers "${!variable}" || taken+=("${!variable} ($variable)")
     done
   done
-  ((${#taken[@]} == 0)) || fail "ports that other programs use: $(join "${taken[@]}")
-  Choose others with these variables, or move all ports at once: LOCAL_PORTS=23000 means 23022 to 23091."
+  ((${#taken[@]} == 0)) || fail "other programs use these ports: $(join "${taken[@]}")
+  Set other ports with these variables, or move all ports: LOCAL_PORTS=23000 uses 23022 to 23091."
 }
 
-# `leave_ports NAME…`: those that move to other ports are stopped first, since another may get theirs.
+# `leave_ports NAME…` stops processes whose ports change, because another process may need the old ones.
 leave_ports() {
   local i name held
   for ((i = $#; i > 0; i--)); do

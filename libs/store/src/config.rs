@@ -50,6 +50,10 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
 /// With that settled, compiling statements just in time would only cost.
 const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
 
+/// A setting of ours that every session has. A pooler that drops `options` drops it with the others, so
+/// [`crate::schema::check`] finds it missing.
+pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
+
 /// `DATABASE_URL` can't be understood. Doesn't show it: it holds a password.
 #[derive(Debug, thiserror::Error)]
 #[error("DATABASE_URL is not of the form postgres://user:password@host:port/database")]
@@ -68,7 +72,8 @@ impl DatabaseConfig {
         }
         let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
         // Whole statements in the log help nobody; the server can log slow ones.
-        Ok(options.application_name(application).disable_statement_logging())
+        let options = options.application_name(application).options([STARTUP_OPTIONS]);
+        Ok(options.disable_statement_logging())
     }
 }
 

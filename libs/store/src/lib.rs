@@ -5,15 +5,14 @@
 //! placement moves it along a transition of [`domain::placement`], by a condition on its state and
 //! attempt, so that doing it twice changes nothing.
 
-pub mod attempts;
 pub mod config;
 pub mod database;
 pub mod deliveries;
 pub mod endpoints;
 pub mod master_key;
+pub mod operator;
 pub mod options;
 pub mod orders;
-pub mod parked;
 pub mod partners;
 pub mod placements;
 pub mod profile;

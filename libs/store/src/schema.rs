@@ -1,62 +1,96 @@
-//! Migrations, applied by `esimctl migrate`, and the check that every service makes at its start.
+//! The schema's version: which programs it serves, and the check that every program makes at its start.
+
+mod migrate;
 
 use std::time::Duration;
 
 use sqlx::{PgConnection, migrate::Migrator};
 
+pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
+
 use crate::{
     Database, Error,
+    config::STARTUP_OPTIONS,
     vault::{Vault, VaultError},
 };
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-/// The schema isn't the one this version works on.
+/// This program can't work with the database.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
-    /// Migrations of this version haven't been applied.
+    /// Migrations of this version are missing.
     #[error("the database schema is at version {found}, this version needs {needed}: run `esimctl migrate`")]
     Behind {
-        /// The newest migration that was applied, 0 if none was.
+        /// The newest applied migration, 0 if there is none.
         found: i64,
         /// The newest migration of this version.
         needed: i64,
     },
-    /// Somebody applied migrations that this version doesn't know.
+    /// The schema is newer than this version and doesn't serve it.
     #[error(
-        "the database schema is at version {found}, newer than the {known} that this version knows: deploy a newer version"
+        "the database schema is at version {found}, which serves programs from schema {serves} on; this version \
+         knows schema {known}: deploy a newer version"
     )]
     Ahead {
-        /// The newest migration that was applied.
+        /// The newest applied migration.
         found: i64,
+        /// The oldest schema version of a program that may run on it.
+        serves: i64,
         /// The newest migration of this version.
         known: i64,
     },
+    /// A connection pooler between this program and the server drops the session's settings.
+    #[error(
+        "a connection pooler drops the session settings (statement_timeout, enable_seqscan): DATABASE_URL must name \
+         PostgreSQL itself, not PgBouncer or another pooler; DATABASE_CONNECTIONS bounds the connections"
+    )]
+    Pooler,
     /// The master key doesn't open the stored secrets.
     #[error("the master key is not the one that the stored secrets were encrypted under: {0}")]
     MasterKey(VaultError),
-    /// The database doesn't answer.
+    /// A statement failed, or the database doesn't answer.
     #[error(transparent)]
-    Store(#[from] Error),
+    Store(Error),
+}
+
+impl From<Error> for SchemaError {
+    fn from(error: Error) -> Self {
+        let refused = match &error {
+            Error::Database(cause) => Self::refused(cause),
+            _ => None,
+        };
+        refused.unwrap_or(Self::Store(error))
+    }
+}
+
+impl SchemaError {
+    /// [`SchemaError::Pooler`], if a pooler refused the session's settings when the connection was made.
+    pub fn refused(error: &sqlx::Error) -> Option<Self> {
+        let error = error.as_database_error()?;
+        let refused =
+            error.code().as_deref() == Some("08P01") && error.message().contains("startup parameter");
+        refused.then_some(Self::Pooler)
+    }
+}
+
+/// The migrations of this version.
+pub fn migrations() -> &'static Migrator {
+    &MIGRATIONS
 }
 
 /// The newest migration of this version.
 pub fn latest() -> i64 {
-    MIGRATIONS
-        .iter()
-        .map(|migration| migration.version)
-        .max()
-        .unwrap_or_default()
+    newest(&MIGRATIONS)
 }
 
-/// Applies what is missing; safe to run again and by several at once.
-pub async fn migrate(connection: &mut PgConnection) -> Result<(), sqlx::migrate::MigrateError> {
-    MIGRATIONS.run(connection).await
+fn newest(migrations: &Migrator) -> i64 {
+    let versions = migrations.iter().map(|migration| migration.version);
+    versions.max().unwrap_or_default()
 }
 
-/// Waits until the database is there and checks it like [`check_all`], trying again twice a second.
-/// Ends early only for a schema of another version or another master key; the caller stops waiting when
-/// the process shall stop.
+/// Waits until the database answers and makes the checks of [`check_all`], twice a second. Errors that waiting
+/// doesn't cure end it at once. The caller ends it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
         let checked = database.run(async |connection| check_all(connection, vault).await);
@@ -68,7 +102,7 @@ pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError>
     }
 }
 
-/// Whether the database has the schema of this version, and secrets that the master key opens.
+/// Checks the session, the schema and that the master key opens the stored secrets.
 pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(), SchemaError> {
     check(connection).await?;
     match crate::partners::check_master_key(connection, vault).await {
@@ -77,27 +111,62 @@ pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(
     }
 }
 
-/// Whether the database has exactly the schema of this version.
-pub async fn check(connection: &mut PgConnection) -> Result<(), SchemaError> {
-    let found = applied(connection).await?;
-    let known = latest();
-    match found.cmp(&known) {
-        std::cmp::Ordering::Less => Err(SchemaError::Behind { found, needed: known }),
-        std::cmp::Ordering::Equal => Ok(()),
-        std::cmp::Ordering::Greater => Err(SchemaError::Ahead { found, known }),
+/// Checks that the session has the settings of [`crate::config`] and that the schema serves this version.
+/// Returns the schema's version.
+pub async fn check(connection: &mut PgConnection) -> Result<i64, SchemaError> {
+    // Not a checked statement: it must work on an empty database.
+    let (name, expected) = STARTUP_OPTIONS;
+    let applied: Option<String> = sqlx::query_scalar("SELECT current_setting($1, true)")
+        .bind(name)
+        .fetch_one(&mut *connection)
+        .await
+        .map_err(Error::from)?;
+    if applied.as_deref() != Some(expected) {
+        return Err(SchemaError::Pooler);
     }
+    serves(connection, latest()).await
 }
 
-/// Not a checked statement: the table belongs to the migrator and may not exist yet.
+/// The schema's version, if a program that knows `known` may run on it.
+async fn serves(connection: &mut PgConnection, known: i64) -> Result<i64, SchemaError> {
+    let found = applied(connection).await?;
+    if found < known {
+        return Err(SchemaError::Behind { found, needed: known });
+    }
+    let serves = oldest_served(connection, known).await?.unwrap_or(known);
+    if serves > known {
+        return Err(SchemaError::Ahead { found, serves, known });
+    }
+    Ok(found)
+}
+
+/// The newest applied migration, 0 if there is none. The tables here belong to the migrator and may not exist.
 async fn applied(connection: &mut PgConnection) -> Result<i64, Error> {
-    let exists: bool = sqlx::query_scalar("SELECT to_regclass('_sqlx_migrations') IS NOT NULL")
-        .fetch_one(&mut *connection)
-        .await?;
-    if !exists {
+    if !exists(connection, "_sqlx_migrations").await? {
         return Ok(0);
     }
     let version = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success")
         .fetch_one(connection)
         .await?;
     Ok(version)
+}
+
+/// The oldest program that all applied migrations newer than `known` serve; `None` if there is none newer.
+async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Option<i64>, Error> {
+    let oldest = if exists(connection, migrate::SERVES_TABLE).await? {
+        "SELECT max(coalesce(s.serves, m.version))
+         FROM _sqlx_migrations m LEFT JOIN _schema_serves s ON s.version = m.version
+         WHERE m.success AND m.version > $1"
+    } else {
+        "SELECT max(version) FROM _sqlx_migrations WHERE success AND version > $1"
+    };
+    Ok(sqlx::query_scalar(oldest)
+        .bind(known)
+        .fetch_one(connection)
+        .await?)
+}
+
+async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool, Error> {
+    let exists = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table);
+    Ok(exists.fetch_one(connection).await?)
 }

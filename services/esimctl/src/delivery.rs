@@ -7,16 +7,16 @@ use runtime::clock;
 use serde_json::json;
 use store::{
     PgConnection,
-    attempts::{self, AttemptView, DeliveryView, Filter},
     config::{DatabaseConfig, MasterKeyConfig},
-    vault::Vault,
+    operator::deliveries::{self, AttemptView, DeliveryView, Filter},
+    vault::{Purpose, Vault},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
     database::connect,
+    lookup::{Which, find},
     output::{Output, moment, printable, properties, table},
-    partner::{Which, find},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -124,7 +124,7 @@ async fn list(asked: &List, database: &DatabaseConfig, output: &Output) -> anyho
     if let Some(partner) = &asked.partner {
         filter.partner_id = Some(partner_id(&mut connection, partner).await?);
     }
-    let deliveries = attempts::list(&mut connection, &filter, asked.limit).await?;
+    let deliveries = deliveries::list(&mut connection, &filter, asked.limit).await?;
     output.print(&deliveries, || {
         if deliveries.is_empty() {
             return "There are no such deliveries.".to_owned();
@@ -170,12 +170,12 @@ async fn show(
         topup_id: Some(topup_id),
         ..Filter::default()
     };
-    let found = attempts::list(&mut connection, &filter, 1).await?;
+    let found = deliveries::list(&mut connection, &filter, 1).await?;
     let delivery = found
         .into_iter()
         .next()
         .with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
-    let attempts = attempts::attempts(&mut connection, topup_id).await?;
+    let attempts = deliveries::attempts(&mut connection, topup_id).await?;
     let answers: Vec<Option<String>> = attempts
         .iter()
         .map(|attempt| answer(vault, topup_id, attempt))
@@ -200,7 +200,7 @@ async fn show(
 fn answer(vault: Option<&Vault>, topup_id: &TopupId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
-    let opened = attempts::open_answer(vault, topup_id, number, sealed);
+    let opened = vault.open(Purpose::Answer(topup_id, number), sealed);
     Some(opened.map_or_else(
         |error| format!("[{error}]"),
         |answer| String::from_utf8_lossy(&answer).into_owned(),
@@ -254,9 +254,9 @@ async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> a
         filter.partner_id = Some(partner_id(&mut connection, partner).await?);
         filter.state = Some(asked.state.as_str()).filter(|state| *state != "all");
     }
-    let replayed = attempts::replay(&mut connection, &filter).await?;
+    let replayed = deliveries::replay(&mut connection, &filter).await?;
     if let (Some(topup_id), 0) = (&asked.topup_id, replayed) {
-        let found = attempts::list(&mut connection, &filter, 1).await?;
+        let found = deliveries::list(&mut connection, &filter, 1).await?;
         match found.first().map(|delivery| delivery.state.as_str()) {
             None => bail!("there is no delivery of {topup_id}; see `esimctl order show`"),
             Some("no_endpoint") => {

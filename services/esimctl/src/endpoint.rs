@@ -9,8 +9,8 @@ use store::{
 
 use crate::{
     database::connect,
+    lookup::{Which, find},
     output::{Output, moment, printable, table},
-    partner::{Which, find},
 };
 
 pub const EXAMPLES: &str = "Examples:

@@ -9,6 +9,7 @@ mod database;
 mod database_password;
 mod delivery;
 mod endpoint;
+mod lookup;
 mod master_key;
 mod migrate;
 mod option;
@@ -21,6 +22,7 @@ mod recover;
 mod reencrypt;
 mod rotate;
 mod secret_file;
+mod secrets;
 mod webhook_url;
 
 use std::process::ExitCode;
@@ -87,9 +89,9 @@ enum Command {
     /// The password of the database's role
     #[command(subcommand, after_help = database_password::EXAMPLES)]
     DatabasePassword(database_password::Command),
-    /// Bring the database's schema to this version; waits up to 30 s for the server to be up
+    /// Bring the database's schema to this version; waits up to 30 s for the server
     #[command(after_help = migrate::EXAMPLES)]
-    Migrate,
+    Migrate(migrate::Command),
     /// After an old dump was restored: have every unfinished purchase looked up before anything is bought
     #[command(after_help = recover::EXAMPLES)]
     Recover(recover::Command),
@@ -144,7 +146,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Provider(command) => provider::run(command, database()?, &output).await,
         Command::MasterKey(command) => master_key::run(command, database, &output).await,
         Command::DatabasePassword(command) => database_password::run(command, &output),
-        Command::Migrate => migrate::run(database()?, &output).await,
+        Command::Migrate(command) => migrate::run(command, database()?, &output).await,
         Command::Recover(command) => recover::run(command, database()?, &output).await,
     }
 }

@@ -1,45 +1,71 @@
-//! `esimctl migrate`: a one-shot step before the services are started or replaced.
+//! `esimctl migrate`: brings the schema to this version before the services are started or replaced.
 
 use std::{pin::pin, time::Duration};
 
 use anyhow::Context;
+use clap::Args;
 use serde_json::json;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     PgConnection,
     config::DatabaseConfig,
-    schema::{self, SchemaError},
+    schema::{self, Patience, SchemaError, Wait},
 };
 use tokio::time::{sleep, timeout};
 
 use crate::{
-    database::{APPLICATION, UNREACHABLE},
+    database::{APPLICATION, UNREACHABLE, unreachable},
     output::Output,
 };
 
 pub const EXAMPLES: &str = "Examples:
-  esimctl migrate           does nothing when nothing is missing
-  esimctl migrate --json    prints {\"schema_version\":1,\"was\":0}";
+  esimctl migrate                    does nothing if no migration is missing
+  esimctl migrate --json             prints {\"schema_version\":6,\"was\":5}
+  esimctl migrate --give-up 2h       while a long dump runs
 
-/// How long the server may take to come up.
+Orders go on while it runs. A lock that is not free within --lock-timeout is tried again after a pause, and a line
+names the oldest open transaction. A newer schema that serves this version is left as it is.";
+
+/// How long the server may take to start.
 const WAIT: Duration = Duration::from_secs(30);
-/// How long it may take before we say that we wait for it.
+/// The delay before a line says that we wait for the server.
 const SILENT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(250);
 
-pub async fn run(database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+#[derive(Args, Clone, Debug)]
+pub struct Command {
+    /// The longest wait for one lock; orders wait as long
+    #[arg(long, env = "MIGRATE_LOCK_TIMEOUT", value_name = "DURATION", default_value = "500ms", value_parser = lock_timeout)]
+    lock_timeout: Duration,
+    /// How long a migration is tried again while its lock is taken
+    #[arg(long, env = "MIGRATE_GIVE_UP", value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
+    give_up: Duration,
+}
+
+fn lock_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = runtime::config::duration(text)?;
+    if !(Duration::from_millis(10)..=Duration::from_secs(5)).contains(&timeout) {
+        return Err("must be from 10ms to 5s".into());
+    }
+    Ok(timeout)
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
     let options = database.options(APPLICATION)?;
     let mut connection = wait_until_up(&options).await?;
     let was = match schema::check(&mut connection).await {
-        Ok(()) => schema::latest(),
-        Err(SchemaError::Behind { found, .. }) => found,
+        Ok(found) | Err(SchemaError::Behind { found, .. }) => found,
         Err(error) => return Err(error.into()),
     };
-    // Also when nothing is missing: this compares what was applied with what we would apply.
-    schema::migrate(&mut connection)
+    let patience = Patience {
+        lock_timeout: command.lock_timeout,
+        give_up: command.give_up,
+    };
+    // Also when nothing is missing: this compares the applied migrations with those of this version.
+    let say = |wait: &Wait| eprintln!("esimctl: {wait}");
+    let version = schema::apply(&mut connection, schema::migrations(), patience, say)
         .await
-        .context("the migrations failed; each is one transaction, so run it again once the cause is gone")?;
-    let version = schema::latest();
+        .context("the schema is not at this version; run the command again once the cause is gone")?;
     output.print(&json!({ "schema_version": version, "was": was }), || {
         if was == version {
             format!("the schema is at version {version} already")
@@ -49,7 +75,7 @@ pub async fn run(database: &DatabaseConfig, output: &Output) -> anyhow::Result<(
     })
 }
 
-/// Connects, and tries again while the server is just starting.
+/// Connects, and tries again while the server is starting.
 async fn wait_until_up(options: &PgConnectOptions) -> anyhow::Result<PgConnection> {
     let mut last = None;
     let connected = {
@@ -62,13 +88,13 @@ async fn wait_until_up(options: &PgConnectOptions) -> anyhow::Result<PgConnectio
         connected
     };
     match (connected, last) {
-        (Ok(connected), _) => connected.context(UNREACHABLE),
+        (Ok(connected), _) => connected.map_err(unreachable),
         (Err(_), Some(error)) => Err(error).context(format!("{UNREACHABLE} (gave up after {WAIT:?})")),
         (Err(_), None) => anyhow::bail!("{UNREACHABLE} (no answer within {WAIT:?})"),
     }
 }
 
-/// Ends with a connection or an error that waiting won't mend; the caller bounds the time.
+/// Ends with a connection or an error that waiting doesn't cure; the caller bounds the time.
 async fn attempts(options: &PgConnectOptions, last: &mut Option<sqlx::Error>) -> sqlx::Result<PgConnection> {
     loop {
         match options.connect().await {
@@ -79,7 +105,7 @@ async fn attempts(options: &PgConnectOptions, last: &mut Option<sqlx::Error>) ->
     }
 }
 
-/// Whether the server isn't there yet (its address neither), or says that it is just starting.
+/// The server (or its address) isn't there yet, or says that it is starting.
 fn may_be_starting(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,

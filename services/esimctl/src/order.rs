@@ -5,7 +5,7 @@ use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
     config::DatabaseConfig,
-    orders::{self, OrderView, PlacementView, TopupView},
+    operator::orders::{self, OrderView, PlacementView, TopupView},
 };
 use time::OffsetDateTime;
 

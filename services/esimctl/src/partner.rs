@@ -6,20 +6,19 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use domain::{Environment, PartnerId};
-use rand::{TryRng, rngs::SysRng};
 use serde::Serialize;
 use serde_json::json;
-use signing::{SecretKey, webhook};
 use store::{
-    PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
     partners::{self, NewPartner, Partner},
 };
 
 use crate::{
     database::connect,
+    lookup::{Which, find, unknown},
     output::{Output, moment, properties, table},
     rotate::{self, Rotate},
+    secrets::{new_keys, new_webhook_secret},
     webhook_url::{WebhookUrl, WebhookUrlParser},
 };
 
@@ -107,13 +106,6 @@ pub struct Create {
     webhook_url: Option<WebhookUrl>,
     #[command(flatten)]
     master_key: MasterKeyConfig,
-}
-
-#[derive(Args, Clone, Debug)]
-pub struct Which {
-    /// The partner's id or access key
-    #[arg(value_name = "ID|ACCESS_KEY")]
-    pub partner: String,
 }
 
 #[derive(Args, Clone, Debug)]
@@ -249,20 +241,6 @@ async fn set_disabled(
     output.print(&partner, || describe(&partner))
 }
 
-/// The partner with this id or access key.
-pub async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Result<Partner> {
-    partners::show(connection, &which.partner)
-        .await?
-        .with_context(|| unknown(which))
-}
-
-fn unknown(which: &Which) -> String {
-    format!(
-        "there is no partner with the id or access key {:?}; see `esimctl partner list`",
-        which.partner
-    )
-}
-
 fn list(partners: &[Partner]) -> String {
     if partners.is_empty() {
         return "There are no partners yet; see `esimctl partner create --help`.".to_owned();
@@ -348,25 +326,6 @@ fn name(text: &str) -> Result<String, String> {
     }
 }
 
-/// An access key and a secret key.
-pub fn new_keys() -> anyhow::Result<(String, SecretKey)> {
-    let access_key = format!("ak_{}", hex::encode(random::<12>()?));
-    Ok((access_key, SecretKey::from_bytes(random::<32>()?.into())?))
-}
-
-pub fn new_webhook_secret() -> anyhow::Result<webhook::Secret> {
-    Ok(webhook::Secret::from_bytes(random::<32>()?.into())?)
-}
-
-/// Bytes that nobody can guess, from the operating system.
-fn random<const N: usize>() -> anyhow::Result<[u8; N]> {
-    let mut bytes = [0; N];
-    SysRng
-        .try_fill_bytes(&mut bytes)
-        .context("the operating system gave no random bytes")?;
-    Ok(bytes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -378,10 +337,5 @@ mod tests {
         for bad in ["", "  ", "a\u{1b}[2J", &"a".repeat(256)] {
             assert!(name(bad).is_err(), "{bad:?}");
         }
-    }
-
-    #[test]
-    fn random_bytes_differ() {
-        assert_ne!(random::<32>().unwrap(), random::<32>().unwrap());
     }
 }

@@ -9,7 +9,7 @@ use domain::{PlacementId, PlacementState, placement::Resolution};
 use serde_json::json;
 use store::{
     config::DatabaseConfig,
-    parked::{self, Listed, NotResolved, Resolved},
+    operator::placements::{self, Listed, NotResolved, Resolved},
 };
 
 use crate::{
@@ -103,11 +103,11 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             provider,
             limit,
         } => {
-            let found = parked::list(&mut connection, *state, provider.as_deref(), *limit).await?;
+            let found = placements::list(&mut connection, *state, provider.as_deref(), *limit).await?;
             output.print(&json!({ "placements": found }), || list(&found, *limit))
         }
         Command::Resolve { placement_id, found } => {
-            match parked::resolve(&mut connection, *placement_id, found.resolution()).await {
+            match placements::resolve(&mut connection, *placement_id, found.resolution()).await {
                 Ok(resolved) => output.print(&resolved, || describe(&resolved)),
                 Err(NotResolved::Unknown) => {
                     bail!("there is no placement {placement_id}; see `esimctl placement list --state parked`")

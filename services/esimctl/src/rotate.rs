@@ -16,8 +16,9 @@ use time::OffsetDateTime;
 
 use crate::{
     database::connect,
+    lookup::{Which, find},
     output::{Output, moment, printable, properties},
-    partner::{Which, find, new_keys, new_webhook_secret},
+    secrets::{new_keys, new_webhook_secret},
 };
 
 pub const KEYS_EXAMPLES: &str = "Examples:

@@ -15,12 +15,12 @@ use pipeline::{
 };
 use runtime::clock;
 use store::{
-    Database, attempts,
+    Database,
     deliveries::{self, AttemptResult, Attempted, Delivery, Take},
     endpoints::Breaker,
     partners,
     profile::Profile,
-    vault::Vault,
+    vault::{Purpose, Vault},
 };
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
@@ -185,7 +185,9 @@ impl Deliver {
         if next == Next::Delivered || beginning.is_empty() {
             return None;
         }
-        attempts::seal_answer(&self.vault, &delivery.topup_id, delivery.attempt, beginning)
+        let purpose = Purpose::Answer(&delivery.topup_id, delivery.attempt);
+        self.vault
+            .seal(purpose, beginning)
             .inspect_err(|error| tracing::error!(%error, "an answer cannot be sealed and is not kept"))
             .ok()
     }

@@ -373,7 +373,7 @@ impl Protocol {
                 }
                 self.after(
                     row.placement,
-                    Event::Refuse(row.verdict.map(|(attempt, _)| attempt)),
+                    Event::Refuse,
                 )
             })
             .collect();

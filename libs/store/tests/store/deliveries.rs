@@ -4,37 +4,44 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{PartnerId, TopupId};
 use store::{
-    deliveries::{self, AttemptResult, Attempted, Room, Take},
+    deliveries::{self, AttemptResult, Attempted, Read},
     endpoints::BlockPolicy,
     partners,
 };
 
-use crate::bench::{Bench, LEASE, iccid};
+use crate::bench::{Bench, LEASE, iccid, page};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
-/// A whole attempt.
-const ATTEMPT: Duration = Duration::from_secs(20);
+/// The part of the first lease in which a whole attempt still ends within it.
+const YOUTH: Duration = Duration::from_secs(10);
 /// Blocks at the third failure.
-pub const BREAKER: Breaker = BlockPolicy {
+pub const POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),
 };
 
 impl Bench {
-    async fn take(&self, which: Take<'_>, lease: Duration) -> Vec<TopupId> {
-        let taken = deliveries::take(&mut *self.connection().await, which, lease).await;
-        taken.unwrap().into_iter().map(|one| one.topup_id).collect()
+    /// First attempts that are young enough.
+    async fn first(&self, topups: &[TopupId], youth: Duration) -> Vec<TopupId> {
+        let read = deliveries::read(&mut *self.connection().await, topups, Read::Young(youth)).await;
+        read.unwrap().into_iter().map(|one| one.topup_id).collect()
+    }
+
+    async fn take_due(&self, limit: usize, per_partner: usize) -> Vec<TopupId> {
+        let taken = self.read_due(&page(limit, per_partner), LEASE).await;
+        taken.into_iter().map(|one| one.topup_id).collect()
     }
 
     async fn record(&self, attempts: &[Attempted]) {
-        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BREAKER).await;
+        let recorded = deliveries::record(&mut *self.connection().await, attempts, &POLICY).await;
         assert_eq!(recorded.unwrap().len(), attempts.len());
     }
 
     async fn delivery(&self, topup: &TopupId) -> String {
         self.value(
-            "SELECT to_jsonb(d)::text FROM deliveries d WHERE topup_id = $1",
+            "SELECT to_jsonb(d)::text || coalesce(to_jsonb(due)::text, '')
+             FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1",
             topup,
         )
         .await
@@ -43,22 +50,13 @@ impl Bench {
     /// State, attempts that ended, and in how many seconds it is due.
     async fn summary(&self, topup: &TopupId) -> (String, i32, Option<i32>) {
         sqlx::query_as(
-            "SELECT state, attempt, round(extract(epoch FROM redrive_at - now()))::int FROM deliveries WHERE topup_id = $1",
+            "SELECT state, attempt, round(extract(epoch FROM at - now()))::int
+             FROM deliveries LEFT JOIN delivery_due USING (topup_id) WHERE topup_id = $1",
         )
         .bind(topup.as_str())
         .fetch_one(&self.pool)
         .await
         .unwrap()
-    }
-}
-
-/// Room for so many, under way none.
-pub fn room(all: usize, per_partner: usize) -> Room {
-    Room {
-        all,
-        per_partner,
-        per_host: 1_000,
-        ..Room::default()
     }
 }
 
@@ -100,25 +98,25 @@ async fn a_first_attempt_is_taken_without_a_write() {
         .await;
     bench
         .set(
-            "UPDATE deliveries SET state = 'no_endpoint', redrive_at = NULL WHERE topup_id = $1",
+            "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1",
             &tried[2],
         )
         .await;
-    let due_now = bench.deliveries(partner, 1, false).await;
     let before = bench.delivery(&announced[0]).await;
-    let named: Vec<TopupId> = [&announced[..4], &due_now[..]].concat();
+    let named = &announced[..4];
     for _ in 0..2 {
-        assert_eq!(bench.take(Take::First(&named), ATTEMPT).await, announced[..1]);
+        assert_eq!(bench.first(named, YOUTH).await, announced[..1]);
     }
     assert_eq!(bench.delivery(&announced[0]).await, before);
-    // An attempt that could outlast the lease is left to whoever takes it up as due.
-    assert!(
-        bench
-            .take(Take::First(&named), Duration::from_secs(31))
-            .await
-            .is_empty()
-    );
-    assert!(bench.take(Take::First(&[]), ATTEMPT).await.is_empty());
+    // An attempt that could outlast the first lease is left to the sweep.
+    bench
+        .set(
+            "UPDATE deliveries SET created_at = now() - interval '11 s' WHERE topup_id = $1",
+            &announced[0],
+        )
+        .await;
+    assert!(bench.first(named, YOUTH).await.is_empty());
+    assert!(bench.first(&[], YOUTH).await.is_empty());
 }
 
 #[tokio::test]
@@ -126,10 +124,7 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topup = &bench.deliveries(partner, 1, false).await[0];
-    let mut connection = bench.connection().await;
-    let taken = deliveries::take(&mut connection, Take::Due(&room(1, 1)), LEASE)
-        .await
-        .unwrap();
+    let taken = bench.read_due(&page(1, 1), LEASE).await;
     let one = &taken[0];
     assert_eq!((&one.topup_id, one.partner_id), (topup, partner));
     assert_eq!(one.iccid, iccid(topup).as_str());
@@ -151,41 +146,35 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
     bench.deliveries(idle, 3, true).await; // not due yet
     // The last of many is overdue for the longest time.
     for topup in &many[7..] {
-        bench
-            .set(
-                "UPDATE deliveries SET redrive_at = now() - interval '1 hour' WHERE topup_id = $1",
-                topup,
-            )
-            .await;
+        bench.deliver_in(std::slice::from_ref(topup), -3600.0).await;
     }
-    let first: HashSet<TopupId> = bench
-        .take(Take::Due(&room(100, 3)), LEASE)
-        .await
-        .into_iter()
-        .collect();
+    let first: HashSet<TopupId> = bench.take_due(100, 3).await.into_iter().collect();
     assert_eq!(first, many[7..].iter().chain(&few).cloned().collect());
 
-    // Three of them are under way: one more fits, then none.
-    let under_way = |count: usize| Room {
-        partners: vec![(busy, count), (PartnerId::new(), 9)],
-        ..room(100, 4)
-    };
-    for (count, more) in [(3, 1), (4, 0), (5, 0)] {
-        assert_eq!(
-            bench.take(Take::Due(&under_way(count)), LEASE).await.len(),
-            more,
-            "{count}"
-        );
+    assert_eq!(bench.take_due(2, 100).await.len(), 2);
+    assert_eq!(bench.take_due(100, 100).await.len(), 5, "all others are still leased");
+    assert!(bench.take_due(100, 100).await.is_empty());
+}
+
+#[tokio::test]
+async fn a_look_walks_over_all_partners_a_page_at_a_time() {
+    let bench = Bench::new().await;
+    let mut all = HashSet::new();
+    for _ in 0..7 {
+        let partner = bench.partner(URL).await;
+        all.extend(bench.deliveries(partner, 1, false).await);
     }
-    assert_eq!(bench.take(Take::Due(&room(2, 100)), LEASE).await.len(), 2);
-    assert_eq!(bench.take(Take::Due(&room(0, 100)), LEASE).await.len(), 0);
-    assert_eq!(
-        bench.take(Take::Due(&room(100, 100)), Duration::ZERO).await.len(),
-        4
-    );
-    // Their lease was over at once; all others are still leased.
-    assert_eq!(bench.take(Take::Due(&room(100, 100)), LEASE).await.len(), 4);
-    assert!(bench.take(Take::Due(&room(100, 100)), LEASE).await.is_empty());
+    let mut connection = bench.connection().await;
+    let (mut seen, mut next, mut looks) = (HashSet::new(), page(3, 9), 0);
+    loop {
+        let found = deliveries::due(&mut connection, &next).await.unwrap();
+        assert!(found.due.len() <= 3);
+        seen.extend(found.due.into_iter().map(|one| one.topup_id));
+        looks += 1;
+        let Some(after) = found.after else { break };
+        next.after = Some(after);
+    }
+    assert_eq!((seen, looks), (all, 3));
 }
 
 #[tokio::test]
@@ -200,14 +189,13 @@ async fn no_delivery_is_taken_twice_as_due() {
         let mut mine = Vec::new();
         let mut connection = bench.connection().await;
         loop {
-            let taken = deliveries::take(&mut connection, Take::Due(&room(9, 5)), LEASE)
-                .await
-                .unwrap();
-            if taken.is_empty() {
+            let found = deliveries::due(&mut connection, &page(9, 5)).await.unwrap().due;
+            if found.is_empty() {
                 return mine;
             }
-            assert!(taken.len() <= 9);
-            mine.extend(taken.into_iter().map(|one| one.topup_id));
+            assert!(found.len() <= 9);
+            let found: Vec<TopupId> = found.into_iter().map(|one| one.topup_id).collect();
+            mine.extend(deliveries::lease(&mut connection, &found, LEASE).await.unwrap());
         }
     });
     let taken = futures_util::future::join_all(takers).await.concat();
@@ -248,7 +236,7 @@ async fn what_arrived_is_delivered_whoever_gave_it_up() {
     assert_eq!(bench.summary(&topups[0]).await, ("exhausted".into(), 1, None));
     bench
         .set(
-            "UPDATE deliveries SET state = 'no_endpoint', redrive_at = NULL WHERE topup_id = $1",
+            "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1",
             &topups[1],
         )
         .await;
@@ -277,12 +265,7 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
         assert_eq!(given_up, expected);
     }
     assert_eq!(bench.summary(&waiting[0]).await, ("no_endpoint".into(), 0, None));
-    assert!(
-        !bench
-            .take(Take::Due(&room(10, 10)), LEASE)
-            .await
-            .contains(&waiting[0])
-    );
+    assert!(!bench.take_due(10, 10).await.contains(&waiting[0]));
     assert_eq!(
         partners::set_webhook(&mut connection, without, None)
             .await
@@ -295,7 +278,7 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
             .unwrap(),
         Some(1)
     );
-    assert_eq!(bench.take(Take::Due(&room(10, 10)), LEASE).await, waiting[..1]);
+    assert_eq!(bench.take_due(10, 10).await, waiting[..1]);
     let nobody = partners::set_webhook(&mut connection, PartnerId::new(), URL).await;
     assert_eq!(nobody.unwrap(), None);
 }
@@ -323,7 +306,8 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
         first += usize::from(given_up > 0);
         let stuck: i64 = bench
             .value(
-                "SELECT count(*) FROM deliveries WHERE partner_id::text = $1 AND (state <> 'pending' OR redrive_at IS NULL)",
+                "SELECT count(*) FROM deliveries LEFT JOIN delivery_due due USING (topup_id)
+                 WHERE deliveries.partner_id::text = $1 AND (state <> 'pending' OR due.at IS NULL)",
                 partner,
             )
             .await;

@@ -4,33 +4,32 @@ use std::{collections::HashMap, time::Duration};
 
 use domain::{PartnerId, TopupId};
 use store::{
-    deliveries::{self, AttemptResult, Attempted, Delivery, Room, Take},
+    deliveries::{self, AttemptResult, Attempted, Delivery, DeliveryPage, Read},
     endpoints::{self, Endpoint},
     partners,
 };
 
 use crate::{
-    bench::{Bench, LEASE},
-    deliveries::{BREAKER, attempted, room},
+    bench::{Bench, LEASE, page},
+    deliveries::{POLICY, attempted},
 };
 
 impl Bench {
-    async fn taken(&self, room: &Room) -> Vec<Delivery> {
-        let taken = deliveries::take(&mut *self.connection().await, Take::Due(room), LEASE).await;
-        taken.unwrap()
+    async fn taken(&self, page: &DeliveryPage) -> Vec<Delivery> {
+        self.read_due(page, LEASE).await
     }
 
     /// How many of each partner are taken.
-    async fn turns(&self, room: &Room) -> HashMap<PartnerId, usize> {
+    async fn turns(&self, page: &DeliveryPage) -> HashMap<PartnerId, usize> {
         let mut turns = HashMap::new();
-        for delivery in self.taken(room).await {
+        for delivery in self.taken(page).await {
             *turns.entry(delivery.partner_id).or_default() += 1;
         }
         turns
     }
 
     async fn results(&self, attempts: &[Attempted]) {
-        deliveries::record(&mut *self.connection().await, attempts, &BREAKER)
+        deliveries::record(&mut *self.connection().await, attempts, &POLICY)
             .await
             .unwrap();
     }
@@ -79,7 +78,7 @@ fn delivered(partner_id: PartnerId, topup: &TopupId) -> Attempted {
 }
 
 #[tokio::test]
-async fn turns_go_round_and_hosts_are_shared() {
+async fn turns_go_round() {
     let bench = Bench::new().await;
     let url = |host: &str| format!("https://user@{host}:8443/hook?a=b");
     let [big, other] = [
@@ -90,26 +89,10 @@ async fn turns_go_round_and_hosts_are_shared() {
     for (partner, count) in [(big, 40), (other, 40), (small, 2)] {
         bench.deliveries(partner, count, false).await;
     }
-    let first = bench.turns(&room(6, 100)).await;
+    let first = bench.turns(&page(6, 100)).await;
     assert_eq!(first, HashMap::from([(big, 2), (other, 2), (small, 2)]));
-
-    // Of eight slots of the host, two are in use: half of the six that are free, by turns.
-    let crowded = |in_use| Room {
-        per_host: 8,
-        hosts: vec![("shared.example".into(), in_use), ("elsewhere".into(), 9)],
-        ..room(100, 100)
-    };
-    let turns = bench.turns(&crowded(2)).await;
-    assert_eq!(turns.values().sum::<usize>(), 3, "{turns:?}");
-    assert_eq!(turns.len(), 2);
-    assert!(bench.turns(&crowded(8)).await.is_empty());
-
-    // Who has less under way comes first.
-    let busy = Room {
-        partners: vec![(big, 5)],
-        ..room(5, 100)
-    };
-    assert_eq!(bench.turns(&busy).await, HashMap::from([(other, 5)]));
+    let next = bench.turns(&page(100, 3)).await;
+    assert_eq!(next, HashMap::from([(big, 3), (other, 3)]));
     let hosts: Vec<Option<String>> =
         sqlx::query_scalar("SELECT webhook_host FROM partners ORDER BY created_at")
             .fetch_all(&bench.pool)
@@ -131,7 +114,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     let partner = bench.partner(Some("https://partner.example/hook")).await;
     let due = bench.deliveries(partner, 8, false).await;
     let announced = bench.deliveries(partner, 1, true).await;
-    let room = room(100, 100);
+    let all = page(100, 100);
 
     // What we could not make says nothing of the endpoint.
     let ours: Vec<Attempted> = due.iter().map(|topup| of(partner, topup, false, 0)).collect();
@@ -155,22 +138,18 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     // Stragglers, which began before, make it no longer.
     bench.results(&[failed(partner, &due[3], 1)]).await;
     assert_eq!(bench.block(partner).await, 10);
-    assert!(bench.taken(&room).await.is_empty());
-    let first = Take::First(&announced);
-    let first = deliveries::take(&mut *bench.connection().await, first, Duration::from_secs(1)).await;
+    assert!(bench.taken(&all).await.is_empty());
+    let first = Read::Young(Duration::from_mins(1));
+    let first = deliveries::read(&mut *bench.connection().await, &announced, first).await;
     assert!(first.unwrap().is_empty());
 
     for expected in [20, 35, 35] {
         bench.end_block(partner).await;
-        let (mut one, mut other) = (bench.connection().await, bench.connection().await);
-        let (one, other) = tokio::join!(
-            deliveries::take(&mut one, Take::Due(&room), LEASE),
-            deliveries::take(&mut other, Take::Due(&room), LEASE)
-        );
-        let probes = [one.unwrap(), other.unwrap()].concat();
+        let (one, other) = tokio::join!(bench.taken(&all), bench.taken(&all));
+        let probes = [one, other].concat();
         assert_eq!(probes.len(), 1, "one probe at a time");
         assert_eq!(bench.endpoint(partner).await.state, "probing");
-        assert!(bench.taken(&room).await.is_empty());
+        assert!(bench.taken(&all).await.is_empty());
         let probe = &probes[0];
         bench
             .results(&[failed(partner, &probe.topup_id, probe.attempt)])
@@ -178,10 +157,10 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         assert_eq!(bench.block(partner).await, expected, "bounded, and twice as long");
     }
     bench.end_block(partner).await;
-    let probe = bench.taken(&room).await.remove(0);
+    let probe = bench.taken(&all).await.remove(0);
     bench.results(&[delivered(partner, &probe.topup_id)]).await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
-    assert!(bench.taken(&room).await.len() >= 5, "all that waited go out");
+    assert!(bench.taken(&all).await.len() >= 5, "all that waited go out");
 }
 
 #[tokio::test]
@@ -197,21 +176,16 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     let many: Vec<Attempted> = due[2..].iter().map(|topup| failed(partner, topup, 0)).collect();
     bench.results(&many).await;
     assert_eq!(bench.endpoint(partner).await.state, "paused");
-    assert!(bench.taken(&room(9, 9)).await.is_empty());
+    assert!(bench.taken(&page(9, 9)).await.is_empty());
     let standing = endpoints::standing(&mut connection).await.unwrap();
     assert_eq!(
         (standing.paused, standing.blocked, standing.overdue),
         (1, 0, Duration::ZERO)
     );
 
-    bench
-        .set(
-            "UPDATE deliveries SET redrive_at = now() + interval '1 hour' WHERE topup_id = $1",
-            &due[3],
-        )
-        .await;
+    bench.deliver_in(&due[3..], 3600.0).await;
     assert_eq!(endpoints::resume(&mut connection, partner).await.unwrap(), 3);
-    assert_eq!(bench.taken(&room(9, 9)).await.len(), 3);
+    assert_eq!(bench.taken(&page(9, 9)).await.len(), 3);
 }
 
 #[tokio::test]
@@ -221,19 +195,9 @@ async fn a_new_url_has_no_history() {
     let due = bench.deliveries(partner, 4, false).await;
     let many: Vec<Attempted> = due[1..].iter().map(|topup| failed(partner, topup, 0)).collect();
     bench.results(&many).await;
-    bench
-        .set(
-            "UPDATE deliveries SET redrive_at = now() + interval '1 hour' WHERE attempt > 0 AND topup_id <> $1",
-            &due[0],
-        )
-        .await;
-    // Not attempted, not due: its order may not be answered yet.
-    bench
-        .set(
-            "UPDATE deliveries SET redrive_at = now() + interval '1 hour' WHERE topup_id = $1",
-            &due[0],
-        )
-        .await;
+    bench.deliver_in(&due[1..], 3600.0).await;
+    // Due soon: it may be leased.
+    bench.deliver_in(&due[..1], 20.0).await;
     bench
         .set(
             "INSERT INTO endpoints (partner_id, failures, blocked_until) VALUES ($1::uuid, 9, now() + interval '1 hour')
@@ -248,7 +212,7 @@ async fn a_new_url_has_no_history() {
         .unwrap();
     assert_eq!(made_due, Some(3));
     assert_eq!(bench.endpoint(partner).await.state, "open");
-    assert_eq!(bench.taken(&room(9, 9)).await.len(), 3);
+    assert_eq!(bench.taken(&page(9, 9)).await.len(), 3);
 
     endpoints::pause(&mut connection, partner).await.unwrap();
     partners::set_webhook(&mut connection, partner, url)
@@ -262,7 +226,7 @@ async fn a_row_that_is_broken_is_taken_with_the_others() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/hook")).await;
     let due = bench.deliveries(partner, 3, false).await;
-    let statement = "UPDATE topups SET profile = NULL, iccid = NULL WHERE topup_id = $1";
+    let statement = "UPDATE esims SET profile = NULL, iccid = NULL WHERE topup_id = $1";
     bench.set(statement, &due[1]).await;
-    assert_eq!(bench.taken(&room(9, 9)).await.len(), 3);
+    assert_eq!(bench.taken(&page(9, 9)).await.len(), 3);
 }

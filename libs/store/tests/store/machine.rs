@@ -5,8 +5,8 @@ use domain::{
     placement::{Event, Placement, Resolution},
 };
 use store::{
+    operator::placements::{self as operated, NotResolved},
     orders::{self, NewOrder},
-    parked::{self, NotResolved},
 };
 
 use crate::bench::{
@@ -152,7 +152,7 @@ impl Bench {
                 return refused.unwrap().is_some();
             }
             Event::Resolve(resolution) => {
-                let resolved = parked::resolve(&mut *self.connection().await, id, resolution).await;
+                let resolved = operated::resolve(&mut *self.connection().await, id, resolution).await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,

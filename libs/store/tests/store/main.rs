@@ -3,11 +3,12 @@
 //! - [`machine`]: every statement that moves a placement, against the state machine of crate `domain`.
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: what each statement promises, alone and when
 //!   several processes run it at once.
-//! - [`providers`], [`parked`]: breakers, hints, and what operators settle.
+//! - [`providers`]: breakers and hints. [`operator`]: what operators list, find and settle.
 //! - [`recover`]: what is moved after an old dump was restored.
 //! - [`database`]: deadlines, and connections that fall silent.
 //! - [`rotation`]: keys and secrets that are replaced, and everything sealed anew under another master key.
-//! - [`configuration`], [`schema`]: what services notice of changes made by operators.
+//! - [`configuration`]: what services notice of changes made by operators.
+//! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`pooler`]: poolers are refused.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
@@ -18,8 +19,10 @@ mod database;
 mod deliveries;
 mod endpoints;
 mod machine;
+mod migrations;
+mod operator;
 mod orders;
-mod parked;
+mod pooler;
 mod providers;
 mod recover;
 mod rotation;

@@ -1,12 +1,17 @@
 //! Orders: stored in batches, refused whole.
 
-use domain::{PartnerId, PlacementState};
+use std::time::Duration;
+
+use domain::{PartnerId, PlacementId, PlacementState};
 use store::{
-    orders::{self, NewOrder},
-    placements::Claim,
+    operator,
+    orders::{self, NewOrder, Refusal},
+    placements::{Claim, Settlement},
 };
 
-use crate::bench::{Bench, bought_pending, order, part, placement, topup_id, topups};
+use crate::bench::{
+    Bench, PROVIDER, bought_pending, not_bought, order, parked, part, placement, rejected, topup_id, topups, unknown,
+};
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
     NewOrder {
@@ -28,15 +33,9 @@ impl Bench {
             .unwrap()
     }
 
-    async fn refuse(&self, order: &NewOrder, attempts: &[(usize, u32)]) -> bool {
-        let verdicts: Vec<_> = attempts
-            .iter()
-            .map(|(part, attempt)| (order.placements[*part].placement_id, *attempt))
-            .collect();
+    async fn refuse(&self, order: &NewOrder) -> Option<Vec<Refusal>> {
         let mut connection = self.connection().await;
-        orders::refuse(&mut connection, order.order_id, &verdicts, "refused")
-            .await
-            .unwrap()
+        orders::refuse(&mut connection, order.order_id).await.unwrap()
     }
 }
 
@@ -50,7 +49,9 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     };
     bench.store(std::slice::from_ref(&new)).await;
     let id = new.order_id.to_string().to_uppercase();
-    let found = orders::find(&mut *bench.connection().await, &id).await.unwrap();
+    let found = operator::orders::find(&mut *bench.connection().await, &id)
+        .await
+        .unwrap();
     let [found] = &found[..] else {
         panic!("{} orders", found.len())
     };
@@ -73,7 +74,7 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     }
     for part in &found.placements {
         assert_eq!((part.state.as_str(), part.attempt), ("accepted", 0));
-        assert!(part.redrive_at > Some(found.created_at));
+        assert_eq!(part.redrive_at, None, "its first lease is no due row");
     }
 }
 
@@ -98,7 +99,7 @@ async fn a_batch_stores_each_external_id_of_a_partner_once() {
     }
     for (order, stored) in batch.iter().zip(stored) {
         let rows = bench.everything(order.order_id).await;
-        assert_eq!(rows.len(), if stored { 3 } else { 0 });
+        assert_eq!(rows.iter().flatten().count(), if stored { 3 } else { 0 });
     }
     assert_eq!(bench.insert(&batch).await.unwrap(), [false; 5]);
     assert!(bench.insert(&[]).await.unwrap().is_empty());
@@ -182,7 +183,7 @@ async fn external_ids_are_kept_as_sent() {
     assert_eq!(bench.insert(&batch).await.unwrap(), vec![false; odd.len()]);
     let mut connection = bench.connection().await;
     for id in odd {
-        let found = orders::find(&mut connection, id).await.unwrap();
+        let found = operator::orders::find(&mut connection, id).await.unwrap();
         assert!(found.iter().all(|order| order.external_order_id == id), "{id:?}");
         assert!(
             orders::is_taken(&mut connection, partner, id).await.unwrap(),
@@ -215,19 +216,22 @@ async fn a_refused_order_frees_its_external_id() {
         let order = named(partner, "again");
         bench.store(std::slice::from_ref(&order)).await;
         assert_eq!(bench.insert(&[named(partner, "again")]).await.unwrap(), [false]);
-        assert!(bench.refuse(&order, &[]).await);
+        assert_eq!(bench.refuse(&order).await, None, "nothing of it was tried");
+        bench.claim(&[placement(&order)]).await;
+        bench.settle(&[rejected(placement(&order), 1)]).await;
+        assert!(bench.refuse(&order).await.is_some());
         let mut connection = bench.connection().await;
         assert!(!orders::is_taken(&mut connection, partner, "again").await.unwrap());
-        let found = orders::find(&mut connection, &order.order_id.to_string())
+        let found = operator::orders::find(&mut connection, &order.order_id.to_string())
             .await
             .unwrap();
         assert!(found[0].refused);
         assert_eq!(found[0].placements[0].state, PlacementState::Refused.as_str());
-        assert_eq!(found[0].topups[0].reason.as_deref(), Some("refused"));
+        assert_eq!(found[0].topups[0].reason.as_deref(), Some("the provider refused: 9001 it refused"));
     }
     bench.store(&[named(partner, "again")]).await;
     assert_eq!(
-        orders::find(&mut *bench.connection().await, "again")
+        operator::orders::find(&mut *bench.connection().await, "again")
             .await
             .unwrap()
             .len(),
@@ -244,94 +248,97 @@ async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
     bench.store(std::slice::from_ref(&new)).await;
     for part in placing {
         bench
-            .claim(Claim::Named(&[new.placements[*part].placement_id]))
+            .claim_as(&new.placements[*part].provider, &[new.placements[*part].placement_id], Claim::Named)
             .await;
     }
     new
 }
 
-/// The placements under way, the verdicts as (placement, attempt), whether the order is refused.
-type Refusal<'a> = (&'a [usize], &'a [(usize, u32)], bool);
+/// The placements that were attempted, their outcomes, and the refusal.
+type Row = (&'static [usize], &'static [fn(PlacementId, u32) -> Settlement], Option<usize>);
 
 #[tokio::test]
 async fn an_order_is_refused_whole_or_not_at_all() {
     let bench = Bench::new().await;
-    let rows: [Refusal; 9] = [
-        (&[], &[], true),
-        (&[0], &[(0, 1)], true),
-        (&[0, 1], &[(0, 1), (1, 1)], true),
-        (&[0, 1], &[(1, 1), (0, 1)], true),
-        (&[0], &[], false),
-        (&[0, 1], &[(0, 1)], false),
-        (&[0, 1], &[(0, 1), (1, 2)], false),
-        (&[0, 1], &[(0, 0), (1, 1)], false),
-        (&[0, 1], &[(0, 2), (0, 0), (1, 1)], false),
+    let rows: [Row; 9] = [
+        (&[], &[], None),
+        (&[0], &[rejected], Some(1)),
+        (&[0], &[not_bought], Some(1)),
+        (&[0, 1], &[rejected, not_bought], Some(2)),
+        (&[0, 1], &[not_bought, rejected], Some(2)),
+        (&[0], &[unknown], None),
+        (&[0, 1], &[rejected, unknown], None),
+        (&[0, 1], &[rejected, bought_pending], None),
+        (&[0, 1], &[rejected, parked], None),
     ];
-    for (placing, verdicts, refused) in rows {
-        let order = two_placements(&bench, placing).await;
+    for (attempted, outcomes, refused) in rows {
+        let order = two_placements(&bench, attempted).await;
+        for (part, outcome) in attempted.iter().zip(outcomes) {
+            bench.settle(&[outcome(order.placements[*part].placement_id, 1)]).await;
+        }
         let before = bench.everything(order.order_id).await;
-        assert_eq!(
-            bench.refuse(&order, verdicts).await,
-            refused,
-            "{placing:?} {verdicts:?}"
-        );
+        let refusals = bench.refuse(&order).await;
+        assert_eq!(refusals.as_ref().map(Vec::len), refused, "{attempted:?}");
         let after = bench.everything(order.order_id).await;
-        if refused {
-            assert_eq!(
-                after
-                    .iter()
-                    .filter(|row| row.contains(r#""state": "refused""#))
-                    .count(),
-                2
-            );
-            assert_eq!(
-                after
-                    .iter()
-                    .filter(|row| row.contains(r#""state": "failed""#))
-                    .count(),
-                2
-            );
-            assert!(!bench.refuse(&order, verdicts).await, "twice");
+        let count = |what: &str| after.iter().flatten().filter(|row| row.contains(what)).count();
+        if refused.is_some() {
+            assert_eq!((count(r#""state": "refused""#), count(r#""state": "failed""#)), (2, 2));
+            assert_eq!(bench.refuse(&order).await, None, "twice");
+            assert_eq!(bench.find_due(PROVIDER, 10).await, []);
         } else {
-            assert_eq!(after, before, "{placing:?} {verdicts:?}");
+            assert_eq!(after, before, "{attempted:?}");
         }
     }
-    let placed = two_placements(&bench, &[0, 1]).await;
-    bench.settle(&[bought_pending(placement(&placed), 1)]).await;
-    let before = bench.everything(placed.order_id).await;
-    assert!(!bench.refuse(&placed, &[(0, 1), (1, 1)]).await);
-    assert_eq!(bench.everything(placed.order_id).await, before);
-    assert!(
-        !bench.refuse(&order(PartnerId::new(), 1), &[]).await,
-        "it was never stored"
-    );
+    assert_eq!(bench.refuse(&order(PartnerId::new(), 1)).await, None, "it was never stored");
 }
 
 #[tokio::test]
-async fn a_verdict_for_another_order_refuses_nothing() {
+async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() {
     let bench = Bench::new().await;
-    let (one, other) = (bench.placing(1).await, bench.placing(1).await);
-    let mut connection = bench.connection().await;
-    let refused = orders::refuse(
-        &mut connection,
-        one.order_id,
-        &[(placement(&other), 1)],
-        "refused",
-    )
-    .await;
-    assert!(!refused.unwrap());
-    assert_eq!(bench.state(placement(&one)).await, "placing");
-    assert_eq!(bench.state(placement(&other)).await, "placing");
+    let order = two_placements(&bench, &[0, 1]).await;
+    let [one, other] = [0, 1].map(|part| order.placements[part].placement_id);
+    bench.settle(&[rejected(one, 1), not_bought(other, 1)]).await;
+    let late = "UPDATE orders SET answer_by = now() - interval '1 s' WHERE order_id::text = $1";
+    let again = "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
+    for statement in [late, again] {
+        bench.set(statement, order.order_id).await;
+        assert_eq!(bench.refuse(&order).await, None, "its answer has left: {statement}");
+    }
+    bench.set("UPDATE orders SET refusable = true WHERE order_id::text = $1", order.order_id).await;
+    let said = Refusal::Rejected { status: "9001".into(), message: "it refused".into() };
+    assert_eq!(bench.refuse(&order).await, Some(vec![said, Refusal::NotSent]));
+}
+
+#[tokio::test]
+async fn an_order_stands_once_it_cannot_be_refused() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let stands = async |order: &NewOrder| {
+        let mut connection = bench.connection().await;
+        orders::stands(&mut connection, partner, &order.external_order_id).await.unwrap()
+    };
+    let waiting = order(partner, 1);
+    assert_eq!(stands(&waiting).await, None);
+    bench.store(std::slice::from_ref(&waiting)).await;
+    let undecided = stands(&waiting).await.unwrap();
+    assert!(!undecided.decided && undecided.undecided_for > Duration::from_secs(2), "{undecided:?}");
+    bench.claim(&[placement(&waiting)]).await;
+    bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
+    assert!(stands(&waiting).await.unwrap().decided, "it is bought");
+    let answered = NewOrder { refusable: false, ..order(partner, 1) };
+    bench.store(std::slice::from_ref(&answered)).await;
+    assert!(stands(&answered).await.unwrap().decided, "its answer waits for no verdict");
 }
 
 #[tokio::test]
 async fn a_refusal_and_a_claim_exclude_each_other() {
     let bench = Bench::new().await;
     for _ in 0..60 {
-        let order = order(PartnerId::new(), 1);
-        bench.store(std::slice::from_ref(&order)).await;
+        let order = bench.placing(1).await;
         let named = [placement(&order)];
-        let (refused, claimed) = tokio::join!(bench.refuse(&order, &[]), bench.claim(&named));
+        bench.settle(&[not_bought(named[0], 1)]).await;
+        let (refused, claimed) = tokio::join!(bench.refuse(&order), bench.claim(&named));
+        let refused = refused.is_some();
         assert!(!refused || claimed.is_empty(), "refused and bought");
         let state = bench.state(named[0]).await;
         let expected = match (refused, claimed.is_empty()) {
@@ -348,11 +355,10 @@ async fn what_was_bought_while_the_order_is_refused_is_never_lost() {
     let bench = Bench::new().await;
     for _ in 0..60 {
         let order = bench.placing(1).await;
+        bench.settle(&[rejected(placement(&order), 1)]).await;
         let purchase = [bought_pending(placement(&order), 1)];
-        let (refused, settled) = tokio::join!(bench.refuse(&order, &[(0, 1)]), bench.settle(&purchase));
-        assert!(settled[0].moved);
-        assert_eq!(settled[0].unexpected, refused);
-        let expected = if refused { "parked" } else { "placed" };
-        assert_eq!(bench.state(placement(&order)).await, expected);
+        let (_, settled) = tokio::join!(bench.refuse(&order), bench.settle(&purchase));
+        assert!(settled[0].moved && settled[0].unexpected);
+        assert_eq!(bench.state(placement(&order)).await, "parked");
     }
 }

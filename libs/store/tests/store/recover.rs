@@ -9,7 +9,7 @@ use domain::{
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     orders::NewOrder,
-    placements::Claim,
+    placements::{self, Claim},
     recover::{self, NotRecovered, Recovered},
 };
 

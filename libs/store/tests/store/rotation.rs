@@ -7,13 +7,13 @@ use secrecy::SecretString;
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
 use store::{
-    attempts,
-    deliveries::{self, Delivery, Take},
+    deliveries::{self, Delivery, Read},
     master_key::{self, Pass, Usage},
+    operator,
     partners::{self, Credentials, Overlap, Rotated},
     profile::Profile,
     schema,
-    vault::Vault,
+    vault::{Purpose, Vault},
 };
 
 use crate::bench::{Bench, VAULT};
@@ -167,9 +167,9 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
 }
 
 async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
-    let lease = Duration::from_secs(20);
-    let taken = deliveries::take(&mut *bench.connection().await, Take::First(topups), lease).await;
-    taken.unwrap().remove(0)
+    let young = Read::Young(Duration::from_mins(1));
+    let read = deliveries::read(&mut *bench.connection().await, topups, young).await;
+    read.unwrap().remove(0)
 }
 
 #[tokio::test]
@@ -190,23 +190,8 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     assert_eq!(open(&delivery.webhook_secret), 8);
     assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
     let due = {
-        bench
-            .set(
-                "UPDATE deliveries SET redrive_at = now() WHERE topup_id = $1",
-                &topups[0],
-            )
-            .await;
-        let room = deliveries::Room {
-            all: 8,
-            per_partner: 8,
-            per_host: 8,
-            ..deliveries::Room::default()
-        };
-        let lease = Duration::from_mins(1);
-        deliveries::take(&mut *bench.connection().await, Take::Due(&room), lease)
-            .await
-            .unwrap()
-            .remove(0)
+        bench.deliver_in(&topups, 0.0).await;
+        bench.read_due(&page(8, 8), Duration::from_mins(1)).await.remove(0)
     };
     assert_eq!(due.old_webhook_secret.as_deref().map(open), Some(7));
 
@@ -284,7 +269,7 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
     };
     let seal = |topup| profile.seal(&VAULT, topup).unwrap();
     sqlx::query(
-        "UPDATE topups t SET profile = new.profile
+        "UPDATE esims t SET profile = new.profile
          FROM unnest($1::text[], $2::bytea[]) AS new(topup_id, profile) WHERE t.topup_id = new.topup_id",
     )
     .bind(topups.iter().map(ToString::to_string).collect::<Vec<_>>())
@@ -302,7 +287,7 @@ async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
     )
     .bind(topup.as_str())
     .bind(i32::try_from(attempt).unwrap())
-    .bind(attempts::seal_answer(&VAULT, topup, attempt, b"no").unwrap())
+    .bind(VAULT.seal(Purpose::Answer(topup, attempt), b"no").unwrap())
     .execute(&bench.pool)
     .await
     .unwrap();
@@ -358,8 +343,8 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     for keys in &credentials.keys {
         partners::open_secret_key(&new, partner, keys.secret_key.as_deref().unwrap()).unwrap();
     }
-    let lease = Duration::from_secs(1);
-    let deliveries = deliveries::take(&mut *bench.connection().await, Take::First(&topups), lease)
+    let young = Read::Young(Duration::from_mins(1));
+    let deliveries = deliveries::read(&mut *bench.connection().await, &topups, young)
         .await
         .unwrap();
     assert_eq!(deliveries.len(), UNITS);
@@ -372,12 +357,12 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     ] {
         partners::open_webhook_secret(&new, partner, sealed).unwrap();
     }
-    for attempt in attempts::attempts(&mut *bench.connection().await, &topups[0])
+    for attempt in operator::deliveries::attempts(&mut *bench.connection().await, &topups[0])
         .await
         .unwrap()
     {
         let number = u32::try_from(attempt.attempt).unwrap();
-        let opened = attempts::open_answer(&new, &topups[0], number, &attempt.answer.unwrap());
+        let opened = new.open(Purpose::Answer(&topups[0], number), &attempt.answer.unwrap());
         assert_eq!(opened.unwrap(), b"no");
     }
 }
@@ -390,7 +375,7 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     answer(&bench, &topups[0], 0).await;
     answer(&bench, &topups[1], 0).await;
     let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    let sealed = attempts::seal_answer(&lost, &topups[0], 0, b"no").unwrap();
+    let sealed = lost.seal(Purpose::Answer(&topups[0], 0), b"no").unwrap();
     sqlx::query("UPDATE delivery_attempts SET answer = $2 WHERE topup_id = $1")
         .bind(topups[0].as_str())
         .bind(sealed)
@@ -399,7 +384,7 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
         .unwrap();
     bench
         .set(
-            "UPDATE topups SET profile = '\\x' WHERE topup_id = $1",
+            "UPDATE esims SET profile = '\\x' WHERE topup_id = $1",
             &topups[1],
         )
         .await;
@@ -444,7 +429,7 @@ async fn what_others_hold_is_left_for_another_pass() {
     let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
     let mut other = bench.database.connect().await.unwrap();
     let mut holds = other.begin().await.unwrap();
-    sqlx::query("SELECT FROM topups WHERE topup_id = $1 FOR UPDATE")
+    sqlx::query("SELECT FROM esims WHERE topup_id = $1 FOR UPDATE")
         .bind(topups[0].as_str())
         .execute(&mut *holds)
         .await

@@ -1,13 +1,23 @@
 //! Migrations, and the check that every service makes at its start.
 
-use domain::PartnerId;
-use secrecy::SecretString;
-use store::{
-    schema::{self, SchemaError},
-    vault::{Purpose, Vault},
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
 };
 
-use crate::bench::{Bench, VAULT};
+use domain::PartnerId;
+use secrecy::SecretString;
+use sqlx::{
+    SqlSafeStr,
+    migrate::{Migration, MigrationType, Migrator},
+};
+use store::{
+    schema::{self, MigrationError, Patience, SchemaError},
+    vault::{Purpose, Vault},
+};
+use tokio::time::timeout;
+
+use crate::bench::{Bench, VAULT, order};
 
 #[tokio::test]
 async fn a_schema_that_is_behind_names_the_command_that_helps() {
@@ -28,24 +38,228 @@ async fn several_may_migrate_at_once_and_again() {
     schema::wait(&bench.store, &VAULT).await.unwrap();
 }
 
+/// The migrations of this version and others after them.
+fn with(newer: &[&'static str]) -> Migrator {
+    let mut all: Vec<Migration> = schema::migrations().iter().cloned().collect();
+    for (version, sql) in (schema::latest() + 1..).zip(newer) {
+        let no_tx = sql.starts_with("-- no-transaction");
+        let sql = sql.into_sql_str();
+        all.push(Migration::new(
+            version,
+            "newer".into(),
+            MigrationType::Simple,
+            sql,
+            no_tx,
+        ));
+    }
+    Migrator::with_migrations(all)
+}
+
+const QUICK: Patience = Patience {
+    lock_timeout: Duration::from_millis(100),
+    give_up: Duration::from_mins(1),
+};
+
+async fn upgrade(bench: &Bench, newer: &[&'static str]) -> Result<i64, MigrationError> {
+    schema::apply(&mut *bench.connection().await, &with(newer), QUICK, |_| {}).await
+}
+
 #[tokio::test]
-async fn a_schema_of_a_future_version_is_refused() {
+async fn a_newer_schema_that_serves_this_version_is_fine() {
     let bench = Bench::new().await;
-    let future = schema::latest() + 1;
-    sqlx::query(
-        "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
-         VALUES ($1, 'of the future', true, '', 0)",
+    let served = "-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;";
+    let newer = upgrade(&bench, &[served]).await.unwrap();
+    assert_eq!(newer, schema::latest() + 1);
+    schema::wait(&bench.store, &VAULT).await.unwrap();
+    let left_alone = schema::migrate(&mut *bench.connection().await).await;
+    assert_eq!(left_alone.unwrap(), newer);
+    bench.store(&[order(PartnerId::new(), 1)]).await;
+}
+
+#[tokio::test]
+async fn a_newer_schema_that_does_not_serve_this_version_is_refused() {
+    // It serves only newer programs; it says nothing; a later one serves more than the one before.
+    for newer in [
+        &["-- serves: 1000\nCREATE TABLE newer ();"][..],
+        &["CREATE TABLE newer ();"],
+        &["CREATE TABLE newer ();", "-- serves: 1\nCREATE TABLE newest ();"],
+    ] {
+        let bench = Bench::new().await;
+        upgrade(&bench, newer).await.unwrap();
+        let known = schema::latest();
+        let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
+        let SchemaError::Ahead {
+            found,
+            known: ours,
+            serves,
+        } = error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(
+            (usize::try_from(found - known).unwrap(), ours),
+            (newer.len(), known)
+        );
+        assert!(serves > known, "{serves}");
+        assert!(error.to_string().contains("deploy a newer version"), "{error}");
+        let error = schema::migrate(&mut *bench.connection().await).await.unwrap_err();
+        assert!(
+            matches!(error, MigrationError::Schema(SchemaError::Ahead { .. })),
+            "{error}"
+        );
+    }
+}
+
+/// Whoever migrated before `_schema_serves` was there said nothing of older programs.
+#[tokio::test]
+async fn a_newer_schema_of_an_old_migrator_is_refused() {
+    let bench = Bench::new().await;
+    sqlx::raw_sql(
+        "DROP TABLE _schema_serves;
+         INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
+         VALUES (1000, 'of the future', true, '', 0)",
     )
-    .bind(future)
     .execute(&bench.pool)
     .await
     .unwrap();
     let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
     assert!(
-        matches!(error, SchemaError::Ahead { found, known } if found == future && known == schema::latest()),
+        matches!(
+            error,
+            SchemaError::Ahead {
+                found: 1000,
+                serves: 1000,
+                ..
+            }
+        ),
         "{error}"
     );
-    assert!(schema::migrate(&mut *bench.connection().await).await.is_err());
+}
+
+#[tokio::test]
+async fn a_migration_that_was_changed_is_refused() {
+    let bench = Bench::new().await;
+    upgrade(&bench, &["-- serves: 1\nCREATE TABLE newer ();"])
+        .await
+        .unwrap();
+    let error = upgrade(&bench, &["-- serves: 1\nCREATE TABLE other ();"])
+        .await
+        .unwrap_err();
+    let changed = schema::latest() + 1;
+    assert!(
+        matches!(error, MigrationError::Changed(version) if version == changed),
+        "{error}"
+    );
+}
+
+/// As `pg_dump` holds every table for hours. Queries would queue behind a migration that waits.
+#[tokio::test]
+async fn orders_go_on_while_a_migration_waits_for_a_dump() {
+    let bench = Bench::new().await;
+    let mut dump = bench.connection().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE")
+        .execute(&mut *dump)
+        .await
+        .unwrap();
+    let waits = std::sync::atomic::AtomicUsize::new(0);
+    let migrator = with(&["-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;"]);
+    let mut connection = bench.connection().await;
+    let migration = schema::apply(&mut connection, &migrator, QUICK, |wait| {
+        assert_eq!(wait.version, Some(schema::latest() + 1));
+        assert!(wait.oldest_transaction.is_some(), "{wait}");
+        waits.fetch_add(1, Ordering::Relaxed);
+    });
+    let orders = async {
+        let mut longest = Duration::ZERO;
+        while waits.load(Ordering::Relaxed) < 3 {
+            let began = Instant::now();
+            let new = [order(PartnerId::new(), 1)];
+            let stored = timeout(Duration::from_secs(5), bench.store(&new));
+            stored.await.expect("orders queue behind the migration");
+            longest = longest.max(began.elapsed());
+        }
+        sqlx::raw_sql("COMMIT").execute(&mut *dump).await.unwrap();
+        longest
+    };
+    let (version, longest) = tokio::join!(migration, orders);
+    assert_eq!(version.unwrap(), schema::latest() + 1);
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+}
+
+#[tokio::test]
+async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
+    let bench = Bench::new().await;
+    let mut dump = bench.connection().await;
+    sqlx::raw_sql("SET application_name = 'pg_dump'; BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE")
+        .execute(&mut *dump)
+        .await
+        .unwrap();
+    let patience = Patience {
+        give_up: Duration::from_millis(500),
+        ..QUICK
+    };
+    let migrator = with(&["-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;"]);
+    let error = schema::apply(&mut *bench.connection().await, &migrator, patience, |_| {}).await;
+    let error = error.unwrap_err();
+    assert!(matches!(error, MigrationError::Locked { .. }), "{error}");
+    assert!(error.to_string().contains("pg_dump (pid "), "{error}");
+    schema::wait(&bench.store, &VAULT).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_concurrent_index_waits_for_a_dump_and_holds_up_nobody() {
+    let bench = Bench::new().await;
+    let mut dump = bench.connection().await;
+    sqlx::raw_sql("BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE orders IN ACCESS SHARE MODE; SELECT 1")
+        .execute(&mut *dump)
+        .await
+        .unwrap();
+    let newer = ["-- no-transaction\n-- serves: 1\nCREATE INDEX CONCURRENTLY newer ON orders (created_at);"];
+    let build = upgrade(&bench, &newer);
+    let orders = async {
+        let building = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'";
+        while sqlx::query_scalar::<_, i64>(building)
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap()
+            == 0
+        {
+            tokio::task::yield_now().await;
+        }
+        let new = [order(PartnerId::new(), 1)];
+        let stored = timeout(Duration::from_secs(5), bench.store(&new));
+        stored.await.expect("orders queue behind the build");
+        sqlx::raw_sql("COMMIT").execute(&mut *dump).await.unwrap();
+    };
+    let (version, ()) = tokio::join!(build, orders);
+    version.unwrap();
+    schema::wait(&bench.store, &VAULT).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_index_whose_build_failed_is_built_anew() {
+    let bench = Bench::new().await;
+    bench.store(&[order(PartnerId::new(), 1)]).await;
+    let newer = [
+        "-- no-transaction\n-- serves: 1\nCREATE UNIQUE INDEX CONCURRENTLY newer ON orders ((order_id IS NULL));",
+    ];
+    bench.store(&[order(PartnerId::new(), 1)]).await;
+    let error = upgrade(&bench, &newer).await.unwrap_err();
+    assert!(matches!(error, MigrationError::Failed { .. }), "{error}");
+    let valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'newer'::regclass";
+    let is_valid = async || {
+        sqlx::query_scalar::<_, bool>(valid)
+            .fetch_one(&bench.pool)
+            .await
+            .unwrap()
+    };
+    assert!(!is_valid().await);
+    sqlx::raw_sql("TRUNCATE orders CASCADE")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    upgrade(&bench, &newer).await.unwrap();
+    assert!(is_valid().await);
 }
 
 #[tokio::test]

@@ -11,11 +11,11 @@ use std::{process::Stdio, time::Duration};
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use serde_json::Value;
 use store::{
-    PgConnection, attempts,
+    PgConnection,
     deliveries::{self, AttemptResult, Attempted},
     endpoints::Breaker,
     orders::{self, NewOrder, NewPlacement, NewTopup},
-    vault::Vault,
+    vault::{Purpose, Vault},
 };
 use testkit::database::Database;
 use tokio::{
@@ -191,7 +191,9 @@ pub async fn record(
     attempt: u32,
     retry_in: Option<Duration>,
 ) {
-    let answer = attempts::seal_answer(&vault(), &order.topup, attempt, b"no room\x1b[2J").unwrap();
+    let answer = vault()
+        .seal(Purpose::Answer(&order.topup, attempt), b"no room\x1b[2J")
+        .unwrap();
     let attempted = Attempted {
         topup_id: order.topup.clone(),
         partner_id,

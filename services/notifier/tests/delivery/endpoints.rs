@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use store::{
-    attempts::{self, Filter},
     endpoints,
+    operator::deliveries::{self, Filter},
 };
 use testkit::receiver::Answer;
 
@@ -93,7 +93,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
             ..Filter::default()
         };
         let mut connection = bench.pool.acquire().await.unwrap();
-        attempts::replay(&mut connection, &filter).await.unwrap()
+        deliveries::replay(&mut connection, &filter).await.unwrap()
     };
     assert_eq!(replay("exhausted").await, 0);
     assert_eq!(replay("delivered").await, 1);
@@ -110,7 +110,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     bench.receiver.answer("/hook", |_| Answer::status(202));
     assert_eq!(replay("exhausted").await, 1);
     bench.delivered(&topup).await;
-    let all = attempts::attempts(&mut bench.pool.acquire().await.unwrap(), &topup)
+    let all = deliveries::attempts(&mut bench.pool.acquire().await.unwrap(), &topup)
         .await
         .unwrap();
     let classes: Vec<(i32, &str)> = all.iter().map(|one| (one.attempt, one.class.as_str())).collect();

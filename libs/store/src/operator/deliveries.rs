@@ -5,12 +5,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{
-    Error,
-    endpoints::LONGEST_LEASE,
-    seconds,
-    vault::{Purpose, Vault},
-};
+use crate::{Error, endpoints::LONGEST_LEASE, seconds};
 
 /// A delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -59,7 +54,7 @@ pub struct AttemptView {
     pub status: Option<i32>,
     /// What it came to, in a word.
     pub class: String,
-    /// The beginning of the answer, sealed; opened with [`open_answer`].
+    /// The beginning of the answer, sealed; for [`Purpose::Answer`](crate::vault::Purpose::Answer).
     #[serde(skip)]
     pub answer: Option<Vec<u8>>,
 }
@@ -124,16 +119,6 @@ pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Resu
     .fetch_all(connection)
     .await?;
     Ok(attempts)
-}
-
-/// Opens what an endpoint answered to an attempt.
-pub fn open_answer(vault: &Vault, topup_id: &TopupId, attempt: u32, sealed: &[u8]) -> Result<Vec<u8>, Error> {
-    Ok(vault.open(Purpose::Answer(topup_id, attempt), sealed)?)
-}
-
-/// Seals what an endpoint answered to an attempt.
-pub fn seal_answer(vault: &Vault, topup_id: &TopupId, attempt: u32, answer: &[u8]) -> Result<Vec<u8>, Error> {
-    Ok(vault.seal(Purpose::Answer(topup_id, attempt), answer)?)
 }
 
 /// Makes deliveries pending and due, at the beginning of the schedule; their attempts stay. Of pending

@@ -1,9 +1,9 @@
-//! What operators list and settle.
+//! What operators list, find and settle.
 
 use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
 use store::{
+    operator::placements::{self, NotResolved, Resolved},
     orders::NewOrder,
-    parked::{self, NotResolved, Resolved},
     placements::Progress,
 };
 
@@ -14,7 +14,7 @@ use crate::bench::{
 
 impl Bench {
     async fn resolve(&self, id: PlacementId, resolution: Resolution) -> Result<Resolved, NotResolved> {
-        parked::resolve(&mut *self.connection().await, id, resolution).await
+        placements::resolve(&mut *self.connection().await, id, resolution).await
     }
 
     /// An order whose purchase nobody knows of.
@@ -146,7 +146,7 @@ async fn placements_are_listed_by_state_and_provider() {
     let open = order(PartnerId::new(), 1);
     bench.store(std::slice::from_ref(&open)).await;
     let list = async |state, provider| {
-        parked::list(&mut *bench.connection().await, state, provider, 10)
+        placements::list(&mut *bench.connection().await, state, provider, 10)
             .await
             .unwrap()
     };

@@ -1,0 +1,151 @@
+//! An order with its placements, units and deliveries.
+
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::Error;
+
+/// An order with everything an operator asks about. It holds no activation code.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct OrderView {
+    /// Our id.
+    pub order_id: Uuid,
+    /// Whose it is.
+    pub partner_id: Uuid,
+    /// The partner's own id.
+    pub external_order_id: String,
+    /// Answered with 422.
+    pub refused: bool,
+    /// W3C trace context of the POST.
+    pub traceparent: Option<String>,
+    /// When it was stored.
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+    /// Its purchases.
+    pub placements: Vec<PlacementView>,
+    /// Its units, in the order of the answer.
+    pub topups: Vec<TopupView>,
+}
+
+/// A purchase, as operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct PlacementView {
+    /// Its id, which is the provider's order id.
+    pub placement_id: Uuid,
+    /// The provider.
+    pub provider: String,
+    /// `accepted`, `placing`, `placed`, `refused`, `failed` or `parked`.
+    pub state: String,
+    /// The last recorded attempt.
+    pub attempt: i32,
+    /// Why it is in this state, if it isn't the straight way.
+    pub reason: Option<String>,
+    /// When that attempt was recorded.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub attempted_at: Option<OffsetDateTime>,
+    /// When the provider had it.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub placed_at: Option<OffsetDateTime>,
+    /// When it is taken up next.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub redrive_at: Option<OffsetDateTime>,
+}
+
+/// One unit and its delivery, as operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct TopupView {
+    /// Its id.
+    pub topup_id: String,
+    /// What was ordered.
+    pub option_id: Uuid,
+    /// The purchase it belongs to.
+    pub placement_id: Uuid,
+    /// `pending`, `ready`, `failed` or `parked`.
+    pub state: String,
+    /// Why it failed or is parked.
+    pub reason: Option<String>,
+    /// The eSIM's number, once there is one.
+    pub iccid: Option<String>,
+    /// When its profile was stored.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub ready_at: Option<OffsetDateTime>,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before it is ready.
+    pub delivery: Option<String>,
+    /// Webhook attempts that have ended.
+    pub delivery_attempts: Option<i32>,
+    /// Status of the last webhook attempt's answer.
+    pub delivery_status: Option<i32>,
+    /// What kept the last webhook attempt from counting.
+    pub delivery_error: Option<String>,
+    /// When the partner acknowledged it.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivered_at: Option<OffsetDateTime>,
+    /// When the next webhook attempt is due.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivery_due_at: Option<OffsetDateTime>,
+}
+
+/// Every order with this id: our order id, a topup id, or a partner's external id (which several
+/// partners may use), newest first, at most 20.
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>, Error> {
+    let uuid: Option<Uuid> = id.parse().ok();
+    let heads = sqlx::query!(
+        r#"WITH found AS (
+               SELECT order_id FROM orders WHERE order_id = $1
+               UNION SELECT p.order_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
+                     WHERE t.topup_id = $2
+               UNION SELECT o.order_id FROM partners p
+                     JOIN orders o ON o.partner_id = p.partner_id AND o.external_order_id = $2 AND NOT o.refused
+               UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
+           )
+           SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at
+           FROM orders JOIN found USING (order_id)
+           ORDER BY created_at DESC LIMIT 20"#,
+        uuid,
+        id,
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let mut orders = Vec::with_capacity(heads.len());
+    for head in heads {
+        let placements = sqlx::query_as!(
+            PlacementView,
+            r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, d.at AS "redrive_at?"
+               FROM placements p LEFT JOIN placement_due d USING (placement_id)
+               WHERE order_id = $1 ORDER BY placement_id"#,
+            head.order_id,
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        let topups = sqlx::query_as!(
+            TopupView,
+            r#"SELECT t.topup_id, t.option_id, t.placement_id,
+                      CASE WHEN e.ready_at IS NOT NULL THEN 'ready'
+                           WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
+                      coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
+                      d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
+                      d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?"
+               FROM placements p
+               JOIN topups t ON t.placement_id = p.placement_id
+               LEFT JOIN esims e ON e.topup_id = t.topup_id
+               LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+               LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
+               WHERE p.order_id = $1 ORDER BY t.position"#,
+            head.order_id,
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        orders.push(OrderView {
+            order_id: head.order_id,
+            partner_id: head.partner_id,
+            external_order_id: head.external_order_id,
+            refused: head.refused,
+            traceparent: head.traceparent,
+            created_at: head.created_at,
+            placements,
+            topups,
+        });
+    }
+    Ok(orders)
+}

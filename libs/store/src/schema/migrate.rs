@@ -1,0 +1,299 @@
+//! Applies migrations beside live traffic.
+//!
+//! `ALTER TABLE` needs a lock that conflicts with every query, also with a dump's. While it waits for that lock,
+//! all later queries of the table wait behind it. So each wait is short (`lock_timeout`), and the migrator tries
+//! again after a pause in which the queries go on.
+//!
+//! The head of a migration says which programs it serves: `-- serves: 5` means that programs which know schema 5
+//! or a newer one may run on it. An index on an existing table is built by a migration that begins with
+//! `-- no-transaction` and holds one `CREATE INDEX CONCURRENTLY`. `tests/store/migrations.rs` checks the files.
+
+use std::time::{Duration, Instant};
+
+use sqlx::{
+    Connection, PgConnection,
+    migrate::{Migrate, MigrateError, Migration, Migrator},
+};
+
+use super::{MIGRATIONS, SchemaError, newest, serves};
+use crate::Error;
+
+const TABLE: &str = "_sqlx_migrations";
+pub(super) const SERVES_TABLE: &str = "_schema_serves";
+
+/// How the migrator waits for locks.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// The longest wait for one lock; queries of the table wait as long.
+    pub lock_timeout: Duration,
+    /// How long a migration is tried again before the migrator gives up.
+    pub give_up: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            lock_timeout: Duration::from_millis(500),
+            give_up: Duration::from_mins(15),
+        }
+    }
+}
+
+impl Patience {
+    /// The pause between two tries: queries are held up for a fifth of the time at most.
+    fn pause(self) -> Duration {
+        self.lock_timeout * 4
+    }
+}
+
+/// A migration that waits for a lock.
+#[derive(Clone, Debug)]
+pub struct Wait {
+    /// The migration; `None` while another migrator is at work.
+    pub version: Option<i64>,
+    /// The oldest open transaction of another session, which probably holds the lock.
+    pub oldest_transaction: Option<String>,
+}
+
+impl std::fmt::Display for Wait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.version {
+            Some(version) => write!(f, "migration {version} waits for a lock")?,
+            None => write!(f, "another migrator is at work")?,
+        }
+        match &self.oldest_transaction {
+            Some(transaction) => write!(f, "; oldest open transaction: {transaction}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why a migration wasn't applied.
+#[derive(Debug, thiserror::Error)]
+pub enum MigrationError {
+    /// The schema is newer and doesn't serve this version.
+    #[error(transparent)]
+    Schema(#[from] SchemaError),
+    /// The applied migration differs from the one of this version.
+    #[error("migration {0} differs from the one that was applied: this database belongs to another program")]
+    Changed(i64),
+    /// The lock was not free in time.
+    #[error("{wait}; gave up after {waited:?} (--give-up). End that transaction or migrate later")]
+    Locked {
+        /// The last unsuccessful wait.
+        wait: Wait,
+        /// The time since the first try.
+        waited: Duration,
+    },
+    /// The server refused a statement of it.
+    #[error("migration {version} failed")]
+    Failed {
+        /// The migration.
+        version: i64,
+        /// The server's error.
+        source: sqlx::Error,
+    },
+    /// The bookkeeping failed.
+    #[error(transparent)]
+    Migrator(#[from] MigrateError),
+}
+
+impl From<sqlx::Error> for MigrationError {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Schema(Error::from(error).into())
+    }
+}
+
+/// Applies the missing migrations of this version. Several may do so at once.
+pub async fn migrate(connection: &mut PgConnection) -> Result<i64, MigrationError> {
+    apply(connection, &MIGRATIONS, Patience::default(), |_| {}).await
+}
+
+/// Applies the missing ones of `migrations` and returns the schema's version. `waiting` hears of every wait.
+/// A newer schema that serves the newest of `migrations` is left alone.
+pub async fn apply(
+    connection: &mut PgConnection,
+    migrations: &Migrator,
+    patience: Patience,
+    mut waiting: impl FnMut(&Wait),
+) -> Result<i64, MigrationError> {
+    set_lock_timeout(connection, patience.lock_timeout).await?;
+    let mut tries = Tries {
+        patience,
+        began: Instant::now(),
+        waiting: &mut waiting,
+    };
+    while let Err(error) = connection.lock().await {
+        tries.again(connection, None, error).await?;
+    }
+    let applied = apply_missing(connection, migrations, &mut tries).await;
+    let unlocked = connection.unlock().await;
+    sqlx::query("RESET lock_timeout")
+        .execute(&mut *connection)
+        .await?;
+    let version = applied?;
+    unlocked?;
+    Ok(version)
+}
+
+async fn apply_missing<F: FnMut(&Wait)>(
+    connection: &mut PgConnection,
+    migrations: &Migrator,
+    tries: &mut Tries<'_, F>,
+) -> Result<i64, MigrationError> {
+    connection.ensure_migrations_table(TABLE).await?;
+    sqlx::query(
+        "CREATE TABLE IF NOT EXISTS _schema_serves (version bigint PRIMARY KEY, serves bigint NOT NULL)",
+    )
+    .execute(&mut *connection)
+    .await?;
+    let applied = connection.list_applied_migrations(TABLE).await?;
+    for migration in migrations.iter() {
+        match applied.iter().find(|one| one.version == migration.version) {
+            Some(applied) if applied.checksum != migration.checksum => {
+                return Err(MigrationError::Changed(migration.version));
+            }
+            Some(_) => continue,
+            None => {}
+        }
+        tries.began = Instant::now();
+        while let Err(error) = apply_one(connection, migration, tries.patience).await {
+            tries.again(connection, Some(migration.version), error).await?;
+        }
+    }
+    Ok(serves(connection, newest(migrations)).await?)
+}
+
+async fn apply_one(
+    connection: &mut PgConnection,
+    migration: &Migration,
+    patience: Patience,
+) -> Result<(), MigrateError> {
+    if migration.no_tx {
+        drop_unfinished_indexes(connection, migration).await?;
+        record_served(connection, migration).await?;
+        // What runs here waits without holding up others, for as long as a dump takes.
+        set_lock_timeout(connection, Duration::ZERO).await?;
+        let applied = connection.apply(TABLE, migration).await;
+        set_lock_timeout(connection, patience.lock_timeout).await?;
+        applied?;
+        return Ok(());
+    }
+    let mut transaction = connection.begin().await?;
+    record_served(&mut transaction, migration).await?;
+    transaction.apply(TABLE, migration).await?;
+    Ok(transaction.commit().await?)
+}
+
+/// The oldest program that the migration serves. Migrations without `-- serves: N` serve their own version only.
+fn oldest_served(migration: &Migration) -> i64 {
+    let head = migration.sql.as_str().lines();
+    let mut comments = head.take_while(|line| line.starts_with("--"));
+    comments
+        .find_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok())
+        .unwrap_or(migration.version)
+}
+
+/// Before the migration counts as applied: whoever sees its version sees this, too.
+async fn record_served(connection: &mut PgConnection, migration: &Migration) -> Result<(), sqlx::Error> {
+    sqlx::query(
+        "INSERT INTO _schema_serves (version, serves) VALUES ($1, $2)
+         ON CONFLICT (version) DO UPDATE SET serves = excluded.serves",
+    )
+    .bind(migration.version)
+    .bind(oldest_served(migration))
+    .execute(connection)
+    .await
+    .map(drop)
+}
+
+/// A concurrent build that fails leaves an invalid index under the name. Others' invalid indexes stay.
+async fn drop_unfinished_indexes(
+    connection: &mut PgConnection,
+    migration: &Migration,
+) -> Result<(), sqlx::Error> {
+    let unfinished: Vec<(String, String)> = sqlx::query_as(
+        "SELECT c.relname, format('DROP INDEX CONCURRENTLY %s', c.oid::regclass)
+         FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid WHERE NOT i.indisvalid",
+    )
+    .fetch_all(&mut *connection)
+    .await?;
+    let named = |name: &str| {
+        let words = migration.sql.as_str().split_ascii_whitespace();
+        words.into_iter().any(|word| word.trim_end_matches(';') == name)
+    };
+    for (name, drop) in unfinished {
+        if named(&name) {
+            sqlx::raw_sql(sqlx::AssertSqlSafe(drop))
+                .execute(&mut *connection)
+                .await?;
+        }
+    }
+    Ok(())
+}
+
+async fn set_lock_timeout(connection: &mut PgConnection, timeout: Duration) -> Result<(), sqlx::Error> {
+    sqlx::query("SELECT set_config('lock_timeout', $1, false)")
+        .bind(format!("{}ms", timeout.as_millis()))
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+struct Tries<'a, F> {
+    patience: Patience,
+    began: Instant,
+    waiting: &'a mut F,
+}
+
+impl<F: FnMut(&Wait)> Tries<'_, F> {
+    /// Pauses before another try; the error, if another try doesn't help.
+    async fn again(
+        &mut self,
+        connection: &mut PgConnection,
+        version: Option<i64>,
+        error: MigrateError,
+    ) -> Result<(), MigrationError> {
+        let cause = match error {
+            MigrateError::ExecuteMigration(cause, _) | MigrateError::Execute(cause) => cause,
+            other => return Err(other.into()),
+        };
+        // Not available within lock_timeout, or a deadlock.
+        let locked = cause
+            .as_database_error()
+            .and_then(sqlx::error::DatabaseError::code)
+            .is_some_and(|code| ["55P03", "40P01"].contains(&code.as_ref()));
+        if !locked {
+            return Err(match version {
+                Some(version) => MigrationError::Failed {
+                    version,
+                    source: cause,
+                },
+                None => cause.into(),
+            });
+        }
+        let wait = Wait {
+            version,
+            oldest_transaction: oldest_transaction(connection).await?,
+        };
+        let waited = self.began.elapsed();
+        if waited + self.patience.pause() > self.patience.give_up {
+            return Err(MigrationError::Locked { wait, waited });
+        }
+        (self.waiting)(&wait);
+        tokio::time::sleep(self.patience.pause()).await;
+        Ok(())
+    }
+}
+
+async fn oldest_transaction(connection: &mut PgConnection) -> Result<Option<String>, sqlx::Error> {
+    sqlx::query_scalar(
+        "SELECT format('%s (pid %s), open for %s s', coalesce(nullif(application_name, ''), 'unnamed'), pid,
+                       extract(epoch FROM now() - xact_start)::int)
+         FROM pg_stat_activity
+         WHERE datname = current_database() AND pid <> pg_backend_pid() AND xact_start IS NOT NULL
+         ORDER BY xact_start LIMIT 1",
+    )
+    .fetch_optional(connection)
+    .await
+}

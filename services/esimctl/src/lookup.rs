@@ -1,0 +1,30 @@
+//! Finding the partner that a command names.
+
+use anyhow::Context;
+use clap::Args;
+use store::{
+    PgConnection,
+    partners::{self, Partner},
+};
+
+#[derive(Args, Clone, Debug)]
+pub struct Which {
+    /// The partner's id or access key
+    #[arg(value_name = "ID|ACCESS_KEY")]
+    pub partner: String,
+}
+
+/// The partner with this id or access key.
+pub async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Result<Partner> {
+    partners::show(connection, &which.partner)
+        .await?
+        .with_context(|| unknown(which))
+}
+
+/// The error for a partner that does not exist.
+pub fn unknown(which: &Which) -> String {
+    format!(
+        "there is no partner with the id or access key {:?}; see `esimctl partner list`",
+        which.partner
+    )
+}
