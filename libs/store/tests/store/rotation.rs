@@ -16,7 +16,7 @@ use store::{
     vault::{Purpose, Vault},
 };
 
-use crate::bench::{Bench, VAULT};
+use crate::bench::{Bench, VAULT, page};
 
 const DAY: Duration = Duration::from_hours(24);
 const NEW_KEY: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
