@@ -27,7 +27,8 @@ macro_rules! effects {
                 match self { $(Self::$variant => $stage,)* }
             }
 
-            const fn name(self) -> &'static str {
+            /// What it does, as in `FAILPOINTS`.
+            pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
         }
@@ -37,18 +38,24 @@ macro_rules! effects {
 effects! {
     /// The group commit that stores orders.
     CommitOrders: "ingress", "commit-orders";
-    /// A placement's job.
-    PublishJob: "ingress", "publish-job";
+    /// Jobs are published.
+    PublishJobs: "ingress", "publish-jobs";
     /// The transaction that refuses an order as a whole.
     CommitRefusal: "ingress", "commit-refusal";
     /// The 201 on its way into the socket.
     Answer: "ingress", "answer";
-    /// The reply to a verdict.
-    ReplyVerdict: "ingress", "reply-verdict";
+    /// Releases of answered orders are sent to a provisioner.
+    SendReleases: "ingress", "send-releases";
 
-    /// Placements that jobs name are taken up, and their attempts recorded.
+    /// The acknowledgement of a message of jobs, whose rows wait for a slot.
+    AckJob: "provisioner", "ack-job";
+    /// Placements that jobs name are claimed, and their attempts recorded.
     ClaimJobs: "provisioner", "claim-jobs";
-    /// Overdue placements are taken up.
+    /// Placements without an outcome get their due rows.
+    SweepJobs: "provisioner", "sweep-jobs";
+    /// Due placements are leased.
+    LeaseDueJobs: "provisioner", "lease-due-jobs";
+    /// Due placements are claimed.
     ClaimDueJobs: "provisioner", "claim-due-jobs";
     /// The purchase.
     Place: "provisioner", "place";
@@ -58,34 +65,36 @@ effects! {
     Collect: "provisioner", "collect";
     /// A placement is due sooner, because the provider called back.
     CommitHint: "provisioner", "commit-hint";
-    /// What a call said of the provider's health.
+    /// A provider's breaker is opened or closed.
     CommitHealth: "provisioner", "commit-health";
     /// One placement is let through an open breaker.
     CommitProbe: "provisioner", "commit-probe";
-    /// The group commit of what became of attempts.
+    /// The group commit of attempts' outcomes.
     CommitOutcomes: "provisioner", "commit-outcomes";
-    /// The verdict, told to a waiting ingress, with its reply.
-    TellVerdict: "provisioner", "tell-verdict";
-    /// The event that a topup is ready.
+    /// Verdicts are sent to an ingress.
+    SendVerdicts: "provisioner", "send-verdicts";
+    /// Readiness events are published.
     PublishReady: "provisioner", "publish-ready";
-    /// The acknowledgement of a job.
-    AckJob: "provisioner", "ack-job";
-    /// A job that nobody can read, put aside.
+    /// An unreadable job is put aside.
     BuryJob: "provisioner", "bury-job";
 
-    /// Deliveries that events name are taken up.
+    /// The acknowledgement of a readiness event, whose rows wait for a slot.
+    AckReady: "notifier", "ack-ready";
+    /// Deliveries that readiness events name are read.
     ClaimReady: "notifier", "claim-ready";
-    /// Overdue deliveries are taken up.
+    /// Deliveries without an outcome get their due rows.
+    SweepReady: "notifier", "sweep-ready";
+    /// Due deliveries are leased.
+    LeaseDueReady: "notifier", "lease-due-ready";
+    /// Due deliveries are read.
     ClaimDueReady: "notifier", "claim-due-ready";
     /// The webhook.
     Webhook: "notifier", "webhook";
-    /// The group commit of what became of attempts to deliver.
+    /// The group commit of attempts to deliver.
     CommitAttempts: "notifier", "commit-attempts";
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint: "notifier", "commit-no-endpoint";
-    /// The acknowledgement of an event.
-    AckReady: "notifier", "ack-ready";
-    /// An event that nobody can read, put aside.
+    /// An unreadable readiness event is put aside.
     BuryReady: "notifier", "bury-ready";
 }
 

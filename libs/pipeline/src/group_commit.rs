@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use runtime::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
@@ -14,7 +15,7 @@ use crate::{
     trace,
 };
 
-/// The writer has ended; the process is stopping.
+/// The writer has panicked: the item may or may not be written, and the process stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
@@ -67,11 +68,11 @@ impl<W: Writer> Clone for GroupCommit<W> {
 }
 
 impl<W: Writer> GroupCommit<W> {
-    /// Starts the writer, which ends when the last clone is dropped. `most` bounds a batch, and with
-    /// it what may wait.
-    pub fn start(writer: W, most: usize) -> Self {
+    /// Starts the writer, which ends with the last clone. `most` bounds a batch, and with it what may
+    /// wait. If the writer panics, the process stops with an error.
+    pub fn start(writer: W, most: usize, shutdown: &Shutdown) -> Self {
         let (queue, entries) = mpsc::channel(most * 4);
-        tokio::spawn(run(Arc::new(writer), entries, most));
+        shutdown.supervise(W::EFFECT.name(), run(writer, entries, most));
         Self { queue }
     }
 
@@ -115,7 +116,7 @@ impl<W: Writer> GroupCommit<W> {
     }
 }
 
-async fn run<W: Writer>(writer: Arc<W>, mut entries: mpsc::Receiver<Entry<W>>, most: usize) {
+async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, most: usize) {
     let mut batch = Vec::with_capacity(most);
     while entries.recv_many(&mut batch, most).await > 0 {
         let wanted = |(slot, answer): Entry<W>| Some((take(&slot)?, answer));
@@ -123,7 +124,7 @@ async fn run<W: Writer>(writer: Arc<W>, mut entries: mpsc::Receiver<Entry<W>>, m
         if items.is_empty() {
             continue;
         }
-        let results = write_batch(writer.as_ref(), &items).await;
+        let results = write_batch(&writer, &items).await;
         let together = items.len();
         for (answer, result) in answers.into_iter().zip(results) {
             // Whoever handed it in may have gone; it is written all the same.

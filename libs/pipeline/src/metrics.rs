@@ -8,7 +8,7 @@ use std::{
 use async_nats::jetstream::consumer::pull;
 use opentelemetry::{
     KeyValue, global,
-    metrics::{Counter, UpDownCounter},
+    metrics::{Counter, Gauge, UpDownCounter},
 };
 use runtime::Shutdown;
 
@@ -22,14 +22,50 @@ const PERIOD: Duration = Duration::from_secs(5);
 pub(crate) struct Jobs {
     in_flight: UpDownCounter<i64>,
     claimed: Counter<u64>,
-    stage: &'static str,
+    deferred: Counter<u64>,
+    swept: Counter<u64>,
+    drained: Counter<u64>,
+    stage: [KeyValue; 1],
+    /// With the provider, if the stage has several.
+    due: Arc<[KeyValue]>,
 }
 
 /// A row under way; it isn't any more when this is dropped.
-pub(crate) struct UnderWay(Jobs);
+pub(crate) struct UnderWay {
+    jobs: Jobs,
+    overdue: bool,
+}
+
+/// What due rows are counted by: the stage, and the provider if the stage has several.
+fn due_of(stage: &'static str, provider: Option<String>) -> Arc<[KeyValue]> {
+    let provider = provider.map(|provider| KeyValue::new("provider", provider));
+    std::iter::once(KeyValue::new("stage", stage))
+        .chain(provider)
+        .collect()
+}
+
+/// The rows that are due in PostgreSQL.
+#[derive(Clone)]
+pub struct DueRows(Gauge<u64>, &'static str);
+
+impl DueRows {
+    /// Of a stage.
+    pub fn new(stage: &'static str) -> Self {
+        let gauge = global::meter("pipeline")
+            .u64_gauge("esim.due.rows")
+            .with_description("Rows that are due in PostgreSQL, counted up to a bound")
+            .build();
+        Self(gauge, stage)
+    }
+
+    /// Shows how many are due.
+    pub fn show(&self, provider: Option<String>, rows: u64) {
+        self.0.record(rows, &due_of(self.1, provider));
+    }
+}
 
 impl Jobs {
-    pub(crate) fn new(stage: &'static str) -> Self {
+    pub(crate) fn new(stage: &'static str, provider: Option<String>) -> Self {
         let meter = global::meter("pipeline");
         Self {
             in_flight: meter
@@ -38,33 +74,64 @@ impl Jobs {
                 .build(),
             claimed: meter
                 .u64_counter("esim.jobs.claimed")
+                .with_description("Rows that were claimed, because of a message or because they were due")
+                .build(),
+            deferred: meter
+                .u64_counter("esim.jobs.deferred")
                 .with_description(
-                    "Rows that were taken up, because of a message or because they were overdue",
+                    "Rows of messages that were left to redrive, because their lane is full, slow or blocked",
                 )
                 .build(),
-            stage,
+            swept: meter
+                .u64_counter("esim.due.swept")
+                .with_description("Rows that became due because their first lease ended without an outcome")
+                .build(),
+            drained: meter
+                .u64_counter("esim.due.drained")
+                .with_description("Due rows that were worked on")
+                .build(),
+            stage: [KeyValue::new("stage", stage)],
+            due: due_of(stage, provider),
         }
     }
 
-    fn stage(&self) -> KeyValue {
-        KeyValue::new("stage", self.stage)
-    }
-
     pub(crate) fn claimed(&self, rows: usize, source: &'static str) {
-        let rows = u64::try_from(rows).unwrap_or(u64::MAX);
+        let [stage] = self.stage.clone();
         self.claimed
-            .add(rows, &[self.stage(), KeyValue::new("source", source)]);
+            .add(count(rows), &[stage, KeyValue::new("source", source)]);
     }
 
-    pub(crate) fn begin(&self) -> UnderWay {
-        self.in_flight.add(1, &[self.stage()]);
-        UnderWay(self.clone())
+    pub(crate) fn deferred(&self, rows: usize) {
+        if rows > 0 {
+            self.deferred.add(count(rows), &self.due);
+        }
     }
+
+    pub(crate) fn swept(&self, rows: u64) {
+        if rows > 0 {
+            self.swept.add(rows, &self.stage);
+        }
+    }
+
+    pub(crate) fn begin(&self, overdue: bool) -> UnderWay {
+        self.in_flight.add(1, &self.stage);
+        UnderWay {
+            jobs: self.clone(),
+            overdue,
+        }
+    }
+}
+
+fn count(rows: usize) -> u64 {
+    u64::try_from(rows).unwrap_or(u64::MAX)
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        self.0.in_flight.add(-1, &[self.0.stage()]);
+        self.jobs.in_flight.add(-1, &self.jobs.stage);
+        if self.overdue {
+            self.jobs.drained.add(1, &self.jobs.due);
+        }
     }
 }
 

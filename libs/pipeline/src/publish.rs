@@ -1,5 +1,5 @@
-//! Publishing: never in the way of an order. A message that can't be published is dropped, because
-//! what it announces is in PostgreSQL and due there.
+//! Publishing: never in the way of an order. A message that can't be published is dropped, because its
+//! rows are in PostgreSQL and redrive finds them.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -10,101 +10,182 @@ use async_nats::{
     HeaderMap,
     jetstream::{context::PublishErrorKind, message::PublishMessage},
 };
-use bytes::Bytes;
+use futures_util::future::join_all;
+use runtime::Shutdown;
 use serde::Serialize;
-use tracing::Span;
+use tracing::Instrument;
 
 use crate::{
-    Nats,
+    Batcher, Nats,
     effect::{Effect, perform},
+    payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
     trace,
 };
 
-/// How often it is told that messages aren't published: with NATS in trouble that is each of them.
-const TELL: Duration = Duration::from_secs(10);
+/// How often unpublished messages are logged: with NATS in trouble that is each of them.
+const LOG_EVERY: Duration = Duration::from_secs(10);
+/// The most rows of one send, over all of its messages.
+const BATCH: usize = 1024;
 
-/// What wasn't published, and wasn't told either.
+/// A placement that waits to be bought.
+pub struct Job {
+    /// The provider that sells it.
+    pub provider: String,
+    /// The placement.
+    pub placement: JobPlacement,
+    /// An ingress waits for its verdict, on its own subject.
+    pub waits: bool,
+    /// W3C trace context of the order, if it is recorded.
+    pub traceparent: Option<String>,
+}
+
+/// A topup that has its profile.
+pub struct Ready {
+    /// The topup.
+    pub topup: ReadyTopup,
+    /// W3C trace context of the order, if it is recorded.
+    pub traceparent: Option<String>,
+}
+
+/// What wasn't published, and wasn't logged either.
 #[derive(Default)]
 pub(crate) struct Unpublished(Mutex<(Option<Instant>, u64)>);
 
 impl Unpublished {
-    fn tell(&self, subject: &str, error: &dyn std::fmt::Display) {
+    fn log(&self, subject: &str, error: &dyn std::fmt::Display) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (told, others) = &mut *state;
-        if told.is_some_and(|told| told.elapsed() < TELL) {
+        let (logged, others) = &mut *state;
+        if logged.is_some_and(|at| at.elapsed() < LOG_EVERY) {
             *others += 1;
             return;
         }
-        tracing::warn!(subject, %error, others = *others, "not published; the row is worked on when it is due");
+        tracing::warn!(subject, %error, others = *others, "not published; redrive finds the rows");
         *state = (Some(Instant::now()), 0);
     }
 }
 
+/// Items by address, at most [`MOST`] together.
+pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
+    let mut parcels: Vec<(K, Vec<T>)> = Vec::new();
+    for (key, item) in items {
+        let open = |(to, rows): &&mut (K, Vec<T>)| *to == key && rows.len() < MOST;
+        match parcels.iter_mut().rev().find(open) {
+            Some((_, rows)) => rows.push(item),
+            None => parcels.push((key, vec![item])),
+        }
+    }
+    parcels
+}
+
 impl Nats {
-    /// Publishes `payload` on a stream's subject, with the trace context of `span`. Returns as soon as
-    /// the message is on its way; a stream that turns out to be missing is made and the message sent
-    /// once more. `message_id` makes the stream drop repetitions.
+    /// Starts the publisher of jobs. `instance` names the ingress, whose subject goes with the jobs that
+    /// wait for a verdict.
+    pub fn jobs(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Job> {
+        let nats = self.clone();
+        let verdict_to = self.verdict_subject(instance);
+        Batcher::start("jobs", BATCH, self.unsent.clone(), shutdown, move |jobs| {
+            let (nats, verdict_to) = (nats.clone(), verdict_to.clone());
+            async move {
+                let jobs = jobs
+                    .into_iter()
+                    .map(|job: Job| ((job.provider, job.waits), (job.placement, job.traceparent)));
+                let messages = parcels(jobs).into_iter().map(|((provider, waits), rows)| {
+                    let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                    let verdict_to = waits.then(|| verdict_to.clone());
+                    let job = TopupJob::V2 {
+                        placements,
+                        verdict_to,
+                    };
+                    (nats.job_subject(&provider), job, traceparents)
+                });
+                nats.publish_all(Effect::PublishJobs, "TOPUP_JOBS", messages)
+                    .await;
+            }
+        })
+    }
+
+    /// Starts the publisher of readiness events.
+    pub fn readiness(&self, shutdown: &Shutdown) -> Batcher<Ready> {
+        let nats = self.clone();
+        Batcher::start("readiness", BATCH, self.unsent.clone(), shutdown, move |ready| {
+            let nats = nats.clone();
+            async move {
+                let ready = ready
+                    .into_iter()
+                    .map(|ready: Ready| ((), (ready.topup, ready.traceparent)));
+                let messages = parcels(ready).into_iter().map(|((), rows)| {
+                    let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                    (
+                        nats.ready_batch_subject(),
+                        TopupReady::V2 { topups },
+                        traceparents,
+                    )
+                });
+                nats.publish_all(Effect::PublishReady, "TOPUP_READY", messages)
+                    .await;
+            }
+        })
+    }
+
+    /// Publishes messages together, and waits until the stream has them.
+    async fn publish_all<M: Serialize>(
+        &self,
+        effect: Effect,
+        stream: &'static str,
+        messages: impl Iterator<Item = (String, M, Vec<Option<String>>)>,
+    ) {
+        let publishing = messages.map(|(subject, message, traceparents)| {
+            let span = trace::publish(stream, &traceparents);
+            let publishing = self.publish(effect, subject, message, trace::context_of(&span));
+            publishing.instrument(span)
+        });
+        join_all(publishing).await;
+    }
+
+    /// Publishes a message on a stream's subject, and waits until the stream has it. A stream that is
+    /// missing is made, and the message sent once more. A failure is logged: the rows are redriven.
     pub async fn publish(
         &self,
         effect: Effect,
         subject: String,
-        message_id: &str,
-        payload: &impl Serialize,
-        span: &Span,
+        message: impl Serialize,
+        traceparent: Option<String>,
     ) {
         if !self.is_connected() {
             tracing::debug!(subject, "not published: NATS is away");
             return;
         }
-        let payload = match serde_json::to_vec(payload) {
-            Ok(payload) => Bytes::from(payload),
-            Err(error) => {
-                tracing::error!(subject, %error, "not published: the payload cannot be written");
-                return;
-            }
-        };
-        let mut headers = HeaderMap::new();
-        if let Some(context) = trace::context_of(span) {
-            headers.insert(trace::TRACEPARENT, context);
-        }
-        let message = PublishMessage::build()
-            .payload(payload)
-            .headers(headers)
-            .message_id(message_id);
-        let sending = async {
-            let sent = self.context.send_publish(subject.clone(), message.clone()).await;
-            #[cfg(feature = "failpoints")]
-            self.flush().await;
-            sent
-        };
-        let sent = match perform(effect, sending).await {
-            Ok(sent) => sent,
-            Err(error) => {
-                self.unpublished.tell(&subject, &error);
-                return;
-            }
-        };
-        let nats = self.clone();
-        tokio::spawn(async move {
-            match sent.await {
-                Ok(_) => {}
-                Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
-                    nats.publish_anew(subject, message).await;
-                }
-                Err(error) => nats.unpublished.tell(&subject, &error),
-            }
-        });
-    }
-
-    async fn publish_anew(&self, subject: String, message: PublishMessage) {
         let published = async {
-            self.ensure_streams().await?;
-            self.context.send_publish(subject.clone(), message).await?.await?;
-            anyhow::Ok(())
+            let mut publish = PublishMessage::build().payload(serde_json::to_vec(&message)?.into());
+            if let Some(context) = traceparent {
+                let mut headers = HeaderMap::new();
+                headers.insert(trace::TRACEPARENT, context);
+                publish = publish.headers(headers);
+            }
+            perform(effect, self.store(&subject, publish)).await
         };
         if let Err(error) = published.await {
-            self.unpublished.tell(&subject, &format!("{error:#}"));
+            self.unpublished.log(&subject, &format_args!("{error:#}"));
         }
+    }
+
+    /// Returns once the stream has the message.
+    async fn store(&self, subject: &str, message: PublishMessage) -> anyhow::Result<()> {
+        let sent = self
+            .context
+            .send_publish(subject.to_owned(), message.clone())
+            .await?;
+        match sent.await {
+            Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
+                Box::pin(self.ensure_streams()).await?;
+                self.context
+                    .send_publish(subject.to_owned(), message)
+                    .await?
+                    .await?;
+            }
+            stored => drop(stored?),
+        }
+        Ok(())
     }
 
     /// Keeps a message that no handler can read, with the reason; returns once the stream has it.
@@ -122,18 +203,6 @@ impl Nats {
         headers.insert("Dead-Size", message.payload.len().to_string());
         let payload = message.payload.slice(..message.payload.len().min(KEPT));
         let publish = PublishMessage::build().payload(payload).headers(headers);
-        let subject = self.dead_subject(kind);
-        let kept = self
-            .context
-            .send_publish(subject.clone(), publish.clone())
-            .await?;
-        match kept.await {
-            Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
-                self.ensure_streams().await?;
-                self.context.send_publish(subject, publish).await?.await?;
-            }
-            kept => drop(kept?),
-        }
-        Ok(())
+        self.store(&self.dead_subject(kind), publish).await
     }
 }

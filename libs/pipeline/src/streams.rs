@@ -14,14 +14,22 @@ use async_nats::{
     },
 };
 use clap::Args;
-use domain::PartnerId;
 use runtime::config::BadSetting;
 use secrecy::{ExposeSecret, SecretString};
+use tokio_util::task::TaskTracker;
 
 use crate::publish::Unpublished;
 
 const MIB: i64 = 1024 * 1024;
-/// The largest message that a stream takes; ours have some 200 bytes.
+/// The most bytes of a stream of work.
+const WORK_BYTES: i64 = 1024 * MIB;
+/// How long the end of a process may wait for what is still queued.
+const FLUSH: Duration = Duration::from_secs(2);
+/// Hints older than this are dropped: their rows have been due for long.
+const MAX_AGE: Duration = Duration::from_mins(10);
+/// The most messages of one provider, so that one which is not served leaves room for the others.
+const MAX_JOBS: i64 = 10_000;
+/// The largest message that a stream takes; ours have at most some 5 KiB.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
 /// Where JetStream is and how its streams are made.
@@ -82,6 +90,8 @@ pub struct Nats {
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
     pub(crate) unpublished: Arc<Unpublished>,
+    /// One token for each item that waits in a batcher.
+    pub(crate) unsent: TaskTracker,
 }
 
 impl Nats {
@@ -116,6 +126,7 @@ impl Nats {
             context,
             config: config.clone(),
             unpublished: Arc::default(),
+            unsent: TaskTracker::new(),
         })
     }
 
@@ -137,10 +148,15 @@ impl Nats {
         }
     }
 
-    /// Sends what is still queued, acknowledgements above all. The last thing before a process ends.
+    /// Sends what is still queued, here and in batchers. The last thing before a process ends.
     pub async fn flush(&self) {
         if self.is_connected() {
-            let _ = tokio::time::timeout(Duration::from_secs(2), self.client.flush()).await;
+            self.unsent.close();
+            let flushed = async {
+                self.unsent.wait().await;
+                self.client.flush().await
+            };
+            let _ = tokio::time::timeout(FLUSH, flushed).await;
         }
     }
 
@@ -149,12 +165,12 @@ impl Nats {
         format!("{}topup.job.{provider}", self.config.stream_prefix)
     }
 
-    /// The subject of a partner's readiness events.
-    pub fn ready_subject(&self, partner: PartnerId) -> String {
-        format!("{}topup.ready.{partner}", self.config.stream_prefix)
+    /// The subject of readiness events.
+    pub fn ready_batch_subject(&self) -> String {
+        format!("{}topup.ready.batch", self.config.stream_prefix)
     }
 
-    /// The subjects of all readiness events.
+    /// The subjects of all readiness events, of every version.
     pub fn ready_subjects(&self) -> String {
         format!("{}topup.ready.>", self.config.stream_prefix)
     }
@@ -169,9 +185,19 @@ impl Nats {
         format!("{}topup.verdict.{instance}", self.config.stream_prefix)
     }
 
+    /// The subject on which one provisioner waits for releases.
+    pub fn release_subject(&self, instance: &str) -> String {
+        format!("{}topup.release.{instance}", self.config.stream_prefix)
+    }
+
     /// The subject of heartbeats: of a provider, or `*` for all.
     pub fn heartbeat_subject(&self, provider: &str) -> String {
         format!("{}topup.heartbeat.{provider}", self.config.stream_prefix)
+    }
+
+    /// What precedes each name on this server.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.config.stream_prefix
     }
 
     /// A stream's name on this server.
@@ -179,7 +205,7 @@ impl Nats {
         format!("{}{base}", self.config.stream_prefix)
     }
 
-    /// Makes the streams that are missing.
+    /// Makes the streams that are missing, and bounds those that an earlier version made.
     pub async fn ensure_streams(&self) -> anyhow::Result<()> {
         let work = |base: &str, subject: String| Config {
             name: self.stream_name(base),
@@ -187,7 +213,8 @@ impl Nats {
             retention: RetentionPolicy::WorkQueue,
             storage: StorageType::File,
             discard: DiscardPolicy::New,
-            max_bytes: 1024 * MIB,
+            max_bytes: WORK_BYTES,
+            max_age: MAX_AGE,
             max_message_size: MAX_MESSAGE,
             duplicate_window: Duration::from_mins(2),
             num_replicas: self.config.stream_replicas.into(),
@@ -204,19 +231,40 @@ impl Nats {
             num_replicas: self.config.stream_replicas.into(),
             ..Config::default()
         };
-        let jobs = work("TOPUP_JOBS", format!("{}topup.job.>", self.config.stream_prefix));
+        let jobs = Config {
+            max_messages_per_subject: MAX_JOBS,
+            discard_new_per_subject: true,
+            ..work("TOPUP_JOBS", format!("{}topup.job.>", self.config.stream_prefix))
+        };
         let ready = work(
             "TOPUP_READY",
             format!("{}topup.ready.>", self.config.stream_prefix),
         );
         for config in [jobs, ready, dead] {
             let name = config.name.clone();
-            if let Err(error) = self.context.get_or_create_stream(config).await {
+            if let Err(error) = self.ensure_stream(config).await {
                 let servers = TooFewServers(self.config.stream_replicas);
                 let too_few = has_too_few_servers(&error);
                 let error = anyhow::Error::new(error).context(format!("cannot make the stream {name}"));
                 return Err(if too_few { error.context(servers) } else { error });
             }
+        }
+        Ok(())
+    }
+
+    async fn ensure_stream(&self, config: Config) -> Result<(), CreateStreamError> {
+        let stream = self.context.get_or_create_stream(config.clone()).await?;
+        let found = &stream.cached_info().config;
+        // What an operator has changed is left alone.
+        if found.max_age.is_zero() && found.max_bytes == WORK_BYTES {
+            let bounded = Config {
+                max_age: config.max_age,
+                max_messages_per_subject: config.max_messages_per_subject,
+                discard_new_per_subject: config.discard_new_per_subject,
+                ..found.clone()
+            };
+            self.context.update_stream(bounded).await?;
+            tracing::info!(stream = config.name, "an older stream has its bounds now");
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use runtime::trace::parse;
-pub use runtime::trace::{TRACEPARENT, context_of, link, set_parent};
+pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent};
 use tracing::{Span, debug_span, field::Empty, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
@@ -34,9 +34,14 @@ pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str
     }
 }
 
-/// The span of publishing a message on a stream; the message carries its context on.
-pub fn publish(stream: &'static str, message_id: &impl std::fmt::Display) -> Span {
-    info_span!(
+/// The span of publishing the rows of these orders on a stream, linked to each order. The message carries
+/// its context.
+pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
+    if !is_recorded() {
+        return Span::none();
+    }
+    let span = info_span!(
+        parent: None,
         "publish",
         otel.name = format!("publish {stream}"),
         otel.kind = "producer",
@@ -44,13 +49,38 @@ pub fn publish(stream: &'static str, message_id: &impl std::fmt::Display) -> Spa
         messaging.operation.name = "publish",
         messaging.operation.type = "send",
         messaging.destination.name = stream,
-        messaging.message.id = %message_id,
+        messaging.batch.message_count = orders.len(),
+    );
+    gather(&span, orders.iter().map(Option::as_deref));
+    span
+}
+
+/// The span of sending hints to one process; `template` is the family of its subject.
+pub(crate) fn send(template: &'static str, rows: usize) -> Span {
+    if !is_recorded() {
+        return Span::none();
+    }
+    debug_span!(
+        parent: None,
+        "send",
+        otel.name = format!("send {template}"),
+        otel.kind = "producer",
+        messaging.system = "nats",
+        messaging.operation.name = "send",
+        messaging.operation.type = "send",
+        // The last part of the subject names a process.
+        messaging.destination.template = format!("{template}.{{instance}}"),
+        messaging.destination.temporary = true,
+        messaging.batch.message_count = rows,
     )
 }
 
-/// The span of taking up what a pull brought. A detail: it carries nothing on.
-pub fn receive(stream: &'static str, consumer: &str, messages: usize) -> Span {
-    debug_span!(
+/// The span of accepting what a pull brought, with the messages' contexts. A detail: it carries nothing on.
+pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, contexts: &[String]) -> Span {
+    if !is_recorded() {
+        return Span::none();
+    }
+    let span = debug_span!(
         parent: None,
         "receive",
         otel.name = format!("receive {stream}"),
@@ -61,11 +91,16 @@ pub fn receive(stream: &'static str, consumer: &str, messages: usize) -> Span {
         messaging.destination.name = stream,
         messaging.consumer.group.name = consumer,
         messaging.batch.message_count = messages,
-    )
+    );
+    gather(&span, contexts.iter().map(|context| Some(context.as_str())));
+    span
 }
 
 /// The span of a statement that commits. A detail: it carries nothing on.
 pub fn statement(operation: &'static str, table: &'static str) -> Span {
+    if !is_recorded() {
+        return Span::none();
+    }
     debug_span!(
         "statement",
         otel.name = format!("{operation} {table}"),

@@ -1,8 +1,8 @@
-//! The loop of a stage: claim, act, record, acknowledge. Work comes from two sides that share one
-//! set of permits: messages, in batches, and overdue rows, whenever messages leave permits free.
+//! The loop of a stage. Tickets come from two sides, messages and due rows; they wait for slots in
+//! [lanes](crate::lanes), are claimed in batches, and run.
 //!
-//! A message is acknowledged when its row is settled, or when there is nothing to claim for it any
-//! more. Nothing here publishes on behalf of a stage or changes a row: that is [`Stage`]'s.
+//! A message is acknowledged once its tickets wait: its rows are in PostgreSQL, and the sweep finds those
+//! that never finish. Nothing here publishes on behalf of a stage or changes a row: that is [`Stage`]'s.
 
 use std::{
     collections::HashMap,
@@ -13,148 +13,228 @@ use std::{
 };
 
 use async_nats::jetstream::{AckKind, Message, message::Acker};
+use domain::PartnerId;
 use futures_util::{FutureExt, StreamExt};
 use runtime::Shutdown;
 use serde::de::DeserializeOwned;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::{
     Nats,
-    effect::{self, Effect, perform},
+    effect::{Effect, perform},
+    lanes::{Class, Lanes, Limits, Slot, Tags},
     metrics::Jobs,
+    payload::MOST,
     streams::{Source, TooFewServers},
     trace::{self, TRACEPARENT},
 };
 
-/// How long one pull stays open.
+/// How long one pull stays open, and the most messages it brings.
 const PULL: Duration = Duration::from_secs(3);
-/// How long a message waits to be tried again when our own database was away.
+const PULL_MOST: usize = 64;
+/// How long a message waits to be delivered again when `TOPUP_DEAD` was away.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long it takes until what doesn't come is asked for again: first, and at most.
+/// The wait between failing pulls: first, and at most.
 const PULL_AGAIN: Duration = Duration::from_millis(500);
 const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
-/// How often it is told that no messages come.
-const TOLD_EVERY: Duration = Duration::from_mins(1);
-/// How often overdue rows are looked for.
+/// How often it is logged that no messages come.
+const LOG_EVERY: Duration = Duration::from_mins(1);
+/// How often due rows are looked for: while there are none, and at most.
 const REDRIVE: Duration = Duration::from_millis(500);
+const REDRIVE_MOST: Duration = Duration::from_millis(5);
+/// The most due rows of one look.
+const DUE: usize = 256;
+/// For how long a claim is retried; then its rows are left to redrive.
+const CLAIM: Duration = Duration::from_secs(5);
+const CLAIM_AGAIN: Duration = Duration::from_millis(200);
+/// How long a stop lets tickets that wait get their slots; then they are left to redrive.
+const DRAIN: Duration = Duration::from_secs(2);
+/// How often rows are looked for whose first lease ended without an outcome.
+const SWEEP: Duration = Duration::from_secs(1);
 
-/// The kinds of messages that are worked on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// [`crate::payload::TopupJob`].
-    Job,
-    /// [`crate::payload::TopupReady`].
-    Ready,
-}
-
-impl Kind {
-    /// As dead letters name it.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Job => "job",
-            Self::Ready => "ready",
-        }
-    }
-
-    const fn claim(self) -> Effect {
-        match self {
-            Self::Job => Effect::ClaimJobs,
-            Self::Ready => Effect::ClaimReady,
-        }
-    }
-
-    const fn claim_due(self) -> Effect {
-        match self {
-            Self::Job => Effect::ClaimDueJobs,
-            Self::Ready => Effect::ClaimDueReady,
-        }
-    }
-
-    /// The statement that takes up what messages name.
-    const fn statement(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Job => ("UPDATE", "placements"),
-            // What a delivery is born with is its lease: a first attempt is only read.
-            Self::Ready => ("SELECT", "deliveries"),
-        }
-    }
-
-    const fn acknowledge(self) -> Effect {
-        match self {
-            Self::Job => Effect::AckJob,
-            Self::Ready => Effect::AckReady,
-        }
-    }
-
-    const fn bury(self) -> Effect {
-        match self {
-            Self::Job => Effect::BuryJob,
-            Self::Ready => Effect::BuryReady,
-        }
-    }
+/// What a stage and its statements are called.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    /// The program, in metrics.
+    pub stage: &'static str,
+    /// The kind of message, in dead letters.
+    pub kind: &'static str,
+    /// Operation and table of the claim of rows that messages name, in spans.
+    pub claims: (&'static str, &'static str),
+    /// The claim of rows that messages name.
+    pub claim: Effect,
+    /// The lease of due rows.
+    pub lease_due: Effect,
+    /// The claim of due rows.
+    pub claim_due: Effect,
+    /// The acknowledgement of a message.
+    pub acknowledge: Effect,
+    /// Putting an unreadable message aside.
+    pub bury: Effect,
 }
 
 /// One stage of the pipeline.
 pub trait Stage: Send + Sync + 'static {
-    /// The kind of message.
-    const KIND: Kind;
-    /// What a message says.
-    type Message: DeserializeOwned + Send + Sync + 'static;
-    /// What is claimed: a row that this process alone works on until its lease ends.
+    /// What it is called.
+    const NAMES: Names;
+    /// A message.
+    type Message: DeserializeOwned + Send;
+    /// Identifies a row.
+    type Id: Clone + Eq + Hash + Send + Sync + 'static;
+    /// What a message says to all of its rows.
+    type Hint: Send + Sync + 'static;
+    /// A claimed row: this process alone works on it until its lease ends.
     type Work: Send + 'static;
-    /// What names both a message and the row it is about.
-    type Key: Eq + Hash + Send;
 
-    /// What the message is about.
-    fn key(&self, message: &Self::Message) -> Self::Key;
-    /// What was claimed.
-    fn work_key(&self, work: &Self::Work) -> Self::Key;
-    /// Claims the rows that messages name, as far as they still need something.
+    /// The rows that a message names, and what it says to all of them.
+    fn open(&self, message: Self::Message) -> (Vec<Ticket<Self::Id>>, Self::Hint);
+    /// How many slots a lane may hold now; 0 while its breaker is open. Called often, with a lock held.
+    fn most(&self, _lane: &str) -> usize {
+        usize::MAX
+    }
+    /// Looks for due rows; changes nothing.
+    fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
+    /// Leases due rows; returns those that this process got.
+    fn lease(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<Vec<Self::Id>>> + Send;
+    /// Claims rows that messages named or, if `overdue`, that this process has leased. Returns those that
+    /// still need something.
     fn claim(
         &self,
-        messages: &[Self::Message],
+        rows: &[Self::Id],
+        overdue: bool,
     ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
-    /// Claims overdue rows, at most so many.
-    fn claim_due(&self, limit: usize) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
-    /// Acts, records and publishes. Returns when nothing is left to do before the row's next turn.
-    fn run(&self, work: Self::Work, trigger: Trigger<Self::Message>) -> impl Future<Output = ()> + Send;
+    /// Identifies a claimed row.
+    fn id(work: &Self::Work) -> &Self::Id;
+    /// Acts, records and publishes. The slot is returned when it is dropped, at the latest at the end.
+    fn run(
+        self: Arc<Self>,
+        work: Self::Work,
+        trigger: Trigger<Self::Hint>,
+        slot: Slot,
+    ) -> impl Future<Output = ()> + Send;
+}
+
+/// A row that waits for a slot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ticket<Id> {
+    /// The row.
+    pub id: Id,
+    /// What it may fail together with; empty if that is not known.
+    pub lane: Arc<str>,
+    /// Whose it is.
+    pub partner: PartnerId,
+}
+
+/// Where a look for due rows begins and how much it may return.
+#[derive(Clone, Debug)]
+pub struct Look {
+    /// The most rows.
+    pub limit: usize,
+    /// The most rows of one partner in one lane.
+    pub per_lane: usize,
+    /// The lane and partner after which the look begins.
+    pub after: Option<(String, PartnerId)>,
+}
+
+/// What a look for due rows found.
+#[derive(Clone, Debug)]
+pub struct Found<Id> {
+    /// The rows, none of them leased.
+    pub due: Vec<Ticket<Id>>,
+    /// Where the next look begins; `None` after the last lane.
+    pub after: Option<(String, PartnerId)>,
 }
 
 /// What made a stage take a row up.
 #[derive(Debug)]
-pub struct Trigger<M> {
-    /// The message; none when the row was overdue.
-    pub message: Option<M>,
-    /// The message's trace context.
-    pub traceparent: Option<String>,
+pub struct Trigger<Hint> {
+    /// The message; none when the row was due.
+    pub message: Option<Arc<Received<Hint>>>,
     /// When this process set about claiming it; never later than the claim's commit.
-    pub taken: Instant,
+    pub claimed: Instant,
 }
 
-/// Runs a stage until the soft stop: with at most `permits` rows at once, half of them for messages
-/// that a pull may bring.
-pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, source: Source, permits: usize, shutdown: &Shutdown) {
-    let worker = Worker {
+/// A message, apart from the rows that it names.
+#[derive(Debug)]
+pub struct Received<Hint> {
+    /// What it says to all of its rows.
+    pub hint: Hint,
+    /// Its trace context.
+    pub traceparent: Option<String>,
+}
+
+/// What [`start`] needs beside the stage.
+pub struct Settings {
+    /// Where messages come from; without it only due rows are worked on.
+    pub source: Option<Source>,
+    /// How much runs at once.
+    pub limits: Limits,
+    /// The provider whose rows these are, in metrics.
+    pub provider: Option<String>,
+}
+
+/// Runs a stage until the soft stop.
+pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown: &Shutdown) {
+    let breakers = Arc::clone(&stage);
+    let worker = Arc::new(Worker {
         stage,
         nats: nats.clone(),
-        source,
-        permits: Arc::new(Semaphore::new(permits)),
-        pull: permits.div_ceil(2),
-        jobs: Jobs::new(S::KIND.claim().stage()),
+        lanes: Lanes::new(settings.limits, move |lane| breakers.most(lane)),
+        per_lane: settings.limits.slots.div_ceil(2).min(DUE),
+        jobs: Jobs::new(S::NAMES.stage, settings.provider),
+        pulled: CancellationToken::new(),
         shutdown: shutdown.clone(),
-    };
-    let worker = Arc::new(worker);
-    shutdown.spawn("message loop", worker.clone().messages());
+    });
+    match settings.source {
+        Some(source) => shutdown.spawn("message loop", Arc::clone(&worker).messages(source)),
+        None => worker.pulled.cancel(),
+    }
+    shutdown.spawn("claims of messages", Arc::clone(&worker).claims(Class::Fresh));
+    shutdown.spawn("claims of due rows", Arc::clone(&worker).claims(Class::Overdue));
     shutdown.spawn("redrive loop", worker.redrive());
 }
 
-/// How long nothing could be pulled, and what was told of it.
+/// Runs `sweep` once a second until the soft stop, at once again where it says that more is left. It
+/// gives due rows to rows whose first lease ended without an outcome, and returns how many, and whether
+/// more are left.
+pub async fn sweep<F, Sweeping>(
+    stage: &'static str,
+    effect: Effect,
+    shutdown: Shutdown,
+    sweep: F,
+) -> anyhow::Result<()>
+where
+    F: Fn() -> Sweeping,
+    Sweeping: Future<Output = anyhow::Result<(u64, bool)>>,
+{
+    let jobs = Jobs::new(stage, None);
+    let mut ticks = shutdown.ticks(SWEEP);
+    while ticks.next().await {
+        loop {
+            match perform(effect, sweep()).await {
+                Ok((late, more)) => {
+                    jobs.swept(late);
+                    if !more || shutdown.is_stopping() {
+                        break;
+                    }
+                }
+                Err(error) => {
+                    tracing::warn!(error = format!("{error:#}"), "cannot sweep");
+                    break;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// How long nothing could be pulled, and what was logged of it.
 #[derive(Default)]
 struct Outage {
     failures: u32,
     began: Option<Instant>,
-    told: Option<Instant>,
+    logged: Option<Instant>,
 }
 
 impl Outage {
@@ -173,20 +253,20 @@ impl Outage {
         let error = format!("{error:#}");
         if !lasts {
             tracing::warn!(consumer, error, "pulling again");
-        } else if self.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
-            self.told = Some(Instant::now());
+        } else if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            self.logged = Some(Instant::now());
             tracing::error!(
                 consumer,
                 error,
                 failures = self.failures,
-                "no messages come from NATS; overdue rows are still taken up, later"
+                "no messages come from NATS; redrive still finds due rows, later"
             );
         }
     }
 
     fn over(&mut self, consumer: &str) {
         if let Some(began) = self.began
-            && self.told.is_some()
+            && self.logged.is_some()
         {
             let seconds = began.elapsed().as_secs();
             tracing::info!(consumer, seconds, "messages come from NATS again");
@@ -195,19 +275,24 @@ impl Outage {
     }
 }
 
-struct Worker<S> {
+/// A ticket that waits, with the message that brought it.
+type Waiting<S> = (<S as Stage>::Id, Option<Arc<Received<<S as Stage>::Hint>>>);
+
+struct Worker<S: Stage> {
     stage: Arc<S>,
     nats: Nats,
-    source: Source,
-    permits: Arc<Semaphore>,
-    /// How many messages one pull may bring.
-    pull: usize,
+    lanes: Arc<Lanes<Waiting<S>>>,
+    /// The most due rows of one lane and partner in one look.
+    per_lane: usize,
     jobs: Jobs,
+    /// Cancelled once no more messages are taken.
+    pulled: CancellationToken,
     shutdown: Shutdown,
 }
 
 impl<S: Stage> Worker<S> {
-    async fn messages(self: Arc<Self>) -> anyhow::Result<()> {
+    async fn messages(self: Arc<Self>, source: Source) -> anyhow::Result<()> {
+        let _pulled = self.pulled.clone().drop_guard();
         let stop = self.shutdown.soft();
         let mut outage = Outage::default();
         while !stop.is_cancelled() {
@@ -220,47 +305,48 @@ impl<S: Stage> Worker<S> {
                 () = self.nats.connected() => {}
             }
             // Whatever was wrong, streams and consumer are made again where they are missing.
-            if let Err(error) = self.pull_until_broken(&mut outage).await {
-                outage.failed(&self.source.durable, &error);
+            if let Err(error) = self.pull_until_broken(&source, &mut outage).await {
+                outage.failed(&source.durable, &error);
             }
         }
         Ok(())
     }
 
-    async fn pull_until_broken(self: &Arc<Self>, outage: &mut Outage) -> anyhow::Result<()> {
-        let consumer = self.nats.consumer(&self.source).await?;
+    async fn pull_until_broken(&self, source: &Source, outage: &mut Outage) -> anyhow::Result<()> {
+        let consumer = self.nats.consumer(source).await?;
         let stop = self.shutdown.soft();
         loop {
-            let most = u32::try_from(self.pull)?;
-            let permits = tokio::select! {
+            let room = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
-                permits = Arc::clone(&self.permits).acquire_many_owned(most) => permits?,
+                room = self.lanes.room_for(MOST) => room,
             };
-            let batch = consumer
-                .batch()
-                .max_messages(self.pull)
-                .expires(PULL)
-                .messages()
-                .await?;
-            let mut chunks = pin!(batch.ready_chunks(self.pull));
-            let mut permits = Some(permits);
-            loop {
-                let chunk = tokio::select! {
-                    () = stop.cancelled() => None,
-                    chunk = chunks.next() => chunk,
-                };
-                let Some(chunk) = chunk else { break };
-                let messages: Vec<Message> = chunk
-                    .into_iter()
-                    .collect::<Result<_, _>>()
-                    .map_err(|error| anyhow::anyhow!("{error}"))?;
-                outage.over(&self.source.durable);
-                let taken = permits.as_mut().and_then(|permits| permits.split(messages.len()));
-                self.take(messages, taken).await;
+            let most = (room / MOST).min(PULL_MOST);
+            let batch = consumer.batch().max_messages(most).expires(PULL);
+            let mut chunks = pin!(batch.messages().await?.ready_chunks(most));
+            while let Some(chunk) = tokio::select! {
+                () = stop.cancelled() => None,
+                chunk = chunks.next() => chunk,
+            } {
+                // An error ends the pull, but not what came with it.
+                let mut broken = None;
+                let messages = chunk.into_iter().filter_map(|message| match message {
+                    Ok(message) => Some(message),
+                    Err(error) => {
+                        broken.get_or_insert(error);
+                        None
+                    }
+                });
+                let messages: Vec<Message> = messages.collect();
+                if !messages.is_empty() {
+                    outage.over(&source.durable);
+                    self.take(source, messages).await;
+                }
+                if let Some(error) = broken {
+                    anyhow::bail!("{error}");
+                }
             }
-            drop(permits);
             if stop.is_cancelled() {
-                // What came with the pull and was not started goes to another replica at once.
+                // What came with the pull and was not accepted goes to another replica at once.
                 while let Some(Some(chunk)) = chunks.next().now_or_never() {
                     for message in chunk.into_iter().flatten() {
                         self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
@@ -268,15 +354,15 @@ impl<S: Stage> Worker<S> {
                 }
                 return Ok(());
             }
-            outage.over(&self.source.durable);
+            outage.over(&source.durable);
         }
     }
 
-    /// Claims what a chunk of messages names, and starts it.
-    async fn take(self: &Arc<Self>, messages: Vec<Message>, permits: Option<OwnedSemaphorePermit>) {
-        let taken = Instant::now();
-        let mut readable = Vec::with_capacity(messages.len());
-        let mut origins = Vec::with_capacity(messages.len());
+    /// Lets the rows that messages name wait for slots, then acknowledges the messages.
+    async fn take(&self, source: &Source, messages: Vec<Message>) {
+        let mut ackers = Vec::with_capacity(messages.len());
+        let mut tickets = Vec::with_capacity(messages.len());
+        let mut contexts = Vec::new();
         for message in messages {
             match serde_json::from_slice::<S::Message>(&message.payload) {
                 Ok(read) => {
@@ -286,64 +372,108 @@ impl<S: Stage> Worker<S> {
                         .as_ref()
                         .and_then(|headers| headers.get(TRACEPARENT))
                         .map(|value| value.as_str().to_owned());
-                    readable.push(read);
-                    origins.push((traceparent, acker));
+                    contexts.extend(traceparent.clone());
+                    let (rows, hint) = self.stage.open(read);
+                    let received = Arc::new(Received { hint, traceparent });
+                    tickets.extend(rows.into_iter().map(|row| {
+                        let waiting = (row.id, Some(Arc::clone(&received)));
+                        ((row.lane, row.partner), waiting)
+                    }));
+                    ackers.push(acker);
                 }
                 Err(error) => self.bury(message, &error.to_string()).await,
             }
         }
-        if readable.is_empty() {
-            return;
+        let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
+        let accepting = async {
+            let refused = self.lanes.offer(Class::Fresh, tickets.into_iter());
+            self.jobs.deferred(refused);
+            for acker in ackers {
+                self.acknowledge(&acker, AckKind::Ack).await;
+            }
+        };
+        accepting.instrument(span).await;
+    }
+
+    /// Claims tickets that got their slots, and runs them.
+    async fn claims(self: Arc<Self>, class: Class) -> anyhow::Result<()> {
+        let mut ended = pin!(self.ended());
+        loop {
+            tokio::select! {
+                granted = self.lanes.granted(class) => self.claim(class, granted).await,
+                () = &mut ended => return Ok(()),
+            }
         }
-        let receive = trace::receive(self.source.stream, &self.source.durable, readable.len());
-        trace::gather(
-            &receive,
-            origins.iter().map(|(traceparent, _)| traceparent.as_deref()),
-        );
-        let claiming = async {
-            let (operation, table) = S::KIND.statement();
-            let span = trace::statement(operation, table);
-            let claiming = perform(S::KIND.claim(), self.stage.claim(&readable));
-            let claimed = claiming.instrument(span.clone()).await;
-            trace::executed(&span, readable.len(), claimed.is_err());
-            claimed
-        };
-        let claimed = claiming.instrument(receive).await;
-        let claimed = match claimed {
-            Ok(claimed) => claimed,
-            Err(error) => {
-                tracing::warn!(error = format!("{error:#}"), "cannot claim; trying again");
-                for (_, acker) in origins {
-                    self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
-                }
-                return;
+    }
+
+    /// Returns once the stage stops and nothing waits any more, or for too long.
+    async fn ended(&self) {
+        self.shutdown.soft().cancelled().await;
+        self.pulled.cancelled().await;
+        let idle = async {
+            while !self.lanes.is_idle() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        self.jobs.claimed(claimed.len(), "message");
-        let mut claimed: HashMap<S::Key, S::Work> = claimed
+        let _ = tokio::time::timeout(DRAIN, idle).await;
+    }
+
+    async fn claim(&self, class: Class, granted: Vec<(Waiting<S>, Slot)>) {
+        let claimed = Instant::now();
+        let overdue = class == Class::Overdue;
+        let (rows, rest): (Vec<S::Id>, Vec<_>) = granted
             .into_iter()
-            .map(|work| (self.stage.work_key(&work), work))
-            .collect();
-        let mut permits = permits;
-        for (message, (traceparent, acker)) in readable.into_iter().zip(origins) {
-            match claimed.remove(&self.stage.key(&message)) {
-                // Done, under way elsewhere or due later: a late or repeated message is a no-op.
-                None => self.acknowledge(&acker, AckKind::Ack).await,
-                Some(work) => {
-                    let permit = permits.as_mut().and_then(|permits| permits.split(1));
-                    let trigger = Trigger {
-                        message: Some(message),
-                        traceparent,
-                        taken,
-                    };
-                    let (worker, under_way) = (Arc::clone(self), self.jobs.begin());
-                    self.shutdown.tracker().spawn(async move {
-                        worker.stage.run(work, trigger).await;
-                        worker.acknowledge(&acker, AckKind::Ack).await;
-                        drop((under_way, permit));
-                    });
-                }
+            .map(|((id, message), slot)| (id, (message, slot)))
+            .unzip();
+        let Some(works) = self.claim_rows(&rows, overdue).await else {
+            return;
+        };
+        self.jobs
+            .claimed(works.len(), if overdue { "redrive" } else { "message" });
+        let mut waiting: HashMap<S::Id, _> = rows.into_iter().zip(rest).collect();
+        for work in works {
+            let Some((message, slot)) = waiting.remove(S::id(&work)) else {
+                continue;
+            };
+            let trigger = Trigger { message, claimed };
+            let under_way = self.jobs.begin(overdue);
+            // Boxed: a large future would be copied several times on its way into the task.
+            let running = Box::pin(Arc::clone(&self.stage).run(work, trigger, slot));
+            self.shutdown.tracker().spawn(async move {
+                running.await;
+                drop(under_way);
+            });
+        }
+    }
+
+    /// Retries for a while: the database may only be away for a moment. `None`: left to redrive.
+    async fn claim_rows(&self, rows: &[S::Id], overdue: bool) -> Option<Vec<S::Work>> {
+        let effect = if overdue {
+            S::NAMES.claim_due
+        } else {
+            S::NAMES.claim
+        };
+        let (operation, table) = S::NAMES.claims;
+        let began = Instant::now();
+        loop {
+            let span = trace::statement(operation, table);
+            let claiming = perform(effect, self.stage.claim(rows, overdue));
+            let claimed = claiming.instrument(span.clone()).await;
+            trace::executed(&span, rows.len(), claimed.is_err());
+            let error = match claimed {
+                Ok(works) => return Some(works),
+                Err(error) => format!("{error:#}"),
+            };
+            if began.elapsed() >= CLAIM || self.shutdown.is_stopping() {
+                tracing::warn!(
+                    error,
+                    rows = rows.len(),
+                    "cannot claim; the rows are left to redrive"
+                );
+                return None;
             }
+            tracing::warn!(error, rows = rows.len(), "cannot claim; trying again");
+            tokio::time::sleep(CLAIM_AGAIN).await;
         }
     }
 
@@ -351,8 +481,8 @@ impl<S: Stage> Worker<S> {
     async fn bury(&self, message: Message, reason: &str) {
         let (message, acker) = message.split();
         // Rare, and too large to be part of every batch's future.
-        let buried = Box::pin(self.nats.bury(S::KIND.as_str(), &message, reason));
-        match perform(S::KIND.bury(), buried).await {
+        let buried = Box::pin(self.nats.bury(S::NAMES.kind, &message, reason));
+        match perform(S::NAMES.bury, buried).await {
             Ok(()) => {
                 tracing::error!(subject = %message.subject, reason, "unreadable message moved to TOPUP_DEAD");
                 self.acknowledge(&acker, AckKind::Ack).await;
@@ -369,66 +499,73 @@ impl<S: Stage> Worker<S> {
 
     async fn acknowledge(&self, acker: &Acker, kind: AckKind) {
         let acknowledged = async {
-            // Without it the message comes again and is a no-op then.
+            // Without it the message comes again, and its rows are claimed once all the same.
             if let Err(error) = acker.ack_with(kind).await {
                 tracing::debug!(%error, "a message was not acknowledged");
             }
             #[cfg(feature = "failpoints")]
             self.nats.flush().await;
         };
-        perform(S::KIND.acknowledge(), acknowledged).await;
+        perform(S::NAMES.acknowledge, acknowledged).await;
     }
 
     async fn redrive(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
-        let mut more = false;
+        let mut after = None;
+        let mut pause = REDRIVE;
         loop {
-            // Where something was due, more may be: a stage may have taken only its share of it.
-            let pause = if more { Duration::from_millis(20) } else { REDRIVE };
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(pause) => {}
             }
-            // Waits for its turn: a flood of messages must not keep overdue rows waiting for ever.
-            let mut permits = tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                permit = Arc::clone(&self.permits).acquire_owned() => permit?,
-            };
-            let free = u32::try_from(self.permits.available_permits())?;
-            if let Ok(free) = Arc::clone(&self.permits).try_acquire_many_owned(free) {
-                permits.merge(free);
-            }
-            let limit = permits.num_permits();
-            // Before the claim: a stall between its commit and its answer counts too.
-            let taken = Instant::now();
-            effect::before(S::KIND.claim_due());
-            let due = match self.stage.claim_due(limit).await {
-                Ok(due) => due,
+            // A breaker may have closed since.
+            self.lanes.look();
+            let began_anew = after.is_none();
+            let leased = match self.lease_due(&mut after).await {
+                Ok(leased) => leased,
                 Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "cannot look for overdue rows");
-                    more = false;
-                    continue;
+                    tracing::warn!(error = format!("{error:#}"), "cannot look for due rows");
+                    after = None;
+                    0
                 }
             };
-            more = !due.is_empty();
-            // A look that found nothing is no effect.
-            if more {
-                effect::after(S::KIND.claim_due());
-                self.jobs.claimed(due.len(), "redrive");
-            }
-            for work in due {
-                let permit = permits.split(1);
-                let trigger = Trigger {
-                    message: None,
-                    traceparent: None,
-                    taken,
-                };
-                let (stage, under_way) = (Arc::clone(&self.stage), self.jobs.begin());
-                self.shutdown.tracker().spawn(async move {
-                    stage.run(work, trigger).await;
-                    drop((under_way, permit));
-                });
+            pause = if leased == 0 && after.is_none() && began_anew {
+                REDRIVE
+            } else {
+                REDRIVE_MOST
+            };
+            if leased > 0 && after.is_none() {
+                // More may be due in the same lanes, once what was leased has its slots.
+                tokio::select! {
+                    () = stop.cancelled() => return Ok(()),
+                    () = self.lanes.drained() => {}
+                    () = tokio::time::sleep(REDRIVE) => {}
+                }
             }
         }
+    }
+
+    /// Looks for due rows of lanes in which none wait yet, and lets those that it can lease wait.
+    async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<usize> {
+        let look = Look {
+            limit: DUE,
+            per_lane: self.per_lane,
+            after: after.take(),
+        };
+        let found = self.stage.due(look).await?;
+        *after = found.after;
+        let tagged = found.due.into_iter().map(|row| (row.id, (row.lane, row.partner)));
+        let mut due: HashMap<S::Id, Tags> = tagged.filter(|(_, tags)| !self.lanes.waits(tags)).collect();
+        if due.is_empty() {
+            return Ok(0);
+        }
+        let rows: Vec<S::Id> = due.keys().cloned().collect();
+        let leased = perform(S::NAMES.lease_due, self.stage.lease(&rows)).await?;
+        let count = leased.len();
+        let tickets = leased
+            .into_iter()
+            .filter_map(|row| Some((due.remove(&row)?, (row, None))));
+        self.lanes.offer(Class::Overdue, tickets);
+        Ok(count)
     }
 }

@@ -56,19 +56,37 @@ impl Shutdown {
         let running = tokio::spawn(task);
         let shutdown = self.clone();
         self.tracker.spawn(async move {
-            let failure = match running.await {
-                Ok(Ok(())) if shutdown.is_stopping() => return,
-                Ok(Ok(())) => anyhow!("{name} ended by itself"),
-                Ok(Err(error)) => error.context(format!("{name} failed")),
-                Err(panic) => anyhow!("{name} panicked: {panic}"),
-            };
-            shutdown
-                .failure
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .get_or_insert(failure);
-            shutdown.stop();
+            match running.await {
+                Ok(Ok(())) if shutdown.is_stopping() => {}
+                Ok(Ok(())) => shutdown.fail(anyhow!("{name} ended by itself")),
+                Ok(Err(error)) => shutdown.fail(error.context(format!("{name} failed"))),
+                Err(panic) => shutdown.fail(anyhow!("{name} panicked: {panic}")),
+            }
         });
+    }
+
+    /// Runs a task that serves others until they have all gone; the stop does not wait for it. If it
+    /// panics, the service stops with that failure.
+    pub fn supervise<F>(&self, name: &'static str, task: F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let running = tokio::spawn(task);
+        let shutdown = self.clone();
+        tokio::spawn(async move {
+            if let Err(panic) = running.await {
+                shutdown.fail(anyhow!("{name} panicked: {panic}"));
+            }
+        });
+    }
+
+    /// Stops the service with this failure; the first one counts.
+    fn fail(&self, failure: anyhow::Error) {
+        self.failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert(failure);
+        self.stop();
     }
 
     /// For what is done at once and then once a period, until the soft stop.

@@ -9,7 +9,7 @@ mod settings;
 
 use std::{
     io::IsTerminal,
-    sync::mpsc,
+    sync::{OnceLock, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -90,6 +90,18 @@ impl Telemetry {
     }
 }
 
+/// Set once spans may be recorded, or never will be (`None`).
+static RECORDED: OnceLock<Option<Gate>> = OnceLock::new();
+
+/// Whether spans are recorded now. A process that never started its telemetry is a test with a
+/// subscriber of its own, which records.
+pub(crate) fn is_recorded() -> bool {
+    match RECORDED.get() {
+        None => true,
+        Some(gate) => gate.as_ref().is_some_and(Gate::is_open),
+    }
+}
+
 /// Starts logging (to standard error), tracing and metrics for this process; once per process.
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
@@ -105,6 +117,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     let transport = wanted.then(Transport::start).transpose()?;
 
     let gate = Gate::new();
+    let _ = RECORDED.set(settings.traces.is_some().then(|| gate.clone()));
     let tracer = tracer(&settings, transport.as_ref(), &resource, &gate)?;
     let logger = logger(&settings, transport.as_ref(), &resource)?;
     let bridge = match &logger {

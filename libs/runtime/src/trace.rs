@@ -7,6 +7,12 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 /// The header that carries the context, in NATS messages as in HTTP.
 pub const TRACEPARENT: &str = "traceparent";
 
+/// Whether spans are recorded now. Where they are not, building them is wasted work, and the context
+/// that came with a request or a row is passed on as it is.
+pub fn is_recorded() -> bool {
+    crate::telemetry::is_recorded()
+}
+
 /// The context of a span, as text for a header; none if the span isn't part of a trace.
 pub fn context_of(span: &Span) -> Option<String> {
     let context = span.context();

@@ -1,0 +1,135 @@
+//! The answer's handshake on the wire: verdicts from provisioners to the ingress that waits, releases
+//! back. Core NATS, batched; both are hints, and PostgreSQL decides.
+
+use std::sync::Arc;
+
+use domain::PlacementId;
+use runtime::Shutdown;
+use serde::{Serialize, de::DeserializeOwned};
+use tracing::Instrument;
+
+use crate::{
+    Batcher, Effect, Nats,
+    payload::{Releases, Verdict, Verdicts},
+    perform,
+    publish::parcels,
+    trace,
+};
+
+/// The most hints of one send.
+const BATCH: usize = 1024;
+
+/// A verdict on its way to the ingress that waits at `to` (the job's `verdict_to`).
+pub struct Hint {
+    /// The subject of the ingress.
+    pub to: Arc<str>,
+    /// The verdict.
+    pub verdict: Verdict,
+}
+
+/// A placement whose webhooks may go out, for the provisioner at `to` (the verdicts' `release_to`).
+pub struct Release {
+    /// The subject of the provisioner.
+    pub to: Arc<str>,
+    /// The placement.
+    pub placement_id: PlacementId,
+}
+
+impl Nats {
+    /// Starts the sender of verdicts; releases come back to the provisioner named `instance`.
+    pub fn verdicts(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Hint> {
+        let nats = self.clone();
+        let release_to = self.release_subject(instance);
+        Batcher::start("verdicts", BATCH, self.unsent.clone(), shutdown, move |hints| {
+            let (nats, release_to) = (nats.clone(), release_to.clone());
+            async move {
+                let hints = hints.into_iter().map(|hint: Hint| (hint.to, hint.verdict));
+                for (to, verdicts) in parcels(hints) {
+                    let rows = verdicts.len();
+                    let release_to = release_to.clone();
+                    let message = Verdicts::V2 { release_to, verdicts };
+                    nats.send(Effect::SendVerdicts, "topup.verdict", &to, rows, &message)
+                        .await;
+                }
+            }
+        })
+    }
+
+    /// Starts the sender of releases.
+    pub fn releases(&self, shutdown: &Shutdown) -> Batcher<Release> {
+        let nats = self.clone();
+        Batcher::start(
+            "releases",
+            BATCH,
+            self.unsent.clone(),
+            shutdown,
+            move |releases| {
+                let nats = nats.clone();
+                async move {
+                    let releases = releases
+                        .into_iter()
+                        .map(|release: Release| (release.to, release.placement_id));
+                    for (to, placements) in parcels(releases) {
+                        let rows = placements.len();
+                        let message = Releases::V2 { placements };
+                        nats.send(Effect::SendReleases, "topup.release", &to, rows, &message)
+                            .await;
+                    }
+                }
+            },
+        )
+    }
+
+    /// Sends one message to one process. `what` names the family of subjects: a message that would go
+    /// anywhere else is not sent, because its address came in a message.
+    async fn send(
+        &self,
+        effect: Effect,
+        what: &'static str,
+        to: &str,
+        rows: usize,
+        message: &impl Serialize,
+    ) {
+        let ours = to
+            .strip_prefix(self.prefix())
+            .and_then(|rest| rest.strip_prefix(what))
+            .is_some_and(|rest| rest.starts_with('.'));
+        if !ours {
+            tracing::warn!(subject = to, "not sent: no address of ours");
+            return;
+        }
+        if !self.is_connected() {
+            return;
+        }
+        let Ok(payload) = serde_json::to_vec(message) else {
+            return;
+        };
+        let span = trace::send(what, rows);
+        let sending = async {
+            if let Err(error) = self.client().publish(to.to_owned(), payload.into()).await {
+                tracing::warn!(subject = to, %error, "a hint was not sent");
+            }
+            #[cfg(feature = "failpoints")]
+            self.flush().await;
+        };
+        perform(effect, sending).instrument(span).await;
+    }
+
+    /// Takes what comes on a subject until NATS takes the subscription away, which is an error.
+    pub async fn listen<M: DeserializeOwned>(
+        &self,
+        subject: String,
+        mut take: impl FnMut(M),
+    ) -> anyhow::Result<()> {
+        use futures_util::StreamExt;
+
+        let mut messages = self.client().subscribe(subject.clone()).await?;
+        while let Some(message) = messages.next().await {
+            match serde_json::from_slice(&message.payload) {
+                Ok(read) => take(read),
+                Err(error) => tracing::warn!(subject, %error, "unreadable hint"),
+            }
+        }
+        anyhow::bail!("the subscription to {subject} ended")
+    }
+}

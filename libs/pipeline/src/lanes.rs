@@ -1,0 +1,367 @@
+//! Slots, given by turns to whatever waits, so that one part that is slow can't take what all need.
+//!
+//! A *ticket* waits with two tags: its lane (what fails together) and its partner. Nothing with a common
+//! tag holds more than half of what is free to it, so however many lanes hang, the next one finds a slot.
+//! Fresh and overdue tickets wait apart: while both wait, overdue ones get every fourth slot, fresh ones
+//! the others; alone, either may use all.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::Hash,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use domain::PartnerId;
+use tokio::sync::Notify;
+
+/// How many fresh tickets get a slot for each overdue one, while both wait.
+const FRESH_TURNS: usize = 3;
+/// How many queues one look for the next turn passes by: with very many full lanes it goes on later.
+const LOOK: usize = 64;
+
+/// How much runs and waits at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Slots altogether.
+    pub slots: usize,
+    /// Slots of one lane.
+    pub per_lane: usize,
+    /// Slots of one partner.
+    pub per_partner: usize,
+    /// A queue whose head has waited for this long is slow: no fresh tickets are added to it.
+    pub slow: Duration,
+    /// An overdue ticket that has waited for this long is dropped: its lease is about to end.
+    pub stale: Duration,
+}
+
+impl Limits {
+    /// How many tickets of a class may wait.
+    pub fn room(&self) -> usize {
+        (self.slots * 8).max(1024)
+    }
+}
+
+/// What brought a ticket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// A message.
+    Fresh,
+    /// A due row.
+    Overdue,
+}
+
+/// What a ticket shares slots with: its lane, empty where it is not known, and its partner.
+pub type Tags = (Arc<str>, PartnerId);
+
+/// Who waits for slots, and who has them.
+pub struct Lanes<T> {
+    limits: Limits,
+    most: Box<dyn Fn(&str) -> usize + Send + Sync>,
+    book: Mutex<Book<T>>,
+    granted: [Notify; 2],
+    room: Notify,
+    drained: Notify,
+}
+
+struct Book<T> {
+    used: usize,
+    /// Slots in use, by tag.
+    lanes: HashMap<Arc<str>, usize>,
+    partners: HashMap<PartnerId, usize>,
+    queues: HashMap<Tags, Queue<T>>,
+    /// Queues with waiting tickets, in the order of their turns, for each class.
+    turns: [VecDeque<Tags>; 2],
+    waiting: [usize; 2],
+    granted: [Vec<(T, Slot)>; 2],
+    /// Fresh grants since the last overdue one.
+    fresh_turns: usize,
+}
+
+struct Queue<T> {
+    waiting: [VecDeque<(Instant, T)>; 2],
+    /// Slots in use.
+    slots: usize,
+}
+
+/// Room for one row; returned when dropped.
+pub struct Slot {
+    lanes: Arc<dyn Lender>,
+    tags: Tags,
+}
+
+/// Lanes, whatever waits in them.
+trait Lender: Send + Sync {
+    fn take_back(self: Arc<Self>, tags: &Tags);
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        Arc::clone(&self.lanes).take_back(&self.tags);
+    }
+}
+
+impl<T: Send + 'static> Lanes<T> {
+    /// Nothing waits. `most` says how many slots a lane may hold now, 0 while its breaker is open; it must
+    /// not call back.
+    pub fn new(limits: Limits, most: impl Fn(&str) -> usize + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            limits,
+            most: Box::new(most),
+            book: Mutex::new(Book {
+                used: 0,
+                lanes: HashMap::new(),
+                partners: HashMap::new(),
+                queues: HashMap::new(),
+                turns: Default::default(),
+                waiting: [0; 2],
+                granted: Default::default(),
+                fresh_turns: 0,
+            }),
+            granted: Default::default(),
+            room: Notify::new(),
+            drained: Notify::new(),
+        })
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book<T>> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets tickets wait; returns how many were refused. A queue takes at most half of the room that is
+    /// free to it; fresh tickets of a slow or blocked lane are refused, and left to redrive.
+    pub fn offer(self: &Arc<Self>, class: Class, tickets: impl Iterator<Item = (Tags, T)>) -> usize {
+        let now = Instant::now();
+        let mut book = self.book();
+        let mut refused = 0;
+        for (tags, ticket) in tickets {
+            let accepted = match class {
+                Class::Fresh => self.takes_more(&book, &tags, now),
+                Class::Overdue => true,
+            };
+            if accepted {
+                book.wait(class, tags, (now, ticket));
+            } else {
+                refused += 1;
+            }
+        }
+        self.give(book);
+        refused
+    }
+
+    fn takes_more(&self, book: &Book<T>, tags: &Tags, now: Instant) -> bool {
+        let free = self.limits.room().saturating_sub(book.waiting[0]);
+        let waiting = book.queues.get(tags).map(|queue| &queue.waiting[0]);
+        let (count, head) = waiting.map_or((0, None), |waiting| (waiting.len(), waiting.front()));
+        let slow = head.is_some_and(|(since, _)| now.duration_since(*since) >= self.limits.slow);
+        count < free && !slow && self.most(&tags.0) > 0
+    }
+
+    fn most(&self, lane: &str) -> usize {
+        if lane.is_empty() {
+            usize::MAX
+        } else {
+            (self.most)(lane).min(self.limits.per_lane)
+        }
+    }
+
+    /// Whether overdue tickets with these tags wait: then no more of them are leased.
+    pub fn waits(&self, tags: &Tags) -> bool {
+        let book = self.book();
+        book.queues
+            .get(tags)
+            .is_some_and(|queue| !queue.waiting[1].is_empty())
+    }
+
+    /// Waits until at least `tickets` more fresh ones find room; returns how many do.
+    pub async fn room_for(&self, tickets: usize) -> usize {
+        loop {
+            let room = self.limits.room().saturating_sub(self.book().waiting[0]);
+            if room >= tickets {
+                return room;
+            }
+            self.room.notified().await;
+        }
+    }
+
+    /// Waits for tickets of a class that got their slots, and takes all of them.
+    pub async fn granted(&self, class: Class) -> Vec<(T, Slot)> {
+        loop {
+            let granted = std::mem::take(&mut self.book().granted[class as usize]);
+            if !granted.is_empty() {
+                return granted;
+            }
+            self.granted[class as usize].notified().await;
+        }
+    }
+
+    /// Waits until a queue of overdue tickets is empty.
+    pub async fn drained(&self) {
+        self.drained.notified().await;
+    }
+
+    /// Whether no ticket waits, neither for a slot nor to be taken.
+    pub fn is_idle(&self) -> bool {
+        let book = self.book();
+        book.waiting == [0; 2] && book.granted.iter().all(Vec::is_empty)
+    }
+
+    /// Looks for turns again: [`Lanes::new`]'s `most` may say something else now.
+    pub fn look(self: &Arc<Self>) {
+        self.give(self.book());
+    }
+
+    /// Gives slots, by turns, to tickets that may have one.
+    fn give(self: &Arc<Self>, mut book: MutexGuard<'_, Book<T>>) {
+        let before = book.waiting;
+        while book.used < self.limits.slots {
+            let (first, second) = if book.fresh_turns < FRESH_TURNS {
+                (Class::Fresh, Class::Overdue)
+            } else {
+                (Class::Overdue, Class::Fresh)
+            };
+            let granted = [first, second]
+                .into_iter()
+                .find(|class| self.grant(&mut book, *class));
+            book.fresh_turns = match granted {
+                None => break,
+                Some(Class::Fresh) => (book.fresh_turns + 1).min(FRESH_TURNS),
+                Some(Class::Overdue) => 0,
+            };
+        }
+        let after = book.waiting;
+        let granted = [0, 1].map(|index| !book.granted[index].is_empty());
+        drop(book);
+        for (notify, _) in self.granted.iter().zip(granted).filter(|(_, granted)| *granted) {
+            notify.notify_one();
+        }
+        if after[0] < before[0] {
+            self.room.notify_one();
+        }
+    }
+
+    /// Gives the next of this class that may have one a slot.
+    fn grant(self: &Arc<Self>, book: &mut Book<T>, class: Class) -> bool {
+        let index = class as usize;
+        for _ in 0..book.turns[index].len().min(LOOK) {
+            let Some(tags) = book.turns[index].pop_front() else {
+                return false;
+            };
+            if class == Class::Overdue {
+                book.drop_stale(&tags, self.limits.stale);
+            }
+            let Some(queue) = book
+                .queues
+                .get(&tags)
+                .filter(|queue| !queue.waiting[index].is_empty())
+            else {
+                book.tidy(&tags);
+                self.drained.notify_one();
+                continue;
+            };
+            if !self.may_have(book, queue, &tags) {
+                book.turns[index].push_back(tags);
+                continue;
+            }
+            let Some(ticket) = book.lend(class, &tags) else {
+                continue;
+            };
+            if class == Class::Overdue
+                && book
+                    .queues
+                    .get(&tags)
+                    .is_some_and(|queue| queue.waiting[1].is_empty())
+            {
+                self.drained.notify_one();
+            }
+            let lanes = Arc::clone(self) as Arc<dyn Lender>;
+            book.granted[index].push((ticket, Slot { lanes, tags }));
+            return true;
+        }
+        false
+    }
+
+    /// Nothing with a common tag holds more than is free; within its lane, that holds for a partner too.
+    fn may_have(&self, book: &Book<T>, queue: &Queue<T>, (lane, partner): &Tags) -> bool {
+        let free = self.limits.slots - book.used;
+        let of_partner = book.partners.get(partner).copied().unwrap_or_default();
+        let of_lane = book.lanes.get(lane).copied().unwrap_or_default();
+        let most = self.most(lane);
+        let lane_has = lane.is_empty() || (of_lane < free && queue.slots < most.saturating_sub(of_lane));
+        of_partner < free.min(self.limits.per_partner) && lane_has
+    }
+}
+
+impl<T> Book<T> {
+    fn wait(&mut self, class: Class, tags: Tags, ticket: (Instant, T)) {
+        let index = class as usize;
+        let turn = tags.clone();
+        let queue = self.queues.entry(tags).or_insert_with(|| Queue {
+            waiting: Default::default(),
+            slots: 0,
+        });
+        if queue.waiting[index].is_empty() {
+            self.turns[index].push_back(turn);
+        }
+        queue.waiting[index].push_back(ticket);
+        self.waiting[index] += 1;
+    }
+
+    /// Counts a slot for the head of a queue, and ends its turn.
+    fn lend(&mut self, class: Class, tags: &Tags) -> Option<T> {
+        let index = class as usize;
+        let queue = self.queues.get_mut(tags)?;
+        let (_, ticket) = queue.waiting[index].pop_front()?;
+        queue.slots += 1;
+        if !queue.waiting[index].is_empty() {
+            self.turns[index].push_back(tags.clone());
+        }
+        self.waiting[index] -= 1;
+        self.used += 1;
+        *self.lanes.entry(Arc::clone(&tags.0)).or_default() += 1;
+        *self.partners.entry(tags.1).or_default() += 1;
+        Some(ticket)
+    }
+
+    fn drop_stale(&mut self, tags: &Tags, stale: Duration) {
+        let Some(queue) = self.queues.get_mut(tags) else {
+            return;
+        };
+        let waiting = &mut queue.waiting[1];
+        while waiting.front().is_some_and(|(since, _)| since.elapsed() >= stale) {
+            waiting.pop_front();
+            self.waiting[1] -= 1;
+        }
+    }
+
+    /// Forgets a queue that has nothing under way.
+    fn tidy(&mut self, tags: &Tags) {
+        let idle = |queue: &Queue<T>| queue.slots == 0 && queue.waiting.iter().all(VecDeque::is_empty);
+        if self.queues.get(tags).is_some_and(idle) {
+            self.queues.remove(tags);
+        }
+    }
+}
+
+fn count_down<K: Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
+impl<T: Send + 'static> Lender for Lanes<T> {
+    fn take_back(self: Arc<Self>, tags: &Tags) {
+        let mut book = self.book();
+        book.used -= 1;
+        count_down(&mut book.lanes, &tags.0);
+        count_down(&mut book.partners, &tags.1);
+        if let Some(queue) = book.queues.get_mut(tags) {
+            queue.slots -= 1;
+        }
+        book.tidy(tags);
+        self.give(book);
+    }
+}
