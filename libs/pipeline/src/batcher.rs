@@ -95,3 +95,70 @@ impl<T: Send + 'static> Batcher<T> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    type Sent = Arc<Mutex<Vec<Vec<usize>>>>;
+
+    /// Sends into memory, each batch once the gate lets it.
+    fn batcher(most: usize) -> (Batcher<usize>, TaskTracker, Arc<Semaphore>, Sent) {
+        let (gate, sent) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let (unsent, passed, kept) = (TaskTracker::new(), Arc::clone(&gate), Arc::clone(&sent));
+        let batcher = Batcher::start("test", most, unsent.clone(), &Shutdown::new(), move |batch| {
+            let (passed, kept) = (Arc::clone(&passed), Arc::clone(&kept));
+            async move {
+                passed.acquire().await.unwrap().forget();
+                kept.lock().unwrap().push(batch);
+            }
+        });
+        unsent.close();
+        (batcher, unsent, gate, sent)
+    }
+
+    #[tokio::test]
+    async fn what_queues_while_a_send_is_under_way_is_sent_together() {
+        let (batcher, unsent, gate, sent) = batcher(4);
+        batcher.hand_in(0);
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        // The first send waits at the gate now.
+        (1..7).for_each(|item| batcher.hand_in(item));
+        gate.add_permits(9);
+        unsent.wait().await;
+        assert_eq!(*sent.lock().unwrap(), [vec![0], vec![1, 2, 3, 4], vec![5, 6]]);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_a_send_that_hangs_and_too_much_is_dropped() {
+        let (batcher, unsent, gate, sent) = batcher(WAITING * 2);
+        batcher.hand_in(0);
+        for _ in 0..3 {
+            tokio::task::yield_now().await;
+        }
+        (0..WAITING + 5).for_each(|item| batcher.hand_in(item));
+        assert_eq!(batcher.dropped.load(Ordering::Relaxed), 5);
+        gate.add_permits(9);
+        unsent.wait().await;
+        let sent: Vec<usize> = sent.lock().unwrap().iter().map(Vec::len).collect();
+        assert_eq!(sent, [1, WAITING]);
+    }
+
+    #[tokio::test]
+    async fn a_send_that_panics_ends_the_process_with_an_error() {
+        let shutdown = Shutdown::new();
+        let batcher = Batcher::start("test", 4, TaskTracker::new(), &shutdown, async |_: Vec<u8>| {
+            panic!("broken")
+        });
+        batcher.hand_in(1);
+        shutdown.soft().cancelled().await;
+        let failure = shutdown.finished().await.unwrap_err();
+        assert!(failure.to_string().contains("test panicked"), "{failure}");
+    }
+}

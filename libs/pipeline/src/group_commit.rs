@@ -174,6 +174,7 @@ mod tests {
             if items.contains(&13) {
                 return Err("unlucky");
             }
+            assert!(!items.contains(&666), "as asked");
             if items.contains(&0) {
                 return Err("down");
             }
@@ -194,6 +195,7 @@ mod tests {
                 batches: batches.clone(),
             },
             100,
+            &Shutdown::new(),
         );
         let writes: Vec<_> = items
             .iter()
@@ -233,7 +235,7 @@ mod tests {
             gate: gate.clone(),
             batches: batches.clone(),
         };
-        let commit = GroupCommit::start(doubler, 1);
+        let commit = GroupCommit::start(doubler, 1, &Shutdown::new());
         let (give_up_first, first) = oneshot::channel::<()>();
         let writing = tokio::spawn({
             let commit = commit.clone();
@@ -259,5 +261,21 @@ mod tests {
         let (results, batches) = write_all(&[0, 0, 0]).await;
         assert_eq!(results, [Err("down"), Err("down"), Err("down")]);
         assert!(batches.len() <= 2, "{batches:?}");
+    }
+
+    #[tokio::test]
+    async fn a_writer_that_panics_ends_the_process_with_an_error() {
+        let (gate, batches) = (Arc::new(Semaphore::new(9)), Arc::default());
+        let shutdown = Shutdown::new();
+        let commit = GroupCommit::start(Doubler { gate, batches }, 100, &shutdown);
+        assert_eq!(commit.write(1).await, Ok(Ok(2)));
+        assert_eq!(commit.write(666).await, Err(Closed));
+        shutdown.soft().cancelled().await;
+        assert_eq!(commit.write(1).await, Err(Closed));
+        let failure = shutdown.finished().await.unwrap_err();
+        assert!(
+            failure.to_string().contains("commit-orders panicked"),
+            "{failure}"
+        );
     }
 }

@@ -1,9 +1,10 @@
 //! Slots, given by turns to whatever waits, so that one part that is slow can't take what all need.
 //!
-//! A *ticket* waits with two tags: its lane (what fails together) and its partner. Nothing with a common
-//! tag holds more than half of what is free to it, so however many lanes hang, the next one finds a slot.
-//! Fresh and overdue tickets wait apart: while both wait, overdue ones get every fourth slot, fresh ones
-//! the others; alone, either may use all.
+//! A *ticket* waits with two tags: its lane (what fails together) and its partner. Tickets with the same
+//! tags are a queue. A queue holds at most half of the slots that are free to it, and everything with one
+//! common tag at most three quarters: however many lanes hang, the next one finds a slot, and a partner
+//! whose orders hang in one lane goes on in the others. Fresh and overdue tickets wait apart: while both
+//! wait, overdue ones get every fourth slot and fresh ones the others; alone, either may use all.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,6 +18,8 @@ use tokio::sync::Notify;
 
 /// How many fresh tickets get a slot for each overdue one, while both wait.
 const FRESH_TURNS: usize = 3;
+/// What has a common tag may hold this many times what is free: three quarters.
+const TAG_SHARE: usize = 3;
 /// How many queues one look for the next turn passes by: with very many full lanes it goes on later.
 const LOOK: usize = 64;
 
@@ -281,14 +284,16 @@ impl<T: Send + 'static> Lanes<T> {
         false
     }
 
-    /// Nothing with a common tag holds more than is free; within its lane, that holds for a partner too.
+    /// What holds as much as is free has half of what is free to it. Within a lane that has a limit of its
+    /// own, the same holds for each partner.
     fn may_have(&self, book: &Book<T>, queue: &Queue<T>, (lane, partner): &Tags) -> bool {
         let free = self.limits.slots - book.used;
         let of_partner = book.partners.get(partner).copied().unwrap_or_default();
         let of_lane = book.lanes.get(lane).copied().unwrap_or_default();
-        let most = self.most(lane);
-        let lane_has = lane.is_empty() || (of_lane < free && queue.slots < most.saturating_sub(of_lane));
-        of_partner < free.min(self.limits.per_partner) && lane_has
+        let of_queue = queue.slots;
+        let lane_has = lane.is_empty()
+            || (of_lane < free * TAG_SHARE && of_queue < self.most(lane).saturating_sub(of_lane));
+        of_queue < free && of_partner < self.limits.per_partner.min(free * TAG_SHARE) && lane_has
     }
 }
 
@@ -363,5 +368,200 @@ impl<T: Send + 'static> Lender for Lanes<T> {
         }
         book.tidy(tags);
         self.give(book);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const SLOW: Duration = Duration::from_hours(1);
+
+    fn limits(slots: usize, per_lane: usize, per_partner: usize) -> Limits {
+        Limits {
+            slots,
+            per_lane,
+            per_partner,
+            slow: SLOW,
+            stale: SLOW,
+        }
+    }
+
+    fn lanes(slots: usize, per_lane: usize, per_partner: usize) -> Arc<Lanes<usize>> {
+        Lanes::new(limits(slots, per_lane, per_partner), |_| usize::MAX)
+    }
+
+    fn tags(lane: &str, partner: PartnerId) -> Tags {
+        (lane.into(), partner)
+    }
+
+    fn offer(lanes: &Arc<Lanes<usize>>, class: Class, tags: &Tags, tickets: usize) -> usize {
+        lanes.offer(class, (0..tickets).map(|ticket| (tags.clone(), ticket)))
+    }
+
+    fn granted(lanes: &Lanes<usize>, class: Class) -> Vec<(usize, Slot)> {
+        lanes.granted(class).now_or_never().unwrap_or_default()
+    }
+
+    /// Offers many tickets; those that got their slots at once.
+    fn fill(lanes: &Arc<Lanes<usize>>, lane: &str, partner: PartnerId) -> Vec<(usize, Slot)> {
+        offer(lanes, Class::Fresh, &tags(lane, partner), 100);
+        granted(lanes, Class::Fresh)
+    }
+
+    #[test]
+    fn a_queue_has_half_and_a_tag_three_quarters_of_what_is_free_to_it() {
+        let partner = PartnerId::new();
+        let lanes = self::lanes(64, 64, 64);
+        let mut held = fill(&lanes, "a", partner);
+        assert_eq!(held.len(), 32);
+        (0..9).for_each(|lane| held.extend(fill(&lanes, &lane.to_string(), partner)));
+        assert_eq!(held.len(), 48, "of one partner");
+        assert_eq!(fill(&lanes, "z", PartnerId::new()).len(), 8);
+
+        let lanes = self::lanes(64, 64, 64);
+        let mut held = fill(&lanes, "a", partner);
+        (0..9).for_each(|_| held.extend(fill(&lanes, "a", PartnerId::new())));
+        assert_eq!(held.len(), 48, "of one lane");
+        assert_eq!(fill(&lanes, "z", partner).len(), 8);
+    }
+
+    #[test]
+    fn a_lane_and_a_partner_have_their_most_and_within_such_a_lane_a_partner_has_half() {
+        let lanes = lanes(100, 12, 8);
+        let [one, other, third] = std::array::from_fn(|_| PartnerId::new());
+        let held = [
+            fill(&lanes, "shared", one),
+            fill(&lanes, "shared", other),
+            fill(&lanes, "elsewhere", one),
+            fill(&lanes, "", third),
+        ];
+        assert_eq!(held.each_ref().map(Vec::len), [6, 3, 2, 8]);
+    }
+
+    #[test]
+    fn although_lanes_hang_the_next_one_goes_on() {
+        let lanes = lanes(64, 64, 64);
+        let mut hanging: Vec<_> = (0..40)
+            .map(|lane| fill(&lanes, &format!("lane {lane}"), PartnerId::new()))
+            .collect();
+        assert_eq!(hanging.iter().map(Vec::len).sum::<usize>(), 64);
+        assert!(fill(&lanes, "good", PartnerId::new()).is_empty());
+        // The first calls time out: their slots go to those who have none, and then they are free.
+        hanging[0].truncate(1);
+        let now = granted(&lanes, Class::Fresh);
+        assert!(now.len() >= 30, "{}", now.len());
+        let late = PartnerId::new();
+        let mut done = 0;
+        for _ in 0..100 {
+            done += fill(&lanes, "later", late).len();
+        }
+        assert!(done > 0 || lanes.book().queues.len() > 30);
+    }
+
+    /// Ends one row after the other; which classes got the slots, and which tickets.
+    fn run(lanes: &Arc<Lanes<usize>>, rows: usize) -> (String, Vec<usize>) {
+        let (mut classes, mut tickets) = (String::new(), Vec::new());
+        for _ in 0..rows {
+            for (class, letter) in [(Class::Fresh, 'f'), (Class::Overdue, 'o')] {
+                for (ticket, slot) in granted(lanes, class) {
+                    classes.push(letter);
+                    tickets.push(ticket);
+                    drop(slot);
+                }
+            }
+        }
+        (classes, tickets)
+    }
+
+    #[test]
+    fn queues_take_turns_and_each_keeps_its_order() {
+        let lanes = lanes(1, 1, 1);
+        offer(&lanes, Class::Fresh, &tags("a", PartnerId::new()), 3);
+        let other = tags("b", PartnerId::new());
+        lanes.offer(Class::Fresh, (10..12).map(|ticket| (other.clone(), ticket)));
+        assert_eq!(run(&lanes, 9).1, [0, 1, 10, 2, 11]);
+        assert!(lanes.is_idle());
+        let book = lanes.book();
+        assert!(
+            book.used == 0 && book.lanes.is_empty() && book.partners.is_empty() && book.queues.is_empty()
+        );
+    }
+
+    #[test]
+    fn while_both_wait_every_fourth_slot_is_for_overdue_tickets() {
+        let lanes = lanes(1, 1, 1);
+        let tags = tags("", PartnerId::new());
+        offer(&lanes, Class::Fresh, &tags, 10);
+        offer(&lanes, Class::Overdue, &tags, 6);
+        assert_eq!(run(&lanes, 40).0, "fffofffofffofooo");
+        offer(&lanes, Class::Overdue, &tags, 2);
+        offer(&lanes, Class::Fresh, &tags, 2);
+        assert_eq!(run(&lanes, 40).0.len(), 4);
+    }
+
+    #[test]
+    fn a_queue_takes_half_of_the_room_and_a_slow_one_no_more_fresh_tickets() {
+        let lanes = Lanes::new(limits(1, 1, 1), |_| usize::MAX);
+        let partner = PartnerId::new();
+        let held = fill(&lanes, "", PartnerId::new());
+        assert_eq!(
+            offer(&lanes, Class::Fresh, &tags("a", partner), 600),
+            138,
+            "{}",
+            held.len()
+        );
+        assert_eq!(offer(&lanes, Class::Fresh, &tags("b", partner), 600), 369);
+
+        let slow = Limits {
+            slow: Duration::ZERO,
+            ..limits(1, 1, 1)
+        };
+        let lanes = Lanes::new(slow, |_| usize::MAX);
+        assert_eq!(
+            offer(&lanes, Class::Fresh, &tags("a", partner), 5),
+            3,
+            "one runs, one waits"
+        );
+        assert_eq!(
+            offer(&lanes, Class::Overdue, &tags("a", partner), 5),
+            0,
+            "they are leased"
+        );
+    }
+
+    #[test]
+    fn an_overdue_ticket_that_waited_too_long_is_dropped() {
+        let stale = Limits {
+            stale: Duration::ZERO,
+            ..limits(1, 1, 1)
+        };
+        let lanes = Lanes::new(stale, |_| usize::MAX);
+        offer(&lanes, Class::Overdue, &tags("a", PartnerId::new()), 5);
+        assert!(granted(&lanes, Class::Overdue).is_empty() && lanes.is_idle());
+        assert!(lanes.book().queues.is_empty());
+        assert!(lanes.drained().now_or_never().is_some());
+    }
+
+    #[test]
+    fn a_blocked_lane_gets_nothing_until_it_may_have_some() {
+        let most = Arc::new(std::sync::atomic::AtomicUsize::new(2));
+        let now = Arc::clone(&most);
+        let lanes = Lanes::new(limits(8, 8, 8), move |_| {
+            now.load(std::sync::atomic::Ordering::Relaxed)
+        });
+        let tags = tags("a", PartnerId::new());
+        offer(&lanes, Class::Fresh, &tags, 4);
+        let held = granted(&lanes, Class::Fresh);
+        assert_eq!(held.len(), 1, "half of its two");
+        most.store(0, std::sync::atomic::Ordering::Relaxed);
+        drop(held);
+        assert!(granted(&lanes, Class::Fresh).is_empty());
+        assert_eq!(offer(&lanes, Class::Fresh, &tags, 4), 4);
+        most.store(usize::MAX, std::sync::atomic::Ordering::Relaxed);
+        lanes.look();
+        assert_eq!(granted(&lanes, Class::Fresh).len(), 3);
     }
 }

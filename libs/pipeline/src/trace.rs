@@ -165,8 +165,13 @@ mod tests {
             .build();
         let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(spans), || {
-            let span = receive("TOPUP_JOBS", "provisioner", traceparents.len());
-            gather(&span, traceparents.iter().copied());
+            let contexts: Vec<String> = traceparents.iter().flatten().map(ToString::to_string).collect();
+            drop(receive(
+                "TOPUP_JOBS",
+                "provisioner",
+                traceparents.len(),
+                &contexts,
+            ));
         });
         kept.0.lock().unwrap().pop().unwrap()
     }

@@ -324,6 +324,7 @@ impl<S: Stage> Worker<S> {
             let batch = consumer.batch().max_messages(most).expires(PULL);
             let mut chunks = pin!(batch.messages().await?.ready_chunks(most));
             while let Some(chunk) = tokio::select! {
+                biased;
                 () = stop.cancelled() => None,
                 chunk = chunks.next() => chunk,
             } {

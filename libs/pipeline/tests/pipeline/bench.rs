@@ -1,10 +1,10 @@
 //! Streams of a test's own, and a stage whose rows are numbers.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -13,15 +13,16 @@ use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
 use pipeline::{
     Effect, Nats, NatsConfig,
+    lanes::{Limits, Slot},
     streams::Source,
-    worker::{self, Kind, Stage, Trigger},
+    worker::{self, Found, Look, Names, Settings, Stage, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use secrecy::SecretString;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
+use serde_json::json;
 use testkit::{nats::OwnStreams, wait};
 use tokio::sync::Semaphore;
-use tracing::Span;
 use uuid::Uuid;
 
 /// Far longer than anything here takes; a test that waits this long has failed.
@@ -69,26 +70,21 @@ impl Bench {
         self.nats.job_subject("sandbox")
     }
 
-    /// Publishes what says that this row waits.
+    /// Publishes a message that names this row.
     pub async fn announce(&self, row: u32) {
-        self.announce_as(&format!("row-{row}"), row).await;
+        self.announce_all(&[row]).await;
     }
 
-    pub async fn announce_as(&self, message_id: &str, row: u32) {
-        let message = Message { row };
+    /// Publishes one message that names these rows.
+    pub async fn announce_all(&self, rows: &[u32]) {
+        let message = json!({ "rows": rows });
         self.nats
-            .publish(
-                Effect::PublishJob,
-                self.subject(),
-                message_id,
-                &message,
-                &Span::none(),
-            )
+            .publish(Effect::PublishJobs, self.subject(), message, None)
             .await;
     }
 
-    /// Runs the stage with these permits on a connection of its own.
-    pub async fn start(&self, rows: &Arc<Rows>, permits: usize) -> Running {
+    /// Runs the stage with these slots on a connection of its own.
+    pub async fn start(&self, rows: &Arc<Rows>, slots: usize) -> Running {
         let source = Source {
             stream: "TOPUP_JOBS",
             durable: DURABLE.into(),
@@ -96,10 +92,37 @@ impl Bench {
             // Whatever comes again does so because it was asked for.
             ack_wait: Duration::from_mins(5),
         };
+        let limits = Limits {
+            slots,
+            per_lane: slots,
+            per_partner: slots,
+            slow: PATIENCE,
+            stale: PATIENCE,
+        };
+        let settings = Settings {
+            source: Some(source),
+            limits,
+            provider: None,
+        };
         let shutdown = Shutdown::new();
         let nats = connect(&self.config).await;
-        worker::start(Arc::clone(rows), &nats, source, permits, &shutdown);
+        worker::start(Arc::clone(rows), &nats, settings, &shutdown);
         Running { shutdown, nats }
+    }
+
+    /// Does something on a connection of another thread, while nothing moves on this one: what the
+    /// server sends meanwhile is there all at once afterwards.
+    pub fn meanwhile<F: Future<Output = ()>>(&self, act: impl FnOnce(Nats) -> F + Send) {
+        let elsewhere = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let nats = connect(&self.config).await;
+                act(nats.clone()).await;
+                // The server has handled what it got before it answers this.
+                nats.ensure_streams().await.unwrap();
+            });
+        };
+        std::thread::scope(|scope| scope.spawn(elsewhere).join().unwrap());
     }
 
     pub async fn stream(&self, base: &str) -> Result<stream::Info> {
@@ -157,6 +180,11 @@ impl Running {
         self.nats.ensure_streams().await.unwrap();
     }
 
+    /// How many tasks the stop waits for.
+    pub fn tasks(&self) -> usize {
+        self.shutdown.tracker().len()
+    }
+
     /// Begins the soft stop.
     pub fn begin_stop(&self) {
         self.shutdown.stop();
@@ -168,6 +196,12 @@ impl Running {
         self.nats.flush().await;
     }
 
+    /// Waits until the stage stops by itself; why.
+    pub async fn failure(&self) -> String {
+        let failed = tokio::time::timeout(PATIENCE, self.shutdown.finished()).await;
+        format!("{:#}", failed.unwrap().unwrap_err())
+    }
+
     /// Stops the stage and waits for its end.
     pub async fn stop(&self) {
         self.begin_stop();
@@ -175,10 +209,10 @@ impl Running {
     }
 }
 
-/// Says that a row waits.
-#[derive(Serialize, Deserialize)]
+/// Names rows that wait.
+#[derive(Deserialize)]
 pub struct Message {
-    pub row: u32,
+    pub rows: Vec<u32>,
 }
 
 /// What a stage did with a row.
@@ -195,18 +229,21 @@ pub struct Rows {
     state: Mutex<State>,
     /// Each claim takes a permit; without one, it waits.
     pub claims_may_pass: Semaphore,
-    /// Each run takes a permit; without one, it waits.
+    /// Each run of a held row takes a permit; without one, it waits.
     pub runs_may_end: Semaphore,
+    /// Rows from this one on are held.
+    held_from: AtomicU32,
+    panics: AtomicBool,
     running: AtomicUsize,
-    claiming: AtomicUsize,
 }
 
 #[derive(Default)]
 struct State {
     /// Not taken up yet.
     open: HashSet<u32>,
-    /// Of these, the overdue ones.
-    due: Vec<u32>,
+    /// Of these, the due ones.
+    due: BTreeSet<u32>,
+    leased: HashSet<u32>,
     claims_to_fail: usize,
     claims: Vec<usize>,
     most_running: usize,
@@ -223,17 +260,33 @@ impl Rows {
         Arc::new(Self {
             state: Mutex::new(state),
             claims_may_pass: Semaphore::new(Semaphore::MAX_PERMITS),
-            runs_may_end: Semaphore::new(Semaphore::MAX_PERMITS),
+            runs_may_end: Semaphore::new(0),
+            held_from: AtomicU32::new(u32::MAX),
+            panics: AtomicBool::new(false),
             running: AtomicUsize::new(0),
-            claiming: AtomicUsize::new(0),
         })
     }
 
     /// As above, but nothing ends before [`Rows::let_end`].
     pub fn held(open: impl IntoIterator<Item = u32>) -> Arc<Self> {
         let rows = Self::new(open);
-        rows.runs_may_end.forget_permits(Semaphore::MAX_PERMITS);
+        rows.held_from.store(0, Ordering::SeqCst);
         rows
+    }
+
+    /// More rows are open; those from `from` on don't end before [`Rows::let_end`].
+    pub fn hold_from(&self, from: u32, open: impl IntoIterator<Item = u32>) {
+        self.held_from.store(from, Ordering::SeqCst);
+        self.state.lock().unwrap().open.extend(open);
+    }
+
+    pub fn panic_at_claims(&self) {
+        self.panics.store(true, Ordering::SeqCst);
+    }
+
+    /// How many due rows are not leased.
+    pub fn due(&self) -> usize {
+        self.state.lock().unwrap().due.len()
     }
 
     pub fn let_end(&self) {
@@ -248,7 +301,7 @@ impl Rows {
         let mut state = self.state.lock().unwrap();
         for row in rows {
             state.open.insert(row);
-            state.due.push(row);
+            state.due.insert(row);
         }
     }
 
@@ -267,7 +320,7 @@ impl Rows {
         rows
     }
 
-    /// How many messages each claim named.
+    /// How many rows each claim named.
     pub fn claims(&self) -> Vec<usize> {
         self.state.lock().unwrap().claims.clone()
     }
@@ -289,68 +342,94 @@ impl Rows {
         })
         .await;
     }
+}
 
-    pub async fn until_claiming(&self) {
-        until("a claim", async || self.claiming.load(Ordering::SeqCst) > 0).await;
+/// Rows below 10,000 share slots with none, the others with those of the same ten thousand.
+fn ticket(row: u32) -> Ticket<u32> {
+    let lane = if row < 10_000 {
+        String::new()
+    } else {
+        format!("lane {}", row / 10_000)
+    };
+    Ticket {
+        id: row,
+        lane: lane.into(),
+        partner: Uuid::from_u128(row.into()).into(),
     }
 }
 
 impl Stage for Rows {
-    const KIND: Kind = Kind::Job;
+    const NAMES: Names = Names {
+        stage: "test",
+        kind: "job",
+        claims: ("UPDATE", "rows"),
+        claim: Effect::ClaimJobs,
+        lease_due: Effect::LeaseDueJobs,
+        claim_due: Effect::ClaimDueJobs,
+        acknowledge: Effect::AckJob,
+        bury: Effect::BuryJob,
+    };
     type Message = Message;
+    type Id = u32;
+    type Hint = ();
     type Work = u32;
-    type Key = u32;
 
-    fn key(&self, message: &Message) -> u32 {
-        message.row
+    fn open(&self, message: Message) -> (Vec<Ticket<u32>>, ()) {
+        (message.rows.into_iter().map(ticket).collect(), ())
     }
 
-    fn work_key(&self, work: &u32) -> u32 {
-        *work
+    async fn due(&self, look: Look) -> Result<Found<u32>> {
+        let state = self.state.lock().unwrap();
+        // Without lanes to walk through, a look is one page.
+        let due = state.due.iter().take(look.limit).copied().map(ticket).collect();
+        Ok(Found { due, after: None })
     }
 
-    async fn claim(&self, messages: &[Message]) -> Result<Vec<u32>> {
-        if messages.is_empty() {
-            return Ok(Vec::new());
-        }
-        self.claiming.fetch_add(1, Ordering::SeqCst);
-        self.claims_may_pass.acquire().await?.forget();
-        self.claiming.fetch_sub(1, Ordering::SeqCst);
+    async fn lease(&self, rows: &[u32]) -> Result<Vec<u32>> {
         let mut state = self.state.lock().unwrap();
-        state.claims.push(messages.len());
+        let leased: Vec<u32> = rows.iter().copied().filter(|row| state.due.remove(row)).collect();
+        state.leased.extend(&leased);
+        Ok(leased)
+    }
+
+    async fn claim(&self, rows: &[u32], overdue: bool) -> Result<Vec<u32>> {
+        assert!(!self.panics.load(Ordering::SeqCst), "as asked");
+        self.claims_may_pass.acquire().await?.forget();
+        let mut state = self.state.lock().unwrap();
         if state.claims_to_fail > 0 {
             state.claims_to_fail -= 1;
             bail!("the database is away");
         }
-        let named = messages.iter().map(|message| message.row);
-        Ok(named.filter(|row| state.open.remove(row)).collect())
-    }
-
-    async fn claim_due(&self, limit: usize) -> Result<Vec<u32>> {
-        let mut state = self.state.lock().unwrap();
-        let mut taken = Vec::new();
-        while taken.len() < limit
-            && let Some(row) = state.due.pop()
-        {
-            if state.open.remove(&row) {
-                taken.push(row);
-            }
+        if overdue {
+            assert!(rows.iter().all(|row| state.leased.contains(row)), "{rows:?}");
+        } else {
+            state.claims.push(rows.len());
         }
-        Ok(taken)
+        Ok(rows
+            .iter()
+            .copied()
+            .filter(|row| state.open.remove(row))
+            .collect())
     }
 
-    async fn run(&self, row: u32, trigger: Trigger<Message>) {
+    fn id(row: &u32) -> &u32 {
+        row
+    }
+
+    async fn run(self: Arc<Self>, row: u32, trigger: Trigger<()>, _slot: Slot) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         {
             let mut state = self.state.lock().unwrap();
             state.most_running = state.most_running.max(running);
         }
-        self.runs_may_end.acquire().await.unwrap().forget();
+        if row >= self.held_from.load(Ordering::SeqCst) {
+            self.runs_may_end.acquire().await.unwrap().forget();
+        }
         self.running.fetch_sub(1, Ordering::SeqCst);
         self.state.lock().unwrap().done.push(Done {
             row,
             announced: trigger.message.is_some(),
-            traceparent: trigger.traceparent,
+            traceparent: trigger.message.and_then(|message| message.traceparent.clone()),
         });
     }
 }

@@ -1,6 +1,7 @@
 //! Crate `pipeline` on a real nats-server, with streams of its own for each test.
 //!
 //! - [`streams`], [`publishing`]: what is made, and what becomes of messages.
+//! - [`handshake`]: verdicts and releases.
 //! - [`worker`], [`stopping`], [`recovery`]: the loop of a stage, its end, and what it must survive.
 
 #![expect(
@@ -10,6 +11,7 @@
 )]
 
 mod bench;
+mod handshake;
 mod publishing;
 mod recovery;
 mod stopping;

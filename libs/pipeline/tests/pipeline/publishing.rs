@@ -1,38 +1,111 @@
 //! Publishing, and the trace that travels with a message.
 
-use std::{sync::Once, time::Duration};
+use std::time::Duration;
 
-use opentelemetry::trace::TraceContextExt;
-use pipeline::{Effect, Nats, NatsConfig, trace};
-use runtime::CommonConfig;
+use domain::{PartnerId, PlacementId, TopupIds};
+use pipeline::{
+    Effect, Nats, NatsConfig,
+    payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
+    publish::{Job, Ready},
+    trace,
+};
+use runtime::Shutdown;
 use secrecy::SecretString;
 use serde_json::json;
 use testkit::ports;
-use tracing::{Span, info_span};
-use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::bench::{Bench, Rows};
 
-#[tokio::test]
-async fn a_repeated_message_is_dropped_by_its_id() {
-    let bench = Bench::new().await;
-    bench.nats.ensure_streams().await.unwrap();
-    for _ in 0..3 {
-        bench.announce(1).await;
+fn job(provider: &str, waits: bool) -> Job {
+    Job {
+        provider: provider.into(),
+        placement: JobPlacement {
+            placement_id: PlacementId::new(),
+            partner_id: PartnerId::new(),
+            lane: "option".into(),
+        },
+        waits,
+        traceparent: None,
     }
-    bench.announce(2).await;
-    bench.until_messages(2).await;
-    let stream = bench.stream("TOPUP_JOBS").await.unwrap();
-    assert_eq!(stream.state.last_sequence, 2);
-    let stream = bench.jetstream.get_stream(stream.config.name).await.unwrap();
-    let first = stream.get_raw_message(1).await.unwrap();
-    assert_eq!(first.subject.as_str(), bench.subject());
-    assert_eq!(first.payload, r#"{"row":1}"#);
-    assert_eq!(first.headers.get("Nats-Msg-Id").unwrap().as_str(), "row-1");
-    assert!(
-        first.headers.get(trace::TRACEPARENT).is_none(),
-        "nothing is traced"
-    );
+}
+
+#[tokio::test]
+async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
+    let bench = Bench::new().await;
+    let jobs = bench.nats.jobs("one", &Shutdown::new());
+    let (mut sandbox, mut usimsa, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+    for n in 0..100 {
+        let (to, name, waits) = match n % 4 {
+            0 | 1 => (&mut sandbox, "sandbox", false),
+            2 => (&mut usimsa, "usimsa", false),
+            _ => (&mut waiting, "sandbox", true),
+        };
+        let job = job(name, waits);
+        to.push(job.placement.clone());
+        jobs.hand_in(job);
+    }
+    bench.nats.flush().await;
+    let info = bench.stream("TOPUP_JOBS").await.unwrap();
+    let stream = bench.jetstream.get_stream(info.config.name).await.unwrap();
+    let (mut found, mut sizes) = ([Vec::new(), Vec::new(), Vec::new()], Vec::new());
+    for sequence in 1..=info.state.last_sequence {
+        let message = stream.get_raw_message(sequence).await.unwrap();
+        let TopupJob::V2 {
+            placements,
+            verdict_to,
+        } = serde_json::from_slice(&message.payload).unwrap()
+        else {
+            panic!("an old version is sent: {message:?}");
+        };
+        assert!(
+            message.headers.get(trace::TRACEPARENT).is_none(),
+            "nothing is traced"
+        );
+        sizes.push(placements.len());
+        let index = match verdict_to {
+            None if message.subject.as_str() == bench.nats.job_subject("sandbox") => 0,
+            None if message.subject.as_str() == bench.nats.job_subject("usimsa") => 1,
+            Some(to) if to == bench.nats.verdict_subject("one") => 2,
+            other => panic!("{other:?} on {}", message.subject),
+        };
+        found[index].extend(placements);
+    }
+    assert_eq!(found, [sandbox, usimsa, waiting]);
+    assert!(sizes.iter().all(|size| *size <= MOST), "{sizes:?}");
+    assert!(sizes.len() <= 8, "they travel together: {sizes:?}");
+}
+
+#[tokio::test]
+async fn readiness_travels_in_batches() {
+    let bench = Bench::new().await;
+    let readiness = bench.nats.readiness(&Shutdown::new());
+    let ids = TopupIds::new(0);
+    let topups: Vec<ReadyTopup> = (0..40)
+        .map(|_| ReadyTopup {
+            topup_id: ids.next(runtime::clock::now()),
+            partner_id: PartnerId::new(),
+        })
+        .collect();
+    for topup in topups.clone() {
+        readiness.hand_in(Ready {
+            topup,
+            traceparent: None,
+        });
+    }
+    bench.nats.flush().await;
+    let info = bench.stream("TOPUP_READY").await.unwrap();
+    assert!((2..=4).contains(&info.state.messages), "{:?}", info.state);
+    let stream = bench.jetstream.get_stream(info.config.name).await.unwrap();
+    let mut found = Vec::new();
+    for sequence in 1..=info.state.last_sequence {
+        let message = stream.get_raw_message(sequence).await.unwrap();
+        assert_eq!(message.subject.as_str(), bench.nats.ready_batch_subject());
+        match serde_json::from_slice(&message.payload).unwrap() {
+            TopupReady::V2 { topups } => found.extend(topups),
+            TopupReady::V1 { .. } => panic!("an old version is sent"),
+        }
+    }
+    assert_eq!(found, topups);
 }
 
 #[tokio::test]
@@ -54,13 +127,7 @@ async fn what_cannot_be_published_is_no_failure() {
     let large = json!({"row": "x".repeat(100_000)});
     bench
         .nats
-        .publish(
-            Effect::PublishJob,
-            bench.subject(),
-            "large",
-            &large,
-            &Span::none(),
-        )
+        .publish(Effect::PublishJobs, bench.subject(), &large, None)
         .await;
     bench.announce(1).await;
     bench.until_messages(1).await;
@@ -78,8 +145,7 @@ async fn without_nats_publishing_returns_at_once() {
         assert!(!nats.is_connected());
         let subject = nats.job_subject("sandbox");
         for _ in 0..1000 {
-            nats.publish(Effect::PublishJob, subject.clone(), "1", &1, &Span::none())
-                .await;
+            nats.publish(Effect::PublishJobs, subject.clone(), &1, None).await;
         }
         nats.flush().await;
     };
@@ -88,41 +154,23 @@ async fn without_nats_publishing_returns_at_once() {
         .unwrap();
 }
 
-fn tracing_on() {
-    static TELEMETRY: Once = Once::new();
-    TELEMETRY.call_once(|| {
-        let common = CommonConfig {
-            log: "off".into(),
-            ..CommonConfig::default()
-        };
-        drop(runtime::telemetry::start("pipeline", &common).unwrap());
-    });
-}
-
 #[tokio::test]
 async fn a_trace_travels_with_its_message() {
-    tracing_on();
     let bench = Bench::new().await;
     let rows = Rows::new([1]);
     let stage = bench.start(&rows, 4).await;
-    let post = info_span!("POST", otel.kind = "server");
-    let context = trace::context_of(&post).unwrap();
-    let message = json!({"row": 1});
+    let context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let message = json!({"rows": [1]});
     bench
         .nats
-        .publish(Effect::PublishJob, bench.subject(), "row-1", &message, &post)
+        .publish(
+            Effect::PublishJobs,
+            bench.subject(),
+            &message,
+            Some(context.into()),
+        )
         .await;
     rows.until_done(1).await;
-    let traceparent = rows.done()[0].traceparent.clone();
-    assert_eq!(traceparent.as_deref(), Some(context.as_str()));
+    assert_eq!(rows.done()[0].traceparent.as_deref(), Some(context));
     stage.stop().await;
-
-    let process = info_span!("process", otel.kind = "consumer");
-    trace::set_parent(&process, traceparent.as_deref());
-    let trace_of = |span: &Span| span.context().span().span_context().trace_id();
-    assert_eq!(trace_of(&process), trace_of(&post));
-    // Whatever a header says, it never stops the work.
-    let other = info_span!("process", otel.kind = "consumer");
-    trace::set_parent(&other, Some("00-nonsense"));
-    assert_ne!(trace_of(&other), trace_of(&post));
 }

@@ -149,7 +149,7 @@ async fn more_copies_than_servers_are_told_once_with_the_remedy_and_asked_for_ev
         "{told:?}"
     );
     assert!(log.lines_with("pulling again").is_empty());
-    // Meanwhile overdue rows are worked on.
+    // Meanwhile due rows are worked on.
     rows.until_done(1).await;
 
     // An operator helps.

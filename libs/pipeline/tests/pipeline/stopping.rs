@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use pipeline::Effect;
 use tokio::sync::Semaphore;
 
-use crate::bench::{Bench, Rows, until};
+use crate::bench::{Bench, PATIENCE, Rows, until};
 
 #[tokio::test]
 async fn a_stop_finishes_what_is_in_flight() {
@@ -28,42 +29,67 @@ async fn a_stop_finishes_what_is_in_flight() {
     bench.until_messages(0).await;
 }
 
+#[tokio::test]
+async fn a_stop_starts_what_was_accepted_while_it_gets_slots_soon() {
+    let bench = Bench::new().await;
+    let rows = Rows::new(0..20);
+    rows.claims_may_pass.forget_permits(Semaphore::MAX_PERMITS);
+    let stage = bench.start(&rows, 2).await;
+    bench.announce_all(&(0..20).collect::<Vec<_>>()).await;
+    bench.until_messages(0).await;
+    stage.begin_stop();
+    rows.claims_may_pass.add_permits(100);
+    stage.stop().await;
+    assert_eq!(rows.done_rows(), (0..20).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_stop_leaves_to_redrive_what_gets_no_slot() {
+    let bench = Bench::new().await;
+    let rows = Rows::held(0..3);
+    let stage = bench.start(&rows, 1).await;
+    bench.announce_all(&[0, 1, 2]).await;
+    rows.until_running(1).await;
+    let stopping = async {
+        stage.begin_stop();
+        until("only the row that runs to be left", async || stage.tasks() == 1).await;
+        rows.let_end();
+        stage.stop().await;
+    };
+    tokio::time::timeout(PATIENCE, stopping).await.unwrap();
+    assert_eq!(rows.done_rows(), [0]);
+}
+
 /// Unacknowledged messages come again only after minutes here: whatever the other replica gets, it
-/// gets because the one that stops gave it back, or never took it.
+/// gets because the one that stops gave it back.
 #[tokio::test]
 async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
     let bench = Bench::new().await;
     let one = Rows::new(0..8);
-    one.claims_may_pass.forget_permits(Semaphore::MAX_PERMITS);
     let stopping = bench.start(&one, 16).await;
     bench.announce(0).await;
-    one.until_claiming().await;
-    for row in 1..6 {
-        bench.announce(row).await;
-    }
-    until("all to be delivered", async || {
-        bench
-            .consumer()
-            .await
-            .is_ok_and(|consumer| consumer.num_ack_pending == 6)
-    })
-    .await;
-    stopping.round_trip().await;
+    one.until_done(1).await;
+    bench.until_messages(0).await;
+    let subject = bench.subject();
+    bench.meanwhile(async |nats| {
+        for row in 1..6 {
+            let message = serde_json::json!({ "rows": [row] });
+            nats.publish(Effect::PublishJobs, subject.clone(), message, None)
+                .await;
+        }
+    });
     stopping.begin_stop();
-    one.claims_may_pass.add_permits(10);
     stopping.stop().await;
-    assert!(one.done_rows().contains(&0), "it was in flight");
+    assert_eq!(one.done_rows(), [0], "nothing was started after the stop");
 
-    // Its last pull asked for two more messages than there were.
+    // Its last pull asked for more messages than there were.
     stopping.round_trip().await;
     bench.announce(6).await;
     bench.announce(7).await;
     let other = Rows::new(0..8);
     let running = bench.start(&other, 16).await;
-    bench.until_messages(0).await;
-    let mut done = [one.done_rows(), other.done_rows()].concat();
-    done.sort_unstable();
-    assert_eq!(done, (0..8).collect::<Vec<_>>());
+    other.until_done(7).await;
+    assert_eq!(other.done_rows(), (1..8).collect::<Vec<_>>());
     running.stop().await;
 }
 

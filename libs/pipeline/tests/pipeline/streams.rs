@@ -25,7 +25,7 @@ async fn streams_are_made_once_and_bounded() {
         assert_eq!(config.duplicate_window, Duration::from_mins(2));
         assert_eq!(config.num_replicas, 1);
         assert!(config.max_bytes > 0 && config.max_message_size > 0);
-        assert_eq!(config.max_age, Duration::ZERO);
+        assert_eq!(config.max_age, Duration::from_mins(10));
     }
     let dead = bench.stream("TOPUP_DEAD").await.unwrap().config;
     assert_eq!(dead.subjects, [format!("{prefix}topup.dead.>")]);
@@ -51,6 +51,46 @@ async fn a_stream_that_an_operator_changed_is_left_alone() {
         bench.stream("TOPUP_JOBS").await.unwrap().config.max_bytes,
         1_000_000
     );
+}
+
+#[tokio::test]
+async fn a_stream_of_an_earlier_version_gets_its_bounds() {
+    let bench = Bench::new().await;
+    let earlier = Config {
+        name: bench.nats.stream_name("TOPUP_JOBS"),
+        subjects: vec![bench.nats.job_subject(">")],
+        retention: RetentionPolicy::WorkQueue,
+        storage: StorageType::File,
+        discard: DiscardPolicy::New,
+        max_bytes: 1024 * 1024 * 1024,
+        max_message_size: 64 * 1024,
+        duplicate_window: Duration::from_mins(2),
+        num_replicas: 1,
+        ..Config::default()
+    };
+    bench.jetstream.create_stream(earlier).await.unwrap();
+    bench.announce(1).await;
+    bench.nats.ensure_streams().await.unwrap();
+    let stream = bench.stream("TOPUP_JOBS").await.unwrap();
+    assert_eq!(stream.config.max_age, Duration::from_mins(10));
+    assert!(stream.config.discard_new_per_subject);
+    assert_eq!(stream.state.messages, 1);
+}
+
+#[tokio::test]
+async fn a_provider_that_is_not_served_leaves_the_stream_to_the_others() {
+    let bench = Bench::new().await;
+    bench.nats.ensure_streams().await.unwrap();
+    // Far more than its share, and without waiting for each.
+    let unserved = bench.nats.job_subject("unserved");
+    for _ in 0..12_000 {
+        let client = bench.nats.client();
+        client.publish(unserved.clone(), "{}".into()).await.unwrap();
+    }
+    bench.nats.flush().await;
+    bench.until_messages(10_000).await;
+    bench.announce(1).await;
+    bench.until_messages(10_001).await;
 }
 
 #[tokio::test]

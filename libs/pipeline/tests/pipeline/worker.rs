@@ -1,18 +1,19 @@
 //! The loop of a stage while all is well, and while its messages or its database are not.
 
-use async_nats::HeaderMap;
+use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
+use pipeline::Effect;
 
-use crate::bench::{Bench, Rows, until};
+use crate::bench::{Bench, DURABLE, Rows, until};
 
 #[tokio::test]
 async fn messages_are_claimed_in_batches_and_acknowledged() {
     let bench = Bench::new().await;
     bench.nats.ensure_streams().await.unwrap();
-    for row in 0..40 {
-        bench.announce(row).await;
+    for row in 0..20 {
+        bench.announce_all(&[row, row + 20]).await;
     }
-    bench.until_messages(40).await;
+    bench.until_messages(20).await;
     let rows = Rows::new(0..40);
     let stage = bench.start(&rows, 16).await;
     rows.until_done(40).await;
@@ -20,28 +21,24 @@ async fn messages_are_claimed_in_batches_and_acknowledged() {
     assert_eq!(rows.done_rows(), (0..40).collect::<Vec<_>>());
     assert!(rows.done().iter().all(|done| done.announced));
     let claims = rows.claims();
-    assert!(
-        claims.iter().all(|size| *size <= 8),
-        "half the permits: {claims:?}"
-    );
-    assert!(claims.iter().any(|size| *size > 1), "{claims:?}");
+    assert!(claims.iter().all(|size| *size <= 16), "all slots: {claims:?}");
+    assert!(claims.iter().any(|size| *size > 2), "{claims:?}");
+    assert!(rows.most_running() <= 16);
     stage.stop().await;
 }
 
 #[tokio::test]
-async fn a_message_is_acknowledged_only_after_its_row_was_run() {
+async fn a_message_is_acknowledged_once_its_rows_wait() {
     let bench = Bench::new().await;
-    let rows = Rows::held([1]);
-    let stage = bench.start(&rows, 4).await;
-    bench.announce(1).await;
+    let rows = Rows::held(0..3);
+    let stage = bench.start(&rows, 1).await;
+    bench.announce_all(&[0, 1, 2]).await;
     rows.until_running(1).await;
-    let consumer = bench.consumer().await.unwrap();
-    assert_eq!(
-        (consumer.num_ack_pending, bench.messages("TOPUP_JOBS").await),
-        (1, 1)
-    );
-    rows.let_end();
     bench.until_messages(0).await;
+    assert_eq!(rows.done().len(), 0);
+    rows.let_end();
+    rows.until_done(3).await;
+    assert_eq!(rows.most_running(), 1);
     stage.stop().await;
 }
 
@@ -49,30 +46,56 @@ async fn a_message_is_acknowledged_only_after_its_row_was_run() {
 async fn what_needs_nothing_is_acknowledged_and_not_run() {
     let bench = Bench::new().await;
     bench.nats.ensure_streams().await.unwrap();
-    // Row 1 twice, in one batch; rows 2 and 3 are done already.
-    for (id, row) in [("a", 1), ("b", 1), ("c", 2), ("d", 3)] {
-        bench.announce_as(id, row).await;
+    // Row 1 twice; rows 2 and 3 are done already.
+    for row in [1, 1, 2, 3] {
+        bench.announce(row).await;
     }
     bench.until_messages(4).await;
     let rows = Rows::new([1]);
     let stage = bench.start(&rows, 16).await;
     bench.until_messages(0).await;
-    assert_eq!(rows.done_rows(), [1]);
+    rows.until_done(1).await;
     stage.stop().await;
+    assert_eq!(rows.done_rows(), [1]);
 }
 
 #[tokio::test]
-async fn what_cannot_be_claimed_comes_again() {
+async fn a_claim_is_retried_while_the_database_is_away() {
     let bench = Bench::new().await;
     let rows = Rows::new(0..3);
-    rows.fail_claims(1);
+    rows.fail_claims(2);
     let stage = bench.start(&rows, 16).await;
-    for row in 0..3 {
-        bench.announce(row).await;
-    }
+    bench.announce_all(&[0, 1, 2]).await;
     rows.until_done(3).await;
-    bench.until_messages(0).await;
     assert_eq!(rows.done_rows(), [0, 1, 2]);
+    stage.stop().await;
+}
+
+/// The messages of a pull that ends with an error are not delivered again before `ack_wait`, five
+/// minutes here.
+#[tokio::test]
+async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
+    let bench = Bench::new().await;
+    let rows = Rows::new(0..5);
+    let stage = bench.start(&rows, 16).await;
+    bench.announce(0).await;
+    rows.until_done(1).await;
+    bench.until_messages(0).await;
+    let (subject, stream) = (bench.subject(), bench.nats.stream_name("TOPUP_JOBS"));
+    bench.meanwhile(async |nats| {
+        for row in 1..4 {
+            let message = serde_json::json!({ "rows": [row] });
+            nats.publish(Effect::PublishJobs, subject.clone(), message, None)
+                .await;
+        }
+        let stream = jetstream::new(nats.client().clone())
+            .get_stream(stream)
+            .await
+            .unwrap();
+        stream.delete_consumer(DURABLE).await.unwrap();
+    });
+    rows.until_done(4).await;
+    assert_eq!(rows.done_rows(), [0, 1, 2, 3]);
     stage.stop().await;
 }
 
@@ -81,7 +104,7 @@ async fn unreadable_messages_are_put_aside_and_block_nobody() {
     let unreadable = [
         &b"no JSON"[..],
         b"",
-        b"{\"row\":\"\r\n\\u0000\x01\xc3\xa9\"}",
+        b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}",
         b"\xff\xfe",
         b"{\"other\":1}",
     ];
@@ -92,7 +115,7 @@ async fn unreadable_messages_are_put_aside_and_block_nobody() {
     for (index, payload) in unreadable.into_iter().enumerate() {
         bench.announce(u32::try_from(index).unwrap() * 2).await;
         let mut headers = HeaderMap::new();
-        headers.insert("Nats-Msg-Id", index.to_string());
+        headers.insert("Number", index.to_string());
         let published =
             bench
                 .jetstream
@@ -152,7 +175,7 @@ async fn overdue_rows_are_taken_up_without_any_message() {
 }
 
 #[tokio::test]
-async fn permits_bound_what_runs_at_once() {
+async fn slots_bound_what_runs_at_once() {
     let bench = Bench::new().await;
     let rows = Rows::held(0..20);
     rows.make_due(20..40);
@@ -170,7 +193,7 @@ async fn permits_bound_what_runs_at_once() {
 }
 
 #[tokio::test]
-async fn one_permit_is_enough_for_messages_and_overdue_rows() {
+async fn one_slot_is_enough_for_messages_and_due_rows() {
     let bench = Bench::new().await;
     let rows = Rows::new(0..3);
     let stage = bench.start(&rows, 1).await;
@@ -185,24 +208,66 @@ async fn one_permit_is_enough_for_messages_and_overdue_rows() {
     stage.stop().await;
 }
 
-#[tokio::test]
-async fn a_flood_of_messages_leaves_overdue_rows_their_turn() {
+/// Lets 80 rows end one by one while messages and due rows both wait; how many of them were due.
+async fn due_of_eighty(messages: u32, due: u32) -> usize {
     let bench = Bench::new().await;
-    let rows = Rows::held(0..2000);
+    let rows = Rows::held(0..messages);
+    rows.make_due(5000..5000 + due);
     let stage = bench.start(&rows, 4).await;
-    for row in 0..2000 {
-        bench.announce(row).await;
+    for first in (0..messages).step_by(20) {
+        bench.announce_all(&(first..first + 20).collect::<Vec<_>>()).await;
     }
-    rows.until_running(4).await;
-    rows.make_due(5000..5003);
-    until("an overdue row to be run", async || {
+    bench.until_messages(0).await;
+    until("due rows to wait", async || rows.due() == 0).await;
+    for ended in 1..=80 {
         rows.let_one_end();
-        rows.done().iter().any(|done| !done.announced)
-    })
-    .await;
-    assert!(rows.done().len() < 1500, "long before the flood is over");
+        rows.until_done(ended).await;
+        rows.until_running(4).await;
+    }
+    let due = rows.done().iter().filter(|done| !done.announced).count();
     rows.let_end();
-    rows.until_done(2003).await;
-    assert_eq!(rows.most_running(), 4);
     stage.stop().await;
+    due
+}
+
+#[tokio::test]
+async fn a_flood_of_messages_leaves_due_rows_a_quarter_of_the_slots() {
+    let due = due_of_eighty(600, 100).await;
+    assert!((16..=24).contains(&due), "{due} of 80");
+}
+
+#[tokio::test]
+async fn a_backlog_of_due_rows_leaves_messages_the_other_slots() {
+    let due = due_of_eighty(200, 250).await;
+    assert!((16..=24).contains(&due), "{due} of 80");
+}
+
+#[tokio::test]
+async fn one_lane_that_hangs_leaves_slots_to_the_others() {
+    let bench = Bench::new().await;
+    let rows = Rows::new(0..200);
+    rows.hold_from(10_000, 10_000..10_100);
+    let stage = bench.start(&rows, 8).await;
+    bench.announce_all(&(10_000..10_032).collect::<Vec<_>>()).await;
+    rows.until_running(4).await;
+    rows.make_due(10_032..10_100);
+    for first in (0..200).step_by(20) {
+        bench.announce_all(&(first..first + 20).collect::<Vec<_>>()).await;
+    }
+    rows.until_done(200).await;
+    assert!(rows.done_rows().iter().all(|row| *row < 10_000));
+    rows.let_end();
+    rows.until_done(300).await;
+    stage.stop().await;
+}
+
+#[tokio::test]
+async fn a_panic_in_a_claim_ends_the_process_with_an_error() {
+    let bench = Bench::new().await;
+    let rows = Rows::new([1]);
+    let stage = bench.start(&rows, 4).await;
+    rows.panic_at_claims();
+    bench.announce(1).await;
+    let failure = stage.failure().await;
+    assert!(failure.contains("claims of messages panicked"), "{failure}");
 }
