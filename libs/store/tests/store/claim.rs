@@ -58,13 +58,14 @@ async fn no_placement_is_taken_up_twice() {
     let bench = Bench::new().await;
     let all: HashSet<PlacementId> = bench.due(500).await.into_iter().collect();
     let claimers = (0..CLAIMERS).map(|_| async {
-        let mut mine = Vec::new();
+        let (mut mine, mut after) = (Vec::new(), None);
         let mut connection = bench.connection().await;
         loop {
-            let page = Page { limit: 7, per_lane: 7, ..Page::default() };
+            let page = Page { limit: 7, per_lane: 7, after: after.take(), ..Page::default() };
             let found = placements::due(&mut connection, PROVIDER, true, &page).await.unwrap();
+            after = found.after;
             let found: Vec<_> = found.due.into_iter().map(|one| one.placement_id).collect();
-            if found.is_empty() {
+            if found.is_empty() && after.is_none() {
                 return mine;
             }
             let leased = placements::lease(&mut connection, &found, LEASE).await.unwrap();
@@ -129,7 +130,7 @@ async fn a_message_takes_up_only_what_is_accepted() {
     let orders: Vec<NewOrder> = (0..6).map(|_| order(PartnerId::new(), 1)).collect();
     bench.store(&orders).await;
     let mut named: Vec<PlacementId> = orders.iter().map(placement).collect();
-    bench.claim(Claim::Named(&named[..5])).await;
+    bench.claim(&named[..5]).await;
     bench
         .settle(&[
             bought_pending(named[1], 1),

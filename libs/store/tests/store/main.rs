@@ -7,6 +7,7 @@
 //! - [`recover`]: what is moved after an old dump was restored.
 //! - [`database`]: deadlines, and connections that fall silent.
 //! - [`rotation`]: keys and secrets that are replaced, and everything sealed anew under another master key.
+//! - [`sweep`]: what did not finish within its first lease.
 //! - [`configuration`]: what services notice of changes made by operators.
 //! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`pooler`]: poolers are refused.
 
@@ -28,3 +29,4 @@ mod recover;
 mod rotation;
 mod schema;
 mod settle;
+mod sweep;
