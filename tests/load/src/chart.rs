@@ -2,10 +2,10 @@
 
 use std::fmt::Write;
 
-const WIDTH: f64 = 860.0;
+const WIDTH: f64 = 920.0;
 const HEIGHT: f64 = 440.0;
 const LEFT: f64 = 74.0;
-const RIGHT: f64 = 190.0;
+const RIGHT: f64 = 250.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 52.0;
 /// Distinct in hue and in lightness.

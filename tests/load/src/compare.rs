@@ -2,6 +2,7 @@
 
 use crate::document::Document;
 use crate::report::Report;
+use crate::system::GENERATOR;
 use testkit::table::table;
 
 /// What a figure is divided by, so that the machine's speed at that time cancels out.
@@ -125,7 +126,11 @@ fn figures(run: &Report) -> Vec<Figure> {
         Per::Generator,
     ));
     for (name, process) in &run.processes {
-        let per = if name == "load" { Per::One } else { Per::Generator };
+        let per = if name == GENERATOR {
+            Per::One
+        } else {
+            Per::Generator
+        };
         figures.push(figure(
             &format!("{name}, µs per order"),
             process.cpu_us_per_order,
@@ -143,7 +148,7 @@ fn figures(run: &Report) -> Vec<Figure> {
 }
 
 fn generator(run: &Report) -> Option<f64> {
-    run.processes.get("load").map(|one| one.cpu_us_per_order)
+    run.processes.get(GENERATOR).map(|one| one.cpu_us_per_order)
 }
 
 #[cfg(test)]

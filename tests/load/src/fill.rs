@@ -229,3 +229,44 @@ impl Fill {
 pub fn backlog_topup(run: u32, number: u64) -> u128 {
     20_000_202_000_000_000_000_000_000 + u128::from(run) * 100_000_000 + u128::from(number)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use testkit::database::Database;
+    use testkit::esimctl::Esimctl;
+
+    /// Red when a migration changes what this file knows of the tables.
+    #[tokio::test]
+    async fn filled_orders_are_what_the_pipeline_would_have_stored() {
+        let database = Database::create().await.unwrap();
+        let esimctl = Esimctl::new([("DATABASE_URL".into(), database.url().into())]);
+        let _: Value = esimctl.run(&["migrate"]).await.unwrap();
+        let option = json!({"option_id": Uuid::now_v7(), "name": "ready", "provider": "sandbox",
+            "provider_option_id": "ready", "environment": "sandbox", "enabled": true});
+        let option: CatalogueOption = serde_json::from_value(option).unwrap();
+        let mut fill = Fill::new(database.url(), vec![Uuid::now_v7()], option)
+            .await
+            .unwrap();
+        fill.finished(0, 3, 10).await.unwrap();
+        fill.finished(3, 2, 10).await.unwrap();
+        assert_eq!(fill.stored().await.unwrap(), 5);
+        let mut seen = 0;
+        fill.backlog(7, 2, |stored| seen = stored).await.unwrap();
+        fill.settle().await.unwrap();
+        assert_eq!((seen, fill.stored().await.unwrap()), (2, 5));
+
+        let finished = esimctl.order_times("filled-4").await.unwrap().remove(0);
+        assert_eq!((finished.placements.len(), finished.topups.len()), (1, 1));
+        assert!(finished.placements[0].placed_at.is_some());
+        let topup = &finished.topups[0];
+        assert!(topup.ready_at.is_some() && topup.delivered_at.is_some());
+        let due = esimctl
+            .order_times(&backlog_topup(7, 1).to_string())
+            .await
+            .unwrap()
+            .remove(0);
+        assert!(due.placements[0].placed_at.is_none() && due.topups[0].ready_at.is_none());
+    }
+}

@@ -10,6 +10,8 @@ use anyhow::{Result, bail, ensure};
 use std::path::Path;
 use testkit::table::table;
 
+/// Below this share of the saturation, work that no order asks for dwarfs the orders' processor time.
+const IDLE: f64 = 0.05;
 /// The steps, as shares of the saturation.
 const SHARES: [f64; 10] = [0.02, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0];
 
@@ -262,15 +264,19 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
     };
     document::write_file(prefix, "-accepted.svg", &accepted.svg())?;
 
+    let busy: Vec<&Report> = steps
+        .iter()
+        .filter(|run| run.of_saturation > Some(IDLE))
+        .collect();
     let layers = processes(&document.runs).into_iter().map(|name| {
-        let cost = |run: &Report| run.processes.get(&name).map_or(0.0, |one| one.cpu_us_per_order);
-        (name.clone(), steps.iter().map(cost).collect())
+        let cost = |run: &&Report| run.processes.get(&name).map_or(0.0, |one| one.cpu_us_per_order);
+        (name.clone(), busy.iter().map(cost).collect())
     });
     let processor = Columns {
         title: "Processor time per accepted order, by process",
         x: "offered orders/s (open loop)",
         y: "µs",
-        names: steps
+        names: busy
             .iter()
             .filter_map(|run| Some(run.rate?.to_string()))
             .collect(),

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 /// Ticks per second of the times in `/proc/<pid>/stat`: 100 on every architecture we run on.
 const TICKS: u64 = 100;
+/// This process, which also receives the webhooks.
+pub const GENERATOR: &str = "generator";
 /// What ingress takes when it is not told.
 const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 
@@ -24,7 +26,7 @@ pub struct Usage {
     pub peak_memory_kib: u64,
 }
 
-/// By the name of the pid file; `load` is this process.
+/// By the name of the pid file; [`GENERATOR`] is this process.
 pub type Sample = BTreeMap<String, Usage>;
 
 /// Whether the ingress that was measured was optimised.
@@ -41,7 +43,7 @@ pub fn sample(run_dir: &Path) -> Result<Sample> {
     let processes = processes();
     let pids = pids(run_dir)?
         .into_iter()
-        .chain([("load".to_owned(), std::process::id())]);
+        .chain([(GENERATOR.to_owned(), std::process::id())]);
     let usages = pids
         .filter(|(_, pid)| processes.contains_key(pid))
         .map(|(name, pid)| (name, usage(pid, &processes)));
