@@ -25,7 +25,7 @@ pub struct Fill {
     connection: PgConnection,
     partners: Vec<Uuid>,
     option: CatalogueOption,
-    /// Topup ids of this program, beside those that ingress makes, are numbers below this day.
+    /// Unix time in seconds.
     now: i64,
 }
 
@@ -84,7 +84,7 @@ impl Fill {
     /// Orders that [`Fill::finished`] has stored so far, also in earlier runs.
     pub async fn stored(&mut self) -> Result<u64> {
         let last: Option<String> =
-            sqlx::query_scalar("SELECT max(topup_id) FROM topups WHERE topup_id < '2001'")
+            sqlx::query_scalar("SELECT max(topup_id) FROM topups WHERE topup_id < '20000102'")
                 .fetch_one(&mut self.connection)
                 .await?;
         Ok(last.map_or(0, |last| last[14..].parse().unwrap_or(0)))
@@ -125,7 +125,7 @@ impl Fill {
 
     /// Stores `count` orders of one topup that are due for purchase, in one transaction: the provisioner
     /// sees all at once. Their topups are `backlog_topups(run, count)`.
-    pub async fn backlog(&mut self, run: u32, count: u64, mut progress: impl FnMut(u64)) -> Result<()> {
+    pub async fn backlog(&mut self, run: u64, count: u64, mut progress: impl FnMut(u64)) -> Result<()> {
         sqlx::raw_sql("BEGIN").execute(&mut self.connection).await?;
         let mut first = 0;
         while first < count {
@@ -226,7 +226,7 @@ impl Fill {
 }
 
 /// The id of a backlog's topup: below every id that ingress makes.
-pub fn backlog_topup(run: u32, number: u64) -> u128 {
+pub fn backlog_topup(run: u64, number: u64) -> u128 {
     20_000_202_000_000_000_000_000_000 + u128::from(run) * 100_000_000 + u128::from(number)
 }
 

@@ -56,7 +56,7 @@ pub struct Grow {
     /// Also with this shell command running, again and again: the one that erases.
     #[arg(long, value_name = "COMMAND")]
     retention: Option<String>,
-    /// Also the drain of backlogs of so many due topups, without orders beside them.
+    /// Also the drain of backlogs of these sizes: due topups, without new orders beside them.
     #[arg(long, value_delimiter = ',')]
     backlogs: Vec<u64>,
     /// Writes `<PREFIX>.json` and the plots `<PREFIX>-*.svg`.
@@ -148,9 +148,8 @@ impl Grow {
             points.push(self.point(&mut fill, largest, &beside, &mut open_rate).await?);
         }
         let mut backlogs = Vec::new();
-        for (run, topups) in self.backlogs.iter().enumerate() {
-            let run = u32::try_from(run)?;
-            backlogs.push(self.backlog(run, *topups, &option).await?);
+        for topups in &self.backlogs {
+            backlogs.push(self.backlog(*topups, &option).await?);
         }
         Ok(Results {
             commit: self.system.commit.clone(),
@@ -223,7 +222,9 @@ impl Grow {
     }
 
     /// Fills in due topups of partners that have endpoints, and waits for their webhooks.
-    async fn backlog(&self, run: u32, topups: u64, option: &CatalogueOption) -> Result<Backlog> {
+    async fn backlog(&self, topups: u64, option: &CatalogueOption) -> Result<Backlog> {
+        // Ids of an earlier run may be stored.
+        let run = runtime::clock::unix_seconds().unsigned_abs();
         let book = Rc::new(Book::default());
         let sink = Sink::start(self.system.webhook_address, Rc::clone(&book)).await?;
         let partners = run::partners(&self.load, &sink).await?;

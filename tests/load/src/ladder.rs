@@ -12,6 +12,8 @@ use testkit::table::table;
 
 /// Below this share of the saturation, work that no order asks for dwarfs the orders' processor time.
 const IDLE: f64 = 0.05;
+/// Connections of the closed loop that finds the saturation.
+const CONNECTIONS: u32 = 256;
 /// The steps, as shares of the saturation.
 const SHARES: [f64; 10] = [0.02, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0];
 
@@ -23,6 +25,7 @@ pub async fn climb(settings: &Settings) -> Result<Vec<Measured>> {
     let Settings { load, system, .. } = settings;
     let pgbench = pgbench::measure(system, load.pgbench_seconds).await?;
     let closed = Load {
+        connections: load.connections.or(Some(CONNECTIONS)),
         rate: None,
         seconds: load.seconds.div_ceil(2),
         ..load.clone()

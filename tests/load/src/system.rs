@@ -12,7 +12,7 @@ use std::time::Duration;
 const TICKS: u64 = 100;
 /// This process, which also receives the webhooks.
 pub const GENERATOR: &str = "generator";
-/// What ingress takes when it is not told.
+/// Ingress's default.
 const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 
 /// What a process and its descendants used since they started.
