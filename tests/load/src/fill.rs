@@ -257,7 +257,11 @@ mod tests {
         fill.settle().await.unwrap();
         assert_eq!((seen, fill.stored().await.unwrap()), (2, 5));
 
-        let finished = esimctl.order_times("filled-4").await.unwrap().remove(0);
+        let finished = esimctl
+            .order_times("20000101000000000000000004")
+            .await
+            .unwrap()
+            .remove(0);
         assert_eq!((finished.placements.len(), finished.topups.len()), (1, 1));
         assert!(finished.placements[0].placed_at.is_some());
         let topup = &finished.topups[0];
