@@ -3,17 +3,14 @@
 use crate::book::{Arrival, Asked, Settled};
 use crate::inject::Happened;
 use crate::verdict::{Counts, Verdict};
-use comfy_table::{LineStyle, Table, TableStyle};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
+use testkit::table::table;
 
 /// Ids that are shown of each broken promise; JSON has them all.
 const SHOWN: usize = 20;
-
-/// Columns under a ruled header, and nothing else.
-const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -106,7 +103,7 @@ impl Display for Report {
             String::new(),
         ];
         let head = ["fault", "times", "median s to recover", "longest"];
-        writeln!(formatter, "{}", table(&head, kinds.chain([total]).collect()))?;
+        writeln!(formatter, "{}", table(&head, kinds.chain([total])))?;
         writeln!(
             formatter,
             "\n{:.0} s in all; at rest {:.0} s after the last fault",
@@ -163,12 +160,6 @@ fn rows(counts: &Counts) -> Vec<Vec<String>> {
         );
     }
     rows
-}
-
-fn table(head: &[&str], rows: Vec<Vec<String>>) -> String {
-    let mut table = Table::new();
-    table.load_style(STYLE).set_header(head.to_vec()).add_rows(rows);
-    table.trim_fmt()
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`esimctl`]: the operator's command line, run as a program.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
-//! - [`wait`], [`progress`], [`http`], [`ports`]: small helpers for them.
+//! - [`wait`], [`progress`], [`table`], [`http`], [`ports`]: small helpers for them.
 //!
 //! Environment: `TEST_DATABASE_URL` (a role that may create databases), `TEST_NATS_URL`, `BIN_DIR`
 //! (default `target/debug`), `NATS_SERVER_BIN` (default: `nats-server` in the search path), and, for a
@@ -24,6 +24,7 @@ pub mod process;
 pub mod progress;
 pub mod receiver;
 pub mod stack;
+pub mod table;
 pub mod wait;
 
 use anyhow::{Context, Result};

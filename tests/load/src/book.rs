@@ -72,6 +72,14 @@ impl Latency {
         self.0.is_empty()
     }
 
+    /// The histogram: highest latency of each bucket that holds any, in microseconds, and its count.
+    pub fn buckets(&self) -> Vec<(u64, u64)> {
+        let recorded = self.0.iter_recorded();
+        recorded
+            .map(|bucket| (bucket.value_iterated_to(), bucket.count_since_last_iteration()))
+            .collect()
+    }
+
     /// In milliseconds; `1.0` is the maximum.
     pub fn quantile(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.0.value_at_quantile(quantile)).as_secs_f64() * 1000.0
@@ -110,6 +118,26 @@ impl Book {
                 None => self.waiting.update(|waiting| waiting + 1),
             }
         }
+    }
+
+    /// Orders of one topup each that are stored already; `since` is where latencies count from.
+    pub fn stored(&self, since: Instant, topups: impl IntoIterator<Item = u128>) {
+        let mut book = self.topups.borrow_mut();
+        let mut totals = self.totals.borrow_mut();
+        for topup_id in topups {
+            book.entry(topup_id).or_default().sent = Some(since);
+            totals.orders += 1;
+            totals.topups += 1;
+            self.waiting.update(|waiting| waiting + 1);
+        }
+    }
+
+    /// When the first webhook of each topup came, in order.
+    pub fn arrivals(&self) -> Vec<Instant> {
+        let book = self.topups.borrow();
+        let mut arrivals: Vec<Instant> = book.values().filter_map(|topup| topup.arrived).collect();
+        arrivals.sort_unstable();
+        arrivals
     }
 
     /// A webhook came.

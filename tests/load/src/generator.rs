@@ -1,11 +1,12 @@
 //! The orders: when each is sent, and the exchange itself.
 
 use crate::book::Book;
+use crate::settings::{Load, Mode};
 use crate::wire::{Connection, topup_ids};
-use crate::{Mode, Settings};
 use anyhow::{Context, Result, ensure};
 use signing::SecretKey;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use testkit::client::ORDERS;
 use testkit::esimctl::Partner;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use url::Url;
 
 /// An exchange that takes longer counts as an error.
@@ -89,48 +91,52 @@ impl Sender {
     }
 }
 
-/// When orders are sent.
-pub struct Pace {
-    start: Instant,
+/// The time in which orders are sent. SIGINT may end it early.
+pub struct Window {
+    pub start: Instant,
     end: Cell<Instant>,
-    /// Time between two planned sends of the open loop.
-    interval: Option<Duration>,
-    planned: Cell<u32>,
-    total: u32,
+}
+
+impl Window {
+    pub fn new(start: Instant, length: Duration) -> Self {
+        Self {
+            start,
+            end: Cell::new(start + length),
+        }
+    }
+
+    pub fn stop(&self) {
+        self.end.set(self.end.get().min(Instant::now()));
+    }
+
+    fn over(&self) -> bool {
+        Instant::now() >= self.end.get()
+    }
+}
+
+/// The closed loop: a connection sends its next order once the last one is answered.
+pub struct Pace {
+    window: Rc<Window>,
+    /// Orders that may still be sent.
+    left: Cell<u64>,
     qty: u32,
     permits: Option<Rc<Semaphore>>,
 }
 
 impl Pace {
-    pub fn new(settings: &Settings, start: Instant) -> Self {
-        let Settings {
-            connections,
-            rate,
-            seconds,
-            qty,
-            mode,
-            outstanding,
-            ..
-        } = *settings;
-        let holds_back = mode == Mode::Deliver && rate.is_none();
-        // Below one order per connection, connections would idle.
-        let units = outstanding
-            .unwrap_or(16 * connections)
-            .max(connections.saturating_mul(qty));
+    pub fn new(load: &Load, window: Rc<Window>) -> Self {
+        let left = if load.mode == Mode::Drain {
+            u64::from(load.backlog.div_ceil(load.qty))
+        } else {
+            u64::MAX
+        };
+        let permits = |units| Rc::new(Semaphore::new(units as usize));
         Self {
-            start,
-            end: Cell::new(start + Duration::from_secs(seconds.into())),
-            interval: rate.map(|rate| Duration::from_secs(1) / rate),
-            planned: Cell::new(0),
-            total: rate.unwrap_or(0).saturating_mul(seconds),
-            qty,
-            permits: holds_back.then(|| Rc::new(Semaphore::new(units as usize))),
+            window,
+            left: Cell::new(left),
+            qty: load.qty,
+            permits: load.outstanding().map(permits),
         }
-    }
-
-    /// Ends the window.
-    pub fn stop(&self) {
-        self.end.set(self.end.get().min(Instant::now()));
     }
 
     /// One permit per unit that may go without webhook; a webhook gives it back.
@@ -138,31 +144,16 @@ impl Pace {
         self.permits.clone()
     }
 
-    /// Planned orders of the open loop that were never sent, because no connection was free before
-    /// the window ended.
-    pub fn unsent(&self) -> u32 {
-        self.total - self.planned.get()
-    }
-
-    /// Waits until the next order is due. Returns the moment from which its latency counts; `None`
+    /// Waits until the next order may be sent. Returns the moment from which its latency counts; `None`
     /// when the window is over.
     async fn next(&self) -> Option<Instant> {
-        if let Some(interval) = self.interval {
-            let number = self.planned.get();
-            let planned = self.start + interval * number;
-            if number >= self.total || Instant::now() >= self.end.get() {
-                return None;
-            }
-            self.planned.set(number + 1);
-            tokio::time::sleep_until(planned.into()).await;
-            return Some(planned);
-        }
         if let Some(permits) = &self.permits {
-            let held = tokio::time::timeout_at(self.end.get().into(), permits.acquire_many(self.qty)).await;
+            let end = self.window.end.get().into();
+            let held = tokio::time::timeout_at(end, permits.acquire_many(self.qty)).await;
             held.ok()?.ok()?.forget();
         }
-        let now = Instant::now();
-        (now < self.end.get()).then_some(now)
+        self.left.set(self.left.get().checked_sub(1)?);
+        (!self.window.over()).then(Instant::now)
     }
 
     fn give_back(&self) {
@@ -172,99 +163,289 @@ impl Pace {
     }
 }
 
-/// One connection's life: sends orders, one at a time, until the window is over.
+/// One connection of the closed loop: sends orders, one at a time, until the window is over.
 pub async fn work(sender: Rc<Sender>, pace: Rc<Pace>, book: Rc<Book>) {
-    let mut connection = None;
-    let (mut body, mut request) = (Vec::new(), Vec::new());
+    let mut line = Line::default();
     while let Some(planned) = pace.next().await {
-        let timestamp = runtime::clock::unix_seconds().to_string();
-        let order = async {
-            let mut open = match connection.take() {
-                Some(open) => open,
-                None => sender.connect().await?,
-            };
-            sender.write_order(&timestamp, &mut body, &mut request)?;
-            open.write(&request).await?;
-            let Some((head, answer)) = open.read().await? else {
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            };
-            let (status, close) = (head.status, head.close);
-            if status == 201 {
-                let ids: Vec<u128> = topup_ids(answer).collect();
-                if ids.len() == sender.qty as usize {
-                    book.accepted(planned, Instant::now(), &ids);
-                } else {
-                    book.failed("201 with the wrong topups", &String::from_utf8_lossy(answer));
-                }
-            } else {
-                book.failed(&format!("status {status}"), &String::from_utf8_lossy(answer));
-                pace.give_back();
+        if !line.order(&sender, planned, &book).await {
+            pace.give_back();
+        }
+    }
+}
+
+/// The open loop: orders are due at fixed times, whatever the answers do.
+pub struct Schedule {
+    senders: Vec<Rc<Sender>>,
+    window: Rc<Window>,
+    book: Rc<Book>,
+    interval: Duration,
+    total: u32,
+    /// The most lines.
+    most: u32,
+    opened: Cell<u32>,
+    /// Lines without an order; the one used last comes first, so that a low rate needs few.
+    idle: RefCell<Vec<Line>>,
+    /// Orders that are due and have no line, as numbers.
+    due: RefCell<VecDeque<u32>>,
+    sent: Cell<u32>,
+    unsent: Cell<u32>,
+}
+
+impl Schedule {
+    pub fn new(load: &Load, rate: u32, senders: Vec<Rc<Sender>>, window: Rc<Window>, book: Rc<Book>) -> Self {
+        Self {
+            senders,
+            window,
+            book,
+            interval: Duration::from_secs(1) / rate,
+            total: rate.saturating_mul(load.seconds),
+            most: load.most_connections(),
+            opened: Cell::new(0),
+            idle: RefCell::default(),
+            due: RefCell::default(),
+            sent: Cell::new(0),
+            unsent: Cell::new(0),
+        }
+    }
+
+    /// Orders whose time came and that were not sent before the window ended: every connection was busy.
+    pub fn unsent(&self) -> u32 {
+        self.unsent.get()
+    }
+
+    /// Connections that were in use at once.
+    pub fn opened(&self) -> u32 {
+        self.opened.get()
+    }
+
+    fn planned(&self, number: u32) -> Instant {
+        self.window.start + self.interval * number
+    }
+
+    /// Sends every order of the window. Ends when the last of them is answered.
+    pub async fn run(self: Rc<Self>) {
+        let mut lines = JoinSet::new();
+        for number in 0..self.total {
+            let planned = self.planned(number);
+            let end = self.window.end.get();
+            tokio::time::sleep_until(planned.min(end).into()).await;
+            if self.window.over() {
+                break;
             }
-            Ok::<_, io::Error>((!close).then_some(open))
-        };
-        match tokio::time::timeout(TIMEOUT, order).await {
-            Ok(Ok(open)) => connection = open,
+            self.due.borrow_mut().push_back(number);
+            if let Some(line) = self.line() {
+                lines.spawn_local(Rc::clone(&self).serve(line));
+            }
+            while lines.try_join_next().is_some() {}
+        }
+        while lines.join_next().await.is_some() {}
+        self.due.borrow_mut().clear();
+        let end = self.window.end.get();
+        let due = (0..self.total)
+            .take_while(|number| self.planned(*number) < end)
+            .count();
+        let due = u32::try_from(due).unwrap_or(u32::MAX);
+        self.unsent.set(due.saturating_sub(self.sent.get()));
+    }
+
+    fn line(&self) -> Option<Line> {
+        self.idle.borrow_mut().pop().or_else(|| {
+            let opened = self.opened.get();
+            (opened < self.most).then(|| {
+                self.opened.set(opened + 1);
+                Line::default()
+            })
+        })
+    }
+
+    /// Sends what is due on this line, then hands the line back.
+    async fn serve(self: Rc<Self>, mut line: Line) {
+        while !self.window.over() {
+            let Some(number) = self.due.borrow_mut().pop_front() else {
+                break;
+            };
+            self.sent.set(self.sent.get() + 1);
+            let sender = &self.senders[number as usize % self.senders.len()];
+            line.order(sender, self.planned(number), &self.book).await;
+        }
+        self.idle.borrow_mut().push(line);
+    }
+}
+
+/// A connection, once it is open, and its buffers.
+#[derive(Default)]
+struct Line {
+    connection: Option<Connection>,
+    body: Vec<u8>,
+    request: Vec<u8>,
+}
+
+impl Line {
+    /// Sends one order and notes its answer. False if no topup was accepted.
+    async fn order(&mut self, sender: &Sender, planned: Instant, book: &Book) -> bool {
+        match tokio::time::timeout(TIMEOUT, self.exchange(sender, planned, book)).await {
+            Ok(Ok(accepted)) => accepted,
             Ok(Err(error)) => {
                 book.failed(&format!("no answer: {}", error.kind()), &error.to_string());
-                pace.give_back();
                 tokio::time::sleep(PAUSE).await;
+                false
             }
             Err(_) => {
                 book.failed("no answer: timeout", &format!("no answer within {TIMEOUT:?}"));
-                pace.give_back();
+                false
             }
         }
+    }
+
+    async fn exchange(&mut self, sender: &Sender, planned: Instant, book: &Book) -> io::Result<bool> {
+        let mut open = match self.connection.take().filter(Connection::is_open) {
+            Some(open) => open,
+            None => sender.connect().await?,
+        };
+        let timestamp = runtime::clock::unix_seconds().to_string();
+        sender.write_order(&timestamp, &mut self.body, &mut self.request)?;
+        open.write(&self.request).await?;
+        let Some((head, answer)) = open.read().await? else {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        };
+        let (status, close) = (head.status, head.close);
+        let mut accepted = false;
+        if status == 201 {
+            let ids: Vec<u128> = topup_ids(answer).collect();
+            accepted = ids.len() == sender.qty as usize;
+            if accepted {
+                book.accepted(planned, Instant::now(), &ids);
+            } else {
+                book.failed("201 with the wrong topups", &String::from_utf8_lossy(answer));
+            }
+        } else {
+            book.failed(&format!("status {status}"), &String::from_utf8_lossy(answer));
+        }
+        if !close {
+            self.connection = Some(open);
+        }
+        Ok(accepted)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::settings::Settings;
     use clap::Parser;
+    use serde_json::json;
+    use tokio::net::TcpListener;
 
-    fn pace(args: &[&str], start: Instant) -> Pace {
+    fn load(args: &[&str]) -> Load {
         let fixed = ["load", "--base-url", "http://127.0.0.1:1", "--database-url", "-"];
-        Pace::new(&Settings::parse_from(fixed.iter().chain(args)), start)
+        Settings::parse_from(fixed.iter().chain(args)).load
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn the_open_loop_plans_ahead_and_never_drifts() {
-        let start = tokio::time::Instant::now().into_std();
-        let pace = pace(&["--rate", "4", "--seconds", "3600"], start);
-        for number in 0..6 {
-            assert_eq!(
-                pace.next().await,
-                Some(start + Duration::from_millis(250) * number)
-            );
-            // A slow exchange: the plan is not moved by it.
-            tokio::time::advance(Duration::from_millis(100)).await;
-        }
-        assert_eq!(pace.unsent(), 4 * 3600 - 6);
+    fn sender(base_url: &str) -> Sender {
+        let partner: Partner = serde_json::from_value(json!({
+            "partner_id": "p", "name": "n", "environment": "sandbox", "access_key": "AK",
+            "secret_key": "c2VjcmV0LWtleQ==", "webhook_url": null, "webhook_secret": "whsec_AAAA",
+        }))
+        .unwrap();
+        Sender::new(base_url, &partner, "opt", 3, "run").unwrap()
+    }
+
+    async fn open_loop(args: &[&str], base_url: &str) -> (Rc<Schedule>, Rc<Book>) {
+        let load = load(args);
+        let window = Rc::new(Window::new(
+            Instant::now(),
+            Duration::from_secs(load.seconds.into()),
+        ));
+        let book = Rc::new(Book::default());
+        let senders = vec![Rc::new(sender(base_url))];
+        let rate = load.rate.unwrap();
+        let schedule = Rc::new(Schedule::new(&load, rate, senders, window, Rc::clone(&book)));
+        let running = Rc::clone(&schedule).run();
+        tokio::task::LocalSet::new().run_until(running).await;
+        (schedule, book)
     }
 
     #[tokio::test]
-    async fn what_the_window_left_unsent_is_counted() {
-        let start = Instant::now().checked_sub(Duration::from_secs(2)).unwrap();
-        let pace = pace(&["--rate", "10", "--seconds", "1"], start);
-        assert_eq!(pace.next().await, None);
-        assert_eq!(pace.unsent(), 10);
+    async fn the_open_loop_counts_latency_from_the_planned_send() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base_url = format!("http://{}", server.local_addr().unwrap());
+        // One connection and 0.1 s for each answer: the orders of a second take two.
+        let answers = tokio::spawn(async move {
+            let mut connection = Connection::new(server.accept().await.unwrap().0).unwrap();
+            let mut number = 0;
+            while let Some((_, _)) = connection.read().await.unwrap() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let ids: Vec<_> = (0..3)
+                    .map(|_| {
+                        number += 1;
+                        json!({"topup_id": format!("{number:026}")})
+                    })
+                    .collect();
+                let body = json!({ "products": ids }).to_string();
+                let head = format!("HTTP/1.1 201 Created\r\ncontent-length: {}\r\n\r\n", body.len());
+                connection.write((head + &body).as_bytes()).await.unwrap();
+            }
+        });
+        let args = [
+            "--rate",
+            "20",
+            "--seconds",
+            "1",
+            "--connections",
+            "1",
+            "--qty",
+            "3",
+        ];
+        let (schedule, book) = open_loop(&args, &base_url).await;
+        drop(schedule.idle.take());
+        answers.await.unwrap();
+        let totals = book.totals();
+        assert_eq!(totals.errors, 0, "{:?}", totals.errors_by_kind);
+        assert_eq!(totals.orders + u64::from(schedule.unsent()), 20);
+        assert!((5..=11).contains(&totals.orders), "{}", totals.orders);
+        // Measured from the real send, no answer would take longer than 0.1 s and some.
+        assert!(
+            totals.answer.quantile(1.0) > 300.0,
+            "{}",
+            totals.answer.quantile(1.0)
+        );
+    }
+
+    #[tokio::test]
+    async fn the_open_loop_opens_no_more_connections_than_it_may() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base_url = format!("http://{}", server.local_addr().unwrap());
+        // Never answers, and closes when the window is over.
+        let silent = tokio::spawn(async move {
+            let mut held = Vec::new();
+            let accept = async {
+                loop {
+                    held.push(server.accept().await.unwrap());
+                }
+            };
+            let _ = tokio::time::timeout(Duration::from_secs(2), accept).await;
+            held.len()
+        });
+        let args = ["--rate", "50", "--seconds", "1", "--connections", "7"];
+        let (schedule, book) = open_loop(&args, &base_url).await;
+        let opened = schedule.opened();
+        assert!((1..=7).contains(&opened), "{opened}");
+        assert_eq!(silent.await.unwrap(), opened as usize);
+        assert_eq!(
+            (schedule.unsent(), book.totals().errors),
+            (50 - opened, opened.into())
+        );
     }
 
     #[tokio::test]
     async fn the_closed_loop_holds_back_in_deliver_mode_only() {
-        let args = [
-            "--connections",
-            "1",
-            "--qty",
-            "2",
-            "--outstanding",
-            "4",
-            "--seconds",
-            "1",
-        ];
-        let free = pace(&args, Instant::now());
-        assert!(free.permits().is_none());
-        let held = pace(&[&args[..], &["--mode", "deliver"]].concat(), Instant::now());
+        let pace = |args: &[&str]| {
+            let window = Window::new(Instant::now(), Duration::from_secs(1));
+            Pace::new(&load(args), Rc::new(window))
+        };
+        let args = ["--connections", "1", "--qty", "2", "--outstanding", "4"];
+        assert!(pace(&args).permits().is_none());
+        let held = pace(&[&args[..], &["--mode", "deliver"]].concat());
         assert!(held.next().await.is_some() && held.next().await.is_some());
         assert_eq!(held.permits().unwrap().available_permits(), 0);
         held.give_back();
@@ -275,14 +456,22 @@ mod tests {
         );
     }
 
+    #[tokio::test]
+    async fn a_backlog_has_its_size_in_units() {
+        let window = Rc::new(Window::new(Instant::now(), Duration::from_mins(1)));
+        let pace = Pace::new(
+            &load(&["--mode", "drain", "--backlog", "101", "--qty", "50"]),
+            window,
+        );
+        for _ in 0..3 {
+            assert!(pace.next().await.is_some());
+        }
+        assert_eq!(pace.next().await, None);
+    }
+
     #[test]
     fn orders_are_signed_and_numbered() {
-        let partner: Partner = serde_json::from_value(serde_json::json!({
-            "partner_id": "p", "name": "n", "environment": "sandbox", "access_key": "AK",
-            "secret_key": "c2VjcmV0LWtleQ==", "webhook_url": null, "webhook_secret": "whsec_AAAA",
-        }))
-        .unwrap();
-        let sender = Sender::new("http://127.0.0.1:18080/", &partner, "opt", 3, "run").unwrap();
+        let sender = sender("http://127.0.0.1:18080/");
         let (mut body, mut request) = (Vec::new(), Vec::new());
         for number in 0..2 {
             sender.write_order("1700000000", &mut body, &mut request).unwrap();

@@ -1,92 +1,95 @@
-//! The figures, for people and for machines.
+//! The figures of one run, for people and for machines.
 
 use crate::book::{Book, Latency};
-use crate::generator::Pace;
-use crate::system::{self, Build, Sample, Usage};
-use crate::{Mode, Settings};
-use serde::Serialize;
+use crate::run::Circumstances;
+use crate::settings::{Load, Mode, System};
+use crate::system::{self, Build, Usage};
+use crate::verdicts::Verdicts;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
-use std::time::Duration;
+use testkit::table::table;
 
-/// Everything a run found out; `--json` prints it as it is. Definitions are at the top of the crate.
-#[derive(Debug, Serialize)]
+/// Everything a run found out; `--json` and `--out` write it as it is. Definitions are at the top of
+/// the crate.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
-    mode: Mode,
-    connections: u32,
+    pub mode: Mode,
+    /// Of the closed loop; in the open loop those that were in use at once.
+    pub connections: u32,
     /// Orders per second of the open loop; absent in the closed loop.
-    rate: Option<u32>,
+    pub rate: Option<u32>,
+    /// A step of a ladder: `rate` as a share of the saturation.
+    pub of_saturation: Option<f64>,
     /// Length of the window.
-    seconds: u32,
-    qty: u32,
-    partners: u32,
-    option: String,
-    placement_wait: String,
-    build: Build,
-    cores: usize,
+    pub seconds: f64,
+    pub qty: u32,
+    pub partners: u32,
+    pub option: String,
+    pub placement_wait: String,
+    pub build: Build,
+    pub cores: usize,
+    /// Transactions per second of pgbench, right before.
+    pub pgbench: Option<f64>,
 
-    accepted_orders: u64,
-    accepted_orders_per_second: f64,
-    webhooks: u64,
-    webhooks_per_second: f64,
-    answer: Option<Quantiles>,
-    order_to_webhook: Option<Quantiles>,
+    pub accepted_orders: u64,
+    pub accepted_orders_per_second: f64,
+    pub webhooks: u64,
+    pub webhooks_per_second: f64,
+    /// Of `--mode drain`: webhooks per second of the backlog, without its first and last twentieth.
+    pub drain_per_second: Option<f64>,
+    pub answer: Option<Quantiles>,
+    pub order_to_webhook: Option<Quantiles>,
+    /// Placements whose verdict ingress waited for. Absent where its metrics can't be read.
+    pub verdicts: Option<Verdicts>,
 
-    accepted_topups: u64,
+    pub accepted_topups: u64,
     /// Accepted, and no webhook came: the number that must be 0.
-    missing_webhooks: u64,
-    duplicate_webhooks: u64,
+    pub missing_webhooks: u64,
+    pub duplicate_webhooks: u64,
     /// Of orders whose answer was no 201 or was lost.
-    webhooks_without_answer: u64,
-    /// Orders that the open loop planned and couldn't send in the window.
-    unsent_orders: u32,
-    errors: BTreeMap<String, Errors>,
+    pub webhooks_without_answer: u64,
+    /// Orders that the open loop couldn't send in the window; no latency holds them.
+    pub unsent_orders: u32,
+    pub errors: BTreeMap<String, Errors>,
     /// From the last answer to the last webhook, or until it was given up.
-    drain_seconds: f64,
-    processes: BTreeMap<String, Process>,
+    pub drain_seconds: f64,
+    pub processes: BTreeMap<String, Process>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[expect(
     clippy::struct_field_names,
     reason = "the unit belongs to the name in the JSON output"
 )]
-struct Quantiles {
-    p50_ms: f64,
-    p95_ms: f64,
-    p99_ms: f64,
-    max_ms: f64,
+pub struct Quantiles {
+    pub p50_ms: f64,
+    pub p95_ms: f64,
+    pub p99_ms: f64,
+    pub max_ms: f64,
 }
 
-#[derive(Debug, Serialize)]
-struct Errors {
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Errors {
     count: u64,
     first: String,
 }
 
-#[derive(Debug, Serialize)]
-struct Process {
-    cpu_seconds: f64,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Process {
+    pub cpu_seconds: f64,
     /// Microseconds per accepted order.
-    cpu_us_per_order: f64,
-    peak_memory_mib: f64,
+    pub cpu_us_per_order: f64,
+    pub peak_memory_mib: f64,
 }
 
 impl Report {
-    pub fn new(
-        settings: &Settings,
-        book: &Book,
-        pace: &Pace,
-        drained: Duration,
-        before: &Sample,
-        after: &Sample,
-    ) -> Self {
+    pub fn new(load: &Load, system: &System, book: &Book, run: &Circumstances) -> Self {
         let totals = book.totals();
-        let per_second = |count: u64| round(approximate(count) / f64::from(settings.seconds));
+        let per_second = |count: u64| round(approximate(count) / run.window.as_secs_f64());
         let process = |(name, usage): (&String, &Usage)| {
-            let cpu = usage
-                .cpu
-                .saturating_sub(before.get(name).map(|usage| usage.cpu).unwrap_or_default());
+            let before = run.before.get(name).map(|usage| usage.cpu).unwrap_or_default();
+            let cpu = usage.cpu.saturating_sub(before);
             let orders = approximate(totals.orders.max(1));
             let process = Process {
                 cpu_seconds: cpu.as_secs_f64(),
@@ -95,48 +98,83 @@ impl Report {
             };
             (name.clone(), process)
         };
-        let errors = totals.errors_by_kind.iter();
+        let errors = totals.errors_by_kind.iter().map(|(kind, (count, first))| {
+            let errors = Errors {
+                count: *count,
+                first: first.clone(),
+            };
+            (kind.clone(), errors)
+        });
         Self {
-            mode: settings.mode,
-            connections: settings.connections,
-            rate: settings.rate,
-            seconds: settings.seconds,
-            qty: settings.qty,
-            partners: settings.partners,
-            option: settings.option.clone(),
-            placement_wait: system::placement_wait(&settings.run_dir),
-            build: system::build(&settings.run_dir),
+            mode: load.mode,
+            connections: run.opened,
+            rate: load.rate,
+            of_saturation: None,
+            seconds: round(run.window.as_secs_f64()),
+            qty: load.qty,
+            partners: load.partners,
+            option: load.option.clone(),
+            placement_wait: system::placement_wait(&system.run_dir),
+            build: system::build(&system.run_dir),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
+            pgbench: run.pgbench.map(round),
             accepted_orders: totals.orders,
             accepted_orders_per_second: per_second(totals.orders_in_window),
             webhooks: totals.webhooks,
             webhooks_per_second: per_second(totals.webhooks_in_window),
+            drain_per_second: run.drain_per_second.map(round),
             answer: Quantiles::of(&totals.answer),
             order_to_webhook: Quantiles::of(&totals.order_to_webhook),
+            verdicts: run.verdicts.clone(),
             accepted_topups: totals.topups,
             missing_webhooks: book.waiting(),
             duplicate_webhooks: totals.duplicates,
             webhooks_without_answer: book.unasked(),
-            unsent_orders: pace.unsent(),
-            errors: errors
-                .map(|(kind, (count, first))| {
-                    (
-                        kind.clone(),
-                        Errors {
-                            count: *count,
-                            first: first.clone(),
-                        },
-                    )
-                })
-                .collect(),
-            drain_seconds: round(drained.as_secs_f64()),
-            processes: after.iter().map(process).collect(),
+            unsent_orders: run.unsent,
+            errors: errors.collect(),
+            drain_seconds: round(run.drained.as_secs_f64()),
+            processes: run.after.iter().map(process).collect(),
         }
     }
 
     /// Orders were accepted, and the webhook of every accepted topup came.
     pub fn complete(&self) -> bool {
         self.accepted_orders > 0 && self.missing_webhooks == 0
+    }
+
+    /// The rate that the mode is about, by its name.
+    pub fn main_rate(&self) -> (&'static str, f64) {
+        match self.mode {
+            Mode::Accept => ("accepted", self.accepted_orders_per_second),
+            Mode::Deliver => ("deliver", self.webhooks_per_second),
+            Mode::Drain => ("drain", self.drain_per_second.unwrap_or_default()),
+        }
+    }
+
+    /// Processor time per accepted order, of all processes, in microseconds.
+    pub fn cpu_us_per_order(&self) -> f64 {
+        self.processes.values().map(|one| one.cpu_us_per_order).sum()
+    }
+
+    /// Answers of the kinds `status 503` and `status 429`.
+    pub fn shed(&self) -> u64 {
+        let shed = ["status 503", "status 429"].iter();
+        shed.filter_map(|kind| self.errors.get(*kind))
+            .map(|errors| errors.count)
+            .sum()
+    }
+
+    /// Whether ingress waited for verdicts, as a sentence.
+    pub fn waited(&self) -> String {
+        let wait = &self.placement_wait;
+        let Some(verdicts) = &self.verdicts else {
+            return format!("PLACEMENT_WAIT {wait}; ingress's metrics can't be read");
+        };
+        let (waited, in_time) = verdicts.counts();
+        let share = 100.0 * approximate(waited) / approximate(self.accepted_orders.max(1));
+        format!(
+            "PLACEMENT_WAIT {wait}; ingress waited for {waited} verdicts ({share:.0} per 100 accepted orders), {in_time} came in time"
+        )
     }
 }
 
@@ -155,53 +193,62 @@ impl Quantiles {
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let pace = match self.rate {
-            Some(rate) => format!("open loop, {rate} orders/s over {} connections", self.connections),
+            Some(rate) => format!(
+                "open loop, {rate} orders/s, up to {} connections",
+                self.connections
+            ),
             None => format!("closed loop, {} connections", self.connections),
         };
-        let mode = if self.mode == Mode::Accept {
-            "accept"
-        } else {
-            "deliver"
-        };
+        let (mode, seconds) = (self.mode.name(), self.seconds);
+        let (qty, option) = (self.qty, &self.option);
         writeln!(
             f,
-            "mode {mode}: {pace}, {} s, {} x `{}` per order",
-            self.seconds, self.qty, self.option
+            "mode {mode}: {pace}, {seconds} s, {qty} x `{option}` per order"
         )?;
+        let (partners, build, cores) = (self.partners, self.build, self.cores);
         writeln!(
             f,
-            "{} partners, PLACEMENT_WAIT {}, {:?} build, {} cores, durable commits checked\n",
-            self.partners, self.placement_wait, self.build, self.cores
+            "{partners} partners, {build:?} build, {cores} cores, durable commits checked"
         )?;
+        writeln!(f, "{}\n", self.waited())?;
         if self.build != Build::Release {
             writeln!(f, "NOT A RELEASE BUILD: these figures say nothing about speed\n")?;
         }
-        writeln!(f, "accepted orders/s {:>12.1}", self.accepted_orders_per_second)?;
-        writeln!(f, "webhooks/s        {:>12.1}\n", self.webhooks_per_second)?;
+        let ratio = |rate: f64| {
+            self.pgbench
+                .map_or_else(String::new, |pgbench| format!("{:.3}", rate / pgbench))
+        };
+        let mut rates = vec![
+            ("accepted orders", self.accepted_orders_per_second),
+            ("webhooks", self.webhooks_per_second),
+        ];
+        rates.extend(self.drain_per_second.map(|drain| ("drain of the backlog", drain)));
+        rates.extend(self.pgbench.map(|pgbench| ("pgbench transactions", pgbench)));
+        let rows = rates
+            .iter()
+            .map(|(name, rate)| [(*name).into(), format!("{rate:.1}"), ratio(*rate)]);
+        writeln!(f, "{}\n", table(&["rate", "per s", "÷ pgbench"], rows))?;
+        let latencies = [
+            ("answer", &self.answer),
+            ("order to webhook", &self.order_to_webhook),
+        ];
+        let rows = latencies
+            .iter()
+            .map(|(name, latency)| quantiles(name, latency.as_ref()));
         writeln!(
             f,
-            "latency in ms     {:>12} {:>10} {:>10} {:>10}",
-            "p50", "p95", "p99", "max"
+            "{}\n",
+            table(&["latency in ms", "p50", "p95", "p99", "max"], rows)
         )?;
-        quantiles(f, "answer", self.answer.as_ref())?;
-        quantiles(f, "order to webhook", self.order_to_webhook.as_ref())?;
-
-        writeln!(
-            f,
-            "\nprocess           {:>12} {:>10} {:>10}",
-            "cpu s", "us/order", "peak MiB"
-        )?;
-        for (name, process) in &self.processes {
-            let Process {
-                cpu_seconds,
-                cpu_us_per_order,
-                peak_memory_mib,
-            } = process;
-            writeln!(
-                f,
-                "{name:<18}{cpu_seconds:>12.2} {cpu_us_per_order:>10.1} {peak_memory_mib:>10.1}"
-            )?;
-        }
+        let rows = self.processes.iter().map(|(name, one)| {
+            let figures = [one.cpu_seconds, one.cpu_us_per_order, one.peak_memory_mib];
+            [name.clone()]
+                .into_iter()
+                .chain(figures.map(|figure| format!("{figure:.1}")))
+        });
+        let head = ["process", "processor s", "µs per order", "peak MiB"];
+        writeln!(f, "{}", table(&head, rows))?;
+        writeln!(f, "all processes: {:.0} µs per order", self.cpu_us_per_order())?;
 
         writeln!(f)?;
         for (kind, Errors { count, first }) in &self.errors {
@@ -210,7 +257,7 @@ impl Display for Report {
         if self.unsent_orders > 0 {
             writeln!(
                 f,
-                "{} planned orders were not sent: no connection was free",
+                "{} planned orders were not sent: every connection was busy. No latency holds them",
                 self.unsent_orders
             )?;
         }
@@ -242,29 +289,18 @@ impl Display for Report {
     }
 }
 
-fn quantiles(f: &mut Formatter<'_>, name: &str, quantiles: Option<&Quantiles>) -> fmt::Result {
-    match quantiles {
-        Some(Quantiles {
-            p50_ms,
-            p95_ms,
-            p99_ms,
-            max_ms,
-        }) => {
-            writeln!(
-                f,
-                "{name:<18}{p50_ms:>12.1} {p95_ms:>10.1} {p99_ms:>10.1} {max_ms:>10.1}"
-            )
-        }
-        None => writeln!(f, "{name:<18}{:>12}", "none"),
-    }
+fn quantiles(name: &str, quantiles: Option<&Quantiles>) -> Vec<String> {
+    let figures = quantiles.map(|one| [one.p50_ms, one.p95_ms, one.p99_ms, one.max_ms]);
+    let figures = figures.into_iter().flatten().map(|figure| format!("{figure:.1}"));
+    [name.to_owned()].into_iter().chain(figures).collect()
 }
 
 #[expect(clippy::cast_precision_loss, reason = "counts of one run are far below 2^52")]
-fn approximate(count: u64) -> f64 {
+pub fn approximate(count: u64) -> f64 {
     count as f64
 }
 
 /// One decimal: more would claim more than was measured.
-fn round(value: f64) -> f64 {
+pub fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }

@@ -1,7 +1,8 @@
 //! What the processes of the pipeline cost, read from `/proc`; empty where there is none (macOS).
 
-use anyhow::{Context, Result};
-use serde::Serialize;
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 /// Ticks per second of the times in `/proc/<pid>/stat`: 100 on every architecture we run on.
 const TICKS: u64 = 100;
-/// What ingress takes when it is not told.
+/// This process, which also receives the webhooks.
+pub const GENERATOR: &str = "generator";
+/// Ingress's default.
 const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 
 /// What a process and its descendants used since they started.
@@ -17,16 +20,17 @@ const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 pub struct Usage {
     /// User and system time; includes children that have ended.
     pub cpu: Duration,
-    /// The peak of resident memory (`VmHWM`). With descendants: the sum of their peaks, with shared
+    /// The peak of resident memory (`VmHWM`) since [`reset_peaks`], or since the start where the kernel
+    /// doesn't allow that. With descendants: the sum of their peaks, with shared
     /// memory counted once; an upper bound, since the peaks need not coincide.
     pub peak_memory_kib: u64,
 }
 
-/// By the name of the pid file; `load` is this process.
+/// By the name of the pid file; [`GENERATOR`] is this process.
 pub type Sample = BTreeMap<String, Usage>;
 
 /// Whether the ingress that was measured was optimised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Build {
     Release,
@@ -39,11 +43,55 @@ pub fn sample(run_dir: &Path) -> Result<Sample> {
     let processes = processes();
     let pids = pids(run_dir)?
         .into_iter()
-        .chain([("load".to_owned(), std::process::id())]);
+        .chain([(GENERATOR.to_owned(), std::process::id())]);
     let usages = pids
         .filter(|(_, pid)| processes.contains_key(pid))
         .map(|(name, pid)| (name, usage(pid, &processes)));
     Ok(usages.collect())
+}
+
+/// Lets the peaks of memory begin anew, for all processes that [`sample`] looks at.
+pub fn reset_peaks(run_dir: &Path) -> Result<()> {
+    let processes = processes();
+    for root in pids(run_dir)?.into_values() {
+        for pid in processes.keys().filter(|pid| descends(**pid, root, &processes)) {
+            // proc(5): 5 resets VmHWM. Another user's process refuses it; then the peak is an older one.
+            let _ = fs::write(format!("{}/clear_refs", proc_folder(*pid)), "5");
+        }
+    }
+    Ok(())
+}
+
+/// Processes that don't run until this is dropped.
+pub struct Paused(Vec<Pid>);
+
+impl Paused {
+    /// Pauses (SIGSTOP) every process whose pid file's name begins with `name`.
+    pub fn new(run_dir: &Path, name: &str) -> Result<Self> {
+        let pids = pids(run_dir)?.into_iter();
+        let named = pids.filter(|(file, _)| file.starts_with(name));
+        let named: Vec<Pid> = named
+            .filter_map(|(_, pid)| Pid::from_raw(i32::try_from(pid).ok()?))
+            .collect();
+        ensure!(
+            !named.is_empty(),
+            "{} has no pid file of {name}",
+            run_dir.display()
+        );
+        let paused = Self(named);
+        for pid in &paused.0 {
+            kill_process(*pid, Signal::STOP).with_context(|| format!("cannot pause {name}"))?;
+        }
+        Ok(paused)
+    }
+}
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            let _ = kill_process(*pid, Signal::CONT);
+        }
+    }
 }
 
 /// The `PLACEMENT_WAIT` with which the ingress runs, as its environment or command line has it.

@@ -119,6 +119,12 @@ impl Connection {
         })
     }
 
+    /// False once the other side has closed it, as far as that is known.
+    pub fn is_open(&self) -> bool {
+        let nothing = self.stream.try_read(&mut [0; 1]);
+        nothing.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
+    }
+
     pub async fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.write_all(bytes).await
     }

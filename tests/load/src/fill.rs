@@ -1,0 +1,276 @@
+//! Rows of finished and of due orders, written through COPY. All that this program knows of the
+//! pipeline's tables is in this file.
+
+use anyhow::{Context, Result};
+use domain::{Environment, PartnerId};
+use signing::{SecretKey, webhook};
+use sqlx::{Connection, PgConnection};
+use std::fmt::Write;
+use store::partners::{self, NewPartner};
+use store::vault::Vault;
+use testkit::esimctl::CatalogueOption;
+use time::OffsetDateTime;
+use time::macros::format_description;
+use uuid::{NoContext, Timestamp, Uuid};
+
+/// Orders of one transaction.
+pub const BATCH: u64 = 20_000;
+/// Filled orders were created over this many seconds before now, 120 days.
+const SPREAD: i64 = 120 * 24 * 3600;
+/// Bytes of a sealed profile.
+const PROFILE_BYTES: usize = 176;
+
+/// Where rows go, and whose they are.
+pub struct Fill {
+    connection: PgConnection,
+    partners: Vec<Uuid>,
+    option: CatalogueOption,
+    /// Unix time in seconds.
+    now: i64,
+}
+
+/// Rows of one kind, as COPY's text.
+#[derive(Default)]
+struct Rows {
+    orders: String,
+    placements: String,
+    topups: String,
+    deliveries: String,
+}
+
+impl Fill {
+    /// `admin` is the pipeline's database as a superuser sees it: foreign keys aren't checked row by row.
+    pub async fn new(admin: &str, partners: Vec<Uuid>, option: CatalogueOption) -> Result<Self> {
+        let mut connection = PgConnection::connect(admin)
+            .await
+            .context("cannot connect as DATABASE_ADMIN_URL")?;
+        sqlx::raw_sql(
+            "SET session_replication_role = replica; SET synchronous_commit = off; SET statement_timeout = 0",
+        )
+        .execute(&mut connection)
+        .await?;
+        Ok(Self {
+            connection,
+            partners,
+            option,
+            now: runtime::clock::unix_seconds(),
+        })
+    }
+
+    /// Makes partners without endpoints, for orders that are finished.
+    pub async fn partners(database_url: &str, vault: &Vault, count: u32) -> Result<Vec<Uuid>> {
+        let mut connection = PgConnection::connect(database_url).await?;
+        let mut transaction = connection.begin().await?;
+        let mut made = Vec::new();
+        for number in 0..count {
+            let id = Uuid::now_v7();
+            let secret = id.as_bytes().repeat(2);
+            let partner = NewPartner {
+                partner_id: PartnerId::from(id),
+                name: &format!("filled {number}"),
+                environment: Environment::Sandbox,
+                access_key: &format!("filled-{}", id.simple()),
+                secret_key: &SecretKey::from_bytes(secret.clone())?,
+                webhook_url: None,
+                webhook_secret: &webhook::Secret::from_bytes(secret)?,
+            };
+            partners::create(&mut transaction, vault, &partner).await?;
+            made.push(id);
+        }
+        transaction.commit().await?;
+        Ok(made)
+    }
+
+    /// Orders that [`Fill::finished`] has stored so far, also in earlier runs.
+    pub async fn stored(&mut self) -> Result<u64> {
+        let last: Option<String> =
+            sqlx::query_scalar("SELECT max(topup_id) FROM topups WHERE topup_id < '20000102'")
+                .fetch_one(&mut self.connection)
+                .await?;
+        Ok(last.map_or(0, |last| last[14..].parse().unwrap_or(0)))
+    }
+
+    /// Stores `count` delivered orders of one topup after the `first` that are there.
+    pub async fn finished(&mut self, first: u64, count: u64, of: u64) -> Result<()> {
+        let mut rows = Rows::default();
+        for number in first + 1..=first + count {
+            let age = SPREAD - SPREAD * i64::try_from(number)? / i64::try_from(of.max(1))?;
+            let (order, placement, at) = self.ids(age.max(60))?;
+            let partner = self.partners[usize::try_from(number)? % self.partners.len()];
+            let CatalogueOption {
+                option_id,
+                provider,
+                provider_option_id,
+                ..
+            } = &self.option;
+            let topup = format!("20000101000000{number:012}");
+            let unit = Uuid::now_v7().simple().to_string();
+            let profile = unit.repeat(PROFILE_BYTES / 16);
+            writeln!(rows.orders, "{order}\t{partner}\tfilled-{number}\t{at}\t{at}")?;
+            writeln!(
+                rows.placements,
+                "{placement}\t{order}\t{provider}\tplaced\t1\t{at}\t{at}\t\\N\t{at}"
+            )?;
+            writeln!(
+                rows.topups,
+                "{topup}\t{placement}\t{order}\t0\t{option_id}\t{provider}\t{provider_option_id}\tready\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}"
+            )?;
+            writeln!(
+                rows.deliveries,
+                "{topup}\t{partner}\tdelivered\t1\t{at}\t200\t{at}\t{at}"
+            )?;
+        }
+        self.copy(rows).await
+    }
+
+    /// Stores `count` orders of one topup that are due for purchase, in one transaction: the provisioner
+    /// sees all at once. Their topups are `backlog_topups(run, count)`.
+    pub async fn backlog(&mut self, run: u64, count: u64, mut progress: impl FnMut(u64)) -> Result<()> {
+        sqlx::raw_sql("BEGIN").execute(&mut self.connection).await?;
+        let mut first = 0;
+        while first < count {
+            let batch = BATCH.min(count - first);
+            let mut rows = Rows::default();
+            for number in first..first + batch {
+                let (order, placement, at) = self.ids(60)?;
+                let partner = self.partners[usize::try_from(number)? % self.partners.len()];
+                let CatalogueOption {
+                    option_id,
+                    provider,
+                    provider_option_id,
+                    ..
+                } = &self.option;
+                let topup = backlog_topup(run, number);
+                writeln!(
+                    rows.orders,
+                    "{order}\t{partner}\tbacklog-{run}-{number}\t{at}\t{at}"
+                )?;
+                writeln!(
+                    rows.placements,
+                    "{placement}\t{order}\t{provider}\taccepted\t0\t\\N\t\\N\t{at}\t{at}"
+                )?;
+                writeln!(
+                    rows.topups,
+                    "{topup:026}\t{placement}\t{order}\t0\t{option_id}\t{provider}\t{provider_option_id}\tpending\t\\N\t\\N\t\\N\t\\N"
+                )?;
+            }
+            self.copy(rows).await?;
+            first += batch;
+            progress(first);
+        }
+        sqlx::raw_sql("COMMIT").execute(&mut self.connection).await?;
+        Ok(())
+    }
+
+    /// Leaves tables as they are some time after a fill: vacuumed, analysed, and written out.
+    pub async fn settle(&mut self) -> Result<()> {
+        for statement in [
+            "VACUUM (ANALYZE) orders",
+            "VACUUM (ANALYZE) placements",
+            "VACUUM (ANALYZE) topups",
+            "VACUUM (ANALYZE) deliveries",
+            "CHECKPOINT",
+        ] {
+            sqlx::raw_sql(statement).execute(&mut self.connection).await?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the whole database.
+    pub async fn size(&mut self) -> Result<i64> {
+        let size = sqlx::query_scalar("SELECT pg_database_size(current_database())");
+        Ok(size.fetch_one(&mut self.connection).await?)
+    }
+
+    /// Ids of an order and a placement made `age` seconds ago, and that time.
+    fn ids(&self, age: i64) -> Result<(Uuid, Uuid, String)> {
+        let seconds = self.now - age;
+        let id = || {
+            anyhow::Ok(Uuid::new_v7(Timestamp::from_unix(
+                NoContext,
+                u64::try_from(seconds)?,
+                0,
+            )))
+        };
+        let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]+00");
+        let at = OffsetDateTime::from_unix_timestamp(seconds)?.format(format)?;
+        Ok((id()?, id()?, at))
+    }
+
+    async fn copy(&mut self, rows: Rows) -> Result<()> {
+        let tables = [
+            (
+                "COPY orders (order_id, partner_id, external_order_id, answer_by, created_at) FROM STDIN",
+                rows.orders,
+            ),
+            (
+                "COPY placements (placement_id, order_id, provider, state, attempt, attempted_at, placed_at, redrive_at, created_at) FROM STDIN",
+                rows.placements,
+            ),
+            (
+                "COPY topups (topup_id, placement_id, order_id, position, option_id, provider, provider_option_id, state, provider_unit_id, iccid, profile, ready_at) FROM STDIN",
+                rows.topups,
+            ),
+            (
+                "COPY deliveries (topup_id, partner_id, state, attempt, attempted_at, status, delivered_at, created_at) FROM STDIN",
+                rows.deliveries,
+            ),
+        ];
+        for (statement, text) in tables {
+            let mut copy = self.connection.copy_in_raw(statement).await?;
+            copy.send(text.as_bytes()).await?;
+            copy.finish().await?;
+        }
+        Ok(())
+    }
+}
+
+/// The id of a backlog's topup: below every id that ingress makes.
+pub fn backlog_topup(run: u64, number: u64) -> u128 {
+    20_000_202_000_000_000_000_000_000 + u128::from(run) * 100_000_000 + u128::from(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+    use testkit::database::Database;
+    use testkit::esimctl::Esimctl;
+
+    /// Red when a migration changes what this file knows of the tables.
+    #[tokio::test]
+    async fn filled_orders_are_what_the_pipeline_would_have_stored() {
+        let database = Database::create().await.unwrap();
+        let esimctl = Esimctl::new([("DATABASE_URL".into(), database.url().into())]);
+        let _: Value = esimctl.run(&["migrate"]).await.unwrap();
+        let option = json!({"option_id": Uuid::now_v7(), "name": "ready", "provider": "sandbox",
+            "provider_option_id": "ready", "environment": "sandbox", "enabled": true});
+        let option: CatalogueOption = serde_json::from_value(option).unwrap();
+        let mut fill = Fill::new(database.url(), vec![Uuid::now_v7()], option)
+            .await
+            .unwrap();
+        fill.finished(0, 3, 10).await.unwrap();
+        fill.finished(3, 2, 10).await.unwrap();
+        assert_eq!(fill.stored().await.unwrap(), 5);
+        let mut seen = 0;
+        fill.backlog(7, 2, |stored| seen = stored).await.unwrap();
+        fill.settle().await.unwrap();
+        assert_eq!((seen, fill.stored().await.unwrap()), (2, 5));
+
+        let finished = esimctl
+            .order_times("20000101000000000000000004")
+            .await
+            .unwrap()
+            .remove(0);
+        assert_eq!((finished.placements.len(), finished.topups.len()), (1, 1));
+        assert!(finished.placements[0].placed_at.is_some());
+        let topup = &finished.topups[0];
+        assert!(topup.ready_at.is_some() && topup.delivered_at.is_some());
+        let due = esimctl
+            .order_times(&backlog_topup(7, 1).to_string())
+            .await
+            .unwrap()
+            .remove(0);
+        assert!(due.placements[0].placed_at.is_none() && due.topups[0].ready_at.is_none());
+    }
+}

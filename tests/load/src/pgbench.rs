@@ -1,0 +1,121 @@
+//! The yardstick: what this `PostgreSQL` commits per second, here and now, when nothing else is done.
+
+use crate::settings::System;
+use anyhow::{Context, Result, ensure};
+use sqlx::Connection;
+use std::path::Path;
+use std::process::Stdio;
+use testkit::database::Database;
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+use url::Url;
+
+const TABLES: &str = "
+    CREATE TABLE orders (
+        order_id uuid PRIMARY KEY,
+        partner_id uuid NOT NULL,
+        external_order_id text NOT NULL,
+        created_at timestamptz NOT NULL DEFAULT now(),
+        UNIQUE (partner_id, external_order_id));
+    CREATE TABLE units (
+        unit_id uuid PRIMARY KEY,
+        order_id uuid NOT NULL,
+        option_id uuid NOT NULL,
+        state text NOT NULL DEFAULT 'pending');
+    CREATE TABLE outbox (
+        outbox_id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        order_id uuid NOT NULL,
+        created_at timestamptz NOT NULL DEFAULT now());";
+/// One transaction: an order, a unit and an outbox row.
+const SCRIPT: &str = "
+    WITH placed AS (
+        INSERT INTO orders (order_id, partner_id, external_order_id)
+        VALUES (gen_random_uuid(), '00000000-0000-0000-0000-000000000001', gen_random_uuid()::text)
+        RETURNING order_id
+    ), unit AS (
+        INSERT INTO units (unit_id, order_id, option_id)
+        SELECT gen_random_uuid(), order_id, '00000000-0000-0000-0000-000000000002' FROM placed
+    )
+    INSERT INTO outbox (order_id) SELECT order_id FROM placed;";
+
+/// Transactions per second of `pgbench -M prepared -c 16 -j 2` in a scratch database of the pipeline's
+/// server. `None` if `seconds` is 0 or no role is known that may create the database.
+pub async fn measure(system: &System, seconds: u32) -> Result<Option<f64>> {
+    let Some(admin) = system.database_admin_url.as_deref().filter(|_| seconds > 0) else {
+        return Ok(None);
+    };
+    let scratch = Database::create_on(admin).await?;
+    let mut connection = scratch.connect().await?;
+    sqlx::raw_sql(TABLES).execute(&mut connection).await?;
+    connection.close().await?;
+    let url: Url = scratch.url().parse()?;
+    let program = program(system.pg_bin.as_deref(), "pgbench");
+    let mut child = Command::new(&program)
+        .args(["-n", "-M", "prepared", "-c", "16", "-j", "2", "-f", "-", "-T"])
+        .arg(seconds.to_string())
+        .envs(connection_settings(&url)?)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .with_context(|| format!("cannot run {}", program.display()))?;
+    let mut input = child.stdin.take().context("pgbench has no standard input")?;
+    input.write_all(SCRIPT.as_bytes()).await?;
+    drop(input);
+    let output = child.wait_with_output().await?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    ensure!(
+        output.status.success(),
+        "pgbench: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let rate = transactions_per_second(&text).with_context(|| format!("pgbench printed no rate: {text}"))?;
+    Ok(Some(rate))
+}
+
+/// The path of one of `PostgreSQL`'s programs.
+pub fn program(folder: Option<&Path>, name: &str) -> std::path::PathBuf {
+    folder.map_or_else(|| name.into(), |folder| folder.join(name))
+}
+
+/// libpq's environment for a URL: unlike arguments, other users can't read it.
+pub fn connection_settings(url: &Url) -> Result<Vec<(&'static str, String)>> {
+    Ok(vec![
+        (
+            "PGHOST",
+            url.host_str().context("the URL names no host")?.to_owned(),
+        ),
+        ("PGPORT", url.port().unwrap_or(5432).to_string()),
+        ("PGUSER", url.username().to_owned()),
+        ("PGPASSWORD", url.password().unwrap_or_default().to_owned()),
+        ("PGDATABASE", url.path().trim_start_matches('/').to_owned()),
+    ])
+}
+
+fn transactions_per_second(output: &str) -> Option<f64> {
+    let line = output.lines().find_map(|line| line.strip_prefix("tps = "))?;
+    line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_found_in_what_pgbench_prints() {
+        let output = "latency average = 0.929 ms\ninitial connection time = 20 ms\n\
+                      tps = 17223.4 (without initial connection time)\n";
+        assert_eq!(transactions_per_second(output), Some(17_223.4));
+        assert_eq!(transactions_per_second("pgbench (15.18)\n"), None);
+    }
+
+    #[test]
+    fn a_url_becomes_an_environment() {
+        let url = "postgres://me:secret@127.0.0.1:15432/scratch".parse().unwrap();
+        let settings = connection_settings(&url).unwrap();
+        let values: Vec<&str> = settings.iter().map(|(_, value)| value.as_str()).collect();
+        assert_eq!(values, ["127.0.0.1", "15432", "me", "secret", "scratch"]);
+    }
+}

@@ -1,0 +1,243 @@
+//! One run: partners are made, orders sent, webhooks awaited.
+
+use crate::book::{Book, Latency};
+use crate::generator::{self, Pace, Schedule, Sender, Window};
+use crate::report::{Report, approximate};
+use crate::settings::{Load, Mode, System};
+use crate::sink::Sink;
+use crate::system::{self, Paused};
+use crate::verdicts::Verdicts;
+use anyhow::{Result, bail};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+use testkit::esimctl::{Esimctl, Partner};
+use testkit::progress::Progress;
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+/// The wait for outstanding webhooks ends after this time, if `--patience` lets it.
+const DRAIN: Duration = Duration::from_mins(10);
+/// A backlog takes no longer than this to send.
+const FILL: Duration = Duration::from_mins(10);
+
+/// What a run found out.
+pub struct Measured {
+    pub report: Report,
+    pub answer: Latency,
+    pub order_to_webhook: Latency,
+}
+
+/// What [`Report::new`] needs beside the book.
+pub struct Circumstances {
+    pub pgbench: Option<f64>,
+    /// Length of the window.
+    pub window: Duration,
+    /// From the last answer until the last webhook came or was given up.
+    pub drained: Duration,
+    pub drain_per_second: Option<f64>,
+    pub unsent: u32,
+    pub opened: u32,
+    pub verdicts: Option<Verdicts>,
+    pub before: system::Sample,
+    pub after: system::Sample,
+}
+
+/// Runs `load`, which `pgbench` transactions per second were measured right before.
+pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Result<Measured> {
+    let book = Rc::new(Book::default());
+    let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
+    let senders = senders(load, system, &sink).await?;
+    system::reset_peaks(&system.run_dir)?;
+    let verdicts = Verdicts::read(system).await;
+    let before = system::sample(&system.run_dir)?;
+
+    let paused = (load.mode == Mode::Drain)
+        .then(|| Paused::new(&system.run_dir, "provisioner"))
+        .transpose()?;
+    let start = Instant::now();
+    let length = match load.mode {
+        Mode::Drain => FILL,
+        Mode::Accept | Mode::Deliver => Duration::from_secs(load.seconds.into()),
+    };
+    let window = Rc::new(Window::new(start, length));
+    book.open(start + length);
+    let mut workers = JoinSet::new();
+    let schedule = load.rate.filter(|_| load.mode != Mode::Drain).map(|rate| {
+        let (window, book) = (Rc::clone(&window), Rc::clone(&book));
+        Rc::new(Schedule::new(load, rate, senders.clone(), window, book))
+    });
+    if let Some(schedule) = &schedule {
+        workers.spawn_local(Rc::clone(schedule).run());
+    } else {
+        let pace = Rc::new(Pace::new(load, Rc::clone(&window)));
+        book.release_to(pace.permits());
+        for sender in senders.iter().cycle().take(load.most_connections() as usize) {
+            let (sender, pace) = (Rc::clone(sender), Rc::clone(&pace));
+            workers.spawn_local(generator::work(sender, pace, Rc::clone(&book)));
+        }
+    }
+
+    let mut progress = Progress::start();
+    let mut line = Line::new(Rc::clone(&book), start);
+    send(&window, workers, &mut progress, &mut line).await?;
+    let sent = Instant::now();
+    book.open(sent.min(start + length));
+    drop(paused);
+    wait_for_webhooks(&book, load.patience, DRAIN, &mut progress, &mut line).await;
+    drop(progress);
+
+    let after = system::sample(&system.run_dir)?;
+    let added = match (verdicts, Verdicts::read(system).await) {
+        (Some(before), Some(after)) => Some(after.since(&before)),
+        _ => None,
+    };
+    let circumstances = Circumstances {
+        pgbench,
+        window: length.min(sent - start),
+        drained: sent.elapsed(),
+        drain_per_second: (load.mode == Mode::Drain)
+            .then(|| drain_rate(&book.arrivals()))
+            .flatten(),
+        unsent: schedule.as_ref().map_or(0, |schedule| schedule.unsent()),
+        opened: schedule
+            .as_ref()
+            .map_or_else(|| load.most_connections(), |schedule| schedule.opened()),
+        verdicts: added,
+        before,
+        after,
+    };
+    let totals = book.totals();
+    Ok(Measured {
+        report: Report::new(load, system, &book, &circumstances),
+        answer: totals.answer.clone(),
+        order_to_webhook: totals.order_to_webhook.clone(),
+    })
+}
+
+/// Makes the partners of a run, each with an endpoint at the sink.
+pub async fn partners(load: &Load, sink: &Sink) -> Result<Vec<Partner>> {
+    let esimctl = Esimctl::new([]);
+    let run = Uuid::now_v7().simple();
+    let mut partners = Vec::new();
+    for number in 0..load.partners {
+        let (name, url) = (format!("load {run} {number}"), sink.url(number));
+        partners.push(esimctl.create_partner(&name, "sandbox", Some(&url)).await?);
+    }
+    Ok(partners)
+}
+
+async fn senders(load: &Load, system: &System, sink: &Sink) -> Result<Vec<Rc<Sender>>> {
+    let option_id = Esimctl::new([]).sandbox_option(&load.option).await?;
+    let run = Uuid::now_v7().simple().to_string();
+    let sender = |partner: &Partner| {
+        let sender = Sender::new(&system.base_url, partner, &option_id, load.qty, &run)?;
+        Ok(Rc::new(sender))
+    };
+    partners(load, sink).await?.iter().map(sender).collect()
+}
+
+/// Until every order of the window is answered. SIGINT ends the window.
+async fn send(
+    window: &Window,
+    mut workers: JoinSet<()>,
+    progress: &mut Progress,
+    line: &mut Line,
+) -> Result<()> {
+    let mut interrupted = std::pin::pin!(tokio::signal::ctrl_c());
+    let mut stopping = false;
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    second.tick().await;
+    while !workers.is_empty() {
+        tokio::select! {
+            joined = workers.join_next() => if let Some(Err(error)) = joined { bail!("a connection's task died: {error}") },
+            signal = &mut interrupted, if !stopping => {
+                signal?;
+                stopping = true;
+                window.stop();
+            }
+            _ = second.tick() => progress.show(line.next("sending")),
+        }
+    }
+    Ok(())
+}
+
+/// Until every webhook came, none came for `patience`, or `longest` is over.
+pub async fn wait_for_webhooks(
+    book: &Book,
+    patience: Duration,
+    longest: Duration,
+    progress: &mut Progress,
+    line: &mut Line,
+) {
+    let began = Instant::now();
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    let mut last = (book.waiting(), began);
+    while book.waiting() > 0 && began.elapsed() < longest && last.1.elapsed() < patience {
+        tokio::select! {
+            () = book.nothing_waiting() => {}
+            _ = second.tick() => {
+                progress.show(line.next("waiting for the rest"));
+                if book.waiting() != last.0 {
+                    last = (book.waiting(), Instant::now());
+                }
+            }
+        }
+    }
+}
+
+/// Webhooks per second between the first and the last twentieth of them; `None` if they are too few.
+pub fn drain_rate(arrivals: &[Instant]) -> Option<f64> {
+    let cut = arrivals.len() / 20;
+    let middle = &arrivals[cut..arrivals.len() - cut];
+    let (first, last) = (middle.first()?, middle.last()?);
+    let seconds = (*last - *first).as_secs_f64();
+    let count = approximate(u64::try_from(middle.len()).ok()?) - 1.0;
+    (seconds > 0.0).then(|| count / seconds)
+}
+
+/// The text of the progress line.
+pub struct Line {
+    book: Rc<Book>,
+    start: Instant,
+    orders: u64,
+    webhooks: u64,
+}
+
+impl Line {
+    pub fn new(book: Rc<Book>, start: Instant) -> Self {
+        Self {
+            book,
+            start,
+            orders: 0,
+            webhooks: 0,
+        }
+    }
+
+    fn next(&mut self, what: &str) -> String {
+        let totals = self.book.totals();
+        let (orders, webhooks) = (totals.orders - self.orders, totals.webhooks - self.webhooks);
+        (self.orders, self.webhooks) = (totals.orders, totals.webhooks);
+        let elapsed = self.start.elapsed().as_secs();
+        let waiting = self.book.waiting();
+        let errors = totals.errors;
+        format!(
+            "{elapsed:>4} s  {what}: {orders:>6} orders/s {webhooks:>6} webhooks/s {waiting:>7} topups waiting {errors:>4} errors"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drain_rate_leaves_out_stragglers() {
+        let start = Instant::now();
+        let mut arrivals: Vec<Instant> = (0..1000).map(|n| start + Duration::from_millis(n)).collect();
+        arrivals.push(start + Duration::from_secs(30));
+        let rate = drain_rate(&arrivals).unwrap();
+        assert!((rate - 1000.0).abs() < 1.0, "{rate}");
+        assert_eq!(drain_rate(&[]), None);
+        assert_eq!(drain_rate(&[start]), None);
+    }
+}

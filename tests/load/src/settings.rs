@@ -1,0 +1,165 @@
+//! The command line.
+
+use clap::{Args, Parser, ValueEnum};
+use serde::{Deserialize, Serialize};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Connections of a closed loop.
+const CLOSED_CONNECTIONS: u32 = 64;
+/// The most connections of an open loop: enough to keep sending on time while answers are late.
+const OPEN_CONNECTIONS: u32 = 1_024;
+
+/// Measures a running pipeline: accepted orders, webhooks, and the drain of a backlog.
+///
+/// Refuses (exit status 2) unless `PostgreSQL` has `fsync`, `synchronous_commit` and `full_page_writes`
+/// on. Exit status 0 only if orders were accepted and every accepted topup's webhook came.
+#[derive(Debug, Parser)]
+#[command(after_help = "Examples:
+  load                                      64 connections, 20 s, one unit per order
+  load --mode deliver --connections 256     what the whole pipeline sustains
+  load --mode drain --backlog 50000         how fast a backlog is worked off
+  load --rate 500 --seconds 60              open loop: 500 orders/s, whatever the answers do
+  load --ladder --out .local/load/ladder    rates from idle to twice the saturation, with plots
+  load --mode deliver --compare FILE        the same run beside an earlier one
+  load --connections 8 --qty 10 --json      ten units per order, machine-readable
+  load grow --help                          the rate beside millions of finished orders")]
+pub struct Settings {
+    #[command(flatten)]
+    pub load: Load,
+    /// Measures one rate after the other in an open loop, from idle to twice the saturation. A short
+    /// closed loop of `--mode` finds the saturation first.
+    #[arg(long, conflicts_with = "rate")]
+    pub ladder: bool,
+    /// The ladder's rates in orders/s, instead of shares of the saturation.
+    #[arg(long, value_delimiter = ',', requires = "ladder")]
+    pub rates: Vec<u32>,
+    /// An earlier run's JSON file, or a folder of them, to print beside this run. Repeatable.
+    #[arg(long, value_name = "PATH")]
+    pub compare: Vec<PathBuf>,
+    /// Writes `<PREFIX>.json` and `<PREFIX>-histograms.csv`; a ladder also writes its plots,
+    /// `<PREFIX>-*.svg`.
+    #[arg(long, value_name = "PREFIX")]
+    pub out: Option<PathBuf>,
+    /// Prints the results as JSON.
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub system: System,
+}
+
+/// One run.
+#[derive(Clone, Debug, Args)]
+pub struct Load {
+    /// Connections to the ingress. Closed loop: also the orders in flight at once [default: 64]. Open
+    /// loop: the most that are opened [default: 1024].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub connections: Option<u32>,
+    /// Orders per second of an open loop.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    pub rate: Option<u32>,
+    /// Length of the window in which orders are sent; of each step of a ladder.
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    pub seconds: u32,
+    /// Units per order.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub qty: u32,
+    /// Partners made for the run, each with a webhook URL of its own; orders take turns.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
+    pub partners: u32,
+    /// The sandbox option to order.
+    #[arg(long, default_value = "ready")]
+    pub option: String,
+    /// What the run is about.
+    #[arg(long, value_enum, default_value_t = Mode::Accept)]
+    pub mode: Mode,
+    /// Units without webhook at which the closed loop of `--mode deliver` holds back
+    /// [default: 16 per connection].
+    #[arg(long)]
+    pub outstanding: Option<u32>,
+    /// Orders that pile up in `--mode drain` before the provisioner resumes.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=5_000_000))]
+    pub backlog: u32,
+    /// How long no webhook may come before the rest is given up; above 30 s deliveries that a killed
+    /// notifier had claimed come too.
+    #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
+    pub patience: Duration,
+    /// Length of the pgbench run right before; 0 leaves it out.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=600))]
+    pub pgbench_seconds: u32,
+}
+
+/// Where the pipeline is.
+#[derive(Clone, Debug, Args)]
+pub struct System {
+    /// This machine's address where the webhooks are received.
+    #[arg(long, env = "TEST_WEBHOOK_ADDRESS", default_value_t = Ipv4Addr::LOCALHOST)]
+    pub webhook_address: Ipv4Addr,
+    /// Where the ingress listens.
+    #[arg(long, env = "BASE_URL")]
+    pub base_url: String,
+    /// The ingress's admin listener, whose metrics say whether it waited for verdicts.
+    #[arg(long, env = "INGRESS_ADMIN_URL")]
+    pub ingress_admin_url: Option<String>,
+    /// The pipeline's database, whose settings are checked.
+    #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
+    pub database_url: String,
+    /// A role of the same server that may create databases, for pgbench's scratch database.
+    #[arg(long, env = "DATABASE_ADMIN_URL", hide_env_values = true)]
+    pub database_admin_url: Option<String>,
+    /// The folder of `PostgreSQL`'s programs [default: the search path].
+    #[arg(long, env = "PG_BIN")]
+    pub pg_bin: Option<PathBuf>,
+    /// The folder with `<process>.pid` files.
+    #[arg(long, default_value_os_t = testkit::local_dir().join("run"))]
+    pub run_dir: PathBuf,
+    /// The commit that runs, for the report.
+    #[arg(long, env = "LOAD_COMMIT")]
+    pub commit: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// How many orders are accepted per second.
+    Accept,
+    /// How many webhooks are delivered per second, and how long an order takes until then.
+    Deliver,
+    /// How fast a backlog is bought and delivered: the provisioner is paused while orders pile up.
+    Drain,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Accept => "accept",
+            Self::Deliver => "deliver",
+            Self::Drain => "drain",
+        }
+    }
+}
+
+impl Load {
+    /// Connections, or the most of them.
+    pub fn most_connections(&self) -> u32 {
+        let default = if self.rate.is_some() {
+            OPEN_CONNECTIONS
+        } else {
+            CLOSED_CONNECTIONS
+        };
+        self.connections.unwrap_or(default)
+    }
+
+    /// Units without webhook at which the closed loop holds back; `None` where it never does.
+    pub fn outstanding(&self) -> Option<u32> {
+        let holds_back = self.mode == Mode::Deliver && self.rate.is_none();
+        // Below one order per connection, connections would idle.
+        let least = self.most_connections().saturating_mul(self.qty);
+        holds_back.then(|| {
+            self.outstanding
+                .unwrap_or(16 * self.most_connections())
+                .max(least)
+        })
+    }
+}
