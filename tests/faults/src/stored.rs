@@ -82,9 +82,11 @@ impl Stored {
         .fetch_all(&mut *connection)
         .await?;
         let rows: Vec<UnitRow> = sqlx::query_as(
-            "SELECT t.topup_id, t.placement_id::text, t.order_id::text, t.option_id::text, t.state, t.iccid, t.reason,
+            "SELECT t.topup_id, t.placement_id::text, p.order_id::text, t.option_id::text, e.iccid, t.reason,
+                    CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS state,
                     d.state AS delivery_state, d.attempt AS delivery_attempt, d.error AS delivery_error
-             FROM topups t LEFT JOIN deliveries d ON d.topup_id = t.topup_id",
+             FROM topups t JOIN placements p USING (placement_id) LEFT JOIN esims e USING (topup_id)
+             LEFT JOIN deliveries d USING (topup_id)",
         )
         .fetch_all(connection)
         .await?;
@@ -128,7 +130,8 @@ impl OnTheWay {
         let counts = sqlx::query_as(
             "SELECT count(*) FILTER (WHERE p.state IN ('accepted', 'placing')) AS unbought,
                     count(*) FILTER (WHERE p.state = 'placed' AND EXISTS (
-                        SELECT FROM topups t WHERE t.placement_id = p.placement_id AND t.state = 'pending')) AS uncollected,
+                        SELECT FROM topups t LEFT JOIN esims e USING (topup_id)
+                        WHERE t.placement_id = p.placement_id AND t.state = 'pending' AND e.ready_at IS NULL)) AS uncollected,
                     (SELECT count(*) FROM deliveries WHERE state IN ('pending', 'no_endpoint')) AS undelivered
              FROM placements p",
         )

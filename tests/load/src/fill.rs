@@ -34,7 +34,9 @@ pub struct Fill {
 struct Rows {
     orders: String,
     placements: String,
+    due: String,
     topups: String,
+    esims: String,
     deliveries: String,
 }
 
@@ -109,15 +111,19 @@ impl Fill {
             writeln!(rows.orders, "{order}\t{partner}\tfilled-{number}\t{at}\t{at}")?;
             writeln!(
                 rows.placements,
-                "{placement}\t{order}\t{provider}\tplaced\t1\t{at}\t{at}\t\\N\t{at}"
+                "{placement}\t{order}\t{partner}\t{provider}\t{provider_option_id}\tplaced\t1\t{at}\t{at}\t{at}"
             )?;
             writeln!(
                 rows.topups,
-                "{topup}\t{placement}\t{order}\t0\t{option_id}\t{provider}\t{provider_option_id}\tready\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}"
+                "{topup}\t{placement}\t0\t{option_id}\t{provider_option_id}"
+            )?;
+            writeln!(
+                rows.esims,
+                "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}"
             )?;
             writeln!(
                 rows.deliveries,
-                "{topup}\t{partner}\tdelivered\t1\t{at}\t200\t{at}\t{at}"
+                "{topup}\t{partner}\t{order}\tdelivered\t1\t{at}\t200\t{at}\t{at}"
             )?;
         }
         self.copy(rows).await
@@ -147,11 +153,15 @@ impl Fill {
                 )?;
                 writeln!(
                     rows.placements,
-                    "{placement}\t{order}\t{provider}\taccepted\t0\t\\N\t\\N\t{at}\t{at}"
+                    "{placement}\t{order}\t{partner}\t{provider}\t{provider_option_id}\taccepted\t0\t\\N\t\\N\t{at}"
+                )?;
+                writeln!(
+                    rows.due,
+                    "{placement}\t{provider}\t{provider_option_id}\t{partner}\tt\t{at}"
                 )?;
                 writeln!(
                     rows.topups,
-                    "{topup:026}\t{placement}\t{order}\t0\t{option_id}\t{provider}\t{provider_option_id}\tpending\t\\N\t\\N\t\\N\t\\N"
+                    "{topup:026}\t{placement}\t0\t{option_id}\t{provider_option_id}"
                 )?;
             }
             self.copy(rows).await?;
@@ -167,7 +177,9 @@ impl Fill {
         for statement in [
             "VACUUM (ANALYZE) orders",
             "VACUUM (ANALYZE) placements",
+            "VACUUM (ANALYZE) placement_due",
             "VACUUM (ANALYZE) topups",
+            "VACUUM (ANALYZE) esims",
             "VACUUM (ANALYZE) deliveries",
             "CHECKPOINT",
         ] {
@@ -204,15 +216,23 @@ impl Fill {
                 rows.orders,
             ),
             (
-                "COPY placements (placement_id, order_id, provider, state, attempt, attempted_at, placed_at, redrive_at, created_at) FROM STDIN",
+                "COPY placements (placement_id, order_id, partner_id, provider, lane, state, attempt, attempted_at, placed_at, created_at) FROM STDIN",
                 rows.placements,
             ),
             (
-                "COPY topups (topup_id, placement_id, order_id, position, option_id, provider, provider_option_id, state, provider_unit_id, iccid, profile, ready_at) FROM STDIN",
+                "COPY topups (topup_id, placement_id, position, option_id, provider_option_id) FROM STDIN",
                 rows.topups,
             ),
             (
-                "COPY deliveries (topup_id, partner_id, state, attempt, attempted_at, status, delivered_at, created_at) FROM STDIN",
+                "COPY esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at) FROM STDIN",
+                rows.esims,
+            ),
+            (
+                "COPY placement_due (placement_id, provider, lane, partner_id, buys, at) FROM STDIN",
+                rows.due,
+            ),
+            (
+                "COPY deliveries (topup_id, partner_id, order_id, state, attempt, attempted_at, status, delivered_at, created_at) FROM STDIN",
                 rows.deliveries,
             ),
         ];

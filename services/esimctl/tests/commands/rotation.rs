@@ -199,7 +199,7 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     }
 
     // Of what can't be read, the others are done.
-    sqlx::query("UPDATE topups SET profile = '\\x04676f6e65' || profile")
+    sqlx::query("UPDATE esims SET profile = '\\x04676f6e65' || profile")
         .execute(&mut connection)
         .await
         .unwrap();

@@ -35,9 +35,10 @@ async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
     let mut database = stack.database.connect().await?;
     let stored = sqlx::query_as(
         "SELECT o.external_order_id, a.access_key, p.placement_id::text, t.topup_id, o.refused,
-                p.state AS placement, t.state AS topup, d.state AS delivery
-         FROM topups t JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
-         JOIN partners a USING (partner_id) LEFT JOIN deliveries d USING (topup_id)",
+                p.state AS placement, d.state AS delivery,
+                CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
+         FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
+         JOIN partners a ON a.partner_id = o.partner_id LEFT JOIN deliveries d USING (topup_id)",
     );
     Ok(stored.fetch_all(&mut database).await?)
 }

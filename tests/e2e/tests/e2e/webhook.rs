@@ -228,7 +228,8 @@ async fn secrets_are_neither_logged_nor_stored_as_they_are() {
     for secret in &secrets {
         let found: bool = sqlx::query_scalar(
             "SELECT EXISTS (SELECT FROM topups WHERE topups::text LIKE '%' || $1 || '%')
-                 OR EXISTS (SELECT FROM topups WHERE position(convert_to($1, 'UTF8') IN profile) > 0)
+                 OR EXISTS (SELECT FROM esims WHERE esims::text LIKE '%' || $1 || '%')
+                 OR EXISTS (SELECT FROM esims WHERE position(convert_to($1, 'UTF8') IN profile) > 0)
                  OR EXISTS (SELECT FROM partners WHERE partners::text LIKE '%' || $1 || '%')
                  OR EXISTS (SELECT FROM orders WHERE orders::text LIKE '%' || $1 || '%')
                  OR EXISTS (SELECT FROM deliveries WHERE deliveries::text LIKE '%' || $1 || '%')",
