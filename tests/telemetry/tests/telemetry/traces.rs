@@ -1,6 +1,5 @@
 //! One order, one trace, from three services and the provider; a webhook that is tried again is a trace of its own.
 
-use crate::shop::Shop;
 use crate::sink::{Book, Sink, Span};
 use crate::tree::{Rule, check};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{
@@ -9,6 +8,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{
 use serde_json::Value;
 use std::time::Duration;
 use testkit::receiver::Answer;
+use testkit::shop::{Shop, verdicts_come};
 use testkit::stack::{Stack, Stage};
 
 const POST: &str = "POST /api/v1/api_partner/orders";
@@ -181,7 +181,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    shop.verdicts_come(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
 
     let items = [
         (stack.option("ready").unwrap(), 2),
