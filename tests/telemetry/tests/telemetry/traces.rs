@@ -8,7 +8,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{
 use serde_json::Value;
 use std::time::Duration;
 use testkit::receiver::Answer;
-use testkit::shop::{Shop, verdicts_come};
+use testkit::shop::{PATH, Shop, verdicts_come};
 use testkit::stack::{Stack, Stage};
 
 const POST: &str = "POST /api/v1/api_partner/orders";
@@ -414,7 +414,7 @@ fn everybody_is_heard(book: &Book) {
 async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
     let before = shop.receiver.received().len();
     let failed = std::sync::atomic::AtomicBool::new(false);
-    shop.receiver.answer(crate::shop::PATH, move |_| {
+    shop.receiver.answer(PATH, move |_| {
         let first = !failed.swap(true, std::sync::atomic::Ordering::Relaxed);
         Answer::status(if first { 503 } else { 200 })
     });
