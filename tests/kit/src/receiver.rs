@@ -285,6 +285,9 @@ mod tests {
         );
         assert_eq!((answer, all.unwrap().len()), (503, 1));
         let error = receiver.wait_for(2, Duration::from_millis(20)).await.unwrap_err();
-        assert!(error.to_string().contains("2 webhooks; 1 requests arrived"), "{error}");
+        assert!(
+            error.to_string().contains("2 webhooks; 1 requests arrived"),
+            "{error}"
+        );
     }
 }
