@@ -82,10 +82,11 @@ start_postgres() {
   [[ -d $data ]] || init_postgres
   [[ $("$PG_BIN/postgres" --version) == *" $(cat "$data/PG_VERSION")."* ]] ||
     fail "$data belongs to PostgreSQL $(cat "$data/PG_VERSION"), but $PG_BIN is another version; set PG_BIN, or run deploy/local/down --wipe"
-  # fsync, synchronous_commit and full_page_writes keep their default, on. No socket: its path could be too long.
+  # Durability settings keep their default, on; only tests/run sets POSTGRES_FSYNC=off, for a server that ends with it.
+  # No socket: its path could be too long.
   PROGRAM=$PG_BIN/postgres launch postgres "${AS_POSTGRES[@]}" "$PG_BIN/postgres" -D "$data" \
     -c listen_addresses=127.0.0.1 -c "port=$POSTGRES_PORT" -c unix_socket_directories= \
-    -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB
+    -c max_connections=200 -c shared_buffers=256MB -c max_wal_size=2GB -c "fsync=${POSTGRES_FSYNC:-on}"
 }
 
 psql_admin() { PGPASSWORD=$POSTGRES_PASSWORD "$PG_BIN/psql" -X -q -v ON_ERROR_STOP=1 -h 127.0.0.1 -p "$POSTGRES_PORT" -U postgres "$@"; }

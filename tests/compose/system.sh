@@ -31,7 +31,7 @@ until_true() {
   local what=$1 began=$SECONDS
   shift
   until "$@"; do
-    ((SECONDS - began < PATIENCE)) || fail "waited $PATIENCE s in vain for $what"
+    ((SECONDS - began < PATIENCE)) || fail "timed out after $PATIENCE s waiting for $what"
     sleep 0.2
   done
 }

@@ -50,12 +50,12 @@ pub enum Settled {
     Taken,
     /// 422 because the provider refused or wasn't reached.
     Refused,
-    /// Any other 4xx; no order of ours deserves one.
+    /// Any other 4xx. No order of this run is invalid, so the run is red.
     Denied(String),
 }
 
 impl Settled {
-    /// What an answer settles, with the topups of a 201; `None` if it leaves the order open.
+    /// The definite result that an answer means, with the topups of a 201; `None` if the order stays open.
     pub fn of(status: u16, body: &[u8]) -> Option<(Self, Vec<String>)> {
         #[derive(Deserialize)]
         struct Created {
@@ -140,7 +140,7 @@ impl Book {
         lock(&self.arrivals).push(arrival);
     }
 
-    /// Orders with a definite result, or given up; webhooks.
+    /// Counts orders with a definite result or given up, and webhooks.
     pub fn counts(&self) -> (usize, usize) {
         (lock(&self.asked).len(), lock(&self.arrivals).len())
     }

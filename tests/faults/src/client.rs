@@ -1,4 +1,4 @@
-//! Partners that follow the rule of the API: whoever got no answer, or a 5xx, sends the same
+//! Partners that follow the rule of the API: after no answer, or a 5xx, a client sends the same
 //! `external_order_id` again until the result is definite.
 
 use crate::book::{Asked, Book, Clock, Settled};
@@ -54,7 +54,7 @@ struct Answer {
 }
 
 impl Clients {
-    /// Places one order and sees it through to a definite result, or to the deadline.
+    /// Places one order and repeats it until the result is definite or the deadline passes.
     pub async fn order(&self, number: u64) {
         let plan = orders::plan(self.seed, number);
         let external_order_id = format!("fault-{}-{number}", self.seed);

@@ -19,7 +19,7 @@ use tokio::task::JoinHandle;
 const BODY_LIMIT: usize = 64 * 1024;
 /// How long the slow endpoint takes.
 const SLOW: Duration = Duration::from_secs(2);
-/// Nobody waits this long for a hanging endpoint.
+/// How long a hanging endpoint stays silent; longer than `WEBHOOK_TIMEOUT`.
 const HANGING: Duration = Duration::from_mins(1);
 
 /// Serves on a port of its own until it is dropped.
@@ -40,7 +40,7 @@ struct Shared {
     book: Arc<Book>,
 }
 
-/// How a request is met.
+/// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     Answer(StatusCode, Duration),
@@ -109,7 +109,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
         return;
     }
     let service = hyper::service::service_fn(|request| shared.answer(request));
-    // Endpoints that fail on purpose, and notifiers that are killed: errors are what this is about.
+    // Endpoints fail on purpose and notifiers are killed, so errors are expected.
     let _ = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .serve_connection(TokioIo::new(stream), service)
@@ -152,7 +152,7 @@ impl Shared {
     fn is_genuine(&self, headers: &http::HeaderMap, body: &[u8]) -> Result<bool> {
         let header = |name: &str| -> Result<&str> { Ok(headers.get(name).context("missing")?.to_str()?) };
         let timestamp = signing::parse_unix_time(header("webhook-timestamp")?).context("no time")?;
-        let secret = self.secret.get().context("nobody knows the secret")?;
+        let secret = self.secret.get().context("the endpoint has no secret yet")?;
         let signature = header("webhook-signature")?;
         Ok(secret.verify(header("webhook-id")?, timestamp, body, signature))
     }

@@ -1,4 +1,4 @@
-//! Does to the running system what the schedule says, and undoes it.
+//! Makes the scheduled faults in the running system, and undoes them.
 
 use crate::book::Clock;
 use crate::schedule::{Fault, Planned, Service, Target};
@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 
 /// How long a process may take to end after SIGTERM.
 const STOP: Duration = Duration::from_secs(30);
-/// How often it is looked whether a process ended by itself.
+/// Period of the check for processes that ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
 /// A fault that was made.
@@ -29,7 +29,7 @@ pub struct Happened {
     pub until: Duration,
 }
 
-/// Everything that faults can befall.
+/// Every target of faults.
 pub struct Victims {
     processes: BTreeMap<Target, Mutex<Process>>,
     nats: Mutex<NatsServer>,
@@ -43,7 +43,7 @@ pub struct Victims {
 }
 
 impl Victims {
-    /// Takes the processes of a running stack over.
+    /// Takes over the processes of a running stack.
     pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, clock: Clock) -> Result<Self> {
         let mut processes = BTreeMap::new();
         for (stage, service) in [
@@ -87,13 +87,13 @@ impl Victims {
         futures_util::future::join_all(faults).await;
     }
 
-    /// Starts what ended by itself again, as an orchestrator would. Never ends.
+    /// Restarts processes that ended by themselves, as an orchestrator would. Never ends.
     pub async fn watch(&self) {
         let mut looks = tokio::time::interval(WATCH);
         loop {
             looks.tick().await;
             for process in self.processes.values() {
-                // One that is just being killed or started is none of our business.
+                // Locked: a fault is killing or starting it right now.
                 let Ok(mut process) = process.try_lock() else {
                     continue;
                 };
@@ -114,7 +114,7 @@ impl Victims {
         process.spawn()
     }
 
-    /// Faults that have been made and undone, and the number of troubles.
+    /// The number of faults made and undone, and the number of unplanned troubles.
     pub fn happened(&self) -> Vec<Happened> {
         lock(&self.happened).clone()
     }
@@ -132,7 +132,7 @@ impl Victims {
         troubles
     }
 
-    /// Lifts what the sandbox plays.
+    /// Ends the sandbox's own faults.
     pub async fn lift(&self) -> Result<()> {
         self.provider(&json!({})).await
     }
@@ -214,7 +214,7 @@ impl Victims {
     }
 }
 
-/// A fault of one process. It is started without a wait for its readiness: what it needs may be away.
+/// A fault of one process. The restart does not wait for readiness: the servers it needs may be down.
 async fn befall(process: &mut Process, planned: &Planned) -> Result<()> {
     match planned.fault {
         Fault::Killed => {

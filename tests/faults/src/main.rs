@@ -1,10 +1,9 @@
-//! The fault run: real processes, real partners, and everything that can go wrong, by a schedule that
-//! a seed decides. In the end what partners saw, what the provider sold and what is stored are laid
-//! beside each other.
+//! The fault run: real processes and partners under a schedule of faults that a seed decides. At the end
+//! the run compares what partners saw, what the provider sold and what is stored.
 //!
-//! [`schedule`] and [`orders`] say what will happen (pure), [`world`] is the system under test,
-//! [`inject`] makes the faults, [`client`] and [`endpoints`] are the partners, [`book`] and [`stored`]
-//! are what is known afterwards, [`verdict`] judges it (pure), and [`report`] says so.
+//! [`schedule`] and [`orders`] plan the run (pure), [`world`] is the system under test, [`inject`] makes
+//! the faults, [`client`] and [`endpoints`] are the partners, [`book`] and [`stored`] hold the evidence,
+//! [`verdict`] judges it (pure), and [`report`] prints the result.
 
 mod book;
 mod client;
@@ -32,17 +31,17 @@ use tokio::task::JoinSet;
 use verdict::Broken;
 use world::World;
 
-/// After the last fault clients still get so long for a definite answer.
+/// How long clients may take after the last fault to get a definite answer.
 const CLIENTS: Duration = Duration::from_secs(90);
-/// After that, and after the parking of what never becomes ready, everything is at rest this much later.
+/// How long deliveries may take after that, and after `PARK_AFTER`, to finish.
 const REST: Duration = Duration::from_mins(3);
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// Runs orders through the pipeline while everything fails, and checks the promise: nothing bought
-/// twice, nothing lost.
+/// Sends orders through the pipeline while faults occur, and checks the promise: nothing is bought
+/// twice, nothing is lost.
 ///
 /// Starts a `PostgreSQL`, a nats-server, a sandbox and two of each stage of its own. The exit status is 0
-/// if the promise held; 1 if not, with the ids and a folder to look at; 2 if the run could not be made.
+/// if the promise held; 1 if not, with the ids and a folder to inspect; 2 if the run could not start.
 #[derive(Debug, Parser)]
 #[command(
     name = "tests/faults/run",
@@ -52,10 +51,10 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone"
 )]
 struct Settings {
-    /// Decides faults and orders; a random one is chosen and printed
+    /// Seed of faults and orders [default: a random one, which is printed]
     #[arg(long)]
     seed: Option<u64>,
-    /// For how long orders are placed and faults begin
+    /// Length of the run: how long orders are placed and faults begin
     #[arg(long, default_value_t = 3.0, value_parser = minutes)]
     minutes: f64,
     /// Orders per second
@@ -103,7 +102,7 @@ fn interval(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-/// What the settings come to.
+/// The settings with every default filled in.
 struct Run {
     schedule: schedule::Terms,
     world: world::Terms,
@@ -171,7 +170,7 @@ fn main() -> ExitCode {
         runtime.block_on(async {
             tokio::select! {
                 result = carry_out(&run) => result,
-                // Whatever was started ends with the world, which is dropped here.
+                // Dropping the world stops everything that was started.
                 stopped = stopped() => {
                     stopped?;
                     eprintln!("interrupted; seed {}", run.schedule.seed);
@@ -211,7 +210,7 @@ async fn carry_out(run: &Run) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// The run with its progress line. Beside the report: how to look at what is left, if it is red.
+/// Makes the run and draws its progress line. Returns the report and, if it is red, how to inspect what is left.
 async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
     let mut progress = Progress::start();
     let victims = Arc::clone(&world.victims);
@@ -220,7 +219,7 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
         () = victims.watch() => unreachable_watch(),
     };
     drop(progress);
-    // The watch holds processes; the world must be their last owner.
+    // The supervisor owns processes; it is dropped before the world.
     drop(victims);
     let report = match result {
         Ok(report) => report,
@@ -238,7 +237,7 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
 }
 
 fn unreachable_watch() -> Result<Report> {
-    anyhow::bail!("the watch over the processes ended")
+    anyhow::bail!("the process supervisor ended")
 }
 
 async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Report> {
@@ -300,7 +299,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     })
 }
 
-/// The schedule counts from the first order, the clock from a moment before.
+/// Times of the schedule count from the first order; the clock starts slightly earlier.
 fn shifted(mut schedule: Vec<schedule::Planned>, by: Duration) -> Vec<schedule::Planned> {
     for planned in &mut schedule {
         planned.at += by;
@@ -308,7 +307,7 @@ fn shifted(mut schedule: Vec<schedule::Planned>, by: Duration) -> Vec<schedule::
     schedule
 }
 
-/// Places each order at its time, whatever became of the others; ends when all have a definite result.
+/// Places each order at its time, independently of the others; ends when all have a definite result.
 async fn place_orders(run: &Run, world: &World, begun: Duration) {
     let gap = Duration::from_secs_f64(1.0 / run.orders_per_second);
     let mut under_way = JoinSet::new();

@@ -19,7 +19,7 @@ pub const OPTIONS: [(&str, u32); 12] = [
     ("flapping", 6),
     ("rate-limited", 5),
 ];
-/// The option whose profiles never come: its placements are parked, and that is right.
+/// The option whose profiles never come: its placements must be parked.
 pub const NEVER_READY: &str = "never-ready";
 /// The share of clients that hang up before they have read an answer.
 const HANG_UP: f64 = 0.1;
@@ -55,11 +55,11 @@ pub const PARTNERS: [(Behaviour, u32); 6] = [
 /// When a client hangs up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangUp {
-    /// After so many thousandths of the request were sent.
+    /// After this many thousandths of the request were sent.
     Sending(u32),
-    /// So long after the whole request was sent.
+    /// This long after the whole request was sent.
     Sent(Duration),
-    /// When the answer is there, without reading it.
+    /// When the answer arrives, without reading it.
     Answered,
 }
 
@@ -106,7 +106,7 @@ fn item(rng: &mut StdRng) -> (&'static str, u32) {
     (OPTIONS[option].0, rng.random_range(1..=4))
 }
 
-/// An index, as often as its weight says.
+/// An index, chosen in proportion to its weight.
 fn weighted(weights: &[u32], rng: &mut StdRng) -> usize {
     let mut left = rng.random_range(0..weights.iter().sum());
     weights

@@ -9,7 +9,7 @@ use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 use testkit::table::table;
 
-/// Ids that are shown of each broken promise; JSON has them all.
+/// How many ids the table shows for each broken promise; JSON lists all.
 const SHOWN: usize = 20;
 
 #[derive(Debug, Serialize)]
@@ -22,7 +22,7 @@ pub struct Report {
     pub orders_per_second: f64,
     /// From the first order to the verdict.
     pub took_seconds: f64,
-    /// From the end of the last fault until nothing was on its way.
+    /// From the end of the last fault until nothing was in flight.
     pub healed_after_seconds: f64,
     pub faults: usize,
     pub faults_by_kind: BTreeMap<String, Kind>,

@@ -1,4 +1,4 @@
-//! What goes wrong, and when. Pure: the seed decides everything.
+//! Which faults occur, and when. Pure: the seed decides everything.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Processes of each of ingress, provisioner and notifier.
 pub const REPLICAS: usize = 2;
-/// A target is left alone for so long after a fault of its own.
+/// The pause between two faults of one target.
 const RESPITE: Duration = Duration::from_secs(2);
 
 /// A stage that has replicas.
@@ -22,7 +22,7 @@ pub enum Service {
     Notifier,
 }
 
-/// What a fault befalls. It has one fault at a time.
+/// The target of a fault; it has one fault at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     Replica(Service, usize),
@@ -72,7 +72,7 @@ pub struct Planned {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Terms {
     pub seed: u64,
-    /// For how long faults begin.
+    /// How long new faults begin.
     pub length: Duration,
     /// Mean time between the beginnings of two faults.
     pub every: Duration,
@@ -235,7 +235,7 @@ fn targets(card: Card) -> Vec<Target> {
     }
 }
 
-/// What a card means this time.
+/// Draws replica and length for a kind of fault.
 fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
     let mut within = |range: RangeInclusive<Duration>| {
         let millis = |duration: &Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -275,7 +275,7 @@ fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
         Card::Erring => (Fault::Erring, within(seconds(2)..=seconds(8))),
         Card::Silent => (Fault::Silent, within(seconds(2)..=seconds(8))),
         Card::Lagging => {
-            // Longer than the wait for the first look-up, or nobody would be misled by it.
+            // Longer than the wait for the first look-up, so that some look-ups miss a purchase.
             let lag = within(provider..=terms.settle / 2);
             (Fault::Lagging(lag), within(seconds(3)..=seconds(8)))
         }

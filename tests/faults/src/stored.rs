@@ -1,4 +1,4 @@
-//! What the pipeline's database says when a run has come to rest, and whether it has.
+//! What the pipeline's database holds once nothing is in flight, and whether anything still is.
 
 use anyhow::Result;
 use sqlx::PgConnection;
@@ -25,7 +25,7 @@ pub struct StoredPlacement {
     pub placement_id: String,
     pub order_id: String,
     pub state: String,
-    /// The provider was known to have it.
+    /// It was recorded as bought.
     pub placed: bool,
     pub reason: Option<String>,
 }
@@ -114,7 +114,7 @@ impl Stored {
     }
 }
 
-/// What is still on its way.
+/// What is still in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, sqlx::FromRow)]
 pub struct OnTheWay {
     /// Placements that are neither bought nor given up.

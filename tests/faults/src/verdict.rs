@@ -1,7 +1,7 @@
-//! The verdict: three ledgers and the database laid beside each other. Pure.
+//! The verdict: compares three ledgers and the database. Pure.
 //!
 //! What partners saw ([`Asked`], [`Arrival`]), what the provider sold ([`LedgerOrder`]) and what is
-//! stored ([`Stored`]) must tell one story.
+//! stored ([`Stored`]) must agree.
 
 use crate::book::{Arrival, Asked, Settled};
 use crate::orders::NEVER_READY;
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 use testkit::stack::LedgerOrder;
 
-/// Both moments are this process's own, taken by tasks that may have waited for a processor.
+/// Tolerance between two moments that tasks of this process took: a task may have waited for a processor.
 const SAME_MOMENT: Duration = Duration::from_millis(150);
 
 /// Everything that is known when a run has ended.
@@ -59,7 +59,7 @@ impl Broken {
             Self::NeverSettled => "no definite answer to the end",
             Self::IccidTwice => "two topups with one iccid, or two iccids of one topup",
             Self::WebhookBeforeAnswer => "webhook before its answer",
-            Self::WebhookForNothing => "webhook for nothing that this partner ordered",
+            Self::WebhookForNothing => "webhook for a unit that this partner did not order",
             Self::WebhookForged => "webhook with a wrong signature",
             Self::ParkedThoughFindable => "parked although a look-up works",
             Self::EndedBySomething => "a process panicked or did not stop",
@@ -67,11 +67,11 @@ impl Broken {
     }
 }
 
-/// What the run comes to.
+/// The result of the run.
 #[derive(Debug, Default, Serialize)]
 pub struct Verdict {
     pub counts: Counts,
-    /// By kind: ids, each with what is known of it.
+    /// By kind: ids, each with its evidence.
     pub broken: BTreeMap<Broken, Vec<String>>,
 }
 
@@ -101,7 +101,7 @@ pub struct Counts {
     pub failed: BTreeMap<String, usize>,
 }
 
-/// Where a unit has ended.
+/// The final state of a unit.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
     Delivered,
@@ -131,7 +131,7 @@ pub fn judge(evidence: &Evidence) -> Verdict {
     verdict
 }
 
-/// Ways into the evidence.
+/// Indexes over the evidence.
 struct Index<'a> {
     placements: HashMap<&'a str, &'a StoredPlacement>,
     units_of: HashMap<&'a str, Vec<&'a StoredUnit>>,

@@ -1,4 +1,4 @@
-//! Ledgers with one flaw each must turn red, and by the right name.
+//! Each single flaw in the ledgers makes the run red, under the right name.
 
 use crate::book::{Arrival, Asked, Settled};
 use crate::orders::NEVER_READY;
@@ -162,7 +162,7 @@ fn every_way_to_lose_a_unit_is_red() {
         let (verdict, broken) = lose(way);
         assert_eq!((broken.as_slice(), verdict.counts.lost), (&[Broken::Lost][..], 1));
     }
-    // Stored as delivered, but no endpoint ever said so.
+    // Stored as delivered, but no endpoint acknowledged it.
     let (_, broken) = judged(|evidence| evidence.arrivals[0].acknowledged = false);
     assert_eq!(broken, [Broken::Lost]);
 }
@@ -180,7 +180,11 @@ fn an_answer_without_an_order_is_red() {
     });
     assert_eq!(broken, [Broken::TakenThenRefused]);
     let (_, broken) = judged(|evidence| evidence.asked[0].settled = Some(Settled::Taken));
-    assert_eq!(broken, [Broken::AnsweredButNotStored], "nobody had asked before");
+    assert_eq!(
+        broken,
+        [Broken::AnsweredButNotStored],
+        "no earlier request was sent"
+    );
 }
 
 #[test]

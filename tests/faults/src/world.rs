@@ -21,7 +21,7 @@ use testkit::postgres::PostgresServer;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
-/// Longer than the default: orders that take the provider's whole time are answered by its verdict, too.
+/// Longer than the default, so that the answer also carries verdicts of slow provider calls.
 const PLACEMENT_WAIT: Duration = Duration::from_secs(3);
 const PROVIDER_TIMEOUT: Duration = Duration::from_secs(2);
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -29,7 +29,7 @@ const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
 const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
 const LATER: usize = 24;
 
-/// What differs from run to run.
+/// The parameters of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub seed: u64,
@@ -38,7 +38,7 @@ pub struct Terms {
     pub settle: Duration,
     pub park_after: Duration,
     pub detects_duplicates: bool,
-    /// When clients that still have no definite answer give up, since the beginning.
+    /// When clients without a definite answer give up, since the beginning.
     pub deadline: Duration,
 }
 
@@ -130,12 +130,12 @@ impl World {
         Ok(())
     }
 
-    /// What is still on its way.
+    /// What is still in flight.
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
         OnTheWay::read(&mut self.connect().await?).await
     }
 
-    /// Everything that is known.
+    /// All evidence.
     pub async fn evidence(&self) -> Result<Evidence> {
         let names = self.clients.options.iter();
         let names = names.map(|(name, id)| (id.clone(), *name)).collect();
@@ -149,7 +149,7 @@ impl World {
         })
     }
 
-    /// Leaves everything to be looked at, and says how.
+    /// Keeps database and folder for inspection; returns the instructions.
     pub async fn keep(mut self) -> Result<String> {
         let logs = self.stack.keep().to_owned();
         self.folder.disable_cleanup(true);

@@ -1,12 +1,12 @@
 //! Asynchronous work in `Drop`: a thread with a runtime of its own, because the test's runtime may
-//! be single-threaded, or on its way out.
+//! be single-threaded, or shutting down.
 
 use anyhow::Result;
 use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Runs `work` to its end, at most for 15 s; a failure is printed, since nobody is left to handle it.
+/// Runs `work` to its end, at most for 15 s; a failure is printed, since `Drop` cannot return it.
 pub fn run(what: &str, work: impl Future<Output = Result<()>> + Send) {
     let result = std::thread::scope(|scope| {
         scope

@@ -1,4 +1,4 @@
-//! A partner: signs and sends orders as the specification says, and anything else on purpose.
+//! A partner: signs and sends orders as the specification says, and invalid requests on purpose.
 
 use crate::esimctl::Partner;
 use crate::http;
@@ -36,7 +36,7 @@ pub struct Product {
     pub option_id: String,
 }
 
-/// An answer, whatever its status.
+/// An answer of any status.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -72,7 +72,7 @@ impl Client {
             .await
     }
 
-    /// A correct, signed create-order request with any body, to be sent as it is or spoiled first.
+    /// A correct, signed create-order request with any body; the methods of [`Request`] change it.
     pub fn post(&self, body: impl Into<Bytes>) -> Request {
         Request {
             client: self.clone(),
@@ -97,8 +97,8 @@ pub fn order(external_order_id: &str, items: &[(&str, u32)]) -> Value {
     json!({"external_order_id": external_order_id, "products": products})
 }
 
-/// A request that is correct unless told otherwise. What is changed by `method`, `path`, `timestamp`,
-/// `access_key` and `secret` is signed, too; what is changed by `header` and `without` is not.
+/// A correct request until it is changed. The signature covers changes by `method`, `path`, `timestamp`,
+/// `access_key` and `secret`, but not those by `header` and `without`.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Request {
@@ -149,7 +149,7 @@ impl Request {
         self
     }
 
-    /// A timestamp that many seconds away from now.
+    /// A timestamp this many seconds from now; negative ones are in the past.
     pub fn timestamp_from_now(self, seconds: i64) -> Self {
         let now = signing::parse_unix_time(&self.timestamp).unwrap_or_default();
         self.timestamp(&(now + seconds).to_string())
@@ -167,7 +167,7 @@ impl Request {
         self
     }
 
-    /// The signature of the request as it stands, lowercase hex.
+    /// The signature of the request in its present form, lowercase hex.
     pub fn signature(&self) -> String {
         signing::request::sign(
             &self.secret,

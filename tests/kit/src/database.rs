@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use url::Url;
 use uuid::Uuid;
 
-/// An empty database with a random name; dropped, whoever is still connected, when this is dropped.
+/// An empty database with a random name. Dropping this drops the database, even with open connections.
 #[derive(Debug)]
 pub struct Database {
     server: Url,
@@ -16,7 +16,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Creates it on the server of `TEST_DATABASE_URL`. Migrations are `esimctl`'s business.
+    /// Creates it on the server of `TEST_DATABASE_URL`, without migrations.
     pub async fn create() -> Result<Self> {
         Self::create_on(&required("TEST_DATABASE_URL")?).await
     }
@@ -25,7 +25,7 @@ impl Database {
     pub async fn create_on(server: &str) -> Result<Self> {
         let server: Url = server
             .parse()
-            .context("the URL of the PostgreSQL server is no URL")?;
+            .context("the URL of the PostgreSQL server is not a URL")?;
         let name = format!("test_{}", Uuid::now_v7().simple());
         execute(&server, format!("CREATE DATABASE {name}")).await?;
         let mut url = server.clone();
@@ -38,9 +38,9 @@ impl Database {
         })
     }
 
-    /// One that is there already, and stays.
+    /// An existing database, which is not dropped.
     pub fn existing(url: &str) -> Result<Self> {
-        let server: Url = url.parse().context("the URL of the database is no URL")?;
+        let server: Url = url.parse().context("the URL of the database is not a URL")?;
         Ok(Self {
             name: server.path().trim_start_matches('/').to_owned(),
             server,
@@ -54,12 +54,12 @@ impl Database {
         &self.url
     }
 
-    /// Leaves the database to be looked at when this is dropped.
+    /// Keeps the database for inspection when this is dropped.
     pub fn keep(&mut self) {
         self.kept = true;
     }
 
-    /// A connection for looking at what the services stored.
+    /// A connection for reading what the services stored.
     pub async fn connect(&self) -> Result<PgConnection> {
         PgConnection::connect(&self.url)
             .await
@@ -77,7 +77,7 @@ impl Drop for Database {
     }
 }
 
-/// Runs a statement whose only variable part is a name made up here.
+/// Runs a statement whose only variable part is a generated name.
 async fn execute(server: &Url, statement: String) -> Result<()> {
     let failed = |what: &str| format!("PostgreSQL: {what}");
     let mut connection = PgConnection::connect(server.as_str())

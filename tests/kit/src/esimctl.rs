@@ -1,4 +1,4 @@
-//! The operator's command line, run as the program it is.
+//! The operator's command line, run as a program.
 
 use crate::bin_dir;
 use anyhow::{Context, Result, bail};
@@ -51,7 +51,7 @@ pub struct OrderTimes {
 #[derive(Clone, Debug, Deserialize)]
 pub struct PlacementTimes {
     pub placement_id: String,
-    /// When the provider had it.
+    /// When it was recorded as bought.
     #[serde(with = "time::serde::rfc3339::option")]
     pub placed_at: Option<OffsetDateTime>,
 }
@@ -77,7 +77,7 @@ pub struct Esimctl {
 }
 
 impl Esimctl {
-    /// With settings in addition to this process's environment; none if that has them all.
+    /// `env` adds settings to this process's environment.
     pub fn new(env: impl IntoIterator<Item = (String, String)>) -> Self {
         Self {
             binary: bin_dir().join("esimctl"),
@@ -87,7 +87,7 @@ impl Esimctl {
 
     /// Runs `esimctl <args> --json` and parses what it prints.
     ///
-    /// Errors: it fails (with what it says), takes longer than 60 s, or prints something else.
+    /// Errors: it fails (with its standard error), takes longer than 60 s, or prints other output.
     pub async fn run<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
         let shown = format!("esimctl {}", args.join(" "));
         let output = Command::new(&self.binary)

@@ -1,11 +1,11 @@
-//! The HTTP client that everything here shares the settings of.
+//! The HTTP client of the tests.
 
 use anyhow::Result;
 use std::time::Duration;
 
 /// A client without proxy and redirects, with 30 s for a whole exchange.
 pub fn client() -> Result<reqwest::Client> {
-    // Fails only when a provider is installed already, which is as good.
+    // Fails only if a provider is installed already, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = reqwest::Client::builder()
         .no_proxy()

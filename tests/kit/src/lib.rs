@@ -1,8 +1,9 @@
-//! What the end-to-end, fault and load tests are made of. Everything here is the real thing: real
-//! binaries, a real `PostgreSQL`, a real nats-server, real HTTP on loopback.
+//! Shared parts of the end-to-end, fault and load tests. They run real binaries against a real
+//! `PostgreSQL` and a real nats-server, over HTTP on loopback.
 //!
 //! - [`stack`]: a whole pipeline of a test's own; the usual starting point.
-//! - [`client`]: a partner that signs and sends orders, and requests that are wrong on purpose.
+//! - [`shop`]: a sandbox partner with its client and its endpoint.
+//! - [`client`]: a partner that signs and sends orders, and invalid requests on purpose.
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`esimctl`]: the operator's command line, run as a program.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
@@ -23,6 +24,7 @@ pub mod postgres;
 pub mod process;
 pub mod progress;
 pub mod receiver;
+pub mod shop;
 pub mod stack;
 pub mod table;
 pub mod wait;
@@ -48,7 +50,7 @@ pub fn local_dir() -> PathBuf {
     std::env::var_os("LOCAL_DIR").map_or_else(|| workspace().join(".local"), PathBuf::from)
 }
 
-/// A setting that tests can't do without; the error names it.
+/// A required setting; the error names it.
 fn required(name: &str) -> Result<String> {
     std::env::var(name).with_context(|| format!("{name} must be set; tests/run does that"))
 }

@@ -57,7 +57,7 @@ impl NatsServer {
         &self.url
     }
 
-    /// Stops it as an operator would; its storage stays.
+    /// SIGTERM; its storage stays.
     pub async fn stop(&mut self) -> Result<()> {
         self.process.terminate(Duration::from_secs(10)).await.map(drop)
     }
@@ -72,7 +72,7 @@ impl NatsServer {
         self.process.pause()
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Continues it (SIGCONT).
     pub fn resume(&self) -> Result<()> {
         self.process.resume()
     }

@@ -4,13 +4,13 @@ use anyhow::{Context, Result};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Below the range from which systems take the local port of an outgoing connection, so that nobody
-/// takes a port by chance between its choice and its use; above our own default ports.
+/// Below the range of local ports for outgoing connections, so that a chosen port stays free until it is
+/// used; above our own default ports.
 const FIRST: u32 = 20_000;
 const COUNT: u32 = 12_000;
 
-/// Chooses a port on which nobody listens. Every call in a process answers another one; processes
-/// start at different places.
+/// Chooses a port without a listener. Each call in a process returns another one; processes start at
+/// different offsets.
 pub fn free() -> Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id().wrapping_mul(131);

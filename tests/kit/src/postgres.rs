@@ -1,4 +1,4 @@
-//! A `PostgreSQL` server of a test's own, which it may stop in any way and start again.
+//! A `PostgreSQL` server for one test, which may stop it in any way and start it again.
 
 use crate::{required, wait};
 use anyhow::{Context, Result, bail, ensure};
@@ -24,7 +24,7 @@ pub struct PostgresServer {
     folder: PathBuf,
     port: u16,
     url: String,
-    /// Whose process it is: `PostgreSQL` refuses to run as root.
+    /// The user it runs as: `PostgreSQL` refuses to run as root.
     user: Option<User>,
     child: Option<Child>,
 }
@@ -60,7 +60,7 @@ impl PostgresServer {
         &self.url
     }
 
-    /// The command that starts the server again, for a person who looks at what a test has left.
+    /// The command that starts the server again, for inspecting a failed test.
     pub fn command_line(&self) -> String {
         let prefix = self.user.as_ref().map_or_else(String::new, |user| {
             format!(
@@ -77,7 +77,7 @@ impl PostgresServer {
         self.stop(Signal::QUIT).await
     }
 
-    /// `pg_ctl stop -m fast`: as an operator would.
+    /// `pg_ctl stop -m fast`.
     pub async fn stop_fast(&mut self) -> Result<()> {
         self.stop(Signal::INT).await
     }
@@ -149,7 +149,7 @@ impl PostgresServer {
         }
     }
 
-    /// A program of `PostgreSQL`, as the user who owns the data, in a folder that this user can read.
+    /// A `PostgreSQL` program, run as the owner of the data, in a folder that this user can read.
     fn command(&self, program: &str) -> Command {
         let program = self.programs.join(program);
         let mut command = match &self.user {
@@ -200,7 +200,7 @@ impl Drop for PostgresServer {
     }
 }
 
-/// Somebody who isn't root.
+/// A user other than root.
 #[derive(Debug)]
 struct User {
     uid: u32,
@@ -223,7 +223,7 @@ impl User {
                 return Ok(Some(Self { uid, gid }));
             }
         }
-        bail!("PostgreSQL doesn't run as root, and there is neither a user postgres nor nobody")
+        bail!("PostgreSQL doesn't run as root, and neither user postgres nor user nobody exists")
     }
 }
 

@@ -64,7 +64,7 @@ impl Process {
         result.with_context(|| self.log_tail())
     }
 
-    /// Starts the program and doesn't wait: for programs that are expected to refuse.
+    /// Starts the program without waiting, for programs that must refuse to start.
     pub fn spawn(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "{} is running already", self.program.name);
         let log = OpenOptions::new()
@@ -93,7 +93,7 @@ impl Process {
         self.child.as_ref().and_then(Child::id)
     }
 
-    /// How it ended, if it has.
+    /// The exit status, if it has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         self.child
             .as_mut()
@@ -113,7 +113,7 @@ impl Process {
         Ok(())
     }
 
-    /// SIGTERM, and waits for the end; the exit status tells whether it was a clean one.
+    /// SIGTERM, and waits for the end. A clean end has exit status 0.
     ///
     /// Errors: it doesn't run, or is still there after `timeout` (then it is killed).
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
@@ -140,23 +140,23 @@ impl Process {
         self.signal(Signal::STOP)
     }
 
-    /// Lets a stalled process go on (SIGCONT).
+    /// Continues a stalled process (SIGCONT).
     pub fn resume(&self) -> Result<()> {
         self.signal(Signal::CONT)
     }
 
-    /// Everything it printed so far, over all its starts.
+    /// Everything it has printed, over all its starts.
     pub fn log(&self) -> Result<String> {
         let bytes = std::fs::read(&self.program.log)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// What runs here.
+    /// The program and its settings.
     pub fn program(&self) -> &Program {
         &self.program
     }
 
-    /// For a change of settings before the next start.
+    /// The program, to change settings before the next start.
     pub fn program_mut(&mut self) -> &mut Program {
         &mut self.program
     }

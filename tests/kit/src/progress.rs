@@ -23,7 +23,7 @@ impl Progress {
         }
     }
 
-    /// Shows `text`; where nothing can be redrawn, prints it if it is news.
+    /// Shows `text`; without a terminal, prints it if it has changed.
     pub fn show(&mut self, text: String) {
         if self.bar.is_hidden() {
             if text != self.last {

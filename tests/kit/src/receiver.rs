@@ -1,4 +1,4 @@
-//! A partner's webhook endpoint: records every request, and answers as told.
+//! A partner's webhook endpoint: records every request, and answers as configured.
 
 use anyhow::{Context, Result, bail};
 use axum::body::Bytes;
@@ -41,7 +41,7 @@ pub enum Signature {
     Invalid,
 }
 
-/// What to answer.
+/// How to answer a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -92,7 +92,9 @@ impl Receiver {
     /// Starts on a free port; every path is served and answered 200.
     pub async fn start() -> Result<Self> {
         let at = match std::env::var("TEST_WEBHOOK_ADDRESS") {
-            Ok(address) => address.parse().context("TEST_WEBHOOK_ADDRESS is no address")?,
+            Ok(address) => address
+                .parse()
+                .context("TEST_WEBHOOK_ADDRESS is not an address")?,
             Err(_) => Ipv4Addr::LOCALHOST,
         };
         let listener = TcpListener::bind((at, 0))
@@ -128,12 +130,12 @@ impl Receiver {
     }
 
     /// Decides the answers for `path` from now on. The request is recorded after `decide` returned,
-    /// so `decide` may look at the world at the moment of arrival.
+    /// so `decide` sees the state at the moment of arrival.
     pub fn answer(&self, path: &str, decide: impl Fn(&Received) -> Answer + Send + Sync + 'static) {
         self.shared.book().answers.insert(path.into(), Arc::new(decide));
     }
 
-    /// Everything that came so far, in order.
+    /// Every request so far, in order.
     pub fn received(&self) -> Vec<Received> {
         self.shared.book().received.clone()
     }
@@ -146,7 +148,7 @@ impl Receiver {
         .await
     }
 
-    /// Waits until what has come satisfies `condition`; returns all of it. The error names `what`.
+    /// Waits until the requests satisfy `condition`; returns all of them. The error names `what`.
     pub async fn wait_until(
         &self,
         timeout: Duration,
@@ -171,7 +173,7 @@ impl Receiver {
         match tokio::time::timeout(timeout, waiting).await {
             Ok(received) => Ok(received),
             Err(_) => bail!(
-                "waited {timeout:?} in vain for {what}; {} came",
+                "timed out after {timeout:?} waiting for {what}; {} requests arrived",
                 self.received().len()
             ),
         }
@@ -283,6 +285,9 @@ mod tests {
         );
         assert_eq!((answer, all.unwrap().len()), (503, 1));
         let error = receiver.wait_for(2, Duration::from_millis(20)).await.unwrap_err();
-        assert!(error.to_string().contains("2 webhooks; 1 came"), "{error}");
+        assert!(
+            error.to_string().contains("2 webhooks; 1 requests arrived"),
+            "{error}"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! A whole pipeline of a test's own: its database, its streams, its processes on ports of their own.
+//! A whole pipeline for one test, with its own database, streams, processes and ports.
 //!
 //! Or, where `TEST_BASE_URL` names a system that runs already, that one: `TEST_DATABASE_URL` is its database then,
 //! `TEST_SANDBOX_URL` its sandbox, and `esimctl` in `BIN_DIR` knows it. Tests that set or stop something fail there.
@@ -199,7 +199,7 @@ pub struct Stack {
     processes: BTreeMap<Stage, Vec<Process>>,
     nats: Option<NatsServer>,
     _streams: Option<OwnStreams>,
-    /// To look at what was stored.
+    /// The pipeline's database.
     pub database: Database,
     dir: TempDir,
     pub esimctl: Esimctl,
@@ -207,7 +207,7 @@ pub struct Stack {
     /// Of the first ingress: `http://127.0.0.1:20001`.
     pub base_url: String,
     pub sandbox_url: String,
-    /// What the sandbox had sold before this stack was there.
+    /// What the sandbox had sold before this stack was attached.
     sold_before: Ledger,
     /// `STREAM_PREFIX`.
     pub prefix: String,
@@ -298,6 +298,14 @@ impl Stack {
         Ok(ledger)
     }
 
+    /// Sets the faults of the sandbox provider, as the JSON that its `PUT /faults` takes; `{}` ends them.
+    pub async fn set_faults(&self, json: &'static str) -> Result<()> {
+        let url = format!("{}/faults", self.sandbox_url);
+        let answer = http::client()?.put(url).body(json).send().await?;
+        answer.error_for_status()?;
+        Ok(())
+    }
+
     /// The first process of a stage: to kill it, stop it, start it again, read its log.
     pub fn process(&mut self, stage: Stage) -> Result<&mut Process> {
         self.replicas(stage)
@@ -310,8 +318,7 @@ impl Stack {
         self.processes.get_mut(&stage).map_or(&mut [], Vec::as_mut_slice)
     }
 
-    /// Hands the processes of a stage over, for tests that do things to several of them at once. Then
-    /// they live as long as their new owner wants.
+    /// Moves the processes of a stage out of the stack, for tests that act on several of them at once.
     pub fn take_processes(&mut self, stage: Stage) -> Vec<Process> {
         self.processes.remove(&stage).unwrap_or_default()
     }
@@ -361,7 +368,7 @@ impl Drop for Stack {
     }
 }
 
-/// What is known before the processes are described.
+/// What the descriptions of all processes share.
 struct Plan<'a> {
     dir: &'a Path,
     common: &'a BTreeMap<String, String>,

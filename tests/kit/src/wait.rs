@@ -1,14 +1,14 @@
-//! Waiting for a condition that nobody announces.
+//! Waiting for a condition by polling.
 
 use anyhow::{Result, bail};
 use std::time::Duration;
 
-/// Time between two looks.
+/// Time between two polls.
 const INTERVAL: Duration = Duration::from_millis(20);
 
-/// Looks until `condition` answers `Some`, at most for `timeout` (a look under way counts, too).
+/// Polls until `condition` returns `Some`, at most for `timeout`, which includes a running poll.
 ///
-/// Errors: the condition's own error at once; after `timeout`, one that names `what` was awaited.
+/// Errors: the condition's own error at once; after `timeout`, an error that names `what`.
 pub async fn until<T>(
     timeout: Duration,
     what: &str,
@@ -24,7 +24,7 @@ pub async fn until<T>(
     };
     match tokio::time::timeout(timeout, polling).await {
         Ok(result) => result,
-        Err(_) => bail!("waited {timeout:?} in vain: {what}"),
+        Err(_) => bail!("timed out after {timeout:?}: {what}"),
     }
 }
 

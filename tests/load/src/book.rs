@@ -1,4 +1,4 @@
-//! What happened: one entry per topup, counters, latencies.
+//! The record of a run: one entry per topup, counters, latencies.
 
 use hdrhistogram::Histogram;
 use std::cell::{Cell, RefCell};
@@ -26,7 +26,7 @@ struct Topup {
     arrived: Option<Instant>,
 }
 
-/// Counters over the whole run and, where they say so, over the window.
+/// Counters over the whole run, some also over the window.
 #[derive(Clone, Default)]
 pub struct Totals {
     /// Orders answered 201.
@@ -87,7 +87,7 @@ impl Latency {
 }
 
 impl Book {
-    /// Says when the window ends.
+    /// Sets the end of the window.
     pub fn open(&self, window_end: Instant) {
         self.window_end.set(Some(window_end));
     }
@@ -97,7 +97,7 @@ impl Book {
         self.permits.replace(permits);
     }
 
-    /// An order was answered 201 with these topups. `sent` is where latencies count from.
+    /// Records a 201 with these topups. Latencies count from `sent`.
     pub fn accepted(&self, sent: Instant, answered: Instant, topups: &[u128]) {
         let mut book = self.topups.borrow_mut();
         let mut totals = self.totals.borrow_mut();
@@ -140,7 +140,7 @@ impl Book {
         arrivals
     }
 
-    /// A webhook came.
+    /// Records a webhook.
     pub fn webhook(&self, topup_id: u128, at: Instant) {
         let mut book = self.topups.borrow_mut();
         let mut totals = self.totals.borrow_mut();
@@ -164,7 +164,7 @@ impl Book {
         }
     }
 
-    /// Something went wrong; the first `example` of a kind is kept.
+    /// Counts an error; the first `example` of each kind is kept.
     pub fn failed(&self, kind: &str, example: &str) {
         self.totals.borrow_mut().fail(kind, example);
     }

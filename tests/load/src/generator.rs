@@ -19,7 +19,7 @@ use url::Url;
 
 /// An exchange that takes longer counts as an error.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause of a connection after an error, so that a pipeline that is down isn't hammered.
+/// Pause of a connection after an error, so that a pipeline that is down gets few requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// One partner's orders, prepared as far as possible.
@@ -39,7 +39,7 @@ pub struct Sender {
 impl Sender {
     /// `base_url`: `http://<host>:<port>`, possibly with a path in front of the endpoint's.
     pub fn new(base_url: &str, partner: &Partner, option_id: &str, qty: u32, run: &str) -> Result<Self> {
-        let url: Url = base_url.parse().context("the base URL is no URL")?;
+        let url: Url = base_url.parse().context("the base URL is not a URL")?;
         ensure!(url.scheme() == "http", "the base URL must begin with http://");
         let host = url.host_str().context("the base URL names no host")?;
         let host = format!("{host}:{}", url.port_or_known_default().unwrap_or(80));

@@ -6,7 +6,7 @@
 //! - **Webhooks/s**: first webhooks of topups that came within the window, divided by its length.
 //! - **Drain/s**: see `--mode drain` below.
 //! - **Answer latency**: from the send until the whole answer was read. In the open loop from the
-//!   *intended* send, so a generator that is held up doesn't hide the waiting (coordinated omission);
+//!   *intended* send, so a generator that stalls doesn't hide waiting time (coordinated omission);
 //!   the timer's granularity of 1 ms is part of it.
 //! - **Order-to-webhook latency**: from the same moment until the topup's first webhook was read by
 //!   the sink; one value per topup.
@@ -18,9 +18,9 @@
 //!   that doesn't can't be compared.
 //!
 //! # Modes
-//! - `accept`: a connection sends its next order as soon as the last one is answered; what is
-//!   accepted above the pipeline's pace piles up and is drained afterwards. Its order-to-webhook
-//!   latency is the length of that queue, not the pipeline's latency.
+//! - `accept`: a connection sends its next order as soon as the last one is answered. Orders accepted
+//!   faster than they are delivered queue up and drain afterwards, so order-to-webhook latency measures
+//!   that queue, not the pipeline.
 //! - `deliver`: the same, but a connection waits while `--outstanding` units have no webhook yet.
 //!   The pipeline stays busy and no queue grows, so webhooks/s is what the pipeline sustains, and
 //!   latency is about outstanding / rate.

@@ -44,7 +44,7 @@ pub struct Report {
     pub verdicts: Option<Verdicts>,
 
     pub accepted_topups: u64,
-    /// Accepted, and no webhook came: the number that must be 0.
+    /// Accepted topups without webhook; must be 0.
     pub missing_webhooks: u64,
     pub duplicate_webhooks: u64,
     /// Of orders whose answer was no 201 or was lost.
@@ -52,7 +52,7 @@ pub struct Report {
     /// Orders that the open loop couldn't send in the window; no latency holds them.
     pub unsent_orders: u32,
     pub errors: BTreeMap<String, Errors>,
-    /// From the last answer to the last webhook, or until it was given up.
+    /// From the last answer to the last webhook, or to the end of the wait.
     pub drain_seconds: f64,
     pub processes: BTreeMap<String, Process>,
 }
@@ -300,7 +300,7 @@ pub fn approximate(count: u64) -> f64 {
     count as f64
 }
 
-/// One decimal: more would claim more than was measured.
+/// One decimal, which is the precision of the measurement.
 pub fn round(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }

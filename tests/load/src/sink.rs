@@ -1,5 +1,5 @@
-//! The partners' webhook endpoint: answers 200 and notes which topup it was about. It checks nothing
-//! else; signatures are the tests' business.
+//! The partners' webhook endpoint: answers 200 and records the topup. It checks no signature; the tests
+//! do that.
 
 use crate::book::Book;
 use crate::wire::{Connection, topup_ids};

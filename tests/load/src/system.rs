@@ -29,7 +29,7 @@ pub struct Usage {
 /// By the name of the pid file; [`GENERATOR`] is this process.
 pub type Sample = BTreeMap<String, Usage>;
 
-/// Whether the ingress that was measured was optimised.
+/// Whether the measured ingress is a release build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Build {
@@ -205,7 +205,7 @@ fn usage(root: u32, processes: &BTreeMap<u32, Stat>) -> Usage {
 
 fn descends(pid: u32, root: u32, processes: &BTreeMap<u32, Stat>) -> bool {
     let parent = |pid: &u32| processes.get(pid).map(|stat| stat.parent);
-    // Deeper families don't exist; the bound guards against a pid that was reused while we looked.
+    // No process tree here is deeper; the bound guards against a pid reused during the walk.
     std::iter::successors(Some(pid), parent)
         .take(32)
         .any(|ancestor| ancestor == root)

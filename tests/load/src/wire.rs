@@ -1,6 +1,6 @@
 //! As much of HTTP/1.1 as a generator and a sink need: messages with a `Content-Length` over
-//! connections that are kept open. A full implementation would take processor time from what is
-//! measured.
+//! connections that are kept open. A full implementation would take processor time from the
+//! measured services.
 
 use std::io::{self, ErrorKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -20,7 +20,7 @@ pub struct Head {
     body: usize,
     /// The status of an answer, 0 for a request.
     pub status: u16,
-    /// The other side won't take another message on this connection.
+    /// The peer closes the connection after this message.
     pub close: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What may happen next.
+//! The actions that a state allows.
 
 use domain::PlacementState;
 
@@ -8,7 +8,7 @@ use crate::{
     state::{Answer, Delivery, Ingress, Notifier, Provisioner, State, Work},
 };
 
-/// One step of somebody; a process may die or stand still after each. Provisioners are named by their
+/// One step of one participant; a process may die or stall after each. Provisioners are named by their
 /// index in [`State::provisioners`], placements by theirs in [`State::rows`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
@@ -16,7 +16,7 @@ pub enum Action {
     Store { waits: bool },
     /// Ingress publishes the jobs.
     Publish,
-    /// Ingress ends its wait, and refuses the order if that is what it was told.
+    /// Ingress ends its wait, and refuses the order if every verdict is a refusal.
     Decide,
     /// The answer leaves.
     Answer,
@@ -42,7 +42,7 @@ pub enum Action {
     StartClock(usize),
     /// A provisioner sends the purchase.
     Send(usize),
-    /// A provisioner abandons an attempt that it comes to send too late.
+    /// A provisioner abandons an attempt that is too late to send.
     Abandon(usize),
     /// A purchase arrives at the provider, whose answer comes back or not.
     Arrive {
@@ -89,7 +89,7 @@ pub enum Found {
     Purchase { ready: bool },
     /// "No such purchase."
     Nothing,
-    /// Nothing that could be relied on.
+    /// No definite answer.
     Unknown,
 }
 
@@ -105,7 +105,7 @@ pub enum Does {
 }
 
 impl Protocol {
-    /// Everything that may happen in this state.
+    /// Every action that this state allows.
     pub fn offers(&self, state: &State, actions: &mut Vec<Action>) {
         self.receives(state, actions);
         if !state.is_stored() {
@@ -127,7 +127,7 @@ impl Protocol {
         actions.push(Action::Tick);
     }
 
-    /// What a provisioner with nothing to do may take up.
+    /// What an idle provisioner may claim.
     fn takes(&self, state: &State, by: usize, index: usize, actions: &mut Vec<Action>) {
         let row = &state.rows[index];
         let accepted = row.placement.state == PlacementState::Accepted;

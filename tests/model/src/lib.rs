@@ -1,16 +1,16 @@
 //! The pipeline's protocol as a model that is checked exhaustively: every interleaving of ingress, two
-//! provisioners, a notifier, a provider and messages that get lost, come again and overtake each
-//! other, with crashes and stalls at any step.
+//! provisioners, a notifier, a provider and messages that get lost, repeated and
+//! reordered, with crashes and stalls at any step.
 //!
 //! A placement moves by [`domain::placement::Placement::after`], the state machine that the statements
 //! of crate `store` are tested against; everything around it is written down in `steps` as the services
 //! do it, one [`Action`] for each step after which a process may die or stand still.
 //!
-//! Each [`Safeguard`] can be left out, and then the checker finds what it was for. An [`Assumption`]
-//! is what the promise rests on beyond them: without it even the whole protocol breaks.
+//! Without one [`Safeguard`] the checker finds a counterexample. Without an [`Assumption`] even the
+//! complete protocol breaks.
 //!
 //! Time is logical. Half of the settling delay is one tick, see [`State`]; due times are only "now" or
-//! "not now", and whatever is ever due may be taken up at any moment: a lease is no safeguard.
+//! "not now", and a due row may be claimed at any moment: a lease is no safeguard.
 
 mod actions;
 mod narrative;
@@ -30,7 +30,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 
 pub use crate::{actions::Action, protocol::Protocol, state::State};
 
-/// Something that the protocol does so that the promise holds.
+/// A rule of the protocol without which the promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Safeguard {
     /// An attempt is recorded before the provider is called
@@ -41,9 +41,9 @@ pub enum Safeguard {
     LookUp,
     /// "No such purchase" allows another attempt only once SETTLE has passed
     Settle,
-    /// A process that comes to send an attempt SETTLE/2 late abandons it
+    /// A process abandons an attempt that it would send more than SETTLE/2 after its claim
     Abandon,
-    /// How late it comes is counted from before the claim, not from the claim's answer
+    /// Lateness counts from before the claim is sent, not from the claim's answer
     EarlyClock,
     /// Overdue rows are taken up without a message
     Redrive,
@@ -57,7 +57,7 @@ pub enum Safeguard {
     RecordedDelivery,
 }
 
-/// What the promise rests on beyond the safeguards.
+/// A condition outside the protocol without which the promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Assumption {
     /// A purchase arrives, and shows up in look-ups, within SETTLE/2 of the moment when its sender
@@ -101,7 +101,7 @@ impl Default for Settings {
     }
 }
 
-/// What must hold.
+/// A property of every state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Promise {
     /// No placement is bought twice.
@@ -124,7 +124,7 @@ impl Promise {
         Self::NothingLost,
     ];
 
-    /// In words.
+    /// The promise as a sentence.
     pub const fn name(self) -> &'static str {
         match self {
             Self::BoughtOnce => "nothing is bought twice",
@@ -159,9 +159,9 @@ pub struct Report {
     pub depth: usize,
     /// The shortest way to break a promise that was found.
     pub counterexample: Option<Counterexample>,
-    /// Ends that the protocol ought to be able to come to but never did.
+    /// Final states that the protocol should reach but never did.
     pub unreached: Vec<&'static str>,
-    /// Every placement and event that came together.
+    /// Every pair of placement and event that occurred.
     pub visited: HashSet<(Placement, Event)>,
 }
 

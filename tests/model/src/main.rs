@@ -8,15 +8,15 @@ use model::{Assumption, Safeguard, Settings, check};
 /// Model-checks the pipeline's protocol: every interleaving of ingress, two provisioners, a notifier,
 /// a provider and messages that get lost, repeated and reordered, with crashes and stalls at any step.
 ///
-/// Exit status: 0 if every promise holds in every state, 1 if one is broken (the shortest way to break
-/// it is printed), 2 for an argument that makes no sense.
+/// Exit status: 0 if every promise holds in every state, 1 if one is broken (with the shortest
+/// counterexample), 2 for an invalid argument.
 #[derive(Parser, Debug)]
 #[command(name = "model", version)]
 struct Arguments {
-    /// Leave a safeguard out; may be given repeatedly
+    /// Switch a safeguard off; may be given repeatedly
     #[arg(long, value_name = "SAFEGUARD")]
     without: Vec<Safeguard>,
-    /// Assume less; may be given repeatedly
+    /// Drop an assumption; may be given repeatedly
     #[arg(long = "break", value_name = "ASSUMPTION")]
     broken: Vec<Assumption>,
     /// Placements of the one order
@@ -34,7 +34,7 @@ struct Arguments {
     /// One "no such purchase" suffices for another attempt, once SETTLE has passed
     #[arg(long)]
     one_look: bool,
-    /// Print every (placement, event) pair that came together
+    /// Print every (placement, event) pair that occurred
     #[arg(long)]
     pairs: bool,
 }
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         return ExitCode::FAILURE;
     }
     for end in report.unreached {
-        println!("never came to: {end}");
+        println!("never reached: {end}");
     }
     println!("every promise holds");
     ExitCode::SUCCESS

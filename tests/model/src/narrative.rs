@@ -71,7 +71,7 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
             let found = match found {
                 Found::Purchase { ready: true } => "finds the purchase and its profile",
                 Found::Purchase { ready: false } => "finds the purchase, without its profile",
-                Found::Nothing => "is told that there is no such purchase",
+                Found::Nothing => "learns that there is no such purchase",
                 Found::Unknown => "learns nothing, and it is overdue",
             };
             format!(
@@ -87,7 +87,7 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
         ),
         Action::StartClock(by) => format!("{} gets the answer of its claim and counts from here", name(by)),
         Action::Send(by) => format!("{} sends the purchase of {}", name(by), work(state, by)),
-        Action::Abandon(by) => format!("{} comes too late and abandons {}", name(by), work(state, by)),
+        Action::Abandon(by) => format!("{} is too late and abandons {}", name(by), work(state, by)),
         Action::Arrive {
             request,
             does,
@@ -126,8 +126,8 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
         ),
         Action::Record(by) => format!("{} records {}: {}", name(by), work(state, by), outcome(state, by)),
         Action::Hear(by) => format!("ingress hears of {}: {}", work(state, by), verdict(state, by)),
-        Action::Reply(by, Answer::Created) => format!("{} is told that the order is answered", name(by)),
-        Action::Reply(by, Answer::Refused) => format!("{} is told that the order is refused", name(by)),
+        Action::Reply(by, Answer::Created) => format!("{} learns that the order is answered", name(by)),
+        Action::Reply(by, Answer::Refused) => format!("{} learns that the order is refused", name(by)),
         Action::NoReply(by) => format!("{} gets no reply from ingress", name(by)),
         Action::Announce(by) => format!("{} publishes that {} is ready", name(by), work(state, by)),
         Action::TakeEvent(row) => format!("the notifier gets the readiness event of {}", one(row)),
@@ -194,6 +194,6 @@ fn outcome(state: &State, by: usize) -> &'static str {
         Outcome::Busy => "not bought, the provider was busy",
         Outcome::NotFound { settled: true } => "not found, and settled",
         Outcome::NotFound { settled: false } => "not found, too early to tell",
-        Outcome::Hopeless => "parked, nobody knows whether it was bought",
+        Outcome::Hopeless => "parked, its outcome is unknown",
     }
 }

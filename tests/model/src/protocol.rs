@@ -23,10 +23,10 @@ pub struct Protocol {
     visited: Arc<Mutex<HashSet<(Placement, Event)>>>,
 }
 
-/// What a state may be asked.
+/// A predicate over states.
 type Condition = fn(&Protocol, &State) -> bool;
 
-/// Ends that the protocol must be able to come to, or the model proves nothing.
+/// Final states that the protocol must reach, or the model proves nothing.
 pub const ENDS: [(&str, Condition); 7] = [
     ("an order is answered with 201 and delivered", |_, state| {
         state.answer == Some(Answer::Created)
@@ -65,7 +65,7 @@ impl State {
 }
 
 impl Protocol {
-    /// The protocol; `visited` collects every placement and event that come together.
+    /// The protocol; `visited` collects every pair of placement and event that occurs.
     pub fn new(settings: Settings, visited: Arc<Mutex<HashSet<(Placement, Event)>>>) -> Self {
         Self { settings, visited }
     }

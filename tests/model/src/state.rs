@@ -1,4 +1,4 @@
-//! Everything that a step can depend on.
+//! The state of the modelled system.
 
 use domain::placement::Placement;
 
@@ -12,7 +12,7 @@ pub const OVERDUE: u8 = 3;
 pub struct State {
     /// The ingress that has the order.
     pub ingress: Ingress,
-    /// What the partner was answered.
+    /// The answer that the partner got.
     pub answer: Option<Answer>,
     /// `answer_by` is over.
     pub late: bool,
@@ -116,7 +116,7 @@ pub enum Delivery {
 pub struct Provisioner {
     /// What it does.
     pub work: Work,
-    /// It was told that the order is answered.
+    /// It has learnt that the order is answered.
     pub answered: bool,
 }
 
@@ -127,7 +127,7 @@ pub struct Job {
     pub row: usize,
     /// The attempt.
     pub attempt: u32,
-    /// Who waits for the verdict.
+    /// Whether ingress waits for the verdict.
     pub address: Address,
     /// When it was taken up the order was certainly answered.
     pub answered: bool,
@@ -164,7 +164,7 @@ pub enum Work {
     Announcing(Job),
 }
 
-/// What became of an attempt.
+/// The outcome of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Outcome {
     /// Bought; with its profile or not yet.

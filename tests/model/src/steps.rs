@@ -250,7 +250,7 @@ impl Protocol {
             answered,
         };
         if !self.has(Safeguard::LookUp) && row.placement.state == PlacementState::Placing {
-            // Without a look-up it is taken for granted that nothing was bought.
+            // Without a look-up the provisioner assumes that nothing was bought.
             row.placement.state = PlacementState::Accepted;
         }
         if !self.has(Safeguard::IdempotentClaim) {
@@ -267,8 +267,8 @@ impl Protocol {
         state.provisioners[by].work = Work::Fresh { job, late: false };
     }
 
-    /// What a look-up's answer comes to. A process that dies or stands still between its claim and
-    /// its answer has changed nothing but the lease, so both are one step.
+    /// Handles the answer of a look-up. A process that dies or stalls between its claim and the answer
+    /// has changed only the lease, so both are one step.
     fn look_up(&self, state: &mut State, by: usize, index: usize, found: Found) {
         let row = &state.rows[index];
         let settled = row.age >= SETTLED || !self.has(Safeguard::Settle);
@@ -419,7 +419,7 @@ fn replied(state: &mut State, by: usize, reply: Option<Answer>) {
     };
 }
 
-/// The provider's answer comes to whoever waits for it.
+/// Hands the provider's answer to the provisioner that waits for it.
 fn hear(state: &mut State, sent: &Request, outcome: Outcome) {
     for provisioner in &mut state.provisioners {
         let Work::Sent(job) = provisioner.work else {

@@ -112,7 +112,7 @@ fn the_refusal_transaction_is_needed_for_two_providers_too() {
     assert_eq!(breaks(&settings), Promise::NothingForRefused);
 }
 
-/// What remains: a process that stands still for too long after it has found that it isn't late.
+/// The remaining gap: a process stalls too long after its check for lateness.
 #[test]
 fn beyond_the_settling_delay_only_the_provider_prevents_a_second_purchase() {
     let slow = breaking(Assumption::PromptArrival);
@@ -140,7 +140,7 @@ fn one_false_answer_of_a_look_up_is_one_too_many() {
 }
 
 /// With this, "where nothing more can happen, all is settled" means that all is settled in the end:
-/// no way goes round in circles, so each comes to where nothing more can happen.
+/// no path repeats a state, so each ends where nothing more can happen.
 #[test]
 fn no_way_goes_round_in_circles() {
     #[derive(PartialEq)]

@@ -1,4 +1,4 @@
-//! The three ledgers, and what the database says between them.
+//! Compares the three ledgers and the database.
 
 use crate::walk::{Said, Walk};
 use anyhow::Result;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use testkit::stack::Stack;
 use testkit::wait;
 
-/// How long everything may take to come to its end: leases, the settling delay and the first retry.
+/// How long leases, the settling delay and the first retry may take at the end.
 const QUIET: Duration = Duration::from_secs(90);
 
 /// A topup as it is stored.
@@ -43,13 +43,13 @@ async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
     Ok(stored.fetch_all(&mut database).await?)
 }
 
-/// Waits until nothing is left to do, and says everything that is wrong then.
+/// Waits until nothing is open; returns every discrepancy.
 pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     let settled = async || {
         let all = stored(&walk.stack).await?.iter().all(Stored::is_settled);
         Ok(all.then_some(()))
     };
-    // What isn't settled in time shows below, by name.
+    // Rows that are still open are reported below, by id.
     let _ = wait::until(QUIET, "quiet", settled).await;
 
     let stored = stored(&walk.stack).await?;
@@ -63,7 +63,7 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
         .collect();
     let webhooks = walk.webhooks()?;
     println!(
-        "{} orders, {} topups stored, {} purchases, {} topups told of",
+        "{} orders, {} topups stored, {} purchases, {} topups delivered",
         walk.asked.len(),
         stored.len(),
         purchases.values().sum::<u64>(),

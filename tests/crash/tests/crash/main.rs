@@ -1,11 +1,11 @@
-//! The walk over all crash points: a process dies right before and right after everything it does to
-//! the world, is started again, and nothing is bought twice or lost.
+//! The walk over all crash points: a process dies right before and right after each of its effects and is
+//! started again; nothing is bought twice or lost.
 //!
-//! It needs binaries with fail points, which `tests/run crash` builds into a folder of their own.
+//! It needs binaries with fail points; `tests/run crash` builds them into a separate folder.
 //!
-//! All points are walked on one system that goes on meanwhile: what was left behind at one point is
-//! taken up during the next ones, and may meet those too. In the end the three ledgers are compared:
-//! the partners' answers, the sandbox's purchases, the receiver's webhooks.
+//! One system walks through all points while orders go on: rows left behind at one point are redriven
+//! during the next ones, and may hit those too. At the end the test compares three ledgers: the partners'
+//! answers, the sandbox's purchases, the receiver's webhooks.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

@@ -1,4 +1,4 @@
-//! Orders go on while one process after the other dies at one point after the other.
+//! Orders go on while processes die at one crash point after the other.
 
 use anyhow::{Context, Result, bail, ensure};
 use async_nats::jetstream;
@@ -27,7 +27,7 @@ const KILLED: i32 = 9;
 
 /// An order as its partner knows it.
 pub struct Asked {
-    /// Whose: the access key.
+    /// Index into [`Walk::partners`].
     pub partner: usize,
     pub external_order_id: String,
     pub option: &'static str,
@@ -35,7 +35,7 @@ pub struct Asked {
     pub answer: Option<Said>,
 }
 
-/// An answer that settles it.
+/// A definite answer.
 pub enum Said {
     /// 201, with these topups.
     Created(BTreeSet<String>),
@@ -56,8 +56,8 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Everything runs, nothing was ordered yet. The provider doesn't detect duplicates: that nothing
-    /// is bought twice rests on us alone.
+    /// Starts everything. The provider detects no duplicates, so only our own safeguards prevent a second
+    /// purchase.
     pub async fn begin() -> Result<Self> {
         let mut stack = Stack::builder()
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
@@ -108,7 +108,7 @@ impl Walk {
         let settings = &mut process.program_mut().env;
         settings.insert("FAILPOINTS".into(), format!("{point}=return"));
         if point.effect == Effect::CommitProbe {
-            // Every failure opens the breaker, so that there is something to be let through.
+            // The first failure opens the breaker, so that a probe follows.
             settings.insert("BREAKER_FAILURES".into(), "1".into());
         }
         process.spawn()?;
@@ -176,7 +176,7 @@ impl Walk {
         Ok(())
     }
 
-    /// As a partner would: what got no answer is sent again under the same id until it has one.
+    /// Repeats each unanswered order under the same id until it has an answer, as a partner would.
     pub async fn settle_unanswered(&mut self) -> Result<()> {
         for asked in &mut self.asked {
             let client = &self.clients[asked.partner];
@@ -190,7 +190,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The second partner gets its webhook URL at last.
+    /// Sets the second partner's webhook URL.
     pub async fn give_urls(&self) -> Result<()> {
         let (key, url) = (&self.partners[1].access_key, self.receiver.url("/b"));
         let args = ["partner", "set-webhook", key, "--url", &url];
@@ -198,7 +198,7 @@ impl Walk {
         Ok(())
     }
 
-    /// What came to the receiver: topups and their external order ids. Everything was signed.
+    /// Topups and external order ids of all webhooks. Every signature must be valid.
     pub fn webhooks(&self) -> Result<BTreeSet<(String, String)>> {
         self.receiver
             .received()
@@ -227,7 +227,7 @@ async fn call_back(stack: &mut Stack) -> Result<()> {
     sandbox.start().await
 }
 
-/// Sends an order once; none if that settled nothing.
+/// Sends an order once; `None` without a definite answer.
 async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<Option<Said>> {
     let option_id = stack.option(option)?;
     let Ok(answer) = client.order(id, &[(option_id, 1)]).await else {

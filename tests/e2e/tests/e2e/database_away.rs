@@ -1,10 +1,9 @@
-//! `PostgreSQL` goes away and comes back; a forwarder between it and the services is cut for that.
+//! `PostgreSQL` is unreachable for a while; the test cuts a forwarder between it and the services.
 
 use crate::forwarder::Forwarder;
-use crate::shop::{Shop, fresh, ids};
+use crate::shop::{Shop, fresh, ids, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
-use std::collections::BTreeSet;
 use std::time::Duration;
 use testkit::client::Answer;
 use testkit::stack::{Stack, Stage};
@@ -49,9 +48,9 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let mut topup_ids = ids(&shop.buy("before", &ready, 1).await.unwrap());
-    shop.hears_of(&topup_ids, Duration::from_secs(30)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_secs(30)).await.unwrap();
 
-    // Cut while orders are being stored, bought and told of.
+    // Cut while orders are being stored, bought and delivered.
     let external_ids: Vec<String> = (0..40).map(|_| fresh("cut")).collect();
     let items = [(ready.as_str(), 1)];
     let orders = external_ids.iter().map(|id| shop.client.order(id, &items));
@@ -90,7 +89,7 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
         .unwrap();
     topup_ids.extend(ids(&products));
 
-    // A 5xx leaves it open; sending it again settles it.
+    // A 5xx leaves the result open; sending the order again gives a definite one.
     for (external_order_id, answer) in external_ids.iter().zip(answers) {
         match answer.unwrap() {
             Answer { status: 201, .. } => {}
@@ -103,17 +102,9 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
             other => panic!("{other:?}"),
         }
     }
-    topup_ids.extend(stored(&stack).await.unwrap());
+    topup_ids.extend(stored_ids(&stack).await.unwrap());
     assert_eq!(topup_ids.len(), 42);
-    shop.hears_of(&topup_ids, Duration::from_secs(90)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_secs(90)).await.unwrap();
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (42, 42));
-}
-
-async fn stored(stack: &Stack) -> Result<BTreeSet<String>> {
-    let mut database = stack.database.connect().await?;
-    let topup_ids: Vec<String> = sqlx::query_scalar("SELECT topup_id FROM topups")
-        .fetch_all(&mut database)
-        .await?;
-    Ok(topup_ids.into_iter().collect())
 }

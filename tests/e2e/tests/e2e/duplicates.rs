@@ -20,7 +20,7 @@ async fn create(clients: &[Client], external_order_id: &str, option_id: &str) ->
     futures_util::future::try_join_all(clients.map(|client| client.order(external_order_id, &items))).await
 }
 
-/// How many of the answers were which.
+/// The number of answers of each kind.
 fn counted(answers: &[Answer]) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for Answer { status, body, .. } in answers {
@@ -63,18 +63,14 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
         }
     }
     assert_eq!(topup_ids.len(), 2 * ROUNDS);
-    let received = shop.hears_of(&topup_ids, Duration::from_secs(30)).await.unwrap();
-    assert_eq!(
-        received.len(),
-        2 * ROUNDS,
-        "webhooks of orders that nobody was told of"
-    );
+    let received = shop.delivered(&topup_ids, Duration::from_secs(30)).await.unwrap();
+    assert_eq!(received.len(), 2 * ROUNDS, "webhooks of orders without an answer");
     assert_eq!(
         stack.ledger().await.unwrap().units,
         u64::try_from(2 * ROUNDS).unwrap()
     );
 
-    // A refused order frees its id, perhaps while others ask for it: whoever comes, nothing is bought.
+    // A refused order frees its id, perhaps while other requests use it; nothing is bought for any.
     let refusal = json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
     for _ in 0..ROUNDS {
         let answers = create(&both, &fresh("refused"), stack.option("refused").unwrap())

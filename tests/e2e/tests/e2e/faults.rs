@@ -1,7 +1,7 @@
-//! What happens to processes, connections and messages, and must not happen to orders.
+//! Processes, connections and messages fail; orders do not.
 
 use crate::raw;
-use crate::shop::{Shop, fresh, ids, show, verdicts_come};
+use crate::shop::{Shop, fresh, ids, show, stored_ids, verdicts_come};
 use anyhow::{Context, Result};
 use async_nats::jetstream;
 use serde_json::json;
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 const SOON: Duration = Duration::from_secs(30);
 
-/// Whether a stage says that it is ready.
+/// Whether a stage reports that it is ready.
 async fn is_ready(stack: &mut Stack, stage: Stage) -> Result<bool> {
     let url = stack.process(stage)?.program().ready_url.clone();
     Ok(http::client()?.get(url).send().await?.status().is_success())
@@ -37,7 +37,7 @@ async fn orders_outlive_nats_and_its_storage() {
         stack.option("delayed").unwrap().to_owned(),
     );
     let mut topup_ids = order_many(&shop, "before", &ready, 5).await.unwrap();
-    // Still on their way when NATS goes.
+    // Still in flight when NATS stops.
     topup_ids.extend(order_many(&shop, "on the way", &delayed, 5).await.unwrap());
 
     stack.nats().unwrap().stop().await.unwrap();
@@ -58,11 +58,11 @@ async fn orders_outlive_nats_and_its_storage() {
     stack.nats().unwrap().wipe().unwrap();
     stack.nats().unwrap().start_again().await.unwrap();
     assert_eq!(topup_ids.len(), 25);
-    shop.hears_of(&topup_ids, Duration::from_mins(1)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_mins(1)).await.unwrap();
 
-    // And the streams are there again: this one doesn't wait for anybody's redrive.
+    // The streams exist again, so this order doesn't wait for redrive.
     let after = order_many(&shop, "after", &ready, 5).await.unwrap();
-    shop.hears_of(&after, Duration::from_secs(8)).await.unwrap();
+    shop.delivered(&after, Duration::from_secs(8)).await.unwrap();
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (30, 30));
 }
@@ -83,14 +83,14 @@ async fn a_client_that_hangs_up_still_gets_its_webhooks() {
     const CLIENTS: usize = 40;
     let mut stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    // Until the provider says something, orders are stored but not answered.
+    // Until the provider answers, orders are stored but not answered.
     verdicts_come(&stack, &shop.client).await.unwrap();
     stack.process(Stage::Sandbox).unwrap().pause().unwrap();
-    let before = stored(&stack).await.unwrap().len();
+    let before = stored_ids(&stack).await.unwrap().len();
     let ids: Vec<String> = (0..CLIENTS).map(|number| format!("waits {number}")).collect();
     let sending = ids.iter().map(|id| send_only(&stack, &shop, id));
     let waiting = futures_util::future::try_join_all(sending).await.unwrap();
-    let all = async || Ok((stored(&stack).await?.len() == before + CLIENTS).then_some(()));
+    let all = async || Ok((stored_ids(&stack).await?.len() == before + CLIENTS).then_some(()));
     wait::until(SOON, "the orders to be stored", all).await.unwrap();
     drop(waiting);
     stack.process(Stage::Sandbox).unwrap().resume().unwrap();
@@ -99,8 +99,8 @@ async fn a_client_that_hangs_up_still_gets_its_webhooks() {
         .await
         .unwrap();
 
-    // Hanging up at once: an order is stored or not. Whatever ingress had begun, it finishes at its
-    // end; then it is known which were.
+    // After an immediate hang-up an order is stored or not. A stopping ingress finishes its requests, so
+    // after its end the stored orders are final.
     let ids: Vec<String> = (0..CLIENTS).map(|number| format!("leaves {number}")).collect();
     let sending = ids.iter().map(|id| send_only(&stack, &shop, id));
     drop(futures_util::future::try_join_all(sending).await.unwrap());
@@ -111,7 +111,7 @@ async fn a_client_that_hangs_up_still_gets_its_webhooks() {
         .await
         .unwrap();
     assert!(status.success(), "ingress ended with {status}");
-    let topup_ids = stored(&stack).await.unwrap();
+    let topup_ids = stored_ids(&stack).await.unwrap();
     println!("{} of {CLIENTS} were stored", topup_ids.len() - before - CLIENTS);
     let bought = topup_ids.len() - before;
     let received = shop
@@ -120,15 +120,6 @@ async fn a_client_that_hangs_up_still_gets_its_webhooks() {
         .await
         .unwrap();
     assert_eq!(received.len(), bought);
-}
-
-/// Every topup in the database.
-async fn stored(stack: &Stack) -> Result<BTreeSet<String>> {
-    let mut database = stack.database.connect().await?;
-    let topup_ids: Vec<String> = sqlx::query_scalar("SELECT topup_id FROM topups")
-        .fetch_all(&mut database)
-        .await?;
-    Ok(topup_ids.into_iter().collect())
 }
 
 #[tokio::test]
@@ -160,7 +151,7 @@ async fn a_provisioner_that_is_killed_buys_nothing_twice() {
     );
     stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
 
-    shop.hears_of(&topup_ids, Duration::from_secs(90)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_secs(90)).await.unwrap();
     let ledger = stack.ledger().await.unwrap();
     let repeated: Vec<_> = ledger
         .orders
@@ -178,7 +169,7 @@ async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
     // Once an order has gone through, streams and consumers are there.
     let ready = stack.option("ready").unwrap();
     let first = order_many(&shop, "first", ready, 1).await.unwrap();
-    shop.hears_of(&first, SOON).await.unwrap();
+    shop.delivered(&first, SOON).await.unwrap();
 
     let nats = async_nats::connect(std::env::var("TEST_NATS_URL").unwrap())
         .await
@@ -205,7 +196,7 @@ async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
         sent.await.unwrap();
     }
     let second = order_many(&shop, "second", ready, 5).await.unwrap();
-    shop.hears_of(&second, Duration::from_secs(8)).await.unwrap();
+    shop.delivered(&second, Duration::from_secs(8)).await.unwrap();
 
     let dead = jetstream.get_stream(format!("{prefix}TOPUP_DEAD")).await.unwrap();
     let put_aside = async || {
@@ -232,7 +223,7 @@ async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
     }
 }
 
-/// What was answered is delivered; what wasn't is settled by sending it again.
+/// Every answered order is delivered; sending an unanswered one again gives a definite result.
 #[tokio::test]
 async fn an_ingress_that_is_killed_loses_no_order_that_it_answered() {
     let mut stack = Stack::start().await.unwrap();
@@ -255,7 +246,7 @@ async fn an_ingress_that_is_killed_loses_no_order_that_it_answered() {
     let mut promised = BTreeSet::new();
     let taken = json!({"errors": ["External order id has already been taken"]});
     for (external_order_id, answer) in external_ids.iter().zip(answers) {
-        // An order without an answer is stored or not; one more try tells.
+        // An order without an answer is stored or not; a second request shows which.
         let answer = match answer {
             Ok(answer) => answer,
             Err(_) => shop.client.order(external_order_id, &items).await.unwrap(),
@@ -281,7 +272,7 @@ async fn an_ingress_that_is_killed_loses_no_order_that_it_answered() {
     assert_eq!(ledger.purchases, u64::try_from(external_ids.len()).unwrap());
 }
 
-/// The answer waits for the provider's verdict, but not for ever.
+/// The answer waits for the provider's verdict at most for `PLACEMENT_WAIT`.
 #[tokio::test]
 async fn a_provider_that_hangs_does_not_hold_the_answer() {
     let mut stack = Stack::start().await.unwrap();
@@ -294,10 +285,10 @@ async fn a_provider_that_hangs_does_not_hold_the_answer() {
     let wait = Duration::from_millis(1900)..Duration::from_secs(4);
     assert!(wait.contains(&answer.took), "answered after {:?}", answer.took);
     stack.process(Stage::Sandbox).unwrap().resume().unwrap();
-    shop.hears_of(&topup_ids, Duration::from_secs(20)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_secs(20)).await.unwrap();
 }
 
-/// A notifier that dies between the webhook and its record sends it again; it never forgets one.
+/// A notifier that dies between sending a webhook and recording it sends it again; none is lost.
 #[tokio::test]
 async fn a_notifier_that_is_killed_forgets_nothing() {
     let mut stack = Stack::start().await.unwrap();
@@ -309,7 +300,7 @@ async fn a_notifier_that_is_killed_forgets_nothing() {
     stack.process(Stage::Notifier).unwrap().kill().await.unwrap();
     stack.process(Stage::Notifier).unwrap().start().await.unwrap();
     let topup_ids = topup_ids.unwrap();
-    shop.hears_of(&topup_ids, Duration::from_secs(90)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_secs(90)).await.unwrap();
     let first = topup_ids.first().unwrap();
     assert_eq!(show(&stack, first).await.unwrap()["topups"][0]["state"], "ready");
 }

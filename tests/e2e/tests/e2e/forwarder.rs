@@ -27,7 +27,7 @@ impl Forwarder {
         Ok(forwarder)
     }
 
-    /// The port that stands for the server's.
+    /// The forwarding port.
     pub fn port(&self) -> u16 {
         self.listen.port()
     }
@@ -66,7 +66,7 @@ impl Drop for Forwarder {
     }
 }
 
-/// Until one side closes, which is no concern of ours.
+/// Copies until one side closes.
 async fn forward(mut client: TcpStream, server: SocketAddr) {
     if let Ok(mut upstream) = TcpStream::connect(server).await {
         let _ = client.set_nodelay(true);

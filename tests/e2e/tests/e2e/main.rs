@@ -1,12 +1,13 @@
 //! The black-box suite: the real binaries on a real `PostgreSQL` and a real nats-server, seen from
-//! where partners, operators and accidents see them.
+//! outside by partners and operators, with faults.
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
-//! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what a partner relies on.
-//! - [`resilience`], [`stop`]: the promise at full size: hang-ups, a wiped JetStream, two providers, restarts.
+//! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
+//! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`recover`]: an old dump is restored.
 //! - [`rotation`]: every secret is replaced while orders go on.
-//! - [`faults`], [`database_away`], [`settings`]: what must not matter, and what must be refused.
+//! - [`faults`], [`database_away`]: processes, servers and connections fail.
+//! - [`settings`]: invalid settings are refused.
 
 #![expect(
     clippy::unwrap_used,

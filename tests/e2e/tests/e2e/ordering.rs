@@ -1,12 +1,11 @@
 //! The one ordering that the specification promises: create-order returns first, the webhook follows.
 //!
-//! When a webhook has arrived, its order's socket is looked at with a system call of its own, so
-//! neither this test's reading nor tokio's idea of readiness counts. Ingress is stalled again and
-//! again meanwhile: between whatever releases the webhook and the answer, if it is in that order,
-//! there is then time enough for the webhook to arrive.
+//! When a webhook arrives, a system call peeks at its order's socket, so neither this test's reads nor
+//! tokio's readiness count. Ingress is stalled repeatedly: if it released the webhook before the answer,
+//! the webhook would have time to arrive first.
 
 use crate::raw::{self, Answer};
-use crate::shop::{PATH, Shop};
+use crate::shop::{PATH, Shop, size, verdicts_come};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -22,29 +21,28 @@ use testkit::stack::{Stack, Stage};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-const ORDERS: usize = 2000;
 const LINES: usize = 32;
 
 /// A connection that is kept open, with one order at a time on it.
 struct Line {
     number: usize,
     stream: TcpStream,
-    /// Bytes are taken from the socket only under this lock.
+    /// Reads from the socket happen only under this lock.
     read: Arc<Mutex<Read>>,
 }
 
 /// What was read from a line so far.
 struct Read {
-    /// The same socket once more, outside of tokio.
+    /// The same socket, outside of tokio.
     eye: Eye,
     /// Orders that were answered.
     answered: usize,
-    /// What has been read of the answer to the next one.
+    /// The bytes read so far of the next answer.
     buffer: Vec<u8>,
 }
 
 impl Read {
-    /// Whether the answer to the line's order of that number has been read, or could be right now.
+    /// Whether the answer to this order of the line has been read, or is readable now.
     fn readable(&self, order: usize) -> Result<bool> {
         if order < self.answered {
             return Ok(true);
@@ -77,7 +75,7 @@ impl Line {
         })
     }
 
-    /// Orders one after the other until `left` says that there are enough.
+    /// Orders one after the other until `left` is zero.
     async fn order(mut self, partner: &Partner, option_id: &str, left: &AtomicUsize) -> Result<()> {
         for order in 0.. {
             let claimed = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
@@ -98,9 +96,9 @@ impl Line {
         Ok(())
     }
 
-    /// Reads what is there; true once the order's answer is complete.
+    /// Reads the available bytes; true once the order's answer is complete.
     fn read_on(&self, order: usize) -> Result<bool> {
-        let mut read = self.read.lock().expect("nobody panics with the lock");
+        let mut read = self.read.lock().expect("no thread panics with the lock");
         match self.stream.try_read_buf(&mut read.buffer) {
             Ok(0) => anyhow::bail!("the connection was closed"),
             Ok(_) => {}
@@ -124,7 +122,7 @@ fn place(webhook: &Received) -> Option<(usize, usize)> {
     Some((line.parse().ok()?, order.parse().ok()?))
 }
 
-/// Lets a process run for moments only, so that what it has done before it answers has time to show.
+/// Lets a process run only for moments, so that effects before its answer have time to become visible.
 async fn stall(process: &Process) -> Result<Infallible> {
     loop {
         process.pause()?;
@@ -134,7 +132,9 @@ async fn stall(process: &Process) -> Result<Infallible> {
     }
 }
 
+/// `ORDERED` orders over all lines.
 async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
+    let orders = usize::try_from(size("ORDERED", 1_000)).expect("a small number");
     let mut stack = Stack::builder()
         .env(Stage::Ingress, "PLACEMENT_WAIT", placement_wait)
         .start()
@@ -142,9 +142,9 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     if placement_wait != "0" {
-        crate::shop::verdicts_come(&stack, &shop.client).await.unwrap();
+        verdicts_come(&stack, &shop.client).await.unwrap();
     }
-    // Connections to the database are made before ingress is stalled: they take their time.
+    // Ingress opens its database connections before it is stalled, since that takes long.
     let option = stack.option("ready").unwrap().to_owned();
     let ids: Vec<String> = (0..LINES).map(|number| format!("first {number}")).collect();
     let first = ids.iter().map(|id| shop.buy(id, &option, 1));
@@ -168,7 +168,7 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
                         .get(line)
                         .context("an unknown line")?
                         .lock()
-                        .expect("nobody panics with the lock");
+                        .expect("no thread panics with the lock");
                     ensure!(read.readable(order)?, "the answer was not readable yet");
                     Ok(())
                 });
@@ -176,21 +176,21 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
                 let id = &webhook.json["external_order_id"];
                 overtaken
                     .lock()
-                    .expect("nobody panics with the lock")
+                    .expect("no thread panics with the lock")
                     .push(format!("{id}: {error:#}"));
             }
             Acknowledgement::status(200)
         }
     });
 
-    let left = AtomicUsize::new(ORDERS);
+    let left = AtomicUsize::new(orders);
     let ordering = lines
         .into_iter()
         .map(|line| line.order(&shop.partner, &option, &left));
     let all = async {
         futures_util::future::try_join_all(ordering).await?;
         shop.receiver
-            .wait_for(LINES + ORDERS, Duration::from_mins(1))
+            .wait_for(LINES + orders, Duration::from_mins(1))
             .await
     };
     let ingress = stack.process(Stage::Ingress).unwrap();
@@ -207,8 +207,8 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
         "{} webhooks came before the answer: {some:?}",
         overtaken.len()
     );
-    let told: BTreeSet<_> = received.iter().filter_map(place).collect();
-    assert_eq!((told.len(), received.len()), (ORDERS, LINES + ORDERS));
+    let delivered: BTreeSet<_> = received.iter().filter_map(place).collect();
+    assert_eq!((delivered.len(), received.len()), (orders, LINES + orders));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

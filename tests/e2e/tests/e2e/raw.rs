@@ -1,5 +1,5 @@
-//! Requests as bytes on a socket: for what a proper HTTP client doesn't send, and for looking at a
-//! socket while an answer is on its way.
+//! Requests as bytes on a socket: requests that an HTTP client can't send, and access to the socket while
+//! an answer is under way.
 
 use anyhow::{Context, Result, bail};
 use std::ops::Range;
@@ -102,8 +102,8 @@ pub async fn answer(mut connection: impl AsyncRead + Unpin) -> Result<(Answer, V
         .with_context(|| format!("no answer within {TIMEOUT:?}"))?
 }
 
-/// Sends bytes and reads one answer. A server may answer and close before it has read everything,
-/// so what can't be written is no error here.
+/// Sends bytes and reads one answer. A server may answer and close before it has read everything, so a
+/// failed write is no error.
 pub async fn exchange(base_url: &str, request: &[u8]) -> Result<(Answer, Vec<u8>)> {
     let (reading, mut writing) = connect(base_url).await?.into_split();
     let (answer, _) = tokio::join!(answer(reading), writing.write_all(request));

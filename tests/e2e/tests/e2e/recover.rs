@@ -1,4 +1,4 @@
-//! An old dump is restored while the provider remembers what was bought since.
+//! Restoring an old dump, while the provider has sold more since.
 
 use crate::shop::{PATH, Shop, fresh, ids, show};
 use anyhow::{Context, Result, ensure};
@@ -9,13 +9,13 @@ use std::time::Duration;
 use testkit::client::Client;
 use testkit::receiver::{Received, Signature};
 use testkit::stack::{Stack, Stage};
-use testkit::{http, wait};
+use testkit::wait;
 use tokio::process::Command;
 
 const SERVICES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
 const LONG: Duration = Duration::from_mins(2);
 
-/// A provider that sells twice what is ordered twice, and a short settling delay.
+/// A stack whose provider detects no duplicates, with a short settling delay.
 async fn start() -> Result<Stack> {
     Stack::builder()
         .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
@@ -39,13 +39,6 @@ async fn postgres(program: &str, stack: &Stack, arguments: &[&str], file: &Path)
         .context(program.to_owned())??;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{program}: {said}");
-    Ok(())
-}
-
-async fn faults(stack: &Stack, json: &'static str) -> Result<()> {
-    let url = format!("{}/faults", stack.sandbox_url);
-    let answer = http::client()?.put(url).body(json).send().await?;
-    answer.error_for_status()?;
     Ok(())
 }
 
@@ -78,15 +71,15 @@ async fn in_state(stack: &Stack, external_order_id: &str, wanted: &str) -> Resul
     wait::until(LONG, &what, look).await
 }
 
-/// What the dump knows, and what happened after it.
+/// The orders before and after the dump.
 struct Story {
     stack: Stack,
     shop: Shop,
     /// Delivered before the dump.
     before: BTreeSet<String>,
-    /// In the dump, not bought yet: accepted, or with an attempt that nobody knows of.
+    /// In the dump and not bought yet: accepted, or placing with an unknown outcome.
     open: BTreeSet<String>,
-    /// Their placements: of those that were accepted, of those that were placing.
+    /// The placements of `open` that were accepted, and those that were placing.
     accepted: Vec<String>,
     placing: Vec<String>,
     /// Ordered after the dump.
@@ -99,10 +92,10 @@ async fn restored() -> Result<Story> {
     let shop = Shop::open(&stack).await?;
     let option = stack.option("ready")?.to_owned();
     let before = ids(&shop.buy(&fresh("before"), &option, 2).await?);
-    shop.hears_of(&before, LONG).await?;
+    shop.delivered(&before, LONG).await?;
 
     let (mut open, mut accepted, mut placing) = (BTreeSet::new(), Vec::new(), Vec::new());
-    faults(&stack, r#"{"down": true}"#).await?;
+    stack.set_faults(r#"{"down": true}"#).await?;
     for _ in 0..2 {
         let external = fresh("placing");
         open.extend(ids(&shop.buy(&external, &option, 2).await?));
@@ -110,7 +103,7 @@ async fn restored() -> Result<Story> {
         placing.push(placement(&stack, &external).await?.0);
     }
     stop(&mut stack, &[Stage::Provisioner]).await?;
-    faults(&stack, "{}").await?;
+    stack.set_faults("{}").await?;
     for _ in 0..4 {
         let external = fresh("accepted");
         open.extend(ids(&shop.buy(&external, &option, 2).await?));
@@ -126,7 +119,8 @@ async fn restored() -> Result<Story> {
     let external = fresh("lost");
     let lost = ids(&shop.buy(&external, &option, 1).await?);
     let lost_placement = placement(&stack, &external).await?.0;
-    shop.hears_of(&open.union(&lost).cloned().collect(), LONG).await?;
+    shop.delivered(&open.union(&lost).cloned().collect(), LONG)
+        .await?;
     let refused = stack.esimctl.run::<Value>(&["recover"]).await.unwrap_err();
     ensure!(
         format!("{refused:#}").contains("stop all provisioners"),
@@ -155,8 +149,8 @@ impl Story {
         Ok(())
     }
 
-    /// Waits until everything that was open in the dump has been told again.
-    async fn told_again(&self) -> Result<Vec<Received>> {
+    /// Waits until every topup that was open in the dump has a second webhook.
+    async fn delivered_again(&self) -> Result<Vec<Received>> {
         let again = |received: &[Received]| self.open.iter().all(|id| count(received, id) >= 2);
         let receiver = &self.shop.receiver;
         receiver
@@ -170,7 +164,7 @@ fn count(received: &[Received], topup_id: &str) -> usize {
     of_topup.count()
 }
 
-/// What is told twice is the same both times.
+/// Checks that repeated webhooks of a topup carry the same id and eSIM.
 fn consistent(received: &[Received]) -> Result<()> {
     let mut told: BTreeMap<&str, (&str, &str)> = BTreeMap::new();
     for one in received {
@@ -206,7 +200,7 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     assert_eq!(again["accepted"], 0, "{again}");
 
     story.go_on().await.unwrap();
-    let received = story.told_again().await.unwrap();
+    let received = story.delivered_again().await.unwrap();
     consistent(&received).unwrap();
     for id in &story.before {
         assert_eq!(count(&received, id), 1, "it had been delivered before the dump");
@@ -215,8 +209,8 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     assert!(sold.values().all(|times| *times == 1), "{sold:?}");
     assert_eq!(sold.len(), 8, "one before, six in the dump, one after it");
 
-    // What was ordered after the dump is unknown here: the provider has it, and the partner who asks
-    // again gets another.
+    // An order after the dump is unknown here: the provider sold it, and the partner's repetition buys
+    // another one.
     let (external, placement_id) = &story.lost;
     let unknown = show(&story.stack, external).await.unwrap_err();
     assert!(unknown.to_string().contains("there is no order"), "{unknown}");
@@ -225,24 +219,24 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let answer = client.order(external, &[(option, 1)]).await.unwrap();
     story
         .shop
-        .hears_of(&ids(&answer.products().unwrap()), LONG)
+        .delivered(&ids(&answer.products().unwrap()), LONG)
         .await
         .unwrap();
     let sold = self::sold(&story.stack).await.unwrap();
     assert_eq!((sold.len(), sold[placement_id]), (9, 1));
 }
 
-/// Otherwise the test above proves nothing.
+/// Shows that the test above needs `esimctl recover`.
 #[tokio::test]
 async fn without_recovery_it_is_bought_twice() {
     let mut story = restored().await.unwrap();
     story.go_on().await.unwrap();
-    story.told_again().await.unwrap();
+    story.delivered_again().await.unwrap();
     let sold = sold(&story.stack).await.unwrap();
     for id in &story.accepted {
         assert_eq!(sold[id], 2, "{id}");
     }
-    // An attempt that was recorded is looked up in any case.
+    // A recorded attempt is looked up with or without recovery.
     for id in &story.placing {
         assert_eq!(sold[id], 1, "{id}");
     }

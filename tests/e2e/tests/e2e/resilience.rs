@@ -1,77 +1,18 @@
-//! What the promise survives at full size: clients that hang up at any moment, a wiped JetStream with
-//! a backlog, and verdicts of two providers in either order.
+//! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
+//! verdicts of two providers in either order.
 
 use crate::raw;
-use crate::shop::{PATH, Shop, fresh};
-use anyhow::{Context, Result, ensure};
+use crate::shop::{PATH, Shop, Stored, bought_once, fresh, size, stored, stored_ids};
+use anyhow::{Context, Result};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use testkit::client::Client;
 use testkit::process::Process;
-use testkit::receiver::Received;
 use testkit::stack::{Ledger, Stack, Stage};
 use testkit::{http, ports, wait};
 use tokio::io::AsyncWriteExt;
-
-/// The shape and size of the runs that `docs/reliability.md` tells of; `tests/run` does less.
-fn size(setting: &str, default: u64) -> u64 {
-    std::env::var(setting).map_or(default, |text| text.parse().expect("a number"))
-}
-
-/// A topup of an order that stands, and where it is.
-#[derive(sqlx::FromRow)]
-pub struct Stored {
-    pub external_order_id: String,
-    pub topup_id: String,
-    pub placement: String,
-    pub topup: String,
-    pub delivery: Option<String>,
-}
-
-pub async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
-    let mut database = stack.database.connect().await?;
-    let stored = sqlx::query_as(
-        "SELECT o.external_order_id, t.topup_id, p.state AS placement, d.state AS delivery,
-                CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
-         FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
-         LEFT JOIN deliveries d USING (topup_id) WHERE NOT o.refused",
-    );
-    Ok(stored.fetch_all(&mut database).await?)
-}
-
-/// Waits until each of these topups was told of; for thousands of them.
-pub async fn told_of(shop: &Shop, topup_ids: &BTreeSet<String>, timeout: Duration) -> Result<()> {
-    let told = |received: &[Received]| -> BTreeSet<String> {
-        received.iter().map(|one| one.topup_id().to_owned()).collect()
-    };
-    let all = shop
-        .receiver
-        .wait_until(timeout, "webhooks of all topups", |received| {
-            received.len() >= topup_ids.len() && topup_ids.is_subset(&told(received))
-        });
-    if let Err(error) = all.await {
-        let told = told(&shop.receiver.received());
-        let missing: Vec<_> = topup_ids.difference(&told).take(5).collect();
-        return Err(error.context(format!(
-            "of {} topups some are lost: {missing:?}",
-            topup_ids.len()
-        )));
-    }
-    Ok(())
-}
-
-/// That nothing was bought more than once.
-pub fn bought_once(ledger: &Ledger) -> Result<()> {
-    let twice: Vec<_> = ledger
-        .orders
-        .iter()
-        .filter(|order| order.purchased_times != 1)
-        .collect();
-    ensure!(twice.is_empty(), "bought more than once: {twice:?}");
-    Ok(())
-}
 
 /// `HANG_UPS` creates, 64 at a time; each client is gone 0 to 20 ms after its request was sent, some
 /// with a FIN and some with a RST.
@@ -94,7 +35,7 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
             stream
                 .write_all(&raw::create_order(&shop.partner, body.as_bytes())?)
                 .await?;
-            // This client's patience; nothing is waited for.
+            // The client's patience, not a wait for a condition.
             tokio::time::sleep(Duration::from_millis(client % 21)).await;
             if client.is_multiple_of(2) {
                 stream.set_zero_linger()?;
@@ -103,19 +44,21 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     });
     futures_util::future::try_join_all(lanes).await.unwrap();
 
-    // What it had begun, ingress finishes at its end; then it is known what was stored.
+    // A stopping ingress finishes its requests, so after its end the stored orders are final.
     let ingress = stack.process(Stage::Ingress).unwrap();
     let ended = ingress.terminate(Duration::from_secs(30)).await.unwrap();
     assert!(ended.success(), "ingress ended with {ended}");
-    let stored = stored(&stack).await.unwrap();
-    println!("{} of {clients} orders were stored", stored.len());
-    assert!(!stored.is_empty(), "no order was stored: nothing was tried");
-    let topup_ids = stored.into_iter().map(|row| row.topup_id).collect();
-    told_of(&shop, &topup_ids, Duration::from_mins(2)).await.unwrap();
+    let topup_ids = stored_ids(&stack).await.unwrap();
+    println!("{} of {clients} orders were stored", topup_ids.len());
+    assert!(
+        !topup_ids.is_empty(),
+        "no order was stored: the test proves nothing"
+    );
+    shop.delivered(&topup_ids, Duration::from_mins(2)).await.unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
-/// `BACKLOG` topups are ready and announced when JetStream loses all it has.
+/// `BACKLOG` topups are ready and announced when JetStream loses its storage.
 #[tokio::test]
 async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
     const UNITS: u32 = 100;
@@ -159,7 +102,7 @@ async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
         "the notifier doesn't run yet"
     );
     stack.process(Stage::Notifier).unwrap().start().await.unwrap();
-    told_of(&shop, &topup_ids, Duration::from_mins(3)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_mins(3)).await.unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
@@ -171,7 +114,7 @@ struct TwoProviders {
     other_url: String,
 }
 
-/// What an order is for at each provider, and how long that provider takes, in milliseconds.
+/// The part of an order for one provider: its option, and the provider's latency in milliseconds.
 #[derive(Clone, Copy)]
 struct Half {
     option: &'static str,
@@ -246,7 +189,7 @@ impl TwoProviders {
         })
     }
 
-    /// Orders one unit of each provider; the answer, what the units came to, and what was bought.
+    /// Orders one unit of each provider; returns the answer, the units' final states, and the purchases.
     async fn order(&self, halves: [Half; 2]) -> Result<(u16, String, Vec<String>, [u64; 2])> {
         let options = self.stack.esimctl.options().await?;
         let id_of = |name: &str| {
@@ -304,7 +247,7 @@ async fn purchases(url: &str) -> Result<u64> {
 async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_first() {
     let mut two = TwoProviders::start().await.unwrap();
     let half = |option, latency| Half { option, latency };
-    // Until ingress has heard of both provisioners, it answers without waiting.
+    // Ingress waits for verdicts only once it has heard of both provisioners.
     let waits = async || {
         let (status, ..) = two.order([half("refused", 0), half("out-of-stock", 0)]).await?;
         Ok((status == 422).then_some(()))
@@ -331,11 +274,11 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
         let messages = ["Option is not on sale", "Out of stock"].map(|text| body.find(text));
         assert!(
             messages[0].is_some() && messages[0] < messages[1],
-            "both are told, in the order of the items: {case}"
+            "both messages, in the order of the items: {case}"
         );
     }
 
-    // One refuses, and the other says nothing within PLACEMENT_WAIT: it may be buying.
+    // One refuses, and the other's verdict misses PLACEMENT_WAIT: it may be buying.
     let order = two.order([half("refused", 0), half("ready", 3_000)]).await;
     let (status, body, mut units, bought) = order.unwrap();
     units.sort();

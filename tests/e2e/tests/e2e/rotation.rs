@@ -13,7 +13,7 @@ use testkit::wait;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// What a stack of tests has.
+/// The master key of a test stack.
 const OLD: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
@@ -68,9 +68,9 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
         late > -time::Duration::milliseconds(100) && late < time::Duration::SECOND,
         "denied {late} after the end"
     );
-    let mut nobody = shop.partner.clone();
-    nobody.access_key = "ak_nobody".into();
-    let unknown = stack.client(&nobody).unwrap();
+    let mut stranger = shop.partner.clone();
+    stranger.access_key = "ak_stranger".into();
+    let unknown = stack.client(&stranger).unwrap();
     let unknown = unknown.order(&fresh("unknown"), &[(ready, 1)]).await.unwrap();
     assert_eq!((old.status, &old.body), (unknown.status, &unknown.body));
     assert_eq!(status(&new, ready).await, 201);
@@ -115,12 +115,12 @@ async fn webhooks_verify_with_either_secret_during_a_rotation() {
     let rotate = ["partner", "rotate-webhook-secret", &shop.partner.partner_id];
     let rotated: Value = stack.esimctl.run(&rotate).await.unwrap();
     let new = rotated["webhook_secret"].as_str().unwrap();
-    // `hears_of` checks every signature.
+    // `Shop::delivered` checks every signature.
     let units = ids(&shop.buy(&fresh("old"), ready, 1).await.unwrap());
-    shop.hears_of(&units, PATIENCE).await.unwrap();
+    shop.delivered(&units, PATIENCE).await.unwrap();
     shop.receiver.verify(PATH, new).unwrap();
     let units = ids(&shop.buy(&fresh("new"), ready, 1).await.unwrap());
-    shop.hears_of(&units, PATIENCE).await.unwrap();
+    shop.delivered(&units, PATIENCE).await.unwrap();
 }
 
 async fn restart(stack: &mut Stack, master_key: &str) -> Result<()> {
@@ -134,14 +134,14 @@ async fn restart(stack: &mut Stack, master_key: &str) -> Result<()> {
     Ok(())
 }
 
-/// As docs/operations.md has it; in the end nobody knows the old key.
+/// The procedure of docs/operations.md; at its end no process has the old key.
 #[tokio::test]
 async fn a_master_key_is_replaced_step_by_step() {
     let mut stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let before = ids(&shop.buy(&fresh("before"), &ready, 2).await.unwrap());
-    shop.hears_of(&before, PATIENCE).await.unwrap();
+    shop.delivered(&before, PATIENCE).await.unwrap();
 
     restart(&mut stack, &format!("{OLD},{NEW}")).await.unwrap();
     let both = format!("{NEW},{OLD}");

@@ -1,4 +1,4 @@
-//! Every process refuses to start on a bad or missing setting, with one line that names it.
+//! Every program refuses to start with an invalid or missing setting, with one line that names it.
 
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
@@ -7,9 +7,9 @@ use testkit::bin_dir;
 use tokio::process::Command;
 
 const KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-/// What a good start needs, of every program. Nobody listens there: the settings come first.
+/// The settings that every program needs. No server listens there: programs check settings first.
 const GOOD: &[(&str, &str)] = &[
-    ("DATABASE_URL", "postgres://nobody@127.0.0.1:1/nothing"),
+    ("DATABASE_URL", "postgres://user@127.0.0.1:1/nothing"),
     ("NATS_URL", "nats://127.0.0.1:1"),
     ("MASTER_KEY", KEY),
     ("LISTEN", "127.0.0.1:0"),

@@ -40,11 +40,11 @@ async fn a_plain_shell_client_orders() {
     let topup_ids = products
         .iter()
         .map(|product| product["topup_id"].as_str().unwrap().to_owned());
-    shop.hears_of(&topup_ids.collect(), Duration::from_secs(20))
+    shop.delivered(&topup_ids.collect(), Duration::from_secs(20))
         .await
         .unwrap();
 
-    // It would notice a wrong signature.
+    // A wrong signature is refused.
     let output = order(&stack, &shop, "c29tZWJvZHkgZWxzZSdzIHNlY3JldA==", "2")
         .await
         .unwrap();

@@ -1,100 +1,59 @@
-//! A sandbox partner that orders and receives: what most tests look through.
+//! What most tests look at: a partner's orders, as the services and the provider have them.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::time::Duration;
-use testkit::client::{Client, Product};
-use testkit::esimctl::Partner;
-use testkit::receiver::{Received, Receiver, Signature};
-use testkit::stack::Stack;
-use testkit::wait;
-use uuid::Uuid;
+use testkit::stack::{Ledger, Stack};
 
-/// Where the shop gets its webhooks.
-pub const PATH: &str = "/webhook";
-
-/// A partner, its client and its webhook endpoint, which checks signatures and answers 200.
-pub struct Shop {
-    pub partner: Partner,
-    pub client: Client,
-    pub receiver: Receiver,
-}
-
-/// An external id that nobody used before.
-pub fn fresh(name: &str) -> String {
-    format!("{name}-{}", Uuid::now_v7().simple())
-}
-
-impl Shop {
-    /// Opens on a stack, with a client of its first ingress.
-    pub async fn open(stack: &Stack) -> Result<Self> {
-        let receiver = Receiver::start().await?;
-        let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await?;
-        receiver.verify(PATH, &partner.webhook_secret)?;
-        let client = stack.client(&partner)?;
-        Ok(Self {
-            partner,
-            client,
-            receiver,
-        })
-    }
-
-    /// Orders one item; a 201 or an error.
-    pub async fn buy(&self, external_order_id: &str, option_id: &str, qty: u32) -> Result<Vec<Product>> {
-        self.client
-            .order(external_order_id, &[(option_id, qty)])
-            .await?
-            .products()
-    }
-
-    /// Waits until each of these topups was told of; returns everything that came.
-    pub async fn hears_of(&self, topup_ids: &BTreeSet<String>, timeout: Duration) -> Result<Vec<Received>> {
-        let what = format!("webhooks of {} topups", topup_ids.len());
-        let received = self.receiver.wait_until(timeout, &what, |received| {
-            let told: BTreeSet<&str> = received.iter().map(Received::topup_id).collect();
-            topup_ids.iter().all(|topup_id| told.contains(topup_id.as_str()))
-        });
-        let received = received.await?;
-        for webhook in &received {
-            anyhow::ensure!(
-                webhook.signature == Signature::Valid,
-                "wrongly signed: {webhook:?}"
-            );
-        }
-        Ok(received)
-    }
-}
-
-/// The ids of some entries.
-pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<String> {
-    products
-        .into_iter()
-        .map(|product| product.topup_id.clone())
-        .collect()
-}
+pub use testkit::shop::{PATH, Shop, fresh, ids, verdicts_come};
 
 /// `esimctl order show`, the only order it shows.
 pub async fn show(stack: &Stack, id: &str) -> Result<Value> {
     let mut shown: Value = stack.esimctl.run(&["order", "show", id]).await?;
     let orders = shown["orders"].as_array_mut().context("orders")?;
-    anyhow::ensure!(orders.len() == 1, "{} orders have the id {id}", orders.len());
+    ensure!(orders.len() == 1, "{} orders have the id {id}", orders.len());
     Ok(orders.remove(0))
 }
 
-/// Waits until ingress takes time for verdicts: until a refusal comes with the answer. It does so
-/// once it heard of a provisioner.
-pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
-    let refused = stack.option("refused")?;
-    let told = async || {
-        let answer = client.order(&fresh("first"), &[(refused, 1)]).await?;
-        Ok((answer.status == 422).then_some(()))
-    };
-    wait::until(
-        Duration::from_secs(15),
-        "a refusal to be told by the answer",
-        told,
-    )
-    .await
-    .context("PLACEMENT_WAIT")
+/// The size of a test: `tests/run nightly` sets it to that of `docs/reliability.md`.
+pub fn size(setting: &str, default: u64) -> u64 {
+    std::env::var(setting).map_or(default, |text| text.parse().expect("a number"))
+}
+
+/// A topup of an order that was not refused, with the states of its parts.
+#[derive(sqlx::FromRow)]
+pub struct Stored {
+    pub external_order_id: String,
+    pub topup_id: String,
+    pub placement: String,
+    pub topup: String,
+    pub delivery: Option<String>,
+}
+
+/// Every topup in the database whose order was not refused.
+pub async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
+    let mut database = stack.database.connect().await?;
+    let stored = sqlx::query_as(
+        "SELECT o.external_order_id, t.topup_id, p.state AS placement, d.state AS delivery,
+                CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
+         FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
+         LEFT JOIN deliveries d USING (topup_id) WHERE NOT o.refused",
+    );
+    Ok(stored.fetch_all(&mut database).await?)
+}
+
+/// The topup ids of [`stored`].
+pub async fn stored_ids(stack: &Stack) -> Result<BTreeSet<String>> {
+    Ok(stored(stack).await?.into_iter().map(|row| row.topup_id).collect())
+}
+
+/// Checks that the provider sold nothing more than once.
+pub fn bought_once(ledger: &Ledger) -> Result<()> {
+    let twice: Vec<_> = ledger
+        .orders
+        .iter()
+        .filter(|order| order.purchased_times != 1)
+        .collect();
+    ensure!(twice.is_empty(), "bought more than once: {twice:?}");
+    Ok(())
 }

@@ -22,7 +22,7 @@ use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 use world::World;
 
-/// One rule: `request` breaks or keeps it, `answer` is what comes of that.
+/// One rule: `request` breaks or keeps it, `answer` is the expected answer.
 struct Row<R = Request> {
     rule: &'static str,
     request: fn(&World) -> R,
@@ -40,7 +40,7 @@ const fn row<R>(rule: &'static str, request: fn(&World) -> R, answer: Expected) 
 /// A whole answer.
 #[derive(Clone, Copy)]
 enum Expected {
-    /// 201 with so many entries of each option, by name, in this order.
+    /// 201 with this number of entries of each option, by name, in this order.
     Created(&'static [(&'static str, usize)]),
     /// 401 with this message.
     Denied(&'static str),
@@ -52,7 +52,7 @@ enum Expected {
     Bare(u16),
 }
 
-/// What the rows of all tables came to.
+/// The results of all tables.
 #[derive(Default)]
 struct Results {
     passed: usize,

@@ -1,9 +1,8 @@
-//! Stopping well: a rolling restart under load cuts no request and loses nothing, and a process that
-//! is told to stop finishes what it has begun and leaves the rest to others at once.
+//! Graceful stops: a rolling restart under load cuts no request and loses nothing, and a stopping
+//! process finishes its work in flight and returns the rest at once.
 
 use crate::raw;
-use crate::resilience::{bought_once, stored, told_of};
-use crate::shop::Shop;
+use crate::shop::{Shop, bought_once, stored, stored_ids};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::pull;
 use std::collections::BTreeSet;
@@ -12,7 +11,6 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use testkit::client::Product;
 use testkit::esimctl::Partner;
-use testkit::http;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::io::AsyncWriteExt;
@@ -20,9 +18,9 @@ use tokio::net::TcpStream;
 
 const STOP: Duration = Duration::from_secs(25);
 /// What a partner does between two orders.
-const THINK: Duration = Duration::from_millis(5);
+const THINK: Duration = Duration::from_millis(25);
 
-/// What became of the requests of one partner's connection after the other.
+/// The results of one partner's requests over successive connections.
 #[derive(Default)]
 struct Line {
     topup_ids: BTreeSet<String>,
@@ -33,7 +31,7 @@ struct Line {
     connections: usize,
 }
 
-/// A connection to the next server that takes one: what a balancer does, and no more.
+/// A connection to the next server that accepts one, as a load balancer makes it.
 async fn connect(servers: &[String], next: &mut usize) -> Result<TcpStream> {
     for _ in 0..servers.len() {
         *next += 1;
@@ -93,7 +91,7 @@ async fn line(
             Ok((_, bytes)) => line.refused.push(String::from_utf8_lossy(&bytes).into_owned()),
             Err(error) => line.cut.push(format!("{number}/{order}: {error:#}")),
         }
-        // This partner's pace; nothing is waited for.
+        // The partner's pace, not a wait for a condition.
         tokio::time::sleep(THINK).await;
     }
     Ok(line)
@@ -156,21 +154,16 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
         all.cut.first()
     );
     assert!(all.refused.is_empty(), "{:?}", all.refused);
-    let stored: BTreeSet<String> = stored(&stack)
-        .await
-        .unwrap()
-        .into_iter()
-        .map(|row| row.topup_id)
-        .collect();
+    let stored = stored_ids(&stack).await.unwrap();
     assert_eq!(stored, all.topup_ids, "stored and answered are the same");
-    told_of(&shop, &all.topup_ids, Duration::from_mins(1))
+    shop.delivered(&all.topup_ids, Duration::from_mins(1))
         .await
         .unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
-/// A provider that takes its time, more jobs than the provisioner takes at once, and a SIGTERM in the
-/// middle: purchases under way are recorded, and no job is left with a process that has gone.
+/// With a slow provider and more jobs than the provisioner takes at once, a SIGTERM records the purchases
+/// in flight, and no job stays with the stopped process.
 #[tokio::test]
 async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     const ORDERS: usize = 24;
@@ -182,11 +175,7 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let option = stack.option("ready").unwrap().to_owned();
-    let put = http::client()
-        .unwrap()
-        .put(format!("{}/faults", stack.sandbox_url))
-        .body(r#"{"latency_ms": 700}"#);
-    put.send().await.unwrap().error_for_status().unwrap();
+    stack.set_faults(r#"{"latency_ms": 700}"#).await.unwrap();
     let mut topup_ids = BTreeSet::new();
     for order in 0..ORDERS {
         let products = shop.buy(&format!("stop {order}"), &option, 1).await.unwrap();
@@ -225,6 +214,6 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     assert_eq!(held, 0, "jobs that the stopped process keeps");
 
     stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
-    told_of(&shop, &topup_ids, Duration::from_mins(1)).await.unwrap();
+    shop.delivered(&topup_ids, Duration::from_mins(1)).await.unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }

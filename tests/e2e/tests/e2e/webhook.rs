@@ -149,7 +149,7 @@ async fn each_unit_has_one_webhook_with_the_nine_fields() {
         .products()
         .unwrap();
 
-    let received = shop.hears_of(&ids(&products), SOON).await.unwrap();
+    let received = shop.delivered(&ids(&products), SOON).await.unwrap();
     assert_eq!(received.len(), 3);
     let order = show(&stack, &external_order_id).await.unwrap();
     let trace = trace_id(order["traceparent"].as_str().unwrap()).unwrap();
@@ -178,7 +178,7 @@ async fn each_unit_has_one_webhook_with_the_nine_fields() {
     }
     assert_eq!((webhook_ids.len(), codes.len()), (3, 3));
 
-    // Delivered once: nothing of it is due any more.
+    // Delivered once: no delivery is due.
     let settled = async || {
         let order = show(&stack, &external_order_id).await?;
         let topups = order["topups"].as_array().context("topups")?;
@@ -195,7 +195,7 @@ async fn each_unit_has_one_webhook_with_the_nine_fields() {
     assert_eq!((ledger.purchases, ledger.units), (1, 3));
 }
 
-/// Whoever has an activation code can use the line: it is in the webhook and nowhere else.
+/// An activation code is a secret: it is in the webhook and nowhere else.
 #[tokio::test]
 async fn secrets_are_neither_logged_nor_stored_as_they_are() {
     const STAGES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
@@ -213,7 +213,7 @@ async fn secrets_are_neither_logged_nor_stored_as_they_are() {
             .await
             .unwrap(),
     );
-    let received = shop.hears_of(&ids(&products), SOON).await.unwrap();
+    let received = shop.delivered(&ids(&products), SOON).await.unwrap();
     let mut secrets = vec![
         shop.partner.secret_key.clone(),
         shop.partner.webhook_secret.clone(),
@@ -353,7 +353,7 @@ async fn the_largest_order_arrives_completely() {
     assert_eq!(products.len(), 1000);
 
     let received = shop
-        .hears_of(&ids(&products), Duration::from_secs(90))
+        .delivered(&ids(&products), Duration::from_secs(90))
         .await
         .unwrap();
     let told: BTreeMap<&str, &str> = received

@@ -1,4 +1,4 @@
-//! The main job, shown: a partner orders three eSIMs and gets three webhooks.
+//! The demo: a partner orders three eSIMs and gets three webhooks.
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
@@ -32,15 +32,15 @@ const FIELDS: [&str; 9] = [
     "external_order_id",
 ];
 
-/// Makes a sandbox partner, orders three eSIMs over two options, and shows the webhooks that come.
+/// Creates a sandbox partner, orders three eSIMs of two options, and prints the webhooks that arrive.
 ///
-/// Exit status 0 only if every webhook came, with a valid signature.
+/// Exit status 0 only if every webhook arrived with a valid signature.
 #[derive(Parser)]
 #[command(
-    after_help = "deploy/local/demo brings everything up and runs this with the settings of .local/env."
+    after_help = "deploy/local/demo starts the whole system and runs this with the settings of .local/env."
 )]
 struct Settings {
-    /// Where the ingress listens, for example `http://127.0.0.1:18080`.
+    /// Base URL of the ingress, for example `http://127.0.0.1:18080`.
     #[arg(long, env = "BASE_URL")]
     base_url: String,
     /// Seconds to wait for the webhooks.
@@ -105,9 +105,9 @@ async fn show(settings: &Settings) -> Result<()> {
         .filter(|webhook| webhook.signature != Signature::Valid)
         .count();
     ensure!(invalid == 0, "{invalid} webhooks carry no valid signature");
-    // What was promised has arrived; its history is an extra.
+    // Every webhook has arrived, so a failure here is not one of the demo.
     if let Err(error) = report_stages(&esimctl, &order).await {
-        eprintln!("the stored times can't be shown: {error:#}");
+        eprintln!("cannot show the stored times: {error:#}");
     }
     Ok(())
 }
@@ -150,7 +150,7 @@ async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Resul
     })
 }
 
-/// Prints each topup's first webhook as it comes; ends when all have come or time is up.
+/// Prints each topup's first webhook on arrival; ends when all have arrived or after `timeout`.
 async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Received> {
     let topups: HashSet<&str> = order
         .products
@@ -211,7 +211,7 @@ fn draw(text: &str) -> Result<String> {
         .build())
 }
 
-/// How long everything took as seen by the partner.
+/// Prints the latencies that the partner sees.
 fn report(order: &Order, received: &[Received]) {
     let after: Vec<Duration> = received.iter().map(|webhook| webhook.at - order.sent).collect();
     println!(

@@ -1,7 +1,6 @@
-//! A collector that isn't there, one that takes connections and never answers, and one that refuses:
-//! orders flow, processes stop in time, and the log has the cause once, and the end once.
+//! A missing collector, one that accepts connections and never answers, and one that refuses: orders
+//! flow, processes stop in time, and the log has one line for the cause and one for the end.
 
-use crate::shop::Shop;
 use crate::sink::Sink;
 use anyhow::{Context, Result};
 use futures_util::future::{join_all, try_join_all};
@@ -15,6 +14,7 @@ use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::time::{Duration, Instant};
 use testkit::process::{Process, Program};
+use testkit::shop::Shop;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::net::TcpListener;
@@ -24,7 +24,7 @@ const ORDERS: usize = 40;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_collector_and_one_that_hangs_cost_nothing() {
-    let nobody = format!("http://127.0.0.1:{}", testkit::ports::free().unwrap());
+    let unreachable = format!("http://127.0.0.1:{}", testkit::ports::free().unwrap());
     let hanging = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hangs = format!("http://{}", hanging.local_addr().unwrap());
     let held = tokio::spawn(async move {
@@ -34,12 +34,12 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
         }
     });
     let mut builder = Stack::builder()
-        .env(Stage::Ingress, "OTEL_EXPORTER_OTLP_ENDPOINT", &nobody)
+        .env(Stage::Ingress, "OTEL_EXPORTER_OTLP_ENDPOINT", &unreachable)
         .env(Stage::Provisioner, "OTEL_EXPORTER_OTLP_ENDPOINT", &hangs)
         .env(Stage::Notifier, "OTEL_EXPORTER_OTLP_ENDPOINT", &hangs)
         .env(Stage::Notifier, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
     for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
-        // Everything that may fill up or fail does so.
+        // Short intervals, so that queues fill and exports fail.
         builder = builder
             .env(stage, "OTEL_BSP_SCHEDULE_DELAY", "50")
             .env(stage, "OTEL_BSP_MAX_QUEUE_SIZE", "20")
@@ -79,11 +79,11 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
         assert!(!log.contains("opentelemetry"), "{log}");
     }
     let log = stack.process(Stage::Ingress).unwrap().log().unwrap();
-    assert!(log.contains("does not take telemetry"), "it is told once: {log}");
+    assert!(log.contains("does not take telemetry"), "one line: {log}");
     held.abort();
 }
 
-/// What is on a collector's port instead of one.
+/// The state of a collector's port during an outage.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     Closed,
@@ -91,7 +91,7 @@ enum Trouble {
     Refuses,
 }
 
-/// With what is there, which ends when it is aborted.
+/// Serves the trouble until the task is aborted.
 async fn trouble_on(port: u16, trouble: Trouble) -> Result<JoinHandle<()>> {
     if matches!(trouble, Trouble::Closed) {
         return Ok(tokio::spawn(async {}));
@@ -186,7 +186,7 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
     let (mut process, url, _folder) = sender(port, protocol)?;
     process.start().await?;
     let http = testkit::http::client()?;
-    // Something to be logged and traced.
+    // A request that is logged and traced.
     let touch = async || {
         let set = http.put(format!("{url}/faults")).body("{}").send().await?;
         anyhow::ensure!(set.status() == 200);

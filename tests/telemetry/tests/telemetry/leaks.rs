@@ -1,8 +1,7 @@
-//! After real traffic, with everything that goes wrong in it and all that can be logged: nothing that
-//! the services tell of themselves or each other holds a secret. Searched for by the real values.
+//! After real traffic with failures and at the most verbose log level: no telemetry, log or message
+//! between the services holds a secret. The search uses the real values.
 
 use crate::secrets::Secrets;
-use crate::shop::Shop;
 use crate::sink::Sink;
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -20,6 +19,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use testkit::process::Process;
+use testkit::shop::Shop;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::net::TcpListener;
@@ -33,7 +33,7 @@ const STAGES: [Stage; 4] = [
     Stage::Notifier,
 ];
 
-/// An endpoint that answers with what it got, as careless ones do: in the body, in headers, as an error.
+/// An endpoint that echoes the request, as careless ones do: in the body, in headers, as an error.
 struct Echo {
     url: String,
     heard: Arc<Mutex<Vec<Heard>>>,
@@ -102,7 +102,7 @@ async fn echo(
     Ok(response.expect("a response"))
 }
 
-/// Everything that goes over NATS from now on.
+/// Collects every NATS message from now on.
 async fn tap(url: &str) -> Result<Arc<Mutex<Vec<Bytes>>>> {
     let client = async_nats::connect(url).await?;
     let mut all = client.subscribe(">").await?;
@@ -130,7 +130,7 @@ async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
     while let Some(info) = streams.try_next().await? {
         let stream = jetstream.get_stream(&info.config.name).await?;
         for number in info.state.first_sequence..=info.state.last_sequence {
-            // What was acknowledged is gone.
+            // Acknowledged messages are deleted.
             if let Ok(message) = stream.get_raw_message(number).await {
                 messages.push(Bytes::from(format!("{:?}", message.headers)));
                 messages.push(message.payload);
@@ -218,7 +218,7 @@ async fn no_secret_is_in_what_is_told() {
     }
     assert!(webhooks >= 5, "{webhooks}");
 
-    // What was told.
+    // Everything that was exported, logged, stored or published.
     let heard = sink.wait_until("logs of everybody", |book| {
         ["sandbox", "ingress", "provisioner", "notifier"]
             .iter()
@@ -244,7 +244,7 @@ async fn no_secret_is_in_what_is_told() {
         secrets.search("a stored NATS message", &message);
     }
     for stage in STAGES {
-        // What is told while they stop is told, too.
+        // Output during the stop counts too.
         let process = stack.process(stage).unwrap();
         process.terminate(Duration::from_secs(20)).await.unwrap();
         let log = process.log().unwrap();
@@ -278,7 +278,7 @@ async fn no_secret_is_in_what_is_told() {
 }
 
 /// Orders that arrive, that are echoed back, that are parked and that fail; wrong signatures, pictures,
-/// and a message that nobody can read. Returns the signatures of requests.
+/// and an unreadable message. Returns the signatures of the requests.
 async fn traffic(
     stack: &Stack,
     nats_url: &str,
@@ -305,7 +305,7 @@ async fn traffic(
         anyhow::ensure!(order(client, id, option, units).await? == 201, "{id}");
     }
     anyhow::ensure!(order(&shop.client, "is refused", "refused", 1).await? >= 201);
-    // Signed by somebody else, and with a signature that is nobody's.
+    // Signed with another partner's secret, and with an invented signature.
     let stranger = SecretKey::from_base64("c29tZWJvZHkgZWxzZSdzIGtleQ==")?;
     let wrong = shop.client.post("{}").secret(stranger);
     signatures.push(wrong.signature());

@@ -1,11 +1,11 @@
-//! What the services tell of themselves, as a collector, Prometheus and whoever reads log files hear
-//! it: the real binaries, a real database and a real nats-server.
+//! Traces, logs and metrics of the services, as a collector, Prometheus and log files receive them: the
+//! real binaries, a real database and a real nats-server.
 //!
 //! - [`traces`]: one order is one trace; [`tree`] checks it.
-//! - [`leaks`]: nothing of it holds a secret.
-//! - [`collectors`]: a collector that is away or hangs costs nothing.
-//! - [`metrics`]: docs/metrics.md is what there is.
-//! - [`settings`]: variables that can't be used.
+//! - [`leaks`]: no telemetry holds a secret.
+//! - [`collectors`]: an unreachable or hanging collector costs nothing.
+//! - [`metrics`]: docs/metrics.md lists exactly the existing metrics.
+//! - [`settings`]: invalid OpenTelemetry variables.
 
 #![expect(
     clippy::unwrap_used,
@@ -18,7 +18,6 @@ mod leaks;
 mod metrics;
 mod secrets;
 mod settings;
-mod shop;
 mod sink;
 mod traces;
 mod tree;

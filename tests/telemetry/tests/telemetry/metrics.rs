@@ -1,9 +1,9 @@
 //! docs/metrics.md and what the services show at `/metrics` are the same.
 
-use crate::shop::Shop;
 use anyhow::{Context, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
+use testkit::shop::{Shop, verdicts_come};
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
@@ -87,7 +87,7 @@ async fn shown(stack: &mut Stack) -> Result<Metrics> {
     Ok(metrics)
 }
 
-/// What is wrong, line by line.
+/// The differences, one line each.
 fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
     let mut differences = Vec::new();
     for ((service, name), metric) in documented {
@@ -145,7 +145,7 @@ async fn the_table_is_what_there_is() {
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
-    shop.verdicts_come(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let answer = shop.client.order("one", &[(&ready, 1)]).await.unwrap();
     answer.products().unwrap();
@@ -157,7 +157,7 @@ async fn the_table_is_what_there_is() {
         .post(format!("http://{listen}/callbacks/sandbox/{TOKEN}"));
     assert_eq!(callback.body("{}").send().await.unwrap().status(), 400);
     shop.receiver.wait_for(1, Duration::from_secs(20)).await.unwrap();
-    // A provider that doesn't answer.
+    // The provider hangs.
     let http = testkit::http::client().unwrap();
     for faults in [r#"{"down":true}"#, "{}"] {
         let set = http.put(format!("{}/faults", stack.sandbox_url)).body(faults);

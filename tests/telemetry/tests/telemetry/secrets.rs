@@ -1,11 +1,11 @@
-//! Real secrets, in every form in which they could be told.
+//! Real secrets, in every form in which they could leak.
 
 use base64::{Engine, engine::general_purpose::STANDARD, engine::general_purpose::URL_SAFE_NO_PAD};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is searched for, and what was found.
+/// The forms to search for, and the findings.
 #[derive(Default)]
 pub struct Secrets {
     /// A form of a secret, and what it is.

@@ -1,4 +1,4 @@
-//! Variables that can't be used stop the start, with one line that names them.
+//! An invalid variable prevents the start, with one line that names it.
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use tokio::process::Command;
 async fn refused(service: &str, variable: &str, value: &str) {
     let started = Command::new(testkit::bin_dir().join(service))
         .env_clear()
-        .env("DATABASE_URL", "postgres://nobody@127.0.0.1:1/none")
+        .env("DATABASE_URL", "postgres://user@127.0.0.1:1/none")
         .env("NATS_URL", "nats://127.0.0.1:1")
         .env("MASTER_KEY", "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=")
         .env("PUBLIC_URL", "http://127.0.0.1:1")

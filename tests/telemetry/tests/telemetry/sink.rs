@@ -1,5 +1,4 @@
-//! A collector: takes OTLP over HTTP and over gRPC on one port, and remembers all of it, as it came
-//! and as it is meant.
+//! A collector: accepts OTLP over HTTP and over gRPC on one port, and keeps every message, raw and parsed.
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -56,7 +55,7 @@ pub struct Log {
     pub span: String,
 }
 
-/// What came so far.
+/// Everything received so far.
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     pub spans: Vec<Span>,
@@ -67,7 +66,7 @@ pub struct Book {
     pub resources: BTreeMap<String, Attributes>,
     /// Service and protocol.
     pub protocols: BTreeSet<(String, &'static str)>,
-    /// Every message as it came.
+    /// Every raw message.
     pub raw: Vec<Bytes>,
     pub authorization: BTreeSet<String>,
 }
@@ -86,7 +85,7 @@ impl Sink {
         Self::start_on(0).await
     }
 
-    /// On a port that is free.
+    /// Starts on a free port.
     pub async fn start_on(port: u16) -> Result<Self> {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let url = format!("http://{}", listener.local_addr()?);
@@ -98,7 +97,7 @@ impl Sink {
                     let book = Arc::clone(&book);
                     tokio::spawn(async move {
                         let service = service_fn(move |request| take(Arc::clone(&book), request));
-                        // A client that ends in the middle is no concern of the sink's.
+                        // A client may disconnect at any time.
                         let _ = auto::Builder::new(TokioExecutor::new())
                             .serve_connection(TokioIo::new(stream), service)
                             .await;
@@ -113,7 +112,7 @@ impl Sink {
         lock(&self.book).clone()
     }
 
-    /// Waits until what has come satisfies `condition`; returns all of it.
+    /// Waits until the messages satisfy `condition`; returns all of them.
     pub async fn wait_until(&self, what: &str, condition: impl Fn(&Book) -> bool) -> Result<Book> {
         let look = async || Ok(condition(&lock(&self.book)).then_some(()));
         let waited = wait::until(Duration::from_secs(20), what, look).await;
@@ -125,7 +124,7 @@ impl Sink {
         Ok(self.book())
     }
 
-    /// The settings that send everything of all services here, soon.
+    /// Settings with which a service sends all telemetry here, soon.
     pub fn hears(&self, builder: Builder) -> Builder {
         [
             Stage::Sandbox,

@@ -1,6 +1,5 @@
 //! One order, one trace, from three services and the provider; a webhook that is tried again is a trace of its own.
 
-use crate::shop::Shop;
 use crate::sink::{Book, Sink, Span};
 use crate::tree::{Rule, check};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{
@@ -9,6 +8,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{
 use serde_json::Value;
 use std::time::Duration;
 use testkit::receiver::Answer;
+use testkit::shop::{PATH, Shop, verdicts_come};
 use testkit::stack::{Stack, Stage};
 
 const POST: &str = "POST /api/v1/api_partner/orders";
@@ -181,7 +181,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    shop.verdicts_come(&stack).await.unwrap();
+    verdicts_come(&stack, &shop.client).await.unwrap();
 
     let items = [
         (stack.option("ready").unwrap(), 2),
@@ -414,7 +414,7 @@ fn everybody_is_heard(book: &Book) {
 async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
     let before = shop.receiver.received().len();
     let failed = std::sync::atomic::AtomicBool::new(false);
-    shop.receiver.answer(crate::shop::PATH, move |_| {
+    shop.receiver.answer(PATH, move |_| {
         let first = !failed.swap(true, std::sync::atomic::Ordering::Relaxed);
         Answer::status(if first { 503 } else { 200 })
     });

@@ -1,20 +1,19 @@
-//! Whether the spans of a trace are the tree that is expected.
+//! Compares the spans of a trace with the expected tree.
 
 use crate::sink::Span;
 use anyhow::{Context, Result, ensure};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use std::collections::HashMap;
 
-/// What a span of a name must be.
+/// The rule for spans of one name.
 #[derive(Clone, Copy, Debug)]
 pub struct Rule {
     pub name: &'static str,
     pub kind: SpanKind,
     pub service: &'static str,
-    /// The names that its parent may have; none: it is the root. Who calls and who is called may have the
-    /// same.
+    /// The allowed names of its parent; none: it is the root. Caller and callee may have the same name.
     pub parents: &'static [&'static str],
-    /// At least and at most so many.
+    /// The least and the most spans of this name.
     pub count: (usize, usize),
     /// Whether it is linked to its parent as well.
     pub linked: bool,
@@ -54,7 +53,7 @@ pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
         );
         ensure!(
             span.kind != SpanKind::Server || parent.kind == SpanKind::Client,
-            "nobody called it: {span:?}"
+            "no caller: {span:?}"
         );
         let link = (parent.trace.clone(), parent.id.clone());
         ensure!(

@@ -295,7 +295,7 @@ pub const ROWS: &[Row] = &[
         |w| w.signed_over(|path, timestamp, _| ["POST", path, timestamp, "somebody"].map(String::from)),
         WRONG,
     ),
-    // The sequence: whatever else is wrong, the first check speaks.
+    // The sequence: the first failing check decides the answer.
     row(
         "sequence: headers before timestamp and key",
         |w| {

@@ -1,4 +1,4 @@
-//! What the rows of the tables order from and as.
+//! The partners, options and requests that the tables use.
 
 use crate::shop::{fresh, verdicts_come};
 use anyhow::{Context, Result};
@@ -127,7 +127,7 @@ impl World {
         ))
     }
 
-    /// A good order, signed over a text of the test's making: given path, timestamp and access key.
+    /// A good order, signed over the text that the function makes of path, timestamp and access key.
     pub fn signed_over(&self, text: fn(&str, &str, &str) -> [String; 4]) -> Request {
         let timestamp = runtime::clock::unix_seconds().to_string();
         let [method, path, signed_timestamp, access_key] = text(ORDERS, &timestamp, &self.partner.access_key);

@@ -1,0 +1,95 @@
+//! A sandbox partner that orders and receives webhooks.
+
+use crate::client::{Client, Product};
+use crate::esimctl::Partner;
+use crate::receiver::{Received, Receiver, Signature};
+use crate::stack::Stack;
+use crate::wait;
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::time::Duration;
+use uuid::Uuid;
+
+/// The path at which the shop receives its webhooks.
+pub const PATH: &str = "/webhook";
+/// How long ingress may take to hear of a provisioner.
+const VERDICTS: Duration = Duration::from_secs(30);
+
+/// A partner, its client and its webhook endpoint, which checks signatures and answers 200.
+pub struct Shop {
+    pub partner: Partner,
+    pub client: Client,
+    pub receiver: Receiver,
+}
+
+impl Shop {
+    /// Opens on a stack, with a client of its first ingress.
+    pub async fn open(stack: &Stack) -> Result<Self> {
+        let receiver = Receiver::start().await?;
+        let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await?;
+        receiver.verify(PATH, &partner.webhook_secret)?;
+        let client = stack.client(&partner)?;
+        Ok(Self {
+            partner,
+            client,
+            receiver,
+        })
+    }
+
+    /// Orders one item; a 201 or an error.
+    pub async fn buy(&self, external_order_id: &str, option_id: &str, qty: u32) -> Result<Vec<Product>> {
+        self.client
+            .order(external_order_id, &[(option_id, qty)])
+            .await?
+            .products()
+    }
+
+    /// Waits until each of these topups has a webhook; returns all webhooks. Every signature must be valid.
+    pub async fn delivered(&self, topup_ids: &BTreeSet<String>, timeout: Duration) -> Result<Vec<Received>> {
+        let arrived = |received: &[Received]| -> BTreeSet<String> {
+            received.iter().map(|one| one.topup_id().to_owned()).collect()
+        };
+        let what = format!("webhooks of {} topups", topup_ids.len());
+        let received = self.receiver.wait_until(timeout, &what, |received| {
+            received.len() >= topup_ids.len() && topup_ids.is_subset(&arrived(received))
+        });
+        let received = received.await.map_err(|error| {
+            let arrived = arrived(&self.receiver.received());
+            let missing: Vec<_> = topup_ids.difference(&arrived).take(5).collect();
+            error.context(format!("topups without webhook, for example: {missing:?}"))
+        })?;
+        for webhook in &received {
+            ensure!(
+                webhook.signature == Signature::Valid,
+                "wrongly signed: {webhook:?}"
+            );
+        }
+        Ok(received)
+    }
+}
+
+/// An unused external id.
+pub fn fresh(name: &str) -> String {
+    format!("{name}-{}", Uuid::now_v7().simple())
+}
+
+/// The topup ids of some entries.
+pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<String> {
+    products
+        .into_iter()
+        .map(|product| product.topup_id.clone())
+        .collect()
+}
+
+/// Waits until ingress waits for verdicts, which begins once it hears of a provisioner: until the answer
+/// carries a refusal.
+pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
+    let refused = stack.option("refused")?;
+    let answered = async || {
+        let answer = client.order(&fresh("first"), &[(refused, 1)]).await?;
+        Ok((answer.status == 422).then_some(()))
+    };
+    wait::until(VERDICTS, "an answer that carries a refusal", answered)
+        .await
+        .context("PLACEMENT_WAIT")
+}
