@@ -93,9 +93,25 @@ pub struct Slot {
     tags: Tags,
 }
 
+impl Slot {
+    /// Moves the slot into the lane that its row turns out to be in; false if that lane has no slot left.
+    pub fn join(&mut self, lane: &Arc<str>) -> bool {
+        if self.tags.0 == *lane {
+            return true;
+        }
+        let joined = (Arc::clone(lane), self.tags.1);
+        let moved = self.lanes.exchange(&self.tags, &joined);
+        if moved {
+            self.tags = joined;
+        }
+        moved
+    }
+}
+
 /// Lanes, whatever waits in them.
 trait Lender: Send + Sync {
     fn take_back(self: Arc<Self>, tags: &Tags);
+    fn exchange(&self, tags: &Tags, for_these: &Tags) -> bool;
 }
 
 impl Drop for Slot {
@@ -300,16 +316,19 @@ impl<T: Send + 'static> Lanes<T> {
 impl<T> Book<T> {
     fn wait(&mut self, class: Class, tags: Tags, ticket: (Instant, T)) {
         let index = class as usize;
-        let turn = tags.clone();
-        let queue = self.queues.entry(tags).or_insert_with(|| Queue {
+        self.waiting[index] += 1;
+        let waiting = &mut self.queue(&tags).waiting[index];
+        waiting.push_back(ticket);
+        if waiting.len() == 1 {
+            self.turns[index].push_back(tags);
+        }
+    }
+
+    fn queue(&mut self, tags: &Tags) -> &mut Queue<T> {
+        self.queues.entry(tags.clone()).or_insert_with(|| Queue {
             waiting: Default::default(),
             slots: 0,
-        });
-        if queue.waiting[index].is_empty() {
-            self.turns[index].push_back(turn);
-        }
-        queue.waiting[index].push_back(ticket);
-        self.waiting[index] += 1;
+        })
     }
 
     /// Counts a slot for the head of a queue, and ends its turn.
@@ -317,15 +336,29 @@ impl<T> Book<T> {
         let index = class as usize;
         let queue = self.queues.get_mut(tags)?;
         let (_, ticket) = queue.waiting[index].pop_front()?;
-        queue.slots += 1;
         if !queue.waiting[index].is_empty() {
             self.turns[index].push_back(tags.clone());
         }
         self.waiting[index] -= 1;
+        self.count_in(tags);
+        Some(ticket)
+    }
+
+    fn count_in(&mut self, tags: &Tags) {
         self.used += 1;
+        self.queue(tags).slots += 1;
         *self.lanes.entry(Arc::clone(&tags.0)).or_default() += 1;
         *self.partners.entry(tags.1).or_default() += 1;
-        Some(ticket)
+    }
+
+    fn count_out(&mut self, tags: &Tags) {
+        self.used -= 1;
+        count_down(&mut self.lanes, &tags.0);
+        count_down(&mut self.partners, &tags.1);
+        if let Some(queue) = self.queues.get_mut(tags) {
+            queue.slots -= 1;
+        }
+        self.tidy(tags);
     }
 
     fn drop_stale(&mut self, tags: &Tags, stale: Duration) {
@@ -360,14 +393,19 @@ fn count_down<K: Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
 impl<T: Send + 'static> Lender for Lanes<T> {
     fn take_back(self: Arc<Self>, tags: &Tags) {
         let mut book = self.book();
-        book.used -= 1;
-        count_down(&mut book.lanes, &tags.0);
-        count_down(&mut book.partners, &tags.1);
-        if let Some(queue) = book.queues.get_mut(tags) {
-            queue.slots -= 1;
-        }
-        book.tidy(tags);
+        book.count_out(tags);
         self.give(book);
+    }
+
+    fn exchange(&self, tags: &Tags, for_these: &Tags) -> bool {
+        let mut book = self.book();
+        let in_lane = book.lanes.get(&for_these.0).copied().unwrap_or_default();
+        let has_room = in_lane < self.most(&for_these.0);
+        if has_room {
+            book.count_out(tags);
+            book.count_in(for_these);
+        }
+        has_room
     }
 }
 

@@ -7,14 +7,15 @@ pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent}
 use tracing::{Span, debug_span, field::Empty, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Connects the span of working on a row with the span that led to it, which the message names or else
-/// the row: by a link, and as its child as long as the work `belongs` to that trace.
-pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bool) {
-    let before = message.or(row);
+/// Connects the span of working on a row with its order: as a child while the work `belongs` to that trace,
+/// otherwise by a link; and with the message that led to it by a link.
+pub fn follow(span: &Span, message: Option<&str>, order: Option<&str>, belongs: bool) {
     if belongs {
-        set_parent(span, before);
+        set_parent(span, order);
+    } else {
+        link(span, order);
     }
-    link(span, before);
+    link(span, message);
 }
 
 /// Connects a batch's span with the spans of what is in it: a child of theirs where they are all of one

@@ -155,6 +155,13 @@ pub struct Trigger<Hint> {
     pub claimed: Instant,
 }
 
+impl<Hint> Trigger<Hint> {
+    /// The message's trace context.
+    pub fn traceparent(&self) -> Option<&str> {
+        self.message.as_ref()?.traceparent.as_deref()
+    }
+}
+
 /// A message, apart from the rows that it names.
 #[derive(Debug)]
 pub struct Received<Hint> {

@@ -1,45 +1,49 @@
-//! The stage: takes deliveries up, attempts each once, and records what became of it.
+//! The stage: reads deliveries, attempts each once, and records the outcome.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use domain::TopupId;
+use domain::{PartnerId, TopupId};
 use pipeline::{
     Effect, GroupCommit,
-    group_commit::Writer,
+    group_commit::{Closed, Writer},
+    lanes::{Limits, Slot},
     payload::TopupReady,
     trace,
-    worker::{Kind, Stage, Trigger},
+    worker::{Found, Look, Names, Stage, Ticket, Trigger},
 };
-use runtime::clock;
+use runtime::{Shutdown, clock};
 use store::{
     Database,
-    deliveries::{self, AttemptResult, Attempted, Delivery, Take},
-    endpoints::Breaker,
-    partners,
+    deliveries::{self, AttemptResult, Attempted, Delivery, DeliveryPage, Read},
+    endpoints::BlockPolicy,
     profile::Profile,
     vault::{Purpose, Vault},
 };
 use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
-use url::Url;
+use uuid::Uuid;
 
 use crate::{
-    endpoints::{Endpoints, Limits, Seat},
+    endpoint::{Endpoint, Endpoints},
     metrics::{Metrics, Outcome},
     schedule::{Answer, Next, Schedule},
     webhook::{self, Sender, Unanswered},
 };
 
-/// How long a delivery that a readiness event brought waits for a slot of its endpoint.
-const SLOT_WAIT: Duration = Duration::from_secs(1);
-/// What a lease leaves for everything but the exchange: waiting for a slot, opening, recording.
+/// The first lease of a delivery: how long after its creation it gets a due row.
+pub const FIRST_LEASE: Duration = Duration::from_secs(30);
+/// What a lease leaves for everything but the exchange: opening, recording.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
+/// The most attempts of one commit.
+const BATCH: usize = 512;
+/// An endpoint whose oldest delivery has waited so long for a slot gets no fresh ones.
+const SLOW: Duration = Duration::from_secs(1);
 
-/// How long a delivery is left alone by others once it is taken up, given the deadline of an exchange.
+/// How long a leased delivery is left alone by others, given the deadline of an exchange.
 pub fn lease(timeout: Duration) -> Duration {
     timeout + LEASE_MARGIN
 }
@@ -52,14 +56,14 @@ pub struct Deliver {
     public_url: String,
     schedule: Schedule,
     lease: Duration,
-    endpoints: Arc<Endpoints>,
+    endpoints: Endpoints,
     metrics: Arc<Metrics>,
     attempts: GroupCommit<Attempts>,
     without_url: GroupCommit<WithoutUrl>,
     stop: CancellationToken,
 }
 
-/// What [`Deliver`] is told.
+/// The settings of [`Deliver`].
 pub struct Settings {
     /// Where partners reach us, without final slash.
     pub public_url: String,
@@ -67,94 +71,80 @@ pub struct Settings {
     pub timeout: Duration,
     /// When failed attempts are made again.
     pub schedule: Schedule,
-    /// How many requests may run at once.
-    pub limits: Limits,
-    /// When endpoints are left alone.
-    pub breaker: Breaker,
+    /// When endpoints are blocked.
+    pub policy: BlockPolicy,
 }
 
-/// A delivery that was taken up, on its endpoint's account.
-pub struct Work {
-    delivery: Delivery,
-    seat: Seat,
-    taken: Instant,
+/// How many requests run at once: altogether, to one host, and to one partner's endpoint.
+pub fn limits(all: usize, per_host: usize, per_endpoint: usize, timeout: Duration) -> Limits {
+    Limits {
+        slots: all,
+        per_lane: per_host,
+        per_partner: per_endpoint,
+        slow: SLOW,
+        stale: lease(timeout) / 2,
+    }
 }
 
 impl Deliver {
-    /// Delivers until `stop`; what is under way then is finished.
+    /// Delivers until the soft stop; what is under way then is finished.
     pub fn new(
         database: Database,
         vault: Vault,
         sender: Sender,
         settings: Settings,
         metrics: Arc<Metrics>,
-        stop: CancellationToken,
+        shutdown: &Shutdown,
     ) -> Self {
-        let most = settings.limits.all;
-        let breaker = settings.breaker;
+        let attempts = Attempts {
+            database: database.clone(),
+            policy: settings.policy,
+        };
         Self {
             vault,
             sender,
             public_url: settings.public_url,
             schedule: settings.schedule,
             lease: lease(settings.timeout),
-            endpoints: Endpoints::new(settings.limits),
+            endpoints: Endpoints::default(),
             metrics,
-            attempts: GroupCommit::start(
-                Attempts {
-                    database: database.clone(),
-                    breaker,
-                },
-                most,
-            ),
-            without_url: GroupCommit::start(WithoutUrl(database.clone()), most),
+            attempts: GroupCommit::start(attempts, BATCH, shutdown),
+            without_url: GroupCommit::start(WithoutUrl(database.clone()), BATCH, shutdown),
             database,
-            stop,
+            stop: shutdown.soft(),
         }
     }
 
-    async fn deliver(
-        &self,
-        Work {
-            delivery,
-            seat,
-            taken,
-        }: Work,
-    ) {
-        let Some(url) = &delivery.webhook_url else {
+    async fn deliver(&self, delivery: Delivery, claimed: Instant, mut slot: Slot) {
+        let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "no webhook URL");
             self.metrics.delivery(Outcome::NoEndpoint);
             return self.write(&self.without_url, delivery.topup_id).await;
         };
-        let slot = tokio::select! {
-            slot = tokio::time::timeout(SLOT_WAIT, seat.slot()) => slot.ok().flatten(),
-            () = self.stop.cancelled() => None,
-        };
-        let Some(slot) = slot else {
-            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the endpoint is busy");
+        if !slot.join(&endpoint.host) {
+            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the host is busy");
             return self.metrics.delivery(Outcome::Deferred);
-        };
+        }
         let (at, began) = (clock::now(), Instant::now());
-        let tried = self.attempt(&delivery, url, at).await;
+        let tried = self.attempt(&delivery, &endpoint, at).await;
         let duration = began.elapsed();
         drop(slot);
-        drop(seat);
 
         let answer = tried.as_ref().ok().map(|(answer, _)| *answer);
         let round = delivery.attempt.saturating_sub(delivery.schedule_start);
         let next = self.schedule.next(round, answer, rand::random());
         log(&delivery, answer, tried.as_ref().err(), next);
-        self.count(&delivery, class(&tried), next, duration, taken.elapsed());
+        self.count(&delivery, class(&tried), next, duration, claimed.elapsed());
         let attempted = Attempted {
-            topup_id: delivery.topup_id.clone(),
-            partner_id: delivery.partner_id,
-            attempt: delivery.attempt,
             at,
             duration,
             status: answer.map(|answer| answer.status),
             class: class(&tried),
             answer: self.kept(&delivery, &tried, next),
             result: result(&tried, next),
+            topup_id: delivery.topup_id,
+            partner_id: delivery.partner_id,
+            attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
     }
@@ -165,7 +155,7 @@ impl Deliver {
         class: &'static str,
         next: Next,
         duration: Duration,
-        since_taken: Duration,
+        since_claimed: Duration,
     ) {
         self.metrics.attempt(class, duration);
         self.metrics.delivery(match next {
@@ -175,7 +165,7 @@ impl Deliver {
         });
         // A replay says nothing of how fast we are.
         if next == Next::Delivered && delivery.schedule_start == 0 {
-            self.metrics.delivered_after(delivery.age + since_taken);
+            self.metrics.delivered_after(delivery.age + since_claimed);
         }
     }
 
@@ -193,41 +183,44 @@ impl Deliver {
     }
 
     /// One request, signed for this moment.
-    async fn attempt(&self, delivery: &Delivery, url: &str, now: OffsetDateTime) -> Tried {
-        let url: Url = url.parse().map_err(|_| Unanswered::BadUrl)?;
+    async fn attempt(&self, delivery: &Delivery, endpoint: &Endpoint, now: OffsetDateTime) -> Tried {
+        let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let topup_id = &delivery.topup_id;
         let profile = Profile::open(&self.vault, topup_id, &delivery.profile).map_err(Failure::Profile)?;
-        let secrets = std::iter::once(&delivery.webhook_secret)
-            .chain(&delivery.old_webhook_secret)
-            .map(|sealed| partners::open_webhook_secret(&self.vault, delivery.partner_id, sealed))
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(Failure::Secret)?;
-        // The rest of the URL may hold a partner's secret.
-        let span = info_span!(
-            "POST webhook",
-            otel.kind = "client",
-            otel.status_code = Empty,
-            http.request.method = "POST",
-            http.request.resend_count = (delivery.attempt > 0).then_some(delivery.attempt),
-            url.scheme = url.scheme(),
-            server.address = url.host_str(),
-            server.port = url.port_or_known_default(),
-            http.response.status_code = Empty,
-            error.type = Empty,
-        );
+        let secrets = endpoint
+            .secrets
+            .as_ref()
+            .map_err(|error| Failure::Secret(error.clone()))?;
+        let span = if trace::is_recorded() {
+            // The rest of the URL may hold a partner's secret.
+            info_span!(
+                "POST webhook",
+                otel.kind = "client",
+                otel.status_code = Empty,
+                http.request.method = "POST",
+                http.request.resend_count = (delivery.attempt > 0).then_some(delivery.attempt),
+                url.scheme = url.scheme(),
+                server.address = url.host_str(),
+                server.port = url.port_or_known_default(),
+                http.response.status_code = Empty,
+                error.type = Empty,
+            )
+        } else {
+            Span::none()
+        };
         let body = webhook::body(delivery, &profile, &self.public_url).map_err(|_| Failure::Unwritable)?;
-        let traceparent = trace::context_of(&span);
+        let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
         let headers = webhook::headers(
             topup_id,
             now.unix_timestamp(),
             &body,
-            &secrets,
+            secrets,
             traceparent.as_deref(),
         )
         .map_err(|_| Failure::Unwritable)?;
         let answer = self
             .sender
-            .post(url, headers, body, now)
+            .post(url.clone(), headers, body, now)
             .instrument(span.clone())
             .await;
         match &answer {
@@ -261,7 +254,8 @@ impl Deliver {
                 Ok(Err(error)) => {
                     return tracing::error!(%error, "an attempt was not recorded; it is made again");
                 }
-                Ok(Ok(_)) | Err(_) => return,
+                Err(Closed) => return tracing::error!("an attempt was not recorded: the process stops"),
+                Ok(Ok(_)) => return,
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
@@ -273,76 +267,109 @@ impl Deliver {
     }
 }
 
-impl Deliver {
-    async fn taken(&self, take: Take<'_>) -> Result<Vec<Delivery>, store::Error> {
-        self.database
-            .run(async |connection| deliveries::take(connection, take, self.lease).await)
-            .await
+impl Stage for Deliver {
+    const NAMES: Names = Names {
+        stage: "notifier",
+        kind: "ready",
+        claims: ("SELECT", "deliveries"),
+        claim: Effect::ClaimReady,
+        lease_due: Effect::LeaseDueReady,
+        claim_due: Effect::ClaimDueReady,
+        acknowledge: Effect::AckReady,
+        bury: Effect::BuryReady,
+    };
+    type Message = TopupReady;
+    type Id = TopupId;
+    type Hint = ();
+    type Work = Delivery;
+
+    fn open(&self, message: TopupReady) -> (Vec<Ticket<TopupId>>, ()) {
+        let tickets = match message {
+            TopupReady::V1 { topup_id } => vec![Ticket {
+                id: topup_id,
+                lane: "".into(),
+                // It doesn't say whose it is.
+                partner: Uuid::nil().into(),
+            }],
+            TopupReady::V2 { topups } => topups
+                .into_iter()
+                .map(|ready| self.ticket(ready.topup_id, ready.partner_id))
+                .collect(),
+        };
+        (tickets, ())
+    }
+
+    async fn due(&self, look: Look) -> anyhow::Result<Found<TopupId>> {
+        let page = DeliveryPage {
+            limit: look.limit,
+            per_partner: look.per_lane,
+            after: look.after.map(|(_, partner)| partner),
+        };
+        let found = self
+            .database
+            .run(async |connection| deliveries::due(connection, &page).await)
+            .await?;
+        let due = found.due.into_iter();
+        Ok(Found {
+            due: due.map(|due| self.ticket(due.topup_id, due.partner_id)).collect(),
+            after: found.after.map(|partner| (String::new(), partner)),
+        })
+    }
+
+    async fn lease(&self, topups: &[TopupId]) -> anyhow::Result<Vec<TopupId>> {
+        let leasing = self
+            .database
+            .run(async |connection| deliveries::lease(connection, topups, self.lease).await);
+        Ok(leasing.await?)
+    }
+
+    async fn claim(&self, topups: &[TopupId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
+        let which = if overdue {
+            Read::Leased
+        } else {
+            Read::Young(FIRST_LEASE - self.lease)
+        };
+        let reading = self
+            .database
+            .run(async |connection| deliveries::read(connection, topups, which).await);
+        Ok(reading.await?)
+    }
+
+    fn id(delivery: &Delivery) -> &TopupId {
+        &delivery.topup_id
+    }
+
+    async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger<()>, slot: Slot) {
+        let span = process_span(&delivery, &trigger);
+        self.deliver(delivery, trigger.claimed, slot)
+            .instrument(span)
+            .await;
     }
 }
 
-impl Stage for Deliver {
-    const KIND: Kind = Kind::Ready;
-    type Message = TopupReady;
-    type Work = Work;
-    type Key = TopupId;
-
-    fn key(&self, message: &TopupReady) -> TopupId {
-        let TopupReady::V1 { topup_id } = message;
-        topup_id.clone()
+impl Deliver {
+    fn ticket(&self, id: TopupId, partner: PartnerId) -> Ticket<TopupId> {
+        let lane = self.endpoints.host(partner);
+        Ticket { id, lane, partner }
     }
+}
 
-    fn work_key(&self, work: &Work) -> TopupId {
-        work.delivery.topup_id.clone()
+/// The trace context that a webhook carries where nothing is recorded: the order's, or for a later attempt
+/// a new one.
+fn passed_on(delivery: &Delivery) -> Option<String> {
+    if delivery.attempt == 0 {
+        return delivery.traceparent.clone();
     }
-
-    async fn claim(&self, messages: &[TopupReady]) -> anyhow::Result<Vec<Work>> {
-        let topups: Vec<TopupId> = messages.iter().map(|message| self.key(message)).collect();
-        let first = self.taken(Take::First(&topups)).await?;
-        let taken = Instant::now();
-        // What finds no seat is left alone: it is due again when the lease of its birth ends.
-        let seated = |delivery: Delivery| {
-            let seat = self
-                .endpoints
-                .seat(delivery.partner_id, delivery.webhook_host.as_deref());
-            if seat.is_none() {
-                self.metrics.delivery(Outcome::Deferred);
-            }
-            Some(Work {
-                delivery,
-                seat: seat?,
-                taken,
-            })
-        };
-        Ok(first.into_iter().filter_map(seated).collect())
-    }
-
-    async fn claim_due(&self, limit: usize) -> anyhow::Result<Vec<Work>> {
-        let room = self.endpoints.room(limit);
-        let due = self.taken(Take::Due(&room)).await?;
-        let taken = Instant::now();
-        let seated = |delivery: Delivery| {
-            let seat = self
-                .endpoints
-                .reserved(delivery.partner_id, delivery.webhook_host.as_deref());
-            Work {
-                delivery,
-                seat,
-                taken,
-            }
-        };
-        Ok(due.into_iter().map(seated).collect())
-    }
-
-    async fn run(&self, work: Work, trigger: Trigger<TopupReady>) {
-        let span = process_span(&work.delivery, &trigger);
-        self.deliver(work).instrument(span).await;
-    }
+    let (trace, span): (u128, u64) = (rand::random(), rand::random());
+    Some(format!("00-{trace:032x}-{span:016x}-00"))
 }
 
 /// The first attempt belongs to the order's trace. A later one, hours later maybe, is a trace of its
 /// own with a link to it.
-fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
+fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
+    if !trace::is_recorded() {
+        return Span::none();
+    }
     let span = if trigger.message.is_some() {
         info_span!(
             parent: None,
@@ -352,14 +379,13 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
             messaging.operation.name = "process",
             messaging.operation.type = "process",
             messaging.destination.name = "TOPUP_READY",
-            messaging.message.id = %delivery.topup_id,
             topup.id = %delivery.topup_id,
             partner.id = %delivery.partner_id,
             order.id = %delivery.order_id,
             attempt = delivery.attempt,
         )
     } else {
-        // Nobody said so: it was due.
+        // It was due.
         info_span!(
             parent: None,
             "redrive delivery",
@@ -370,8 +396,12 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
             attempt = delivery.attempt,
         )
     };
-    let (message, row) = (trigger.traceparent.as_deref(), delivery.traceparent.as_deref());
-    trace::follow(&span, message, row, delivery.attempt == 0);
+    trace::follow(
+        &span,
+        trigger.traceparent(),
+        delivery.traceparent.as_deref(),
+        delivery.attempt == 0,
+    );
     span
 }
 
@@ -391,7 +421,7 @@ enum Failure {
 /// What an attempt brought: an answer and its beginning, or nothing.
 type Tried = Result<(Answer, Vec<u8>), Failure>;
 
-/// What an attempt came to, in a word.
+/// The class of an attempt's outcome.
 fn class(tried: &Tried) -> &'static str {
     match tried {
         Ok((answer, _)) => match answer.status {
@@ -460,7 +490,7 @@ fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, n
 /// Records attempts.
 struct Attempts {
     database: Database,
-    breaker: Breaker,
+    policy: BlockPolicy,
 }
 
 impl Writer for Attempts {
@@ -472,7 +502,7 @@ impl Writer for Attempts {
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
         self.database
-            .run(async |connection| deliveries::record(connection, items, &self.breaker).await)
+            .run(async |connection| deliveries::record(connection, items, &self.policy).await)
             .await
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
     }

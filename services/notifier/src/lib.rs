@@ -1,20 +1,20 @@
 //! The notifier tells partners of their eSIMs: one signed webhook for each topup that became ready.
 //!
-//! Its cast: [`deliver`] takes deliveries up, attempts them and records what became of them;
-//! [`webhook`] makes one request and hears its answer; [`schedule`] says what the answer means and
-//! when to try again; [`guard`] keeps webhooks out of our own network; [`endpoints`] gives each
-//! partner its share and no more; [`metrics`] shows how it goes.
+//! Its cast: [`deliver`] reads deliveries, attempts them and records the outcomes; [`webhook`] makes one
+//! request and reads its answer; [`schedule`] says what the answer means and when to try again; [`guard`]
+//! keeps webhooks out of our own network; [`endpoint`] prepares what requests to one partner share;
+//! [`metrics`] shows how it goes. Each partner's share of the slots is [`pipeline::lanes`]'.
 //!
 //! Its guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends,
 //! or the partner turns out to have no webhook URL; each of these ends is recorded. At least once: a
 //! crash between an endpoint's answer and its record repeats the webhook with the same `webhook-id`.
 //!
-//! A lease (`redrive_at` moved on when a delivery is taken up, or set when it is born) keeps two
-//! notifiers from doing the same at once. It is not for correctness: a notifier that stalls past its
-//! lease sends what another sends too, and the one that records second changes nothing.
+//! A lease (of a due row, or the first one that a delivery has from its creation) keeps two notifiers from
+//! doing the same at once. It is not for correctness: a notifier that stalls past its lease sends what
+//! another sends too, and the one that records second changes nothing.
 
 pub mod deliver;
-pub mod endpoints;
+pub mod endpoint;
 pub mod guard;
 pub mod metrics;
 pub mod schedule;
@@ -24,8 +24,8 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
-    Nats, NatsConfig,
-    metrics::{Watched, watch as watch_streams},
+    Effect, Nats, NatsConfig,
+    metrics::{DueRows, Watched, watch as watch_streams},
     streams::Source,
     worker,
 };
@@ -37,14 +37,14 @@ use runtime::{
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    endpoints::{self as stored, Breaker},
+    deliveries,
+    endpoints::{self, BlockPolicy},
     schema::{self, SchemaError},
 };
 use url::Url;
 
 use crate::{
     deliver::{Deliver, Settings},
-    endpoints::Limits,
     guard::{Allowed, Guard},
     metrics::Metrics,
     schedule::Schedule,
@@ -61,7 +61,7 @@ const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
 /// some seconds are left for its readiness event to arrive.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
 const _: () = assert!(
-    LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= store::placements::ANNOUNCED.as_secs()
+    LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= deliver::FIRST_LEASE.as_secs()
 );
 
 /// An endpoint that is up again is noticed within a day, whatever the settings.
@@ -175,17 +175,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "metrics",
         report(database.clone(), Arc::clone(&metrics), shutdown.clone()),
     );
-    let limits = Limits {
-        all: config.delivery_concurrency.into(),
-        per_endpoint: config.endpoint_concurrency.into(),
-        per_host: config.host_concurrency.into(),
-    };
     let settings = Settings {
         public_url: config.public_url,
         timeout: config.webhook_timeout,
         schedule: config.retry_schedule,
-        limits,
-        breaker: Breaker {
+        policy: BlockPolicy {
             failures: config.endpoint_failures.into(),
             first: config.endpoint_block,
             longest: config.endpoint_block_longest,
@@ -207,12 +201,30 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         stream: "TOPUP_READY",
         durable,
         subject: nats.ready_subjects(),
-        ack_wait: deliver::lease(config.webhook_timeout) * 2,
+        ack_wait: deliver::FIRST_LEASE,
     };
-    let stage = Deliver::new(database, vault, sender, settings, metrics, shutdown.soft());
-    // Half of them are always free, so messages are pulled however many deliveries wait: those which
-    // find no seat are left to their time.
-    worker::start(Arc::new(stage), &nats, source, limits.seats() * 2, &shutdown);
+    let work = worker::Settings {
+        source: Some(source),
+        limits: deliver::limits(
+            config.delivery_concurrency.into(),
+            config.host_concurrency.into(),
+            config.endpoint_concurrency.into(),
+            config.webhook_timeout,
+        ),
+        provider: None,
+    };
+    let stage = Deliver::new(database.clone(), vault, sender, settings, metrics, &shutdown);
+    worker::start(Arc::new(stage), &nats, work, &shutdown);
+    let sweeping = worker::sweep("notifier", Effect::SweepReady, shutdown.clone(), move || {
+        let database = database.clone();
+        async move {
+            let swept =
+                database.run(async |connection| deliveries::sweep(connection, deliver::FIRST_LEASE).await);
+            let swept = swept.await?;
+            Ok((swept.late, swept.more))
+        }
+    });
+    shutdown.spawn("sweep", sweeping);
     tracing::info!(admin = %config.admin_listen, "notifier is at work");
 
     stop.cancelled().await;
@@ -238,10 +250,14 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
 
 /// Keeps the metrics of what is stored up to date.
 async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -> anyhow::Result<()> {
+    let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);
     while ticks.next().await {
-        match database.run(stored::standing).await {
-            Ok(standing) => metrics.standing(&standing),
+        match database.run(endpoints::standing).await {
+            Ok(standing) => {
+                due.show(None, standing.due);
+                metrics.standing(&standing);
+            }
             Err(error) => tracing::debug!(%error, "cannot look how deliveries stand"),
         }
     }

@@ -20,7 +20,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     .await;
     let partner = bench.partner_at("/hook").await;
     bench.receiver.answer("/hook", |_| Answer::status(500));
-    let topups = bench.copies(partner, 30, Duration::ZERO).await;
+    let topups = bench.copies(partner, 30, Some(Duration::ZERO)).await;
     let blocked = async || {
         let listed = endpoints::list(&mut *bench.pool.acquire().await?, Some(partner)).await?;
         Ok((listed[0].state != "open").then_some(()))

@@ -7,8 +7,6 @@ use testkit::receiver::{Answer, Received};
 
 use crate::support::{Bench, PATIENCE};
 
-/// The lease of a delivery that is announced; longer here, for a machine that is slow.
-const NEWBORN: Duration = Duration::from_mins(2);
 /// Not due during a test.
 const LATER: Duration = Duration::from_hours(1);
 
@@ -52,9 +50,9 @@ async fn a_fast_endpoint_does_not_wait_for_a_slow_one() {
         status: 200,
         delay: Duration::from_secs(10),
     });
-    let alone = bench.copies(fast, 20, NEWBORN).await;
-    let among = bench.copies(fast, 20, NEWBORN).await;
-    let backlog = bench.copies(slow, 3_000, NEWBORN).await;
+    let alone = bench.copies(fast, 20, None).await;
+    let among = bench.copies(fast, 20, None).await;
+    let backlog = bench.copies(slow, 3_000, None).await;
     let baseline = time(&bench, fast, "/fast", &alone).await;
 
     for topup in &backlog {
@@ -86,8 +84,8 @@ async fn due_retries_do_not_wait_for_those_of_a_dead_endpoint() {
     let url = format!("http://{}/dead", silent.local_addr().unwrap());
     let (dead, _) = bench.partner(Some(&url)).await;
     bench.pause(dead).await;
-    bench.copies(dead, 100_000, Duration::ZERO).await;
-    let retries = bench.copies(healthy, 20, LATER).await;
+    bench.copies(dead, 100_000, Some(Duration::ZERO)).await;
+    let retries = bench.copies(healthy, 20, Some(LATER)).await;
     bench.resume(dead).await;
     // The dead endpoint's are at work.
     let _busy = silent.accept().await.unwrap();

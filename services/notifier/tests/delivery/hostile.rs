@@ -207,7 +207,7 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
     for manner in MANNERS {
         let (url, requests) = endpoint(manner).await;
         let (partner, _) = bench.partner(Some(&url)).await;
-        let topups = bench.copies(partner, EACH, Duration::ZERO).await;
+        let topups = bench.copies(partner, EACH, Some(Duration::ZERO)).await;
         endpoints.push((manner, requests, topups));
     }
     let mut notifier = Process::new(program(&bench, folder.path()));

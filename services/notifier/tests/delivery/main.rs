@@ -219,7 +219,7 @@ async fn a_broken_row_or_url_stands_in_nobodys_way() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let broken = bench.ready(partner).await;
-    sqlx::query("UPDATE topups SET profile = '\\x0174' WHERE topup_id = $1")
+    sqlx::query("UPDATE esims SET profile = '\\x0174' WHERE topup_id = $1")
         .bind(broken.as_str())
         .execute(&bench.pool)
         .await
@@ -248,7 +248,7 @@ async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let jetstream = jetstream::new(bench.nats.client().clone());
-    let subject = bench.nats.ready_subject(partner);
+    let subject = bench.nats.ready_batch_subject();
     let made = async || {
         Ok(jetstream
             .get_stream(bench.nats.stream_name("TOPUP_READY"))
@@ -310,12 +310,6 @@ async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
     for topup in &ready {
         bench.announce(partner, topup).await;
     }
-    // Some of the burst wait a moment; the rest wait in the database until they are due.
-    bench.receiver.wait_for(4, PATIENCE).await.unwrap();
-    sqlx::query("UPDATE deliveries SET redrive_at = now() + interval '1 second' WHERE state = 'pending'")
-        .execute(&bench.pool)
-        .await
-        .unwrap();
     for topup in &ready {
         bench.delivered(topup).await;
     }

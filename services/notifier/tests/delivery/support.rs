@@ -6,7 +6,10 @@ use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
 use notifier::{Config, schedule::Schedule};
-use pipeline::{Effect, Nats, NatsConfig, payload::TopupReady};
+use pipeline::{
+    Effect, Nats, NatsConfig,
+    payload::{ReadyTopup, TopupReady},
+};
 use runtime::{CommonConfig, Shutdown, clock};
 use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, webhook::Secret};
@@ -23,7 +26,6 @@ use store::{
 };
 use testkit::{database::Database, nats::OwnStreams, ports, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
-use tracing::Span;
 use uuid::Uuid;
 
 /// Thirty-two known bytes: what tests store is no secret.
@@ -184,8 +186,9 @@ impl Bench {
         answer.unwrap().text().await.unwrap()
     }
 
-    /// Many units of this partner that are due then, made by one statement.
-    pub async fn copies(&self, partner: PartnerId, count: usize, due_in: Duration) -> Vec<TopupId> {
+    /// Many units of this partner, made by one statement: due then, or else within their first lease,
+    /// which lasts longer here, for a machine that is slow.
+    pub async fn copies(&self, partner: PartnerId, count: usize, due_in: Option<Duration>) -> Vec<TopupId> {
         let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
         let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
         let profile = Profile {
@@ -202,23 +205,28 @@ impl Bench {
                  INSERT INTO orders (order_id, partner_id, external_order_id, answer_by)
                  SELECT order_id, $1, topup_id, now() FROM new
              ), placed AS (
-                 INSERT INTO placements (placement_id, order_id, provider, state)
-                 SELECT placement_id, order_id, 'sandbox', 'placed' FROM new
+                 INSERT INTO placements (placement_id, order_id, partner_id, provider, lane, state)
+                 SELECT placement_id, order_id, $1, 'sandbox', 'option', 'placed' FROM new
+             ), units AS (
+                 INSERT INTO topups (topup_id, placement_id, position, option_id, provider_option_id)
+                 SELECT topup_id, placement_id, 0, $4, 'option' FROM new
              ), stored AS (
-                 INSERT INTO topups (topup_id, placement_id, order_id, position, option_id, provider, provider_option_id,
-                                     state, provider_unit_id, iccid, profile)
-                 SELECT topup_id, placement_id, order_id, 0, $4, 'sandbox', 'option', 'ready', topup_id,
-                        substring(topup_id FROM 9), profile
+                 INSERT INTO esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
+                 SELECT topup_id, 'sandbox', topup_id, substring(topup_id FROM 9), profile, now() FROM new
+             ), delivered AS (
+                 INSERT INTO deliveries (topup_id, partner_id, order_id, created_at)
+                 SELECT topup_id, $1, order_id,
+                        CASE WHEN $5::float8 IS NULL THEN now() + interval '90 seconds' ELSE now() END
                  FROM new
              )
-             INSERT INTO deliveries (topup_id, partner_id, redrive_at)
-             SELECT topup_id, $1, now() + make_interval(secs => $5) FROM new",
+             INSERT INTO delivery_due (topup_id, partner_id, at)
+             SELECT topup_id, $1, now() + make_interval(secs => $5) FROM new WHERE $5 IS NOT NULL",
         )
         .bind(partner.uuid())
         .bind(ids.iter().map(ToString::to_string).collect::<Vec<_>>())
         .bind(profiles)
         .bind(option_id().uuid())
-        .bind(due_in.as_secs_f64())
+        .bind(due_in.map(|due_in| due_in.as_secs_f64()))
         .execute(&self.pool)
         .await
         .unwrap();
@@ -267,16 +275,24 @@ impl Bench {
             external_order_id: format!("order of {topup_id}"),
             traceparent: Some(TRACEPARENT.into()),
             answer_within: Duration::ZERO,
+            refusable: false,
             placements: vec![NewPlacement {
                 placement_id,
                 provider: "sandbox".into(),
+                lane: "option".into(),
                 topups: vec![topup],
             }],
         };
         assert_eq!(orders::insert(&mut connection, &[order]).await.unwrap(), [true]);
-        let claimed = placements::claim(&mut connection, Claim::Named(&[placement_id]), PATIENCE)
-            .await
-            .unwrap();
+        let claimed = placements::claim(
+            &mut connection,
+            "sandbox",
+            &[placement_id],
+            Claim::Named,
+            PATIENCE,
+        )
+        .await
+        .unwrap();
         let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
         let profile = Profile {
             code,
@@ -308,18 +324,12 @@ impl Bench {
 
     /// Publishes the readiness event, as the provisioner does.
     pub async fn announce(&self, partner_id: PartnerId, topup_id: &TopupId) {
-        let message_id = Uuid::now_v7().to_string();
-        let payload = TopupReady::V1 {
-            topup_id: topup_id.clone(),
+        let topup_id = topup_id.clone();
+        let event = TopupReady::V2 {
+            topups: vec![ReadyTopup { topup_id, partner_id }],
         };
         self.nats
-            .publish(
-                Effect::PublishReady,
-                self.nats.ready_subject(partner_id),
-                &message_id,
-                &payload,
-                &Span::none(),
-            )
+            .publish(Effect::PublishReady, self.nats.ready_batch_subject(), event, None)
             .await;
     }
 
@@ -333,8 +343,8 @@ impl Bench {
     /// What is stored of a delivery now.
     pub async fn look(&self, topup_id: &TopupId) -> sqlx::Result<Stored> {
         sqlx::query_as(
-            "SELECT state, attempt, status, error, extract(epoch FROM redrive_at - now())::float8 AS due_in
-             FROM deliveries WHERE topup_id = $1",
+            "SELECT state, attempt, status, error, extract(epoch FROM at - now())::float8 AS due_in
+             FROM deliveries LEFT JOIN delivery_due USING (topup_id) WHERE topup_id = $1",
         )
         .bind(topup_id.as_str())
         .fetch_one(&self.pool)
@@ -395,16 +405,22 @@ impl Bench {
 
     /// Lets the time pass until everything of this partner is due.
     pub async fn make_due_of(&self, partner: PartnerId) {
-        sqlx::query("UPDATE deliveries SET redrive_at = now() WHERE partner_id = $1")
-            .bind(partner.uuid())
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        self.make_due_if("partner_id = $1", Some(partner)).await;
     }
 
     /// Lets the time pass until everything that is pending is due.
     pub async fn make_due(&self) {
-        sqlx::query("UPDATE deliveries SET redrive_at = now() WHERE redrive_at IS NOT NULL")
+        self.make_due_if("$1 IS NULL", None).await;
+    }
+
+    async fn make_due_if(&self, condition: &str, partner: Option<PartnerId>) {
+        let statement = format!(
+            "INSERT INTO delivery_due (topup_id, partner_id, at)
+             SELECT topup_id, partner_id, now() FROM deliveries WHERE state = 'pending' AND {condition}
+             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at"
+        );
+        sqlx::query(sqlx::AssertSqlSafe(statement))
+            .bind(partner.map(PartnerId::uuid))
             .execute(&self.pool)
             .await
             .unwrap();

@@ -1,0 +1,85 @@
+//! Partners' endpoints, prepared once instead of for each webhook.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use domain::PartnerId;
+use signing::webhook::Secret;
+use store::{deliveries::Delivery, partners, vault::Vault};
+use url::Url;
+
+use crate::webhook::Unanswered;
+
+/// The most endpoints that are kept.
+const KEPT: usize = 10_000;
+
+/// One partner's endpoint.
+pub struct Endpoint {
+    text: String,
+    sealed: [Option<Vec<u8>>; 2],
+    /// Its host: what the limit of requests to one host counts.
+    pub host: Arc<str>,
+    /// Where webhooks go.
+    pub url: Result<Url, Unanswered>,
+    /// What they are signed with, the newest first.
+    pub secrets: Result<Vec<Secret>, store::Error>,
+}
+
+impl Endpoint {
+    fn is_of(&self, delivery: &Delivery, text: &str) -> bool {
+        let [newest, old] = &self.sealed;
+        self.text == text
+            && newest.as_deref() == Some(&delivery.webhook_secret)
+            && *old == delivery.old_webhook_secret
+    }
+}
+
+/// The endpoints that were used lately.
+#[derive(Default)]
+pub struct Endpoints(Mutex<HashMap<PartnerId, Arc<Endpoint>>>);
+
+impl Endpoints {
+    fn known(&self) -> MutexGuard<'_, HashMap<PartnerId, Arc<Endpoint>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The host of a partner's endpoint; empty if it is not known yet.
+    pub fn host(&self, partner: PartnerId) -> Arc<str> {
+        let known = self
+            .known()
+            .get(&partner)
+            .map(|endpoint| Arc::clone(&endpoint.host));
+        known.unwrap_or_else(|| "".into())
+    }
+
+    /// The endpoint of a delivery; `None` if the partner has no URL.
+    pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<Endpoint>> {
+        let text = delivery.webhook_url.as_deref()?;
+        let partner = delivery.partner_id;
+        if let Some(known) = self.known().get(&partner)
+            && known.is_of(delivery, text)
+        {
+            return Some(Arc::clone(known));
+        }
+        let sealed = [
+            Some(delivery.webhook_secret.clone()),
+            delivery.old_webhook_secret.clone(),
+        ];
+        let open = |sealed: &Vec<u8>| partners::open_webhook_secret(vault, partner, sealed);
+        let endpoint = Arc::new(Endpoint {
+            host: delivery.webhook_host.as_deref().unwrap_or_default().into(),
+            url: text.parse().map_err(|_| Unanswered::BadUrl),
+            secrets: sealed.iter().flatten().map(open).collect(),
+            text: text.to_owned(),
+            sealed,
+        });
+        let mut known = self.known();
+        if known.len() >= KEPT {
+            known.clear();
+        }
+        known.insert(partner, Arc::clone(&endpoint));
+        Some(endpoint)
+    }
+}
