@@ -63,7 +63,8 @@ impl IntoResponse for ApiError {
                 (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
             }
             Self::Undecided => {
-                let message = "Another request with this external order id is not decided yet. Try again later";
+                let message =
+                    "Another request with this external order id is not decided yet. Try again later";
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
                 (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
             }

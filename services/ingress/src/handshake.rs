@@ -162,7 +162,9 @@ impl Handshake {
             lanes,
         } = heartbeat;
         let mut promises = lock(&self.promises);
-        let Some(promises) = promises.get_mut(&provider) else { return };
+        let Some(promises) = promises.get_mut(&provider) else {
+            return;
+        };
         promises.retain(|_, promise| promise.heard.elapsed() < FRESH);
         let lanes = lanes
             .into_iter()
@@ -189,7 +191,9 @@ impl Heard {
 
     fn said(&self) -> HashMap<PlacementId, Said> {
         let verdicts = self.verdicts.iter();
-        verdicts.map(|(said, release)| (release.placement_id, *said)).collect()
+        verdicts
+            .map(|(said, release)| (release.placement_id, *said))
+            .collect()
     }
 }
 

@@ -131,7 +131,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     );
     let instance = Uuid::now_v7().simple().to_string();
     let jobs = nats.jobs(&instance, &shutdown);
-    let providers = config.providers.iter().map(String::as_str).chain([orders::SANDBOX]);
+    let providers = config
+        .providers
+        .iter()
+        .map(String::as_str)
+        .chain([orders::SANDBOX]);
     let handshake = Handshake::new(&nats, instance, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 

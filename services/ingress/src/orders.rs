@@ -109,9 +109,10 @@ impl Writer for InsertOrders {
         let insert = async |connection: &mut PgConnection| {
             let sent = Instant::now();
             let stored = store::orders::insert(connection, orders).await?;
-            Ok(stored.into_iter().map(|stored| Inserted { stored, sent }).collect())
+            let inserted = stored.into_iter().map(|stored| Inserted { stored, sent });
+            Ok::<Vec<_>, store::Error>(inserted.collect())
         };
-        let inserted: Vec<Inserted> = self.database.run(insert).await?;
+        let inserted = self.database.run(insert).await?;
         let waits = |(order, inserted): &(&NewOrder, &Inserted)| order.refusable && inserted.stored;
         for (order, _) in orders.iter().zip(&inserted).filter(waits) {
             publish(&self.jobs, order);
@@ -271,7 +272,10 @@ impl Orders {
             }
         }
         for placement in &mut placements {
-            let options = placement.topups.iter().map(|topup| topup.provider_option_id.as_str());
+            let options = placement
+                .topups
+                .iter()
+                .map(|topup| topup.provider_option_id.as_str());
             placement.lane = domain::lane(options);
         }
         placements
@@ -368,7 +372,11 @@ impl Orders {
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
-            while let Some(Stands { decided, undecided_for }) = self.stands(order).await? {
+            while let Some(Stands {
+                decided,
+                undecided_for,
+            }) = self.stands(order).await?
+            {
                 if decided {
                     return Ok(None);
                 }

@@ -172,8 +172,13 @@ impl Breaker {
         let active = self.lanes.active();
         {
             let mut known = self.known();
-            let state = known.breaker.as_ref().filter(|breaker| breaker.version == version);
-            let Some(state) = state.map(|breaker| breaker.state) else { return };
+            let state = known
+                .breaker
+                .as_ref()
+                .filter(|breaker| breaker.version == version);
+            let Some(state) = state.map(|breaker| breaker.state) else {
+                return;
+            };
             let not_sent = matches!(trouble, Trouble::NotSent(_));
             let fails = known.run.fails(lane, not_sent, active, self.limits.failures);
             let denied = matches!(trouble, Trouble::Denied(_));
@@ -212,7 +217,9 @@ impl Breaker {
             Ok(Some(now)) => self.learn(now),
             // Another process changed it meanwhile; the next reading shows that.
             Ok(None) => {}
-            Err(error) => tracing::warn!(provider.name = self.provider, %error, "the breaker was not changed"),
+            Err(error) => {
+                tracing::warn!(provider.name = self.provider, %error, "the breaker was not changed")
+            }
         }
     }
 }
@@ -238,7 +245,10 @@ pub async fn watch(
     readiness: Readiness,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    let names: Vec<String> = watched.iter().map(|(breaker, _)| breaker.provider.clone()).collect();
+    let names: Vec<String> = watched
+        .iter()
+        .map(|(breaker, _)| breaker.provider.clone())
+        .collect();
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
         let read = database.run(async |connection| {
@@ -246,7 +256,7 @@ pub async fn watch(
             for (breaker, rate) in &watched {
                 rate.renew(connection, &breaker.provider).await?;
             }
-            Ok(rows)
+            Ok::<_, store::Error>(rows)
         });
         match read.await {
             Ok(rows) => {
@@ -287,7 +297,10 @@ mod tests {
     #[test]
     fn a_provider_fails_as_a_whole_if_most_lanes_do() {
         let mut run = Run::default();
-        assert!((0..MOST * 3).all(|_| !fails(&mut run, "a", false, 1)), "one lane is one lane");
+        assert!(
+            (0..MOST * 3).all(|_| !fails(&mut run, "a", false, 1)),
+            "one lane is one lane"
+        );
         assert!(!fails(&mut run, "b", false, 4), "2 of 4");
         assert!(fails(&mut run, "c", false, 4), "3 of 4");
     }

@@ -125,9 +125,7 @@ impl Handshake {
 
     /// Waits for the releases of what is held, for a moment: the last thing before a process ends.
     pub async fn finish(&self) {
-        let holds = |(_, state): &(Instant, Remembered)| {
-            matches!(state, Remembered::Held { ready, .. } if !ready.is_empty())
-        };
+        let holds = |(_, state): &(Instant, Remembered)| matches!(state, Remembered::Held { ready, .. } if !ready.is_empty());
         let released = async {
             while self.nats.is_connected() && self.remembered().values().any(holds) {
                 tokio::time::sleep(Duration::from_millis(10)).await;

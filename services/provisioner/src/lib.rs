@@ -351,7 +351,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let instance = Uuid::now_v7().simple().to_string();
     let handshake = Handshake::start(&nats, &instance, &shutdown);
     if checked {
-        let watched = start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
+        let watched = start(
+            &config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown,
+        );
         shutdown.spawn(
             "breakers",
             breaker::watch(watched, database.clone(), readiness, shutdown.clone()),
@@ -370,7 +372,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 Ok((swept.late, swept.more))
             }
         };
-        shutdown.spawn("sweep", worker::sweep("provisioner", Effect::SweepJobs, shutdown.clone(), sweep));
+        shutdown.spawn(
+            "sweep",
+            worker::sweep("provisioner", Effect::SweepJobs, shutdown.clone(), sweep),
+        );
         shutdown.spawn(
             "metrics",
             metrics.watch(config.providers, database, shutdown.clone()),
@@ -412,13 +417,26 @@ fn start(
         open_most: config.breaker_open_most,
     };
     let purchases = config.limits(config.provider_concurrency);
-    let lookups = config.provider_lookup_concurrency.unwrap_or(config.provider_concurrency.div_ceil(2));
+    let lookups = config
+        .provider_lookup_concurrency
+        .unwrap_or(config.provider_concurrency.div_ceil(2));
     let lookups = config.limits(lookups);
     let settlements = Settlements::start(database.clone(), shutdown);
     let mut watched = Vec::new();
     for Configured { name, provider, .. } in providers {
-        let lanes = Arc::new(Lanes::new(name.clone(), lane_limits, purchases.slots, metrics.clone()));
-        let breaker = Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&lanes), metrics.clone());
+        let lanes = Arc::new(Lanes::new(
+            name.clone(),
+            lane_limits,
+            purchases.slots,
+            metrics.clone(),
+        ));
+        let breaker = Breaker::new(
+            name.clone(),
+            limits,
+            database.clone(),
+            Arc::clone(&lanes),
+            metrics.clone(),
+        );
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
         watched.push((Arc::clone(&breaker), Arc::clone(&rate)));
         let placing = Arc::new(Placing {

@@ -5,7 +5,7 @@
 //! settlement, recorded in a group commit before anything is published.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -203,10 +203,10 @@ impl Placing {
     /// stop: a look-up if one is due, otherwise a purchase, each time of another lane.
     pub async fn probe(self: Arc<Self>) -> anyhow::Result<()> {
         let mut ticks = self.shutdown.ticks(PROBE);
-        let after = Mutex::default();
+        let mut tried = None;
         while ticks.next().await {
             if self.calls.breaker.is_half_open()
-                && let Err(error) = self.try_one(&after).await
+                && let Err(error) = self.try_one(&mut tried).await
             {
                 tracing::warn!(error = format!("{error:#}"), "cannot try the provider");
             }
@@ -215,11 +215,9 @@ impl Placing {
     }
 
     /// `tried`: lane and partner of the purchase that was tried last.
-    async fn try_one(self: &Arc<Self>, tried: &Mutex<Option<(String, PartnerId)>>) -> anyhow::Result<()> {
-        let tried = || tried.lock().unwrap_or_else(PoisonError::into_inner);
-        let after = tried().clone();
+    async fn try_one(self: &Arc<Self>, tried: &mut Option<(String, PartnerId)>) -> anyhow::Result<()> {
         let mut candidate = None;
-        for (buys, after) in [(false, None), (true, after), (true, None)] {
+        for (buys, after) in [(false, None), (true, tried.clone()), (true, None)] {
             let page = Page {
                 limit: PROBED_LANES,
                 per_lane: 1,
@@ -228,27 +226,33 @@ impl Placing {
             };
             candidate = self.due(buys, &page).await?.due.into_iter().next();
             if let Some(found) = candidate.as_ref().filter(|_| buys) {
-                *tried() = Some((found.lane.to_string(), found.partner));
+                *tried = Some((found.lane.to_string(), found.partner));
             }
             if candidate.is_some() {
                 break;
             }
         }
-        let Some(Ticket { id, .. }) = candidate else { return Ok(()) };
+        let Some(Ticket { id, .. }) = candidate else {
+            return Ok(());
+        };
         if !self.calls.breaker.probe(self.lease).await? {
             return Ok(());
         }
         let claimed = Instant::now();
         let leased = perform(Effect::LeaseDueJobs, self.lease(&[id], self.lease)).await?;
         for work in perform(Effect::ClaimDueJobs, self.claim(&leased, Claim::Probe)).await? {
-            let trigger = Trigger { message: None, claimed };
-            let running = Box::pin(Arc::clone(self).run(work, trigger, None));
+            let trigger = Trigger {
+                message: None,
+                claimed,
+            };
+            let placing = Arc::clone(self);
+            let running = Box::pin(async move { placing.run(work, trigger, None).await });
             self.shutdown.tracker().spawn(running);
         }
         Ok(())
     }
 
-    async fn run(self: Arc<Self>, work: Claimed, trigger: Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
+    async fn run(&self, work: Claimed, trigger: Trigger<Option<Arc<str>>>, slot: Option<Slot>) {
         let span = process_span(&work, &trigger, &self.calls.name);
         self.process(&work, &trigger, slot).instrument(span).await;
     }
@@ -288,7 +292,10 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
         )
     };
     let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
-    let message = trigger.message.as_ref().and_then(|message| message.traceparent.as_deref());
+    let message = trigger
+        .message
+        .as_ref()
+        .and_then(|message| message.traceparent.as_deref());
     trace::follow(&span, message, work.traceparent.as_deref(), belongs);
     span
 }
@@ -353,7 +360,11 @@ impl Placing {
                 drop(slot);
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider refused");
                 // Recorded before ingress hears of it: the 422 rests on what is stored.
-                if self.settle(work, Outcome::Rejected { status, message }).await.moved {
+                if self
+                    .settle(work, Outcome::Rejected { status, message })
+                    .await
+                    .moved
+                {
                     self.handshake.hint(verdict_to, work, Said::Refused);
                 }
             }
@@ -416,7 +427,10 @@ impl Placing {
             Err(trouble) => {
                 let reason = trouble.reason().to_owned();
                 if work.attempt_age >= self.park_after && self.is_lasting(work, &trouble) {
-                    self.park(work, format!("look-ups do not show whether it was bought: {reason}"))
+                    self.park(
+                        work,
+                        format!("look-ups do not show whether it was bought: {reason}"),
+                    )
                 } else {
                     let look_in = placement::next_look(work.attempt_age).max(trouble.after(LONGEST_WAIT));
                     Outcome::Unknown { look_in, reason }

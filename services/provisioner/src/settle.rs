@@ -59,7 +59,9 @@ impl Placing {
     /// Whether trouble with one placement lasts, so that an operator must act. A busy provider is only
     /// busy, and one that fails as a whole says nothing about this placement.
     pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
-        !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.calls.breaker.is_closed()
+        !matches!(trouble, Trouble::Busy { .. })
+            && work.unknowns + 1 >= LASTING
+            && self.calls.breaker.is_closed()
     }
 
     /// Logs that a placement is parked now.
