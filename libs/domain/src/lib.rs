@@ -2,12 +2,14 @@
 //! text forms of an eSIM profile. No I/O, no clock, no randomness of its own.
 
 pub mod ids;
+pub mod lane;
 pub mod lpa;
 pub mod placement;
 pub mod states;
 pub mod topup_id;
 
 pub use ids::{OptionId, OrderId, PartnerId, PlacementId};
+pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid};
 pub use states::{Environment, PlacementState, TopupState};
 pub use topup_id::{TopupId, TopupIds};

@@ -132,7 +132,19 @@ pub enum Heartbeat {
         instance: String,
         /// How long a job published now will take until its verdict, in milliseconds.
         verdict_ms: u64,
+        /// Lanes in which it takes longer.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        lanes: Vec<LanePromise>,
     },
+}
+
+/// How long a job of one lane takes until its verdict.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LanePromise {
+    /// The lane.
+    pub lane: String,
+    /// In milliseconds.
+    pub verdict_ms: u64,
 }
 
 #[cfg(test)]

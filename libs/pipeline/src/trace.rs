@@ -7,15 +7,16 @@ pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent}
 use tracing::{Span, debug_span, field::Empty, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Connects the span of working on a row with its order: as a child while the work `belongs` to that trace,
-/// otherwise by a link; and with the message that led to it by a link.
-pub fn follow(span: &Span, message: Option<&str>, order: Option<&str>, belongs: bool) {
+/// Connects the span of working on a row with the span that led to it, which the message names or else
+/// the row: by a link, and as its child as long as the work `belongs` to that trace. A message of several
+/// orders is a trace of its own, and only linked.
+pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bool) {
+    let trace = |context: &str| parse(context).map(|context| context.trace_id());
+    let of_row = |message: &&str| row.is_none_or(|row| trace(row) == trace(message));
     if belongs {
-        set_parent(span, order);
-    } else {
-        link(span, order);
+        set_parent(span, message.filter(of_row).or(row));
     }
-    link(span, message);
+    link(span, message.or(row));
 }
 
 /// Connects a batch's span with the spans of what is in it: a child of theirs where they are all of one

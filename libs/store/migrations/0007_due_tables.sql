@@ -86,6 +86,17 @@ ALTER TABLE orders
     -- Its request may still be answered with 422, until `answer_by`.
     ADD COLUMN refusable boolean NOT NULL DEFAULT false;
 
+-- The replicas that call a provider, and their leased shares of its rate limit.
+CREATE TABLE provider_replicas (
+    provider text NOT NULL,
+    instance text NOT NULL,
+    -- Calls per second.
+    wanted double precision NOT NULL,
+    share double precision NOT NULL,
+    until timestamptz NOT NULL,
+    PRIMARY KEY (provider, instance)
+);
+
 -- A partner's own limits; null: the service's defaults.
 ALTER TABLE partners
     ADD COLUMN max_in_flight integer,

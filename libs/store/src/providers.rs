@@ -264,6 +264,81 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
     Ok(moved > 0)
 }
 
+/// How long a replica's share of a rate limit stays reserved for it.
+const SHARE: Duration = Duration::from_secs(3);
+
+/// Leases this replica's share of a provider's rate limit; to be renewed each second. `wanted` and the
+/// result are calls per second. The shares that are leased at any time add up to at most `limit`.
+pub async fn allowance(
+    connection: &mut PgConnection,
+    provider: &str,
+    instance: &str,
+    limit: f64,
+    wanted: f64,
+) -> Result<f64, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    // One replica after the other.
+    sqlx::query!(
+        "SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE",
+        provider
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let others = sqlx::query!(
+        "SELECT wanted, share FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until > now()",
+        provider,
+        instance,
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    let others: Vec<(f64, f64)> = others.into_iter().map(|row| (row.wanted, row.share)).collect();
+    let share = share(limit, wanted, &others);
+    sqlx::query!(
+        "WITH ended AS (
+             DELETE FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until <= now()
+         )
+         INSERT INTO provider_replicas (provider, instance, wanted, share, until)
+         VALUES ($1, $2, $3, $4, now() + make_interval(secs => $5))
+         ON CONFLICT (provider, instance) DO UPDATE
+         SET wanted = excluded.wanted, share = excluded.share, until = excluded.until",
+        provider,
+        instance,
+        wanted,
+        share,
+        seconds(SHARE),
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(share)
+}
+
+/// The share of a replica beside others, each with what it wants and what it has leased: what it wants, but
+/// not more than an equal part of what those leave who want less. What nobody wants is shared equally.
+fn share(limit: f64, wanted: f64, others: &[(f64, f64)]) -> f64 {
+    let count = |length: usize| u32::try_from(length).map_or(f64::MAX, f64::from);
+    let replicas = count(others.len() + 1);
+    // Room to grow, so that a replica without work can begin at once.
+    let room = |wanted: f64| wanted * 1.2 + limit / replicas / 10.0;
+    let mut rooms: Vec<f64> = others.iter().map(|(wanted, _)| room(*wanted)).collect();
+    rooms.push(room(wanted));
+    rooms.sort_unstable_by(f64::total_cmp);
+    let mut left = limit;
+    let mut level = f64::MAX;
+    for (index, room) in rooms.iter().enumerate() {
+        let equal = left / count(rooms.len() - index);
+        if *room > equal {
+            level = equal;
+            left = 0.0;
+            break;
+        }
+        left -= room;
+    }
+    let fair = room(wanted).min(level) + left / replicas;
+    let leased: f64 = others.iter().map(|(_, share)| share).sum();
+    fair.min(limit - leased).max(0.0)
+}
+
 /// How far behind a provider's queue is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backlog {
@@ -299,4 +374,50 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
         oldest_overdue: age(row.overdue.unwrap_or_default()),
     });
     Ok(backlogs.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share;
+
+    /// The shares of replicas that renew one after the other, round after round.
+    fn settled(limit: f64, wanted: &[f64], rounds: usize) -> Vec<f64> {
+        let mut shares = vec![0.0; wanted.len()];
+        for _ in 0..rounds {
+            for replica in 0..wanted.len() {
+                let others = (0..wanted.len()).filter(|other| *other != replica);
+                let others: Vec<_> = others.map(|other| (wanted[other], shares[other])).collect();
+                shares[replica] = share(limit, wanted[replica], &others);
+                assert!(shares.iter().sum::<f64>() <= limit + 1e-9, "{shares:?}");
+            }
+        }
+        shares
+    }
+
+    fn close(shares: &[f64], expected: &[f64]) -> bool {
+        shares
+            .iter()
+            .zip(expected)
+            .all(|(share, expected)| (share - expected).abs() < 0.01)
+    }
+
+    #[test]
+    fn replicas_share_the_limit_by_what_they_want() {
+        assert!(close(&settled(100.0, &[500.0], 1), &[100.0]));
+        assert!(close(&settled(100.0, &[500.0, 500.0], 3), &[50.0, 50.0]));
+        // 10 wanted, a fifth more and a twentieth of the limit to grow.
+        assert!(close(&settled(100.0, &[500.0, 10.0], 3), &[83.0, 17.0]));
+        assert!(close(&settled(100.0, &[0.0, 0.0], 3), &[50.0, 50.0]));
+        assert!(close(&settled(100.0, &[500.0; 10], 3), &[10.0; 10]));
+    }
+
+    #[test]
+    fn a_replica_that_comes_later_has_its_share_after_the_others_have_renewed() {
+        let first = share(100.0, 500.0, &[]);
+        let second = share(100.0, 500.0, &[(500.0, first)]);
+        assert!(second < 0.01, "all is leased: {second}");
+        let first = share(100.0, 500.0, &[(500.0, second)]);
+        let second = share(100.0, 500.0, &[(500.0, first)]);
+        assert!(close(&[first, second], &[50.0, 50.0]), "{first} {second}");
+    }
 }

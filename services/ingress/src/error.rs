@@ -26,6 +26,8 @@ pub enum ApiError {
     BodyTooLarge(usize),
     /// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
     QueuedTooLong,
+    /// 503: another request with the same external id may still be refused.
+    Undecided,
     /// 500. The cause is logged here and not told.
     Internal(anyhow::Error),
 }
@@ -57,6 +59,12 @@ impl IntoResponse for ApiError {
             }
             Self::QueuedTooLong => {
                 let message = "The order could not be stored in time; nothing was bought. Try again later";
+                let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+                (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
+            }
+            Self::Undecided => {
+                let message =
+                    "Another request with this external order id is not decided yet. Try again later";
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
                 (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
             }

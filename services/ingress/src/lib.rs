@@ -7,12 +7,13 @@
 //!
 //! Its cast: [`server`] writes answers and knows when they have left, [`auth`] says who asks,
 //! [`request`] what is asked, [`directory`] which partners and options there are, [`orders`] sees an
-//! order through, [`verdicts`] hears what provisioners say meanwhile, [`qr`] draws pictures,
+//! order through, [`handshake`] takes provisioners' verdicts and releases what they hold back, [`qr`] draws pictures,
 //! [`observe`] and [`metrics`] show how it goes.
 
 pub mod auth;
 pub mod directory;
 pub mod error;
+pub mod handshake;
 pub mod metrics;
 pub mod observe;
 pub mod orders;
@@ -20,7 +21,6 @@ pub mod qr;
 pub mod request;
 pub mod routes;
 pub mod server;
-pub mod verdicts;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -33,10 +33,11 @@ use runtime::{
     http::Requests,
 };
 use store::config::{MasterKeyConfig, PoolConfig};
+use uuid::Uuid;
 
 use crate::{
-    auth::HeaderNames, directory::Directory, metrics::Metrics, orders::Orders, request::Limits,
-    verdicts::Verdicts,
+    auth::HeaderNames, directory::Directory, handshake::Handshake, metrics::Metrics, orders::Orders,
+    request::Limits,
 };
 
 /// Takes signed orders from partners
@@ -58,6 +59,10 @@ pub struct Config {
     /// The longest time an order waits in the queue to be stored; then it is dropped and answered with 503
     #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = runtime::config::positive_duration)]
     pub queue_deadline: Duration,
+    /// The most requests that wait for the fate of another one with the same external id, because that one
+    /// may still be refused
+    #[arg(long, env = "DUPLICATES_WAITING", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
+    pub duplicates_waiting: u16,
     /// The most items of an order
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
@@ -124,19 +129,27 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         "directory",
         Arc::clone(&directory).refresh(readiness, shutdown.clone()),
     );
-    let verdicts = Verdicts::new(nats.clone());
-    let mut listening = tokio::spawn(Arc::clone(&verdicts).listen());
+    let instance = Uuid::now_v7().simple().to_string();
+    let jobs = nats.jobs(&instance, &shutdown);
+    let providers = config
+        .providers
+        .iter()
+        .map(String::as_str)
+        .chain([orders::SANDBOX]);
+    let handshake = Handshake::new(&nats, instance, providers, &shutdown);
+    let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
     let orders = Orders::new(
         database,
         Arc::clone(&directory),
-        verdicts,
-        nats.clone(),
+        handshake,
+        jobs,
         rand::random(),
         config.providers,
         config.placement_wait,
         config.queue_deadline,
+        config.duplicates_waiting,
         metrics.clone(),
         shutdown.clone(),
     );

@@ -1,6 +1,7 @@
 //! What operators watch. Attributes are few and bounded: never an id, a path or a text of others.
 
 use opentelemetry::{KeyValue, global, metrics::Counter};
+use pipeline::payload::Said;
 
 /// The instruments. Clones are the same ones.
 #[derive(Clone)]
@@ -78,7 +79,14 @@ impl Metrics {
     }
 
     /// What was heard, or not, of a placement.
-    pub fn verdict(&self, verdict: &'static str) {
+    pub fn verdict(&self, said: Option<Said>) {
+        let verdict = match said {
+            Some(Said::Placed) => "placed",
+            Some(Said::UnderWay) => "later",
+            Some(Said::Refused) => "refused",
+            Some(Said::NotSent) => "not_sent",
+            None => "none",
+        };
         self.verdicts.add(1, &[KeyValue::new("verdict", verdict)]);
     }
 }

@@ -14,36 +14,39 @@ use bytes::Bytes;
 use domain::{Environment, OrderId, PlacementId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pipeline::{
-    Effect, GroupCommit, Nats,
+    Batcher, Effect, GroupCommit,
     group_commit::Writer,
-    payload::{Reply, Said, TopupJob, VerdictTo},
-    perform, trace,
+    payload::{JobPlacement, Said},
+    perform,
+    publish::Job,
+    trace,
 };
 use runtime::Shutdown;
 use serde::Serialize;
 use store::{
     Database, PgConnection,
-    orders::{NewOrder, NewPlacement, NewTopup},
+    orders::{NewOrder, NewPlacement, NewTopup, Refusal, Stands},
 };
-use tokio::sync::oneshot;
-use tracing::{Instrument, Span};
+use tokio::sync::{Semaphore, oneshot};
+use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::{
     directory::{Directory, Partner},
     error::ApiError,
+    handshake::Handshake,
     metrics::{self, Metrics},
     request::{Draft, Item},
-    verdicts::{Arrived, Verdicts, Waiting},
 };
 
 /// The provider that sells to sandbox partners, whatever they order.
-const SANDBOX: &str = "sandbox";
+pub(crate) const SANDBOX: &str = "sandbox";
 /// The most orders of one commit.
 const BATCH: usize = 256;
 /// How long the answer may take beyond the wait for the verdict, counted from the commit.
 const ANSWER: Duration = Duration::from_secs(4);
-/// How often an order with the same external id is looked at while it may still be refused.
+/// The first wait between two looks at an order with the same external id that may still be refused; it
+/// doubles each time.
 const UNDECIDED: Duration = Duration::from_millis(50);
 /// How often an order gets fresh topup ids because others had them.
 const FRESH_IDS: usize = 3;
@@ -68,19 +71,24 @@ pub struct Orders {
     database: Database,
     commit: GroupCommit<InsertOrders>,
     directory: Arc<Directory>,
-    verdicts: Arc<Verdicts>,
-    nats: Nats,
+    handshake: Arc<Handshake>,
+    jobs: Batcher<Job>,
     topup_ids: TopupIds,
     providers: Vec<String>,
     placement_wait: Duration,
     /// How long an order may wait in the queue of the group commit.
     queue_deadline: Duration,
+    /// Requests that may wait for the fate of another one with the same external id.
+    duplicates: Semaphore,
     metrics: Metrics,
     shutdown: Shutdown,
 }
 
-/// The group commit of orders: one statement for a batch.
-struct InsertOrders(Database);
+/// The group commit of orders: one statement for a batch, and its jobs right after it.
+struct InsertOrders {
+    database: Database,
+    jobs: Batcher<Job>,
+}
 
 /// What is known of an order after its commit.
 struct Inserted {
@@ -101,12 +109,15 @@ impl Writer for InsertOrders {
         let insert = async |connection: &mut PgConnection| {
             let sent = Instant::now();
             let stored = store::orders::insert(connection, orders).await?;
-            Ok(stored
-                .into_iter()
-                .map(|stored| Inserted { stored, sent })
-                .collect())
+            let inserted = stored.into_iter().map(|stored| Inserted { stored, sent });
+            Ok::<Vec<_>, store::Error>(inserted.collect())
         };
-        self.0.run(insert).await
+        let inserted = self.database.run(insert).await?;
+        let waits = |(order, inserted): &(&NewOrder, &Inserted)| order.refusable && inserted.stored;
+        for (order, _) in orders.iter().zip(&inserted).filter(waits) {
+            publish(&self.jobs, order);
+        }
+        Ok(inserted)
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
@@ -135,25 +146,34 @@ impl Orders {
     pub fn new(
         database: Database,
         directory: Arc<Directory>,
-        verdicts: Arc<Verdicts>,
-        nats: Nats,
+        handshake: Arc<Handshake>,
+        jobs: Batcher<Job>,
         random_start: u64,
         providers: Vec<String>,
         placement_wait: Duration,
         queue_deadline: Duration,
+        duplicates: u16,
         metrics: Metrics,
         shutdown: Shutdown,
     ) -> Self {
         Self {
-            commit: GroupCommit::start(InsertOrders(database.clone()), BATCH),
+            commit: GroupCommit::start(
+                InsertOrders {
+                    database: database.clone(),
+                    jobs: jobs.clone(),
+                },
+                BATCH,
+                &shutdown,
+            ),
             database,
             directory,
-            verdicts,
-            nats,
+            handshake,
+            jobs,
             topup_ids: TopupIds::new(random_start),
             providers,
             placement_wait,
             queue_deadline,
+            duplicates: Semaphore::new(duplicates.into()),
             metrics,
             shutdown,
         }
@@ -190,6 +210,7 @@ impl Orders {
                     external_order_id,
                     traceparent: trace::context_of(&Span::current()),
                     answer_within: ANSWER,
+                    refusable: false,
                     placements,
                 })
             }
@@ -234,6 +255,7 @@ impl Orders {
                     let new = NewPlacement {
                         placement_id,
                         provider: provider.to_owned(),
+                        lane: String::new(),
                         topups: Vec::new(),
                     };
                     placements.push(new);
@@ -248,6 +270,13 @@ impl Orders {
                 });
                 position += 1;
             }
+        }
+        for placement in &mut placements {
+            let options = placement
+                .topups
+                .iter()
+                .map(|topup| topup.provider_option_id.as_str());
+            placement.lane = domain::lane(options);
         }
         placements
     }
@@ -266,17 +295,13 @@ impl Orders {
     }
 
     async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Outcome>) {
-        let providers = || {
-            order
-                .placements
-                .iter()
-                .map(|placement| placement.provider.as_str())
-        };
-        let waits =
-            !self.placement_wait.is_zero() && self.verdicts.promised(providers(), self.placement_wait);
-        if waits {
+        order.refusable =
+            !self.placement_wait.is_zero() && self.handshake.promised(&order.placements, self.placement_wait);
+        if order.refusable {
             order.answer_within += self.placement_wait;
         }
+        // Before the commit, which publishes the jobs.
+        let waiting = order.refusable.then(|| self.handshake.wait_for(&order));
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
@@ -287,7 +312,7 @@ impl Orders {
             }
             Err(error) => {
                 let outcome = match error {
-                    ApiError::QueuedTooLong => metrics::Outcome::Expired,
+                    ApiError::QueuedTooLong | ApiError::Undecided => metrics::Outcome::Expired,
                     _ => metrics::Outcome::Error,
                 };
                 self.metrics.order(outcome, 0);
@@ -296,16 +321,42 @@ impl Orders {
             }
         };
         let deadline = sent + order.answer_within;
-        if waits {
-            self.answer_by_verdict(&order, sent, deadline, answer).await;
-        } else {
+        let Some(mut waiting) = waiting else {
             self.metrics.order(metrics::Outcome::Accepted, units(&order));
             answered(&order, deadline, answer).await;
-            self.publish(&order, None).await;
+            publish(&self.jobs, &order);
+            return;
+        };
+        let said = waiting.verdicts(sent + self.placement_wait).await;
+        for placement in &order.placements {
+            self.metrics.verdict(said.get(&placement.placement_id).copied());
+        }
+        match self.refuse(&order, &said).await {
+            Ok(None) => {
+                self.metrics.order(metrics::Outcome::Accepted, units(&order));
+                answered(&order, deadline, answer).await;
+            }
+            Ok(Some(refusals)) => {
+                tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
+                let by_provider = |refusal: &Refusal| matches!(refusal, Refusal::Rejected { .. });
+                let outcome = if refusals.iter().any(by_provider) {
+                    metrics::Outcome::Refused
+                } else {
+                    metrics::Outcome::Unreachable
+                };
+                self.metrics.order(outcome, 0);
+                let errors = refusal_errors(order.order_id, &refusals);
+                let _ = answer.send(Outcome::Error(ApiError::Unprocessable(errors)));
+            }
+            // Whether it is refused is unknown; what the provisioner recorded stands or is refused.
+            Err(error) => {
+                self.metrics.order(metrics::Outcome::Error, 0);
+                let _ = answer.send(Outcome::Error(internal(error)));
+            }
         }
     }
 
-    /// Stores the order and says when the statement was sent; `None` if its external id is taken, by
+    /// Stores the order and returns when the statement was sent; `None` if its external id is taken, by
     /// an order that stands. One that may still be refused is waited for: "already taken" promises
     /// that it is under way, and a refused one leaves its id free.
     async fn store_unless_taken(
@@ -314,22 +365,38 @@ impl Orders {
         answer: &mut oneshot::Sender<Outcome>,
     ) -> Result<Option<Instant>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
+        let mut wait = UNDECIDED;
+        let mut _permit = None;
         loop {
             let inserted = self.store(order, answer).await?;
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
-            loop {
-                let stands = self.database.run(async |connection| {
-                    store::orders::stands(connection, order.partner_id, &order.external_order_id).await
-                });
-                match stands.await.map_err(internal)? {
-                    None if Instant::now() < give_up => break,
-                    Some(false) if Instant::now() < give_up => tokio::time::sleep(UNDECIDED).await,
-                    _ => return Ok(None),
+            while let Some(Stands {
+                decided,
+                undecided_for,
+            }) = self.stands(order).await?
+            {
+                if decided {
+                    return Ok(None);
                 }
+                if _permit.is_none() {
+                    _permit = Some(self.duplicates.try_acquire().map_err(|_| ApiError::Undecided)?);
+                }
+                tokio::time::sleep(wait.min(undecided_for)).await;
+                wait *= 2;
+            }
+            if Instant::now() >= give_up {
+                return Err(ApiError::Undecided);
             }
         }
+    }
+
+    async fn stands(&self, order: &NewOrder) -> Result<Option<Stands>, ApiError> {
+        let stands = self.database.run(async |connection| {
+            store::orders::stands(connection, order.partner_id, &order.external_order_id).await
+        });
+        stands.await.map_err(internal)
     }
 
     /// Stores the order, unless its client hangs up or its deadline passes while it is queued.
@@ -367,96 +434,21 @@ impl Orders {
         }
     }
 
-    async fn publish(&self, order: &NewOrder, verdict: Option<VerdictTo>) {
-        for placement in &order.placements {
-            let span = trace::publish("TOPUP_JOBS", &placement.placement_id);
-            let job = TopupJob::V1 {
-                placement_id: placement.placement_id,
-                verdict: verdict.clone(),
-            };
-            let subject = self.nats.job_subject(&placement.provider);
-            let id = placement.placement_id.to_string();
-            self.nats
-                .publish(Effect::PublishJob, subject, &id, &job, &span)
-                .instrument(span.clone())
-                .await;
-        }
-    }
-
-    /// Publishes the jobs and answers by what the provisioners say, or without it when the time is
-    /// over.
-    async fn answer_by_verdict(
+    /// Refuses the order if the verdicts suggest it and PostgreSQL agrees: nothing of it is bought or being
+    /// bought. `None` if the order stands.
+    async fn refuse(
         &self,
         order: &NewOrder,
-        sent: Instant,
-        deadline: Instant,
-        answer: oneshot::Sender<Outcome>,
-    ) {
-        let mut waiting = self.verdicts.wait_for(order.order_id);
-        let until = sent + self.placement_wait;
-        let left_over = deadline.saturating_duration_since(Instant::now());
-        self.publish(order, Some(self.verdicts.address(left_over))).await;
-
-        let mut said = Vec::with_capacity(order.placements.len());
-        collect(&mut waiting, order.placements.len(), until, &mut said).await;
-        for placement in &order.placements {
-            let heard = said.iter().find(|one| one.placement_id == placement.placement_id);
-            self.metrics.verdict(heard.map_or("none", Arrived::verdict));
-        }
-        match self.refuse(order, &said).await {
-            Ok(None) => {
-                self.metrics.order(metrics::Outcome::Accepted, units(order));
-                let mut answered = std::pin::pin!(answered(order, deadline, answer));
-                loop {
-                    tokio::select! {
-                        () = &mut answered => break,
-                        Some(late) = waiting.next() => said.push(late),
-                    }
-                }
-                for arrived in said {
-                    waiting.reply(arrived, Reply::Answered).await;
-                }
-                waiting.end(Reply::Answered).await;
-            }
-            Ok(Some(errors)) => {
-                tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
-                let by_provider = |one: &Arrived| matches!(one.said, Said::Refused { .. });
-                let outcome = if said.iter().any(by_provider) {
-                    metrics::Outcome::Refused
-                } else {
-                    metrics::Outcome::Unreachable
-                };
-                self.metrics.order(outcome, 0);
-                let _ = answer.send(Outcome::Error(ApiError::Unprocessable(errors)));
-                for arrived in said {
-                    waiting.reply(arrived, Reply::Refused).await;
-                }
-                waiting.end(Reply::Refused).await;
-            }
-            // Refused or not, nobody knows; no reply is given, and the provisioner settles it.
-            Err(error) => {
-                self.metrics.order(metrics::Outcome::Error, 0);
-                let _ = answer.send(Outcome::Error(ApiError::Internal(error.into())));
-            }
-        }
-    }
-
-    /// Refuses the order if that is what the verdicts come to and no part of it is bought or being
-    /// bought. The errors to answer with, `None` if the order stands.
-    async fn refuse(&self, order: &NewOrder, said: &[Arrived]) -> Result<Option<Vec<String>>, store::Error> {
-        let Some(errors) = refusal(order, said) else {
+        said: &HashMap<PlacementId, Said>,
+    ) -> Result<Option<Vec<Refusal>>, store::Error> {
+        let is_under_way = |said: &Said| matches!(said, Said::Placed | Said::UnderWay);
+        if said.is_empty() || said.values().any(is_under_way) {
             return Ok(None);
-        };
-        let verdicts: Vec<_> = said
-            .iter()
-            .map(|arrived| (arrived.placement_id, arrived.attempt))
-            .collect();
-        let reason = errors.join("; ");
-        let refusal = self.database.run(async |connection| {
-            store::orders::refuse(connection, order.order_id, &verdicts, &reason).await
-        });
-        let refused = perform(Effect::CommitRefusal, refusal).await?;
-        Ok(refused.then_some(errors))
+        }
+        let refusing = self
+            .database
+            .run(async |connection| store::orders::refuse(connection, order.order_id).await);
+        perform(Effect::CommitRefusal, refusing).await
     }
 }
 
@@ -479,50 +471,37 @@ fn units(order: &NewOrder) -> usize {
         .sum()
 }
 
-/// Verdicts until all placements have one, one of them is under way (which settles the answer), or
-/// the time is over.
-async fn collect(waiting: &mut Waiting, placements: usize, until: Instant, said: &mut Vec<Arrived>) {
-    let gathering = async {
-        while said.len() < placements {
-            let Some(arrived) = waiting.next().await else {
-                return;
-            };
-            let settled = arrived.said == Said::UnderWay;
-            said.retain(|earlier| earlier.placement_id != arrived.placement_id);
-            said.push(arrived);
-            if settled {
-                return;
-            }
-        }
-    };
-    // Out of time is an answer like any other: 201, and the pipeline goes on.
-    let _ = tokio::time::timeout_at(until.into(), gathering).await;
+/// Lets an order's jobs be published.
+fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
+    for placement in &order.placements {
+        jobs.hand_in(Job {
+            provider: placement.provider.clone(),
+            placement: JobPlacement {
+                placement_id: placement.placement_id,
+                partner_id: order.partner_id,
+                lane: placement.lane.clone(),
+            },
+            waits: order.refusable,
+            traceparent: order.traceparent.clone(),
+        });
+    }
 }
 
-/// The messages of a 422, in the order of the placements, unless something is under way.
-fn refusal(order: &NewOrder, said: &[Arrived]) -> Option<Vec<String>> {
-    if said.iter().any(|arrived| arrived.said == Said::UnderWay) {
-        return None;
-    }
-    let verdict_of = |placement: &NewPlacement| {
-        said.iter()
-            .find(|arrived| arrived.placement_id == placement.placement_id)
-            .map(|arrived| &arrived.said)
-    };
+/// The messages of a 422, each once.
+fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<String> {
     let mut errors: Vec<String> = Vec::new();
-    for verdict in order.placements.iter().filter_map(verdict_of) {
-        let error = match verdict {
-            Said::Refused { status, message } => {
+    for refusal in refusals {
+        let error = match refusal {
+            Refusal::Rejected { status, message } => {
                 format!("eSIM Request failed - Status: {status}, Message: {message}")
             }
-            Said::NotSent => format!("API connection error (Order ID: {})", order.order_id),
-            Said::UnderWay => continue,
+            Refusal::NotSent => format!("API connection error (Order ID: {order_id})"),
         };
         if !errors.contains(&error) {
             errors.push(error);
         }
     }
-    (!errors.is_empty()).then_some(errors)
+    errors
 }
 
 /// Hands the 201 to the handler and waits until it has left, or never will.

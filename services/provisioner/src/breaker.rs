@@ -1,9 +1,12 @@
 //! A provider's breaker, as this process knows it. The truth is a row in PostgreSQL, so every replica
-//! and the operator see the same; it is read each second, and whatever this process changes it knows
-//! at once. That a claim takes nothing up while it isn't closed is decided by the claim's own
-//! statement, not here.
+//! and the operator see the same; it is read each second, and a change made here is known at once. The
+//! claim's own statement decides that nothing is claimed while the breaker is open.
+//!
+//! It opens when the provider as a whole fails: it denies us, it can't be reached, or most of its lanes
+//! fail and none succeeds. One bad lane opens only itself ([`crate::lanes`]).
 
 use std::{
+    collections::HashSet,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -15,7 +18,7 @@ use store::{
     providers::{self, BreakerLimits, BreakerState},
 };
 
-use crate::{metrics::Metrics, providers::Trouble};
+use crate::{lanes::Lanes, metrics::Metrics, providers::Trouble, rate::Rate};
 
 /// How often the breakers of all providers are read.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -25,6 +28,7 @@ pub struct Breaker {
     provider: String,
     limits: BreakerLimits,
     database: Database,
+    lanes: Arc<Lanes>,
     known: Mutex<Known>,
     metrics: Metrics,
 }
@@ -35,6 +39,26 @@ struct Known {
     breaker: Option<providers::Breaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
+    run: Run,
+}
+
+/// Failed calls since the last one that was answered.
+#[derive(Default)]
+struct Run {
+    not_sent: u32,
+    failed: u32,
+    lanes: HashSet<Arc<str>>,
+}
+
+impl Run {
+    /// Counts a failed call; whether the provider as a whole fails, of whose lanes so many are active.
+    fn fails(&mut self, lane: &Arc<str>, not_sent: bool, active: usize, most: u32) -> bool {
+        self.failed += 1;
+        self.not_sent += u32::from(not_sent);
+        self.lanes.insert(Arc::clone(lane));
+        let lanes = self.lanes.len();
+        self.not_sent >= most || (self.failed >= most && lanes >= 2 && lanes * 2 > active)
+    }
 }
 
 impl Known {
@@ -43,18 +67,25 @@ impl Known {
     }
 }
 
-/// When a call began: what is learnt from it counts only while the breaker hasn't changed since.
-/// None: it began while others' calls don't count at all.
+/// The breaker's version when a call began: the call counts only while that is still the version. None:
+/// it does not count, because it began while the breaker was open.
 #[derive(Clone, Copy, Debug)]
 pub struct Since(Option<i64>);
 
 impl Breaker {
-    /// Knows nothing, and so lets nothing be promised, until it is read for the first time.
-    pub fn new(provider: String, limits: BreakerLimits, database: Database, metrics: Metrics) -> Arc<Self> {
+    /// Unknown, and so without a promise, until it is read for the first time.
+    pub fn new(
+        provider: String,
+        limits: BreakerLimits,
+        database: Database,
+        lanes: Arc<Lanes>,
+        metrics: Metrics,
+    ) -> Arc<Self> {
         Arc::new(Self {
             provider,
             limits,
             database,
+            lanes,
             known: Mutex::default(),
             metrics,
         })
@@ -96,6 +127,11 @@ impl Breaker {
         self.known().state() == Some(BreakerState::Closed)
     }
 
+    /// Whether one placement may be tried.
+    pub fn is_half_open(&self) -> bool {
+        self.known().state() == Some(BreakerState::HalfOpen)
+    }
+
     /// A call begins.
     pub fn begin(&self) -> Since {
         let known = self.known();
@@ -111,53 +147,55 @@ impl Breaker {
         )
     }
 
-    /// A call that began at `since` got an answer. The database is only told what it doesn't know.
+    /// A call that began at `since` was answered. Only a breaker that isn't closed is closed.
     pub async fn answered(&self, since: Since) {
         let Some(version) = since.0 else { return };
         {
             let mut known = self.known();
-            match known.breaker.as_mut() {
-                Some(breaker)
-                    if breaker.version == version
-                        && (breaker.failures > 0 || breaker.state != BreakerState::Closed) =>
-                {
-                    // One of many calls is enough to tell.
-                    breaker.failures = 0;
-                }
-                _ => return,
+            known.run = Run::default();
+            let closes = |breaker: &providers::Breaker| {
+                breaker.version == version && breaker.state != BreakerState::Closed
+            };
+            if !known.breaker.as_ref().is_some_and(closes) {
+                return;
             }
         }
-        let name = &self.provider;
-        let told = self
+        let answered = self
             .database
-            .run(async |connection| providers::answered(connection, name, version).await);
-        self.take(perform(Effect::CommitHealth, told).await);
+            .run(async |connection| providers::answered(connection, &self.provider, version).await);
+        self.changed(perform(Effect::CommitHealth, answered).await);
     }
 
-    /// A call that began at `since` met trouble. That the provider is busy is an answer, too.
-    pub async fn failed(&self, since: Since, trouble: &Trouble) {
-        let at_once = match trouble {
-            Trouble::Busy { .. } => return self.answered(since).await,
-            Trouble::Denied(_) => true,
-            Trouble::NotSent(_) | Trouble::Unknown(_) => false,
-        };
+    /// A call in `lane` that began at `since` failed. A busy provider is one that answers.
+    pub async fn failed(&self, since: Since, lane: &Arc<str>, trouble: &Trouble) {
         let Some(version) = since.0 else { return };
-        let current = self.known().breaker.as_ref().map(|breaker| breaker.version);
-        if current != Some(version) {
-            return;
+        let active = self.lanes.active();
+        {
+            let mut known = self.known();
+            let state = known
+                .breaker
+                .as_ref()
+                .filter(|breaker| breaker.version == version);
+            let Some(state) = state.map(|breaker| breaker.state) else {
+                return;
+            };
+            let not_sent = matches!(trouble, Trouble::NotSent(_));
+            let fails = known.run.fails(lane, not_sent, active, self.limits.failures);
+            let denied = matches!(trouble, Trouble::Denied(_));
+            if !(fails || denied || state != BreakerState::Closed) {
+                return;
+            }
+            known.run = Run::default();
         }
         let (name, reason) = (&self.provider, trouble.reason());
-        let told = self.database.run(async |connection| {
-            providers::failed(connection, name, version, at_once, &self.limits, reason).await
+        let failed = self.database.run(async |connection| {
+            providers::failed(connection, name, version, true, &self.limits, reason).await
         });
-        self.take(perform(Effect::CommitHealth, told).await);
+        self.changed(perform(Effect::CommitHealth, failed).await);
     }
 
     /// Lets one placement through, if it is time for that and this process gets it.
     pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
-        if self.known().state() != Some(BreakerState::HalfOpen) {
-            return Ok(false);
-        }
         let probing = self
             .database
             .run(async |connection| providers::probe(connection, &self.provider, lease).await);
@@ -174,17 +212,19 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn take(&self, told: Result<Option<providers::Breaker>, store::Error>) {
-        match told {
+    fn changed(&self, changed: Result<Option<providers::Breaker>, store::Error>) {
+        match changed {
             Ok(Some(now)) => self.learn(now),
-            // Changed by somebody else meanwhile; the next reading tells.
+            // Another process changed it meanwhile; the next reading shows that.
             Ok(None) => {}
-            Err(error) => tracing::warn!(provider.name = self.provider, %error, "the breaker was not told"),
+            Err(error) => {
+                tracing::warn!(provider.name = self.provider, %error, "the breaker was not changed")
+            }
         }
     }
 }
 
-/// The breakers of all providers; those of these names are there afterwards.
+/// The breakers of all providers, with rows for these names.
 async fn read(
     connection: &mut PgConnection,
     names: &[String],
@@ -197,24 +237,33 @@ async fn read(
     providers::list(connection).await
 }
 
-/// Reads the breakers of all providers until the soft stop, and reports whether the database is there.
+/// Reads the breakers of all providers, and leases each provider's share of its rate, until the soft stop.
+/// Reports whether the database is there.
 pub async fn watch(
-    breakers: Vec<Arc<Breaker>>,
+    watched: Vec<(Arc<Breaker>, Arc<Rate>)>,
     database: Database,
     readiness: Readiness,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    let names: Vec<String> = breakers.iter().map(|breaker| breaker.provider.clone()).collect();
+    let names: Vec<String> = watched
+        .iter()
+        .map(|(breaker, _)| breaker.provider.clone())
+        .collect();
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
-        match database
-            .run(async |connection| read(connection, &names).await)
-            .await
-        {
+        let read = database.run(async |connection| {
+            let rows = read(connection, &names).await?;
+            for (breaker, rate) in &watched {
+                rate.renew(connection, &breaker.provider).await?;
+            }
+            Ok::<_, store::Error>(rows)
+        });
+        match read.await {
             Ok(rows) => {
                 readiness.well("database");
                 for row in rows {
-                    if let Some(breaker) = breakers.iter().find(|breaker| breaker.provider == row.name) {
+                    let of = watched.iter().find(|(breaker, _)| breaker.provider == row.name);
+                    if let Some((breaker, _)) = of {
                         breaker.learn(row);
                     }
                 }
@@ -226,4 +275,33 @@ pub async fn watch(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: u32 = 10;
+
+    fn fails(run: &mut Run, lane: &str, not_sent: bool, active: usize) -> bool {
+        run.fails(&lane.into(), not_sent, active, MOST)
+    }
+
+    #[test]
+    fn an_unreachable_provider_fails_as_a_whole_whatever_its_lanes() {
+        let mut run = Run::default();
+        assert!((1..MOST).all(|_| !fails(&mut run, "a", true, 8)));
+        assert!(fails(&mut run, "a", true, 8));
+    }
+
+    #[test]
+    fn a_provider_fails_as_a_whole_if_most_lanes_do() {
+        let mut run = Run::default();
+        assert!(
+            (0..MOST * 3).all(|_| !fails(&mut run, "a", false, 1)),
+            "one lane is one lane"
+        );
+        assert!(!fails(&mut run, "b", false, 4), "2 of 4");
+        assert!(fails(&mut run, "c", false, 4), "3 of 4");
+    }
 }

@@ -5,26 +5,31 @@
 //! called; an attempt whose outcome isn't known is looked up by our key before anything is bought
 //! again, and what can't be settled is parked.
 //!
-//! Its cast: [`place`] is the stage, [`assign`] pairs units with topups, [`pace`] promises verdicts,
-//! [`providers`] are the adapters, [`account`] paces and watches their calls, [`breaker`] keeps work
-//! away from a provider that fails, [`callbacks`] takes providers' hints. A lease (`redrive_at`) only
-//! keeps two processes from working on one placement at once; it is *not* what prevents a second
-//! purchase.
+//! Its modules: [`place`] is the stage, [`settle`] records outcomes, [`handshake`] sends verdicts and holds
+//! readiness back until the order is answered, [`promise`] promises verdicts, [`assign`] pairs units with
+//! topups. [`providers`] are the adapters, [`calls`] their calls, paced by [`rate`]; [`lanes`] and
+//! [`breaker`] keep work away from what fails; [`callbacks`] takes providers' hints. A lease only keeps two
+//! processes from working on one placement at once; it does *not* prevent a second purchase.
 
-pub mod account;
 pub mod assign;
 pub mod breaker;
 pub mod callbacks;
+pub mod calls;
+pub mod handshake;
+pub mod lanes;
 pub mod metrics;
-pub mod pace;
 pub mod place;
+pub mod promise;
 pub mod providers;
+pub mod rate;
+pub mod settle;
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
-    Nats, NatsConfig,
+    Effect, Nats, NatsConfig,
+    lanes::Limits,
     metrics::{Watched, watch as watch_streams},
     streams::Source,
     worker,
@@ -38,19 +43,26 @@ use runtime::{
 use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, Token};
 use store::{
+    Database,
     config::{MasterKeyConfig, PoolConfig},
+    placements,
     providers::BreakerLimits,
     schema,
+    vault::Vault,
 };
+use uuid::Uuid;
 
 use crate::{
-    account::Account,
     breaker::Breaker,
     callbacks::Callbacks,
+    calls::Calls,
+    handshake::Handshake,
+    lanes::{LaneLimits, Lanes},
     metrics::Metrics,
-    pace::Pace,
-    place::{Answered, Placing, Settlements},
+    place::{Placing, Queue},
     providers::{Provider, usimsa::Usimsa},
+    rate::Rate,
+    settle::Settlements,
 };
 
 /// Buys accepted orders from eSIM providers
@@ -66,9 +78,14 @@ pub struct Config {
     /// The providers to buy from: `sandbox`, `usimsa`
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
-    /// Placements under way at once, for each provider
+    /// Purchases in flight at once, for each provider and process. One lane, and one partner, takes at most
+    /// half of what is free
     #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub provider_concurrency: u16,
+    /// Look-ups and collects in flight at once, for each provider and process. Default: half of
+    /// `PROVIDER_CONCURRENCY`
+    #[arg(long, env = "PROVIDER_LOOKUP_CONCURRENCY", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub provider_lookup_concurrency: Option<u16>,
     /// The deadline of a call to a provider
     #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub provider_timeout: Duration,
@@ -80,10 +97,11 @@ pub struct Config {
     /// so long whether they were made
     #[arg(long, env = "PARK_AFTER", value_parser = runtime::config::duration, default_value = "30m")]
     pub park_after: Duration,
-    /// Calls per second, of this process to each provider; 0 is without a limit
+    /// Calls per second to each provider, of all replicas together; 0 is without a limit
     #[arg(long, env = "PROVIDER_RATE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub provider_rate: u32,
-    /// So many calls in a row that fail open a provider's breaker; being denied opens it at once
+    /// Consecutive failed calls, with none answered in between, that open a provider's breaker if it could
+    /// not be reached or most of its lanes fail; being denied opens it at once
     #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub breaker_failures: u32,
     /// How long a breaker stays open at first, before one placement is tried; each time twice as long
@@ -92,6 +110,13 @@ pub struct Config {
     /// The longest time for which a breaker opens by itself
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
+    /// The time over which the calls of a lane are counted
+    #[arg(long, env = "LANE_WINDOW", value_parser = runtime::config::positive_duration, default_value = "10s")]
+    pub lane_window: Duration,
+    /// The share of failed or slow purchases that opens a lane, in percent. Slow is more than half of
+    /// `PROVIDER_TIMEOUT`
+    #[arg(long, env = "LANE_FAILURE_RATE", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub lane_failure_rate: u32,
     #[command(flatten)]
     pub sandbox: SandboxAccount,
     #[command(flatten)]
@@ -147,6 +172,16 @@ pub struct UsimsaAccount {
     #[arg(long, env = "USIMSA_CALLBACK_TOKEN", hide_env_values = true)]
     pub usimsa_callback_token: Option<SecretString>,
 }
+
+/// With a rate limit, no more is in flight than it lets through in this time: each call waits for its turn
+/// at most this long.
+const TURNS: Duration = Duration::from_secs(5);
+/// A lane in which a job has waited this long for its slot is slow: what follows is left to redrive.
+const SLOW: Duration = Duration::from_secs(1);
+/// How long a due placement waits for its slot.
+const WAIT: Duration = Duration::from_secs(10);
+/// The first lease of a placement: then its job is lost.
+const FIRST_LEASE: Duration = Duration::from_secs(10);
 
 /// A provider that is configured.
 struct Configured {
@@ -235,13 +270,22 @@ impl Config {
         Ok(configured)
     }
 
-    /// How many placements of a provider are under way at once: with a rate limit no more than get
-    /// their turn soon enough.
-    fn permits(&self) -> usize {
-        let turns = u64::from(self.provider_rate) * account::TURNS.as_secs();
+    /// How much of a provider is in flight at once: with a rate limit no more than gets its turn soon.
+    fn slots(&self, concurrency: u16) -> usize {
+        let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
-        let permits = u64::from(self.provider_concurrency).min(most);
-        usize::try_from(permits).unwrap_or(usize::MAX)
+        usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX)
+    }
+
+    fn limits(&self, concurrency: u16) -> Limits {
+        let slots = self.slots(concurrency);
+        Limits {
+            slots,
+            per_lane: slots,
+            per_partner: slots,
+            slow: SLOW,
+            stale: WAIT,
+        }
     }
 
     /// How long a claimed placement is left to this process: a place and a collect, each with its turn
@@ -250,7 +294,7 @@ impl Config {
         let turns = if self.provider_rate == 0 {
             Duration::ZERO
         } else {
-            account::TURNS * 2
+            TURNS * 2
         };
         self.provider_timeout * 2 + turns + Duration::from_secs(10)
     }
@@ -304,62 +348,34 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         () = stop.cancelled() => false,
         checked = schema::wait(&database, &vault) => checked.map(|()| true)?,
     };
+    let instance = Uuid::now_v7().simple().to_string();
+    let handshake = Handshake::start(&nats, &instance, &shutdown);
     if checked {
-        let limits = BreakerLimits {
-            failures: config.breaker_failures,
-            open: config.breaker_open,
-            open_most: config.breaker_open_most,
-        };
-        let permits = config.permits();
-        let settlements = Settlements::start(database.clone());
-        let mut breakers = Vec::new();
-        for Configured { name, provider, .. } in providers {
-            let pace = Arc::new(Pace::new(permits));
-            let breaker = Breaker::new(name.clone(), limits, database.clone(), metrics.clone());
-            breakers.push(Arc::clone(&breaker));
-            let source = Source {
-                stream: "TOPUP_JOBS",
-                durable: durable(&name),
-                subject: nats.job_subject(&name),
-                ack_wait: config.lease() * 2,
-            };
-            let stage = Placing {
-                provider_name: name.clone(),
-                account: Account::new(
-                    name.clone(),
-                    provider,
-                    config.provider_rate,
-                    Arc::clone(&breaker),
-                    metrics.clone(),
-                ),
-                breaker: Arc::clone(&breaker),
-                database: database.clone(),
-                vault: vault.clone(),
-                nats: nats.clone(),
-                settlements: settlements.clone(),
-                settle: config.settle,
-                park_after: config.park_after,
-                lease: config.lease(),
-                pace: Arc::clone(&pace),
-                answered: Answered::default(),
-                metrics: metrics.clone(),
-                shutdown: shutdown.clone(),
-            };
-            worker::start(Arc::new(stage), &nats, source, permits, &shutdown);
-            let (nats, stop) = (nats.clone(), shutdown.clone());
-            shutdown.spawn("heartbeat", async move {
-                pace.broadcast(&name, &breaker, &nats, &stop).await
-            });
-        }
+        let watched = start(
+            &config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown,
+        );
         shutdown.spawn(
             "breakers",
-            breaker::watch(breakers, database.clone(), readiness, shutdown.clone()),
+            breaker::watch(watched, database.clone(), readiness, shutdown.clone()),
         );
         let watched = vec![Watched {
             stream: "TOPUP_JOBS",
             consumers: config.providers.iter().map(|name| durable(name)).collect(),
         }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
+        let swept = database.clone();
+        let sweep = move || {
+            let database = swept.clone();
+            async move {
+                let swept = database.run(async |connection| placements::sweep(connection, FIRST_LEASE).await);
+                let swept = swept.await?;
+                Ok((swept.late, swept.more))
+            }
+        };
+        shutdown.spawn(
+            "sweep",
+            worker::sweep("provisioner", Effect::SweepJobs, shutdown.clone(), sweep),
+        );
         shutdown.spawn(
             "metrics",
             metrics.watch(config.providers, database, shutdown.clone()),
@@ -367,8 +383,107 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;
+    handshake.finish().await;
     nats.flush().await;
     finished
+}
+
+/// Starts the queues of every provider; returns their breakers and rates.
+#[expect(
+    clippy::too_many_arguments,
+    reason = "called once, with what the service is made of"
+)]
+fn start(
+    config: &Config,
+    providers: Vec<Configured>,
+    instance: &str,
+    handshake: &Arc<Handshake>,
+    database: &Database,
+    nats: &Nats,
+    vault: &Vault,
+    metrics: &Metrics,
+    shutdown: &Shutdown,
+) -> Vec<(Arc<Breaker>, Arc<Rate>)> {
+    let limits = BreakerLimits {
+        failures: config.breaker_failures,
+        open: config.breaker_open,
+        open_most: config.breaker_open_most,
+    };
+    let lane_limits = LaneLimits {
+        window: config.lane_window,
+        failure_rate: config.lane_failure_rate,
+        slow: config.provider_timeout / 2,
+        open: config.breaker_open,
+        open_most: config.breaker_open_most,
+    };
+    let purchases = config.limits(config.provider_concurrency);
+    let lookups = config
+        .provider_lookup_concurrency
+        .unwrap_or(config.provider_concurrency.div_ceil(2));
+    let lookups = config.limits(lookups);
+    let settlements = Settlements::start(database.clone(), shutdown);
+    let mut watched = Vec::new();
+    for Configured { name, provider, .. } in providers {
+        let lanes = Arc::new(Lanes::new(
+            name.clone(),
+            lane_limits,
+            purchases.slots,
+            metrics.clone(),
+        ));
+        let breaker = Breaker::new(
+            name.clone(),
+            limits,
+            database.clone(),
+            Arc::clone(&lanes),
+            metrics.clone(),
+        );
+        let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
+        watched.push((Arc::clone(&breaker), Arc::clone(&rate)));
+        let placing = Arc::new(Placing {
+            calls: Calls {
+                name: name.clone(),
+                provider,
+                rate,
+                breaker: Arc::clone(&breaker),
+                lanes: Arc::clone(&lanes),
+                metrics: metrics.clone(),
+            },
+            database: database.clone(),
+            vault: vault.clone(),
+            handshake: Arc::clone(handshake),
+            settlements: settlements.clone(),
+            settle: config.settle,
+            park_after: config.park_after,
+            lease: config.lease(),
+            metrics: metrics.clone(),
+            shutdown: shutdown.clone(),
+        });
+        let jobs = Source {
+            stream: "TOPUP_JOBS",
+            durable: durable(&name),
+            subject: nats.job_subject(&name),
+            ack_wait: Duration::from_secs(30),
+        };
+        for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
+            let queue = Queue {
+                placing: Arc::clone(&placing),
+                buys,
+                wait: WAIT,
+            };
+            let settings = worker::Settings {
+                source,
+                limits,
+                provider: Some(name.clone()),
+            };
+            worker::start(Arc::new(queue), nats, settings, shutdown);
+        }
+        shutdown.spawn("probes", placing.probe());
+        let (instance, nats, stop) = (instance.to_owned(), nats.clone(), shutdown.clone());
+        shutdown.spawn("heartbeat", async move {
+            promise::broadcast(&name, &instance, &breaker, &lanes, &nats, &stop).await
+        });
+    }
+    watched
 }
 
 /// The consumer of a provider's jobs.

@@ -24,6 +24,7 @@ const READY_BOUNDS: [f64; 15] = [
 #[derive(Clone)]
 pub struct Metrics {
     breaker: Gauge<u64>,
+    open_lanes: Gauge<u64>,
     calls: Counter<u64>,
     call_duration: Histogram<f64>,
     parked: Gauge<i64>,
@@ -40,6 +41,10 @@ impl Default for Metrics {
             breaker: meter
                 .u64_gauge("esim.provider.breaker")
                 .with_description("0 closed, 1 open, 2 half open: one placement is tried")
+                .build(),
+            open_lanes: meter
+                .u64_gauge("esim.provider.lanes.open")
+                .with_description("Lanes whose purchases wait because they fail or are slow")
                 .build(),
             calls: meter
                 .u64_counter("esim.provider.calls")
@@ -91,6 +96,12 @@ impl Metrics {
             BreakerState::HalfOpen => 2,
         };
         self.breaker.record(value, &[provider(name)]);
+    }
+
+    /// How many of a provider's lanes are open.
+    pub fn open_lanes(&self, name: &str, lanes: usize) {
+        let lanes = u64::try_from(lanes).unwrap_or(u64::MAX);
+        self.open_lanes.record(lanes, &[provider(name)]);
     }
 
     /// A call that has ended.

@@ -5,7 +5,7 @@ use domain::PlacementState;
 use crate::{
     Assumption, Safeguard,
     protocol::Protocol,
-    state::{Answer, Delivery, Ingress, Notifier, Provisioner, State, Work},
+    state::{Delivery, Ingress, Notifier, Provisioner, Release, State, Turn, Work},
 };
 
 /// One step of one participant; a process may die or stall after each. Provisioners are named by their
@@ -16,8 +16,10 @@ pub enum Action {
     Store { waits: bool },
     /// Ingress publishes the jobs.
     Publish,
-    /// Ingress ends its wait, and refuses the order if every verdict is a refusal.
-    Decide,
+    /// Ingress ends its wait: it tries to refuse the order, or lets it stand.
+    Decide { refuses: bool },
+    /// The partner posts the order once more and is answered "already taken".
+    Repeat,
     /// The answer leaves.
     Answer,
     /// The partner has hung up, or `answer_by` is over: no answer leaves.
@@ -26,17 +28,23 @@ pub enum Action {
     AnswerBy,
     /// Half of the settling delay passes.
     Tick,
-    /// The stream loses a job.
+    /// The stream loses a job, or has it acknowledged.
     LoseJob(usize),
-    /// The stream loses a readiness event.
+    /// The stream loses a readiness event, or has it acknowledged.
     LoseEvent(usize),
-    /// A provisioner gets a job.
+    /// The sweep finds a placement that did not finish within its first lease.
+    SweepPlacement(usize),
+    /// The sweep finds such a delivery.
+    SweepDelivery(usize),
+    /// A provisioner gets a job; from here on the stream may have it acknowledged.
     TakeJob(usize, usize),
-    /// A provisioner takes up an overdue row to buy it.
+    /// A provisioner claims what its ticket names.
+    Claim(usize),
+    /// A provisioner claims a due row to buy it.
     TakeDue(usize, usize),
-    /// A provisioner takes up an overdue row whose attempt's outcome isn't known, and looks it up.
+    /// A provisioner claims a due row whose attempt's outcome isn't known, and looks it up.
     LookUp(usize, usize, Found),
-    /// A provisioner takes up an overdue row and collects its profile.
+    /// A provisioner claims a due row and collects its profile.
     Collect(usize, usize),
     /// A provisioner gets the answer of its claim only now, and counts from here.
     StartClock(usize),
@@ -58,17 +66,15 @@ pub enum Action {
     TimeOut(usize),
     /// A provisioner records an outcome.
     Record(usize),
-    /// Ingress hears a verdict.
-    Hear(usize),
-    /// A provisioner gets ingress's reply.
-    Reply(usize, Answer),
-    /// A provisioner gets no reply.
-    NoReply(usize),
+    /// A provisioner is released by ingress, and publishes what it held back.
+    Release(usize),
+    /// A provisioner's verdict or ingress's release is lost.
+    LoseRelease(usize),
     /// A provisioner publishes that a profile is stored.
     Announce(usize),
     /// The notifier gets a readiness event.
     TakeEvent(usize),
-    /// The notifier takes up an overdue delivery.
+    /// The notifier takes up a due delivery.
     TakeDelivery(usize),
     /// The webhook is sent; the endpoint acknowledges it or not.
     Post { acknowledged: bool },
@@ -123,6 +129,12 @@ impl Protocol {
             if row.event {
                 actions.push(Action::LoseEvent(index));
             }
+            if self.has(Safeguard::Sweep) && row.turn == Turn::Young {
+                actions.push(Action::SweepPlacement(index));
+            }
+            if self.has(Safeguard::Sweep) && row.delivery == Delivery::Pending(Turn::Young) {
+                actions.push(Action::SweepDelivery(index));
+            }
         }
         actions.push(Action::Tick);
     }
@@ -134,11 +146,10 @@ impl Protocol {
         if row.job.is_some() && (accepted || !self.has(Safeguard::IdempotentClaim)) {
             actions.push(Action::TakeJob(by, index));
         }
-        if !self.has(Safeguard::Redrive) {
+        // A row may be due at any moment from when it has a due row: a lease is no safeguard.
+        if !self.has(Safeguard::Redrive) || row.turn != Turn::Due {
             return;
         }
-        // What is open is due some time and may be due now, what is closed is not: crate `store`
-        // tests that of every statement.
         match row.placement.state {
             PlacementState::Accepted => actions.push(Action::TakeDue(by, index)),
             PlacementState::Placing if !self.has(Safeguard::LookUp) => {
@@ -161,13 +172,21 @@ impl Protocol {
     }
 
     fn provisions(&self, state: &State, by: usize, actions: &mut Vec<Action>) {
-        let Provisioner { work, .. } = state.provisioners[by];
+        let Provisioner { work, release } = state.provisioners[by];
+        if let Release::Awaited { .. } = release {
+            // A crashed ingress releases nothing.
+            if matches!(state.ingress, Ingress::Publishing | Ingress::Done) {
+                actions.push(Action::Release(by));
+            }
+            actions.push(Action::LoseRelease(by));
+        }
         match work {
             // Two placements of one order are bought from two providers, each served by its own.
             Work::Idle if state.rows.len() > 1 => return self.takes(state, by, by, actions),
             // Of two that are alike one is enough.
             Work::Idle if by == 1 && state.provisioners[0] == state.provisioners[1] => return,
             Work::Idle => return self.takes(state, by, 0, actions),
+            Work::Ticket { .. } => actions.push(Action::Claim(by)),
             Work::Fresh { late, .. } => {
                 if late && !self.has(Safeguard::EarlyClock) {
                     actions.push(Action::StartClock(by));
@@ -180,19 +199,6 @@ impl Protocol {
             }
             Work::Sent(_) => actions.push(Action::TimeOut(by)),
             Work::Settling(..) => actions.push(Action::Record(by)),
-            Work::Telling { heard, .. } => {
-                match state.ingress {
-                    Ingress::Waiting if !heard => actions.push(Action::Hear(by)),
-                    Ingress::Publishing | Ingress::Done => {
-                        actions.push(Action::Reply(by, Answer::Created));
-                        if state.answer == Some(Answer::Refused) {
-                            actions.push(Action::Reply(by, Answer::Refused));
-                        }
-                    }
-                    _ => {}
-                }
-                actions.push(Action::NoReply(by));
-            }
             Work::Announcing(_) => actions.push(Action::Announce(by)),
         }
         if state.faults > 0 {
@@ -247,14 +253,14 @@ impl Protocol {
         match state.notifier {
             Notifier::Idle => {
                 for (index, row) in state.rows.iter().enumerate() {
-                    if row.delivery != Delivery::Pending {
+                    let Delivery::Pending(turn) = row.delivery else {
                         continue;
-                    }
+                    };
                     if row.event {
                         actions.push(Action::TakeEvent(index));
                     }
                     let due = state.late || !self.has(Safeguard::AnswerBy);
-                    if self.has(Safeguard::Redrive) && due {
+                    if self.has(Safeguard::Redrive) && turn == Turn::Due && due {
                         actions.push(Action::TakeDelivery(index));
                     }
                 }
@@ -288,11 +294,20 @@ impl Protocol {
             }
             Ingress::Refusing => actions.extend([Action::Answer, Action::GiveUp]),
             Ingress::Publishing | Ingress::Asking => actions.push(Action::Publish),
-            Ingress::Waiting => actions.push(Action::Decide),
+            Ingress::Waiting => {
+                actions.extend([
+                    Action::Decide { refuses: true },
+                    Action::Decide { refuses: false },
+                ]);
+            }
             Ingress::Done | Ingress::Crashed => {}
         }
         if state.faults > 0 && !matches!(state.ingress, Ingress::Done | Ingress::Crashed) {
             actions.push(Action::CrashIngress);
+        }
+        let undecided = matches!(state.ingress, Ingress::Asking | Ingress::Waiting);
+        if undecided && (state.is_decided() || !self.has(Safeguard::Undecided)) {
+            actions.push(Action::Repeat);
         }
         if !state.late {
             actions.push(Action::AnswerBy);

@@ -45,11 +45,20 @@ pub enum Safeguard {
     Abandon,
     /// Lateness counts from before the claim is sent, not from the claim's answer
     EarlyClock,
-    /// Overdue rows are taken up without a message
+    /// Due rows are claimed without a message
     Redrive,
-    /// A 422 is answered only if one transaction refused all placements, at the verdict's attempt
+    /// Rows that did not finish within their first lease get a due row
+    Sweep,
+    /// The sweep passes a time only once every transaction that began before it has ended
+    SweepFence,
+    /// A 422 is answered only if one transaction found every placement accepted or failed and refused it,
+    /// whatever the verdicts said
     RefusalTransaction,
-    /// Readiness is published only when ingress has said that the order is answered
+    /// That transaction refuses nothing after `answer_by`
+    RefusalInTime,
+    /// A second POST is answered "already taken" only once the order can't be refused any more
+    Undecided,
+    /// Readiness is published only when ingress has released the order
     AnsweredFirst,
     /// A delivery isn't due before `answer_by`, and ingress doesn't answer after it
     AnswerBy,
@@ -108,6 +117,8 @@ pub enum Promise {
     BoughtOnce,
     /// Nothing is bought for an order that was answered with 422.
     NothingForRefused,
+    /// An order that was called "already taken" is never refused.
+    TakenStands,
     /// No webhook is sent before the order's 201.
     AnswerFirst,
     /// Where nothing more can happen, all is delivered, failed or parked, and what was bought is
@@ -117,9 +128,10 @@ pub enum Promise {
 
 impl Promise {
     /// Every promise.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::BoughtOnce,
         Self::NothingForRefused,
+        Self::TakenStands,
         Self::AnswerFirst,
         Self::NothingLost,
     ];
@@ -129,6 +141,7 @@ impl Promise {
         match self {
             Self::BoughtOnce => "nothing is bought twice",
             Self::NothingForRefused => "nothing is bought for an order answered with 422",
+            Self::TakenStands => "what is already taken is never refused",
             Self::AnswerFirst => "no webhook precedes the answer",
             Self::NothingLost => "everything accepted ends delivered, failed or parked",
         }

@@ -2,7 +2,7 @@
 
 use crate::{
     actions::{Action, Does, Found},
-    state::{Answer, Ingress, Job, Outcome, Said, State, Work},
+    state::{Ingress, Job, Outcome, State, Work},
 };
 
 /// A path, step by step.
@@ -41,9 +41,9 @@ fn actor(action: &Action) -> Option<usize> {
         | Action::Abandon(by)
         | Action::TimeOut(by)
         | Action::Record(by)
-        | Action::Hear(by)
-        | Action::Reply(by, _)
-        | Action::NoReply(by)
+        | Action::Claim(by)
+        | Action::Release(by)
+        | Action::LoseRelease(by)
         | Action::Announce(by)
         | Action::CrashProvisioner(by) => Some(by),
         _ => None,
@@ -57,16 +57,28 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
         Action::Store { waits: true } => "ingress stores the order and is going to wait for a verdict".into(),
         Action::Store { waits: false } => "ingress stores the order and doesn't wait for a verdict".into(),
         Action::Publish => "ingress publishes the jobs".into(),
-        Action::Decide => "ingress ends its wait for verdicts and decides".into(),
+        Action::Decide { refuses: true } => {
+            "ingress ends its wait for verdicts and tries to refuse the order".into()
+        }
+        Action::Decide { refuses: false } => {
+            "ingress ends its wait for verdicts and lets the order stand".into()
+        }
+        Action::Repeat => "the partner posts the order once more and is answered \"already taken\"".into(),
         Action::Answer if state.ingress == Ingress::Refusing => "the partner is answered 422".into(),
         Action::Answer => "the partner is answered 201".into(),
         Action::GiveUp => "no answer leaves: the partner has hung up, or answer_by is over".into(),
         Action::AnswerBy => "answer_by is over".into(),
         Action::Tick => "SETTLE/2 passes".into(),
-        Action::LoseJob(row) => format!("the stream loses the job of {}", one(row)),
-        Action::LoseEvent(row) => format!("the stream loses the readiness event of {}", one(row)),
-        Action::TakeJob(by, row) => format!("{} gets the job of {} and claims it", name(by), one(row)),
-        Action::TakeDue(by, row) => format!("{} takes {} up as overdue and claims it", name(by), one(row)),
+        Action::LoseJob(row) => format!("the stream loses the job of {}, or has it acknowledged", one(row)),
+        Action::LoseEvent(row) => format!(
+            "the stream loses the readiness event of {}, or has it acknowledged",
+            one(row)
+        ),
+        Action::SweepPlacement(row) => format!("the sweep gives {} a due row", one(row)),
+        Action::SweepDelivery(row) => format!("the sweep gives the delivery of {} a due row", one(row)),
+        Action::TakeJob(by, row) => format!("{} gets the job of {}", name(by), one(row)),
+        Action::Claim(by) => format!("{} claims {}", name(by), work(state, by)),
+        Action::TakeDue(by, row) => format!("{} claims {}, which is due", name(by), one(row)),
         Action::LookUp(by, row, found) => {
             let found = match found {
                 Found::Purchase { ready: true } => "finds the purchase and its profile",
@@ -75,13 +87,13 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
                 Found::Unknown => "learns nothing, and it is overdue",
             };
             format!(
-                "{} takes {} up as overdue, looks it up and {found}",
+                "{} claims {}, which is due, looks it up and {found}",
                 name(by),
                 one(row)
             )
         }
         Action::Collect(by, row) => format!(
-            "{} takes {} up as overdue and collects its profile",
+            "{} claims {}, which is due, and collects its profile",
             name(by),
             one(row)
         ),
@@ -125,14 +137,12 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
             work(state, by)
         ),
         Action::Record(by) => format!("{} records {}: {}", name(by), work(state, by), outcome(state, by)),
-        Action::Hear(by) => format!("ingress hears of {}: {}", work(state, by), verdict(state, by)),
-        Action::Reply(by, Answer::Created) => format!("{} learns that the order is answered", name(by)),
-        Action::Reply(by, Answer::Refused) => format!("{} learns that the order is refused", name(by)),
-        Action::NoReply(by) => format!("{} gets no reply from ingress", name(by)),
+        Action::Release(by) => format!("{} is released, and publishes what it held back", name(by)),
+        Action::LoseRelease(by) => format!("{} is never released: a message was lost", name(by)),
         Action::Announce(by) => format!("{} publishes that {} is ready", name(by), work(state, by)),
         Action::TakeEvent(row) => format!("the notifier gets the readiness event of {}", one(row)),
         Action::TakeDelivery(row) => {
-            format!("the notifier takes the delivery of {} up as overdue", one(row))
+            format!("the notifier takes up the delivery of {}, which is due", one(row))
         }
         Action::Post { acknowledged: true } => "the webhook is sent, and the endpoint acknowledges it".into(),
         Action::Post { acknowledged: false } => "the webhook is sent, and the endpoint fails".into(),
@@ -157,29 +167,18 @@ fn attempt(state: &State, row: usize, number: u32) -> String {
 
 fn job(state: &State, by: usize) -> Option<Job> {
     match state.provisioners[by].work {
-        Work::Idle => None,
-        Work::Fresh { job, .. }
-        | Work::Sent(job)
-        | Work::Settling(job, _)
-        | Work::Telling { job, .. }
-        | Work::Announcing(job) => Some(job),
+        Work::Idle | Work::Ticket { .. } => None,
+        Work::Fresh { job, .. } | Work::Sent(job) | Work::Settling(job, _) | Work::Announcing(job) => {
+            Some(job)
+        }
     }
 }
 
 fn work(state: &State, by: usize) -> String {
-    job(state, by).map_or_else(|| "nothing".into(), |job| attempt(state, job.row, job.attempt))
-}
-
-fn verdict(state: &State, by: usize) -> &'static str {
-    match state.provisioners[by].work {
-        Work::Telling {
-            said: Said::Refused, ..
-        } => "refused by the provider",
-        Work::Telling {
-            said: Said::NotSent, ..
-        } => "certainly not sent",
-        _ => "under way",
+    if let Work::Ticket { row, .. } = state.provisioners[by].work {
+        return placement(state, row);
     }
+    job(state, by).map_or_else(|| "nothing".into(), |job| attempt(state, job.row, job.attempt))
 }
 
 fn outcome(state: &State, by: usize) -> &'static str {

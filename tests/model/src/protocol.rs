@@ -14,7 +14,7 @@ use stateright::{Model, Property};
 use crate::{
     Assumption, Promise, Safeguard, Settings,
     actions::Action,
-    state::{Answer, Delivery, Ingress, Row, State},
+    state::{Answer, Delivery, Ingress, Row, State, Turn},
 };
 
 /// The protocol, with everything that [`Settings`] say.
@@ -27,7 +27,7 @@ pub struct Protocol {
 type Condition = fn(&Protocol, &State) -> bool;
 
 /// Final states that the protocol must reach, or the model proves nothing.
-pub const ENDS: [(&str, Condition); 7] = [
+pub const ENDS: [(&str, Condition); 9] = [
     ("an order is answered with 201 and delivered", |_, state| {
         state.answer == Some(Answer::Created)
             && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
@@ -54,7 +54,16 @@ pub const ENDS: [(&str, Condition); 7] = [
         state
             .rows
             .iter()
-            .any(|row| row.told && row.delivery == Delivery::Pending)
+            .any(|row| row.told && matches!(row.delivery, Delivery::Pending(_)))
+    }),
+    ("a placement that failed is refused after all", |_, state| {
+        let rejected =
+            |row: &Row| row.placement.state == PlacementState::Refused && row.placement.attempt > 0;
+        state.answer == Some(Answer::Refused) && state.rows.iter().all(rejected)
+    }),
+    ("a release publishes what was held back", |_, state| {
+        let published = |row: &Row| row.event && row.delivery == Delivery::Pending(Turn::Young);
+        state.answer == Some(Answer::Created) && state.rows.iter().any(published)
     }),
 ];
 
@@ -118,9 +127,10 @@ impl Model for Protocol {
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        let promise: [Condition; 4] = [
+        let promise: [Condition; 5] = [
             |_, state| state.rows.iter().all(|row| row.bought <= 1),
             |_, state| state.answer != Some(Answer::Refused) || state.rows.iter().all(|row| row.bought == 0),
+            |_, state| !(state.taken && state.any(PlacementState::Refused)),
             |_, state| !state.overtaken,
             |protocol, state| state.rows.iter().all(Row::is_settled) || protocol.goes_on(state),
         ];

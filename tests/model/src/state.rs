@@ -28,6 +28,8 @@ pub struct State {
     pub faults: u8,
     /// A 201 was sent after a webhook.
     pub overtaken: bool,
+    /// A second POST of the order was answered "already taken" while it could still be refused.
+    pub taken: bool,
 }
 
 /// Where ingress is with its order.
@@ -41,7 +43,7 @@ pub enum Ingress {
     Publishing,
     /// Committed; publishes jobs with its address.
     Asking,
-    /// Published; waits for verdicts until it decides, at any time.
+    /// Published; waits for verdicts until it decides, at any time and either way: verdicts are hints.
     Waiting,
     /// Decided for 201.
     Standing,
@@ -73,6 +75,8 @@ pub struct Row {
     pub placement: Placement,
     /// How long ago its attempt was recorded, in ticks; counted while it is `placing`.
     pub age: u8,
+    /// How a provisioner finds it without a message.
+    pub turn: Turn,
     /// Its profile is stored.
     pub ready: bool,
     /// Its delivery.
@@ -81,14 +85,23 @@ pub struct Row {
     pub job: Option<Address>,
     /// Its readiness event in the stream.
     pub event: bool,
-    /// The verdict that ingress has of it.
-    pub verdict: Option<(u32, Said)>,
     /// How often it was bought.
     pub bought: u8,
     /// Whether a look-up finds the purchase.
     pub shown: bool,
     /// The webhook was sent.
     pub told: bool,
+}
+
+/// How a row is found without a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Turn {
+    /// Within its first lease: the sweep has yet to look at it.
+    Young,
+    /// It has a due row.
+    Due,
+    /// It isn't: finished, or forgotten.
+    Never,
 }
 
 /// Whether a job names an ingress that waits for the verdict.
@@ -106,7 +119,7 @@ pub enum Delivery {
     /// Not ready.
     Unborn,
     /// To be attempted.
-    Pending,
+    Pending(Turn),
     /// Acknowledged, as far as the row says.
     Delivered,
 }
@@ -116,8 +129,22 @@ pub enum Delivery {
 pub struct Provisioner {
     /// What it does.
     pub work: Work,
-    /// It has learnt that the order is answered.
-    pub answered: bool,
+    /// What it knows of the answer.
+    pub release: Release,
+}
+
+/// A provisioner's side of the answer handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Release {
+    /// It has sent no verdict, or waits no longer for a release.
+    None,
+    /// It has sent a verdict and remembers that until it is released.
+    Awaited {
+        /// A stored profile is held back until then.
+        holds: bool,
+    },
+    /// It was released: what comes now is announced at once.
+    Came,
 }
 
 /// A placement that a provisioner works on.
@@ -138,6 +165,13 @@ pub struct Job {
 pub enum Work {
     /// Nothing.
     Idle,
+    /// Has a ticket from a job, which may be acknowledged by now; claims it once it has a slot.
+    Ticket {
+        /// The row's index.
+        row: usize,
+        /// Who waits for the verdict.
+        address: Address,
+    },
     /// Has recorded an attempt that it hasn't sent.
     Fresh {
         /// The placement.
@@ -149,17 +183,6 @@ pub enum Work {
     Sent(Job),
     /// Has an outcome that isn't recorded yet.
     Settling(Job, Outcome),
-    /// Has told ingress and waits for its reply.
-    Telling {
-        /// The placement.
-        job: Job,
-        /// The verdict.
-        said: Said,
-        /// A profile is to be announced once the order is answered.
-        announce: bool,
-        /// Ingress has heard it.
-        heard: bool,
-    },
     /// Is about to publish that the profile is stored.
     Announcing(Job),
 }
@@ -185,17 +208,6 @@ pub enum Outcome {
     },
     /// Look-ups have failed for too long.
     Hopeless,
-}
-
-/// A verdict.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Said {
-    /// The provider refused.
-    Refused,
-    /// Certainly not sent.
-    NotSent,
-    /// Anything else.
-    UnderWay,
 }
 
 /// A purchase on its way.
@@ -228,18 +240,18 @@ impl State {
         let row = Row {
             placement: Placement::NEW,
             age: 0,
+            turn: Turn::Young,
             ready: false,
             delivery: Delivery::Unborn,
             job: None,
             event: false,
-            verdict: None,
             bought: 0,
             shown: false,
             told: false,
         };
         let provisioner = Provisioner {
             work: Work::Idle,
-            answered: false,
+            release: Release::None,
         };
         Self {
             ingress: Ingress::Checking,
@@ -251,6 +263,7 @@ impl State {
             notifier: Notifier::Idle,
             faults,
             overtaken: false,
+            taken: false,
         }
     }
 
@@ -258,24 +271,23 @@ impl State {
     pub fn is_stored(&self) -> bool {
         self.ingress != Ingress::Checking
     }
+
+    /// Whether the order can't be refused any more, as a second POST of it finds.
+    pub fn is_decided(&self) -> bool {
+        let bought = |row: &Row| {
+            matches!(
+                row.placement.state,
+                domain::PlacementState::Placed | domain::PlacementState::Parked
+            )
+        };
+        self.late || self.rows.iter().any(bought)
+    }
 }
 
 impl Request {
     /// Whether it is this job's.
     pub fn is_of(&self, job: Job) -> bool {
         (self.row, self.attempt) == (job.row, job.attempt)
-    }
-}
-
-impl Job {
-    /// Its verdict, on the way to ingress.
-    pub fn tell(self, said: Said, announce: bool) -> Work {
-        Work::Telling {
-            job: self,
-            said,
-            announce,
-            heard: false,
-        }
     }
 }
 

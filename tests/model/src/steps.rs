@@ -10,8 +10,8 @@ use crate::{
     actions::{Action, Does, Found},
     protocol::Protocol,
     state::{
-        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Outcome, Provisioner, Request, SETTLED,
-        Said, State, Work,
+        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Outcome, Provisioner, Release, Request,
+        SETTLED, State, Turn, Work,
     },
 };
 
@@ -23,15 +23,26 @@ impl Protocol {
             Action::Tick => self.tick(state),
             Action::LoseJob(index) => state.rows[index].job = None,
             Action::LoseEvent(index) => state.rows[index].event = false,
+            Action::SweepPlacement(index) => state.rows[index].turn = Turn::Due,
+            Action::SweepDelivery(index) => state.rows[index].delivery = Delivery::Pending(Turn::Due),
+            Action::Repeat => state.taken = true,
             Action::Store { .. }
             | Action::Publish
-            | Action::Decide
+            | Action::Decide { .. }
             | Action::Answer
             | Action::GiveUp
             | Action::CrashIngress => self.ingress_step(state, action),
-            Action::TakeJob(by, index) => {
-                let address = state.rows[index].job;
-                self.claim(state, by, index, address);
+            Action::TakeJob(by, row) => {
+                let Some(address) = state.rows[row].job else {
+                    return;
+                };
+                state.provisioners[by].work = Work::Ticket { row, address };
+            }
+            Action::Claim(by) => {
+                if let Work::Ticket { row, address } = state.provisioners[by].work {
+                    state.provisioners[by].work = Work::Idle;
+                    self.claim(state, by, row, Some(address));
+                }
             }
             Action::TakeDue(by, index) => self.claim(state, by, index, None),
             Action::LookUp(by, index, found) => self.look_up(state, by, index, found),
@@ -43,12 +54,11 @@ impl Protocol {
             | Action::Send(by)
             | Action::Abandon(by)
             | Action::TimeOut(by)
-            | Action::Hear(by)
+            | Action::Release(by)
+            | Action::LoseRelease(by)
             | Action::Announce(by)
-            | Action::CrashProvisioner(by) => self.provisioner_step(state, by, action),
+            | Action::CrashProvisioner(by) => Self::provisioner_step(state, by, action),
             Action::Record(by) => self.record(state, by),
-            Action::Reply(by, answer) => replied(state, by, Some(answer)),
-            Action::NoReply(by) => replied(state, by, None),
             Action::Arrive {
                 request,
                 does,
@@ -75,6 +85,10 @@ impl Protocol {
     fn ingress_step(&self, state: &mut State, action: Action) {
         match action {
             Action::Store { waits } => {
+                if !self.has(Safeguard::SweepFence) {
+                    // The commit took so long that the sweep had passed.
+                    state.rows.iter_mut().for_each(|row| row.turn = Turn::Never);
+                }
                 state.ingress = if waits {
                     Ingress::Asking
                 } else {
@@ -91,7 +105,7 @@ impl Protocol {
                     row.job = Some(address);
                 }
             }
-            Action::Decide => self.decide(state),
+            Action::Decide { refuses } => self.decide(state, refuses),
             Action::CrashIngress => {
                 state.faults -= 1;
                 state.ingress = Ingress::Crashed;
@@ -111,8 +125,8 @@ impl Protocol {
         }
     }
 
-    fn provisioner_step(&self, state: &mut State, by: usize, action: Action) {
-        let Provisioner { work, answered } = &mut state.provisioners[by];
+    fn provisioner_step(state: &mut State, by: usize, action: Action) {
+        let Provisioner { work, release } = &mut state.provisioners[by];
         match (action, *work) {
             (Action::StartClock(_), Work::Fresh { job, .. }) => *work = Work::Fresh { job, late: false },
             (Action::Send(_), Work::Fresh { job, .. }) => {
@@ -124,37 +138,27 @@ impl Protocol {
                     old: false,
                 });
             }
-            (Action::TimeOut(_), Work::Sent(job)) if job.address == Address::Ingress => {
-                *work = job.tell(Said::UnderWay, false);
+            (Action::TimeOut(_), Work::Sent(job)) => {
+                *work = Work::Idle;
+                release.await_of(job, false);
             }
-            (Action::Abandon(_) | Action::TimeOut(_), _) => *work = Work::Idle,
-            (
-                Action::Hear(_),
-                Work::Telling {
-                    job, said, announce, ..
-                },
-            ) => {
-                *work = Work::Telling {
-                    job,
-                    said,
-                    announce,
-                    heard: true,
-                };
-                state.rows[job.row].verdict = Some((job.attempt, said));
+            (Action::Abandon(_), _) => *work = Work::Idle,
+            (Action::Release(_), _) => {
+                let held = *release == Release::Awaited { holds: true };
+                // What its placement still owes is announced at once when it comes.
+                *release = Release::Came;
+                for row in &mut state.rows {
+                    row.event |= held && row.ready && row.delivery != Delivery::Delivered;
+                }
             }
+            (Action::LoseRelease(_), _) => *release = Release::None,
             (Action::Announce(_), Work::Announcing(job)) => {
-                // Without the safeguard ingress wasn't told before.
-                let tells = !self.has(Safeguard::AnsweredFirst) && job.address == Address::Ingress;
-                *work = if tells {
-                    job.tell(Said::UnderWay, false)
-                } else {
-                    Work::Idle
-                };
+                *work = Work::Idle;
                 state.rows[job.row].event = true;
             }
             (Action::CrashProvisioner(_), _) => {
                 *work = Work::Idle;
-                *answered = false;
+                *release = Release::None;
                 state.faults -= 1;
             }
             _ => {}
@@ -175,6 +179,7 @@ impl Protocol {
             }
             (Action::Post { acknowledged: false }, Notifier::Taken(index)) => {
                 state.rows[index].told = true;
+                state.rows[index].delivery = Delivery::Pending(Turn::Due);
                 state.notifier = Notifier::Idle;
                 state.faults -= 1;
             }
@@ -198,14 +203,20 @@ impl Protocol {
             if bought_or_closed && self.has(Safeguard::IdempotentClaim) {
                 row.job = None;
             }
-            row.event &= row.delivery != Delivery::Delivered;
-            if state.ingress != Ingress::Waiting {
-                row.verdict = None;
+            if bought_or_closed && (row.placement.state != Placed || row.ready) {
+                row.turn = Turn::Never;
             }
+            row.event &= row.delivery != Delivery::Delivered;
         }
         for provisioner in &mut state.provisioners {
-            provisioner.answered &= !state.late;
+            if state.late && provisioner.release != (Release::Awaited { holds: true }) {
+                provisioner.release = Release::None;
+            }
         }
+        state.taken &= matches!(
+            state.ingress,
+            Ingress::Asking | Ingress::Waiting | Ingress::Refusing
+        );
         // Provisioners that serve the same provider have no names, and neither have requests.
         if state.rows.len() == 1 {
             state.provisioners.sort_unstable();
@@ -238,7 +249,8 @@ impl Protocol {
     /// A provisioner takes a placement up to buy it.
     fn claim(&self, state: &mut State, by: usize, index: usize, address: Option<Address>) {
         // A job without an address is published after the answer; so is one that comes late.
-        let answered = state.late || state.provisioners[by].answered || address == Some(Address::None);
+        let answered =
+            state.late || state.provisioners[by].release == Release::Came || address == Some(Address::None);
         let row = &mut state.rows[index];
         if row.placement.attempt >= self.settings.attempts {
             return;
@@ -307,7 +319,7 @@ impl Protocol {
         }
     }
 
-    /// A provisioner records an outcome, or tells it to ingress first where a refusal is possible.
+    /// A provisioner records an outcome. What ingress waits for, it hears only afterwards.
     fn record(&self, state: &mut State, by: usize) {
         let Work::Settling(mut job, outcome) = state.provisioners[by].work else {
             return;
@@ -337,28 +349,31 @@ impl Protocol {
             } else {
                 0
             };
+            row.turn = Turn::Due;
         }
         let placed = row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
         let announce = placed && outcome == Outcome::Bought { ready: true } && !row.ready;
+        let provisioner = &mut state.provisioners[by];
+        let released =
+            job.answered || provisioner.release == Release::Came || !self.has(Safeguard::AnsweredFirst);
         if announce {
             row.ready = true;
-            row.delivery = Delivery::Pending;
+            // What is announced is born with a lease, everything else with a due row.
+            let holds = job.address == Address::Ingress;
+            row.delivery = Delivery::Pending(if released || holds { Turn::Young } else { Turn::Due });
         }
-        let released = job.answered || !self.has(Safeguard::AnsweredFirst);
-        state.provisioners[by].work = match (outcome, job.address) {
-            (Outcome::Bought { .. }, _) if announce && released => Work::Announcing(job),
-            (Outcome::Bought { .. } | Outcome::Busy, Address::Ingress) => job.tell(Said::UnderWay, announce),
-            _ => Work::Idle,
+        provisioner.work = if announce && released {
+            Work::Announcing(job)
+        } else {
+            provisioner.release.await_of(job, announce);
+            Work::Idle
         };
     }
 
     /// Ingress ends its wait; refuses all placements in one transaction or none.
-    fn decide(&self, state: &mut State) {
-        let verdicts = || state.rows.iter().filter_map(|row| row.verdict);
-        let under_way = verdicts().any(|(_, said)| said == Said::UnderWay);
-        let refusal = verdicts().next().is_some() && !under_way;
+    fn decide(&self, state: &mut State, refuses: bool) {
         state.ingress = Ingress::Standing;
-        if !refusal {
+        if !refuses || (state.late && self.has(Safeguard::RefusalInTime)) {
             return;
         }
         let refused: Option<Vec<Placement>> = state
@@ -371,10 +386,7 @@ impl Protocol {
                         ..row.placement
                     });
                 }
-                self.after(
-                    row.placement,
-                    Event::Refuse,
-                )
+                self.after(row.placement, Event::Refuse)
             })
             .collect();
         let Some(refused) = refused else { return };
@@ -386,37 +398,23 @@ impl Protocol {
     }
 }
 
-/// An overdue row that is taken up for anything but buying it.
+impl Release {
+    /// A verdict of this job is sent; a profile may be held back until the release.
+    fn await_of(&mut self, job: Job, holds: bool) {
+        if job.address == Address::Ingress && *self != Self::Came {
+            *self = Self::Awaited { holds };
+        }
+    }
+}
+
+/// A due row that is claimed for anything but buying it.
 fn due(state: &State, by: usize, index: usize) -> Job {
     Job {
         row: index,
         attempt: state.rows[index].placement.attempt,
         address: Address::None,
-        answered: state.late || state.provisioners[by].answered,
+        answered: state.late || state.provisioners[by].release == Release::Came,
     }
-}
-
-/// Ends a provisioner's wait for ingress.
-fn replied(state: &mut State, by: usize, reply: Option<Answer>) {
-    let provisioner = &mut state.provisioners[by];
-    let Work::Telling {
-        job, said, announce, ..
-    } = provisioner.work
-    else {
-        return;
-    };
-    provisioner.answered |= reply == Some(Answer::Created);
-    let job = Job {
-        address: Address::None,
-        ..job
-    };
-    provisioner.work = match said {
-        _ if reply == Some(Answer::Refused) => Work::Idle,
-        Said::Refused => Work::Settling(job, Outcome::Rejected),
-        Said::NotSent => Work::Settling(job, Outcome::NotSent),
-        Said::UnderWay if announce && reply == Some(Answer::Created) => Work::Announcing(job),
-        Said::UnderWay => Work::Idle,
-    };
 }
 
 /// Hands the provider's answer to the provisioner that waits for it.
@@ -428,11 +426,7 @@ fn hear(state: &mut State, sent: &Request, outcome: Outcome) {
         if !sent.is_of(job) {
             continue;
         }
-        provisioner.work = match (outcome, job.address) {
-            (Outcome::Rejected, Address::Ingress) => job.tell(Said::Refused, false),
-            (Outcome::NotSent, Address::Ingress) => job.tell(Said::NotSent, false),
-            _ => Work::Settling(job, outcome),
-        };
+        provisioner.work = Work::Settling(job, outcome);
         return;
     }
 }

@@ -79,24 +79,26 @@ fn the_promise_holds_for_an_order_of_two_providers() {
 fn without_any_one_safeguard_the_promise_breaks() {
     use Safeguard::{
         Abandon, AnswerBy, AnsweredFirst, EarlyClock, IdempotentClaim, LookUp, RecordedAttempt,
-        RecordedDelivery, Redrive, RefusalTransaction, Settle,
+        RecordedDelivery, Redrive, RefusalInTime, RefusalTransaction, Settle, Sweep, SweepFence, Undecided,
     };
     let breaks = |safeguard| breaks(&without(safeguard));
-    for safeguard in [
-        RecordedAttempt,
-        IdempotentClaim,
-        LookUp,
-        Settle,
-        Abandon,
-        EarlyClock,
-    ] {
+    for safeguard in [RecordedAttempt, LookUp, Abandon, EarlyClock] {
         assert_eq!(breaks(safeguard), Promise::BoughtOnce, "{safeguard:?}");
+    }
+    // Bought twice, or bought for an order that was refused meanwhile: one is found as soon as the other.
+    for safeguard in [IdempotentClaim, Settle] {
+        let promise = breaks(safeguard);
+        let bought = [Promise::BoughtOnce, Promise::NothingForRefused];
+        assert!(bought.contains(&promise), "{safeguard:?} breaks {promise:?}");
     }
     for safeguard in [AnsweredFirst, AnswerBy] {
         assert_eq!(breaks(safeguard), Promise::AnswerFirst, "{safeguard:?}");
     }
-    for safeguard in [Redrive, RecordedDelivery] {
+    for safeguard in [Redrive, Sweep, SweepFence, RecordedDelivery] {
         assert_eq!(breaks(safeguard), Promise::NothingLost, "{safeguard:?}");
+    }
+    for safeguard in [RefusalInTime, Undecided] {
+        assert_eq!(breaks(safeguard), Promise::TakenStands, "{safeguard:?}");
     }
     assert_eq!(breaks(RefusalTransaction), Promise::NothingForRefused);
 }

@@ -80,9 +80,7 @@ impl Bench {
     pub async fn placing(&self, units: usize) -> NewOrder {
         let order = order(PartnerId::new(), units);
         self.store(std::slice::from_ref(&order)).await;
-        let claimed = self
-            .claim(&[order.placements[0].placement_id])
-            .await;
+        let claimed = self.claim(&[order.placements[0].placement_id]).await;
         assert_eq!(claimed[0].attempt, 1);
         order
     }
@@ -156,7 +154,9 @@ impl Bench {
         let found = deliveries::due(&mut connection, page).await.unwrap();
         let due: Vec<TopupId> = found.due.into_iter().map(|one| one.topup_id).collect();
         let leased = deliveries::lease(&mut connection, &due, lease).await.unwrap();
-        deliveries::read(&mut connection, &leased, Read::Leased).await.unwrap()
+        deliveries::read(&mut connection, &leased, Read::Leased)
+            .await
+            .unwrap()
     }
 
     pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {

@@ -47,9 +47,15 @@ async fn what_is_due_is_claimed_once_by_its_provider() {
     bench.store(&[later.clone(), elsewhere.clone()]).await;
     bench.due_in(&[placement(&later)], 60.0).await;
     bench.due_in(&[placement(&elsewhere)], 0.0).await;
-    assert_eq!(ids(&bench.claim_due(PROVIDER, 10).await), placements.into_iter().collect());
+    assert_eq!(
+        ids(&bench.claim_due(PROVIDER, 10).await),
+        placements.into_iter().collect()
+    );
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty(), "leased");
-    assert_eq!(ids(&bench.claim_due("elsewhere", 10).await), HashSet::from([placement(&elsewhere)]));
+    assert_eq!(
+        ids(&bench.claim_due("elsewhere", 10).await),
+        HashSet::from([placement(&elsewhere)])
+    );
 }
 
 #[tokio::test]
@@ -61,8 +67,15 @@ async fn no_placement_is_taken_up_twice() {
         let (mut mine, mut after) = (Vec::new(), None);
         let mut connection = bench.connection().await;
         loop {
-            let page = Page { limit: 7, per_lane: 7, after: after.take(), ..Page::default() };
-            let found = placements::due(&mut connection, PROVIDER, true, &page).await.unwrap();
+            let page = Page {
+                limit: 7,
+                per_lane: 7,
+                after: after.take(),
+                ..Page::default()
+            };
+            let found = placements::due(&mut connection, PROVIDER, true, &page)
+                .await
+                .unwrap();
             after = found.after;
             let found: Vec<_> = found.due.into_iter().map(|one| one.placement_id).collect();
             if found.is_empty() && after.is_none() {
@@ -121,7 +134,10 @@ async fn what_another_has_locked_is_left_to_it() {
     assert_eq!(rest.await.unwrap(), placements[..2].iter().copied().collect());
     held.rollback().await.unwrap();
     bench.due_in(&placements[2..], 0.0).await;
-    assert_eq!(ids(&bench.claim_due(PROVIDER, 3).await), HashSet::from([placements[2]]));
+    assert_eq!(
+        ids(&bench.claim_due(PROVIDER, 3).await),
+        HashSet::from([placements[2]])
+    );
 }
 
 #[tokio::test]
@@ -167,8 +183,16 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     for _ in 0..2 {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
-        assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), named);
-        assert!(placements::lease(&mut connection, &found, LEASE).await.unwrap().is_empty());
+        assert_eq!(
+            placements::lease(&mut connection, &found, LEASE).await.unwrap(),
+            named
+        );
+        assert!(
+            placements::lease(&mut connection, &found, LEASE)
+                .await
+                .unwrap()
+                .is_empty()
+        );
         let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Overdue, Duration::ZERO);
         let again = claim.await.unwrap();
         assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));

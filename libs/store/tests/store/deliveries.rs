@@ -152,7 +152,11 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
     assert_eq!(first, many[7..].iter().chain(&few).cloned().collect());
 
     assert_eq!(bench.take_due(2, 100).await.len(), 2);
-    assert_eq!(bench.take_due(100, 100).await.len(), 5, "all others are still leased");
+    assert_eq!(
+        bench.take_due(100, 100).await.len(),
+        5,
+        "all others are still leased"
+    );
     assert!(bench.take_due(100, 100).await.is_empty());
 }
 

@@ -128,8 +128,7 @@ async fn nothing_is_delivered_for_an_order_that_was_answered_with_422() {
     let order = bench.placing(1).await;
     let id = placement(&order);
     bench.settle(&[rejected(id, 1)]).await;
-    let refused =
-        store::orders::refuse(&mut *bench.connection().await, order.order_id).await;
+    let refused = store::orders::refuse(&mut *bench.connection().await, order.order_id).await;
     assert!(refused.unwrap().is_some());
     bench.settle(&[bought_pending(id, 1)]).await;
     assert_eq!(bench.state(id).await, "parked");

@@ -10,7 +10,8 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, not_bought, order, parked, part, placement, rejected, topup_id, topups, unknown,
+    Bench, PROVIDER, bought_pending, not_bought, order, parked, part, placement, rejected, topup_id, topups,
+    unknown,
 };
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
@@ -227,7 +228,10 @@ async fn a_refused_order_frees_its_external_id() {
             .unwrap();
         assert!(found[0].refused);
         assert_eq!(found[0].placements[0].state, PlacementState::Refused.as_str());
-        assert_eq!(found[0].topups[0].reason.as_deref(), Some("the provider refused: 9001 it refused"));
+        assert_eq!(
+            found[0].topups[0].reason.as_deref(),
+            Some("the provider refused: 9001 it refused")
+        );
     }
     bench.store(&[named(partner, "again")]).await;
     assert_eq!(
@@ -248,14 +252,22 @@ async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
     bench.store(std::slice::from_ref(&new)).await;
     for part in placing {
         bench
-            .claim_as(&new.placements[*part].provider, &[new.placements[*part].placement_id], Claim::Named)
+            .claim_as(
+                &new.placements[*part].provider,
+                &[new.placements[*part].placement_id],
+                Claim::Named,
+            )
             .await;
     }
     new
 }
 
 /// The placements that were attempted, their outcomes, and the refusal.
-type Row = (&'static [usize], &'static [fn(PlacementId, u32) -> Settlement], Option<usize>);
+type Row = (
+    &'static [usize],
+    &'static [fn(PlacementId, u32) -> Settlement],
+    Option<usize>,
+);
 
 #[tokio::test]
 async fn an_order_is_refused_whole_or_not_at_all() {
@@ -274,7 +286,9 @@ async fn an_order_is_refused_whole_or_not_at_all() {
     for (attempted, outcomes, refused) in rows {
         let order = two_placements(&bench, attempted).await;
         for (part, outcome) in attempted.iter().zip(outcomes) {
-            bench.settle(&[outcome(order.placements[*part].placement_id, 1)]).await;
+            bench
+                .settle(&[outcome(order.placements[*part].placement_id, 1)])
+                .await;
         }
         let before = bench.everything(order.order_id).await;
         let refusals = bench.refuse(&order).await;
@@ -282,14 +296,21 @@ async fn an_order_is_refused_whole_or_not_at_all() {
         let after = bench.everything(order.order_id).await;
         let count = |what: &str| after.iter().flatten().filter(|row| row.contains(what)).count();
         if refused.is_some() {
-            assert_eq!((count(r#""state": "refused""#), count(r#""state": "failed""#)), (2, 2));
+            assert_eq!(
+                (count(r#""state": "refused""#), count(r#""state": "failed""#)),
+                (2, 2)
+            );
             assert_eq!(bench.refuse(&order).await, None, "twice");
             assert_eq!(bench.find_due(PROVIDER, 10).await, []);
         } else {
             assert_eq!(after, before, "{attempted:?}");
         }
     }
-    assert_eq!(bench.refuse(&order(PartnerId::new(), 1)).await, None, "it was never stored");
+    assert_eq!(
+        bench.refuse(&order(PartnerId::new(), 1)).await,
+        None,
+        "it was never stored"
+    );
 }
 
 #[tokio::test]
@@ -299,13 +320,26 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
     let [one, other] = [0, 1].map(|part| order.placements[part].placement_id);
     bench.settle(&[rejected(one, 1), not_bought(other, 1)]).await;
     let late = "UPDATE orders SET answer_by = now() - interval '1 s' WHERE order_id::text = $1";
-    let again = "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
+    let again =
+        "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
     for statement in [late, again] {
         bench.set(statement, order.order_id).await;
-        assert_eq!(bench.refuse(&order).await, None, "its answer has left: {statement}");
+        assert_eq!(
+            bench.refuse(&order).await,
+            None,
+            "its answer has left: {statement}"
+        );
     }
-    bench.set("UPDATE orders SET refusable = true WHERE order_id::text = $1", order.order_id).await;
-    let said = Refusal::Rejected { status: "9001".into(), message: "it refused".into() };
+    bench
+        .set(
+            "UPDATE orders SET refusable = true WHERE order_id::text = $1",
+            order.order_id,
+        )
+        .await;
+    let said = Refusal::Rejected {
+        status: "9001".into(),
+        message: "it refused".into(),
+    };
     assert_eq!(bench.refuse(&order).await, Some(vec![said, Refusal::NotSent]));
 }
 
@@ -315,19 +349,30 @@ async fn an_order_stands_once_it_cannot_be_refused() {
     let partner = PartnerId::new();
     let stands = async |order: &NewOrder| {
         let mut connection = bench.connection().await;
-        orders::stands(&mut connection, partner, &order.external_order_id).await.unwrap()
+        orders::stands(&mut connection, partner, &order.external_order_id)
+            .await
+            .unwrap()
     };
     let waiting = order(partner, 1);
     assert_eq!(stands(&waiting).await, None);
     bench.store(std::slice::from_ref(&waiting)).await;
     let undecided = stands(&waiting).await.unwrap();
-    assert!(!undecided.decided && undecided.undecided_for > Duration::from_secs(2), "{undecided:?}");
+    assert!(
+        !undecided.decided && undecided.undecided_for > Duration::from_secs(2),
+        "{undecided:?}"
+    );
     bench.claim(&[placement(&waiting)]).await;
     bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
     assert!(stands(&waiting).await.unwrap().decided, "it is bought");
-    let answered = NewOrder { refusable: false, ..order(partner, 1) };
+    let answered = NewOrder {
+        refusable: false,
+        ..order(partner, 1)
+    };
     bench.store(std::slice::from_ref(&answered)).await;
-    assert!(stands(&answered).await.unwrap().decided, "its answer waits for no verdict");
+    assert!(
+        stands(&answered).await.unwrap().decided,
+        "its answer waits for no verdict"
+    );
 }
 
 #[tokio::test]

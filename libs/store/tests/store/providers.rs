@@ -250,14 +250,12 @@ async fn hints_are_taken_once_a_second() {
 
     // Only what is placed: whatever a callback says, nothing else is moved by it.
     for state in ["accepted", "placing", "failed", "refused", "parked"] {
-        sqlx::query(
-            "UPDATE placements SET state = $1, hinted_at = NULL WHERE placement_id = $2",
-        )
-        .bind(state)
-        .bind(id.uuid())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+        sqlx::query("UPDATE placements SET state = $1, hinted_at = NULL WHERE placement_id = $2")
+            .bind(state)
+            .bind(id.uuid())
+            .execute(&bench.pool)
+            .await
+            .unwrap();
         bench.due_in(&[id], 3600.0).await;
         assert!(!hint(PROVIDER).await, "{state}");
     }
@@ -292,7 +290,9 @@ async fn the_queue_tells_how_far_behind_it_is() {
     bench.overdue().await;
     let order = bench.placing(1).await;
     bench.settle(&[parked(placement(&order), 1)]).await;
-    bench.set("UPDATE placement_due SET provider = $1", "nobody").await;
+    bench
+        .set("UPDATE placement_due SET provider = $1", "nobody")
+        .await;
     let now = backlogs().await;
     let of = |provider: &str| now.iter().find(|backlog| backlog.provider == provider).unwrap();
     assert_eq!((of(PROVIDER).parked, of("nobody").parked), (1, 0));

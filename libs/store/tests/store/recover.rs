@@ -102,12 +102,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
         assert!(one.attempt_age < Duration::from_mins(1), "{:?}", one.attempt_age);
     }
     // A job that comes late takes nothing up.
-    assert!(
-        bench
-            .claim(&[placement(&accepted)])
-            .await
-            .is_empty()
-    );
+    assert!(bench.claim(&[placement(&accepted)]).await.is_empty());
 
     // Only two looks lead to another attempt.
     let id = placement(&accepted);

@@ -191,7 +191,10 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
     let due = {
         bench.deliver_in(&topups, 0.0).await;
-        bench.read_due(&page(8, 8), Duration::from_mins(1)).await.remove(0)
+        bench
+            .read_due(&page(8, 8), Duration::from_mins(1))
+            .await
+            .remove(0)
     };
     assert_eq!(due.old_webhook_secret.as_deref().map(open), Some(7));
 
@@ -383,10 +386,7 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
         .await
         .unwrap();
     bench
-        .set(
-            "UPDATE esims SET profile = '\\x' WHERE topup_id = $1",
-            &topups[1],
-        )
+        .set("UPDATE esims SET profile = '\\x' WHERE topup_id = $1", &topups[1])
         .await;
     bench
         .set(

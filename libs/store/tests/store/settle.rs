@@ -208,7 +208,9 @@ async fn a_unit_sold_twice_is_told_by_its_constraint_and_changes_nothing() {
         ..order(PartnerId::new(), 0)
     };
     bench.store(std::slice::from_ref(&third)).await;
-    bench.claim_as("elsewhere", &[placement(&third)], Claim::Named).await;
+    bench
+        .claim_as("elsewhere", &[placement(&third)], Claim::Named)
+        .await;
     let unit = Unit {
         topup_id: topups(&third)[0].clone(),
         ..sold
@@ -225,7 +227,12 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
     let refused = bench.placing(1).await;
     bench.settle(&[rejected(placement(&refused), 1)]).await;
     let mut connection = bench.connection().await;
-    assert!(orders::refuse(&mut connection, refused.order_id).await.unwrap().is_some());
+    assert!(
+        orders::refuse(&mut connection, refused.order_id)
+            .await
+            .unwrap()
+            .is_some()
+    );
     let failed = bench.placing(1).await;
     bench.settle(&[rejected(placement(&failed), 1)]).await;
     let accepted = bench.placing(1).await;
@@ -447,7 +454,13 @@ async fn a_rejection_fails_the_units_with_its_reason() {
     for topup in topups(&order) {
         assert_eq!(bench.states(&topup).await, ("failed".into(), "none".into()));
         let statement = "SELECT reason FROM topups WHERE topup_id = $1";
-        assert_eq!(bench.value::<String>(statement, &topup).await, "the provider refused: 9001 it refused");
+        assert_eq!(
+            bench.value::<String>(statement, &topup).await,
+            "the provider refused: 9001 it refused"
+        );
     }
-    assert_eq!(bench.reason(&order).await, "the provider refused: 9001 it refused");
+    assert_eq!(
+        bench.reason(&order).await,
+        "the provider refused: 9001 it refused"
+    );
 }

@@ -12,7 +12,9 @@ const LAG: Duration = Duration::from_secs(10);
 
 impl Bench {
     async fn sweep(&self) -> Swept {
-        placements::sweep(&mut *self.connection().await, LAG).await.unwrap()
+        placements::sweep(&mut *self.connection().await, LAG)
+            .await
+            .unwrap()
     }
 
     /// Sweeps until so many rows were late, and says how often. Transactions of other tests on this server hold
@@ -37,7 +39,11 @@ impl Bench {
             "UPDATE deliveries SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE sweeps SET up_to = up_to - make_interval(secs => $1), fence_at = fence_at - make_interval(secs => $1)",
         ] {
-            sqlx::query(statement).bind(seconds).execute(&self.pool).await.unwrap();
+            sqlx::query(statement)
+                .bind(seconds)
+                .execute(&self.pool)
+                .await
+                .unwrap();
         }
     }
 }
@@ -45,20 +51,30 @@ impl Bench {
 #[tokio::test]
 async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     let bench = Bench::new().await;
-    let (accepted, placing, done) = (order(PartnerId::new(), 1), bench.placing(1).await, bench.placing(1).await);
+    let (accepted, placing, done) = (
+        order(PartnerId::new(), 1),
+        bench.placing(1).await,
+        bench.placing(1).await,
+    );
     bench.store(std::slice::from_ref(&accepted)).await;
     let units = topups(&done).iter().map(ready).collect();
     bench.settle(&[bought(placement(&done), 1, units, true)]).await;
     assert_eq!(bench.sweep().await.late, 0, "too young");
     bench.age(12).await;
     assert_eq!(bench.sweep().await.late, 2);
-    assert_eq!(bench.find_due(PROVIDER, 10).await, [placement(&accepted), placement(&placing)]);
+    assert_eq!(
+        bench.find_due(PROVIDER, 10).await,
+        [placement(&accepted), placement(&placing)]
+    );
     assert_eq!(bench.sweep().await.late, 0, "they have their due rows");
 
     let mut connection = bench.connection().await;
     assert_eq!(deliveries::sweep(&mut connection, LAG).await.unwrap().late, 1);
     let due = deliveries::due(&mut connection, &page(10, 10)).await.unwrap().due;
-    assert_eq!(due.into_iter().map(|one| one.topup_id).collect::<Vec<_>>(), topups(&done));
+    assert_eq!(
+        due.into_iter().map(|one| one.topup_id).collect::<Vec<_>>(),
+        topups(&done)
+    );
 }
 
 #[tokio::test]
@@ -67,7 +83,9 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
     let mut slow = bench.database.connect().await.unwrap();
     let mut transaction = slow.begin().await.unwrap();
     let late = order(PartnerId::new(), 1);
-    store::orders::insert(&mut transaction, std::slice::from_ref(&late)).await.unwrap();
+    store::orders::insert(&mut transaction, std::slice::from_ref(&late))
+        .await
+        .unwrap();
     // Its rows are older than the lease before anybody can see them.
     sqlx::query("UPDATE placements SET created_at = created_at - interval '20 s'")
         .execute(&mut *transaction)

@@ -1,0 +1,49 @@
+//! Lanes: what is bought from a provider and may fail by itself.
+
+/// The longest name of a lane that is spelled out.
+const SPELLED_OUT: usize = 64;
+
+/// The lane of a purchase, from the provider's ids of its options: the option, or the sorted distinct
+/// options joined by `+`; hashed where that is longer than 64 bytes.
+pub fn lane<'a>(options: impl IntoIterator<Item = &'a str>) -> String {
+    let mut options: Vec<&str> = options.into_iter().collect();
+    options.sort_unstable();
+    options.dedup();
+    let lane = options.join("+");
+    if lane.len() <= SPELLED_OUT {
+        return lane;
+    }
+    // FNV-1a: the same in every version of every program.
+    let hash = lane.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    format!("#{hash:016x}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_options_are_the_same_lane() {
+        assert_eq!(lane(["b"]), "b");
+        assert_eq!(lane(["b", "a", "b"]), "a+b");
+        assert_eq!(lane(["a", "b"]), lane(["b", "a"]));
+        assert_ne!(lane(["a", "b"]), lane(["a", "c"]));
+    }
+
+    #[test]
+    fn a_long_name_is_hashed() {
+        let options = [
+            "0e4736-00f067aa0ba902b7-a3ce929d0",
+            "4bf92f3577b34da6a3ce929d0e0e4736",
+        ];
+        assert_eq!(lane(options), "#00cd9e1fe7ee76e9");
+        assert_ne!(
+            lane(options),
+            lane([options[0], "4bf92f3577b34da6a3ce929d0e0e4737"])
+        );
+        let longest = "x".repeat(SPELLED_OUT);
+        assert_eq!(lane([longest.as_str()]), longest);
+    }
+}

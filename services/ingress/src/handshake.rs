@@ -1,0 +1,218 @@
+//! Ingress's side of the answer handshake: verdicts of provisioners come in while partners wait, and
+//! releases go back once the answer has left. Also which provisioners promise a verdict in time.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use domain::{OrderId, PlacementId};
+use pipeline::{
+    Batcher, Nats,
+    handshake::Release,
+    payload::{Heartbeat, Said, Verdict, Verdicts},
+};
+use runtime::Shutdown;
+use store::orders::{NewOrder, NewPlacement};
+use tokio::sync::oneshot;
+
+/// A heartbeat older than this promises nothing.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// The orders of this process that wait for verdicts, and the promises of provisioners.
+pub struct Handshake {
+    nats: Nats,
+    instance: String,
+    waiting: Mutex<HashMap<OrderId, Heard>>,
+    releases: Batcher<Release>,
+    /// For each provider that orders may go to, by provisioner.
+    promises: Mutex<HashMap<String, HashMap<String, Promise>>>,
+    started: Instant,
+}
+
+/// The verdicts of an order that waits.
+struct Heard {
+    placements: usize,
+    /// Each with what to release once the answer has left; of one placement the last one counts.
+    verdicts: Vec<(Said, Release)>,
+    /// Sent to once the verdicts settle the answer.
+    settled: Option<oneshot::Sender<()>>,
+}
+
+struct Promise {
+    heard: Instant,
+    verdict_in: Duration,
+    lanes: HashMap<String, Duration>,
+}
+
+/// An order's place among those that wait. When dropped, its placements are released: the answer has left,
+/// or never will.
+pub struct Waiting {
+    handshake: Arc<Handshake>,
+    order_id: OrderId,
+    settled: oneshot::Receiver<()>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Handshake {
+    /// For orders to these providers. `instance` names this process; [`Handshake::listen`] must run.
+    pub fn new<'a>(
+        nats: &Nats,
+        instance: String,
+        providers: impl Iterator<Item = &'a str>,
+        shutdown: &Shutdown,
+    ) -> Arc<Self> {
+        let promises = providers.map(|provider| (provider.to_owned(), HashMap::new()));
+        Arc::new(Self {
+            nats: nats.clone(),
+            instance,
+            waiting: Mutex::default(),
+            releases: nats.releases(shutdown),
+            promises: Mutex::new(promises.collect()),
+            started: Instant::now(),
+        })
+    }
+
+    /// Whether a verdict for each of these placements is promised within `wait`. A job goes to whichever
+    /// provisioner has room, so the best one counts for a provider; in a lane that is slow somewhere, no
+    /// verdict is promised.
+    pub fn promised(&self, placements: &[NewPlacement], wait: Duration) -> bool {
+        if !self.nats.is_connected() {
+            return false;
+        }
+        let promises = lock(&self.promises);
+        // Right after the start no heartbeat can have come: wait as if promised.
+        let is_young = self.started.elapsed() < FRESH;
+        placements.iter().all(|placement| {
+            let of_provider = promises.get(&placement.provider);
+            let mut fresh = of_provider
+                .into_iter()
+                .flat_map(HashMap::values)
+                .filter(|promise| promise.heard.elapsed() < FRESH)
+                .peekable();
+            if fresh.peek().is_none() {
+                return is_young;
+            }
+            let (mut best, mut lane) = (Duration::MAX, Duration::ZERO);
+            for promise in fresh {
+                best = best.min(promise.verdict_in);
+                lane = lane.max(promise.lanes.get(&placement.lane).copied().unwrap_or_default());
+            }
+            best.max(lane) < wait
+        })
+    }
+
+    /// Begins to wait for an order's verdicts; before its jobs are published.
+    pub fn wait_for(self: &Arc<Self>, order: &NewOrder) -> Waiting {
+        let (sender, settled) = oneshot::channel();
+        let heard = Heard {
+            placements: order.placements.len(),
+            verdicts: Vec::new(),
+            settled: Some(sender),
+        };
+        lock(&self.waiting).insert(order.order_id, heard);
+        Waiting {
+            handshake: Arc::clone(self),
+            order_id: order.order_id,
+            settled,
+        }
+    }
+
+    /// Takes verdicts and heartbeats until the end of the process, also during a stop: orders may
+    /// still wait. Returns only when NATS takes a subscription away.
+    pub async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
+        let verdicts = self.nats.verdict_subject(&self.instance);
+        let heartbeats = self.nats.heartbeat_subject("*");
+        let taking = self.nats.listen(verdicts, |verdicts| self.take(verdicts));
+        let hearing = self.nats.listen(heartbeats, |heartbeat| self.hear(heartbeat));
+        tokio::try_join!(taking, hearing).map(|((), ())| ())
+    }
+
+    fn take(&self, Verdicts::V2 { release_to, verdicts }: Verdicts) {
+        let to: Arc<str> = release_to.into();
+        let mut waiting = lock(&self.waiting);
+        for Verdict {
+            order_id,
+            placement_id,
+            said,
+        } in verdicts
+        {
+            let release = Release {
+                to: Arc::clone(&to),
+                placement_id,
+            };
+            match waiting.get_mut(&order_id) {
+                Some(heard) => heard.add(said, release),
+                // Only this process was given this subject, and the order does not wait any more: its
+                // answer has left, or never will.
+                None => self.releases.hand_in(release),
+            }
+        }
+    }
+
+    fn hear(&self, heartbeat: Heartbeat) {
+        let Heartbeat::V1 {
+            provider,
+            instance,
+            verdict_ms,
+            lanes,
+        } = heartbeat;
+        let mut promises = lock(&self.promises);
+        let Some(promises) = promises.get_mut(&provider) else {
+            return;
+        };
+        promises.retain(|_, promise| promise.heard.elapsed() < FRESH);
+        let lanes = lanes
+            .into_iter()
+            .map(|lane| (lane.lane, Duration::from_millis(lane.verdict_ms)));
+        let promise = Promise {
+            heard: Instant::now(),
+            verdict_in: Duration::from_millis(verdict_ms),
+            lanes: lanes.collect(),
+        };
+        promises.insert(instance, promise);
+    }
+}
+
+impl Heard {
+    fn add(&mut self, said: Said, release: Release) {
+        self.verdicts.push((said, release));
+        let is_under_way = matches!(said, Said::Placed | Said::UnderWay);
+        if (is_under_way || self.said().len() == self.placements)
+            && let Some(settled) = self.settled.take()
+        {
+            let _ = settled.send(());
+        }
+    }
+
+    fn said(&self) -> HashMap<PlacementId, Said> {
+        let verdicts = self.verdicts.iter();
+        verdicts
+            .map(|(said, release)| (release.placement_id, *said))
+            .collect()
+    }
+}
+
+impl Waiting {
+    /// Waits until all placements have a verdict or one of them is under way (which settles the answer), or
+    /// until this time. Returns the verdicts so far.
+    pub async fn verdicts(&mut self, until: Instant) -> HashMap<PlacementId, Said> {
+        // Out of time is a result like any other: the order stands, and the pipeline goes on.
+        let _ = tokio::time::timeout_at(until.into(), &mut self.settled).await;
+        let waiting = lock(&self.handshake.waiting);
+        waiting.get(&self.order_id).map(Heard::said).unwrap_or_default()
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let heard = lock(&self.handshake.waiting).remove(&self.order_id);
+        for (_, release) in heard.into_iter().flat_map(|heard| heard.verdicts) {
+            self.handshake.releases.hand_in(release);
+        }
+    }
+}

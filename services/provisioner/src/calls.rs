@@ -1,0 +1,111 @@
+//! Every call of a provider goes through here: it waits for its turn, is measured, and its outcome reaches
+//! the breaker and the lane.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use domain::PlacementId;
+use pipeline::{Effect, perform};
+
+use crate::{
+    breaker::Breaker,
+    lanes::Lanes,
+    metrics::Metrics,
+    providers::{FindAnswer, PlaceAnswer, Provider, Purchase, Trouble},
+    rate::Rate,
+};
+
+/// A provider and the limits under which it is called.
+pub struct Calls {
+    /// The provider's name.
+    pub name: String,
+    /// Its adapter.
+    pub provider: Arc<dyn Provider>,
+    /// Its rate limit.
+    pub rate: Arc<Rate>,
+    /// Its breaker.
+    pub breaker: Arc<Breaker>,
+    /// Its lanes.
+    pub lanes: Arc<Lanes>,
+    /// Counts calls.
+    pub metrics: Metrics,
+}
+
+impl Calls {
+    /// Buys, unless its turn comes after `send_by`: `None` then, and nothing was sent. `queued` is how
+    /// long the order waited for this call, zero where that says nothing about the queue.
+    pub async fn place(
+        &self,
+        lane: &Arc<str>,
+        purchase: &Purchase,
+        queued: Duration,
+        send_by: Instant,
+    ) -> Option<Result<PlaceAnswer, Trouble>> {
+        self.rate.turn().await;
+        if Instant::now() > send_by {
+            return None;
+        }
+        let (begun, began) = (self.lanes.begin(lane, queued), Instant::now());
+        let place = perform(Effect::Place, self.provider.place(purchase));
+        let outcome = |answer: &PlaceAnswer| match answer {
+            PlaceAnswer::Bought(_) => "bought",
+            PlaceAnswer::Rejected { .. } => "rejected",
+        };
+        let answer = self.measure("place", lane, place, outcome).await;
+        let answered = match &answer {
+            Ok(_) => Some(true),
+            Err(Trouble::NotSent(_) | Trouble::Unknown(_)) => Some(false),
+            Err(Trouble::Denied(_) | Trouble::Busy { .. }) => None,
+        };
+        self.lanes.end(begun, began.elapsed(), answered);
+        Some(answer)
+    }
+
+    /// Looks a purchase up.
+    pub async fn find(&self, lane: &Arc<str>, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+        self.rate.turn().await;
+        let find = perform(Effect::Find, self.provider.find(placement_id));
+        let answer = self.measure("find", lane, find, found).await;
+        if answer.is_ok() {
+            self.lanes.looked_up(lane);
+        }
+        answer
+    }
+
+    /// Asks for the profiles of a purchase.
+    pub async fn collect(&self, lane: &Arc<str>, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+        self.rate.turn().await;
+        let collect = perform(Effect::Collect, self.provider.collect(placement_id));
+        self.measure("collect", lane, collect, found).await
+    }
+
+    async fn measure<T>(
+        &self,
+        call: &'static str,
+        lane: &Arc<str>,
+        calling: impl Future<Output = Result<T, Trouble>>,
+        outcome: fn(&T) -> &'static str,
+    ) -> Result<T, Trouble> {
+        let (since, began) = (self.breaker.begin(), Instant::now());
+        let answer = calling.await;
+        let outcome = match &answer {
+            Ok(answer) => outcome(answer),
+            Err(trouble) => trouble.class(),
+        };
+        self.metrics.call(&self.name, call, outcome, began.elapsed());
+        match &answer {
+            Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(since).await,
+            Err(trouble) => self.breaker.failed(since, lane, trouble).await,
+        }
+        answer
+    }
+}
+
+fn found(answer: &FindAnswer) -> &'static str {
+    match answer {
+        FindAnswer::Found(_) => "found",
+        FindAnswer::NotFound => "not_found",
+    }
+}

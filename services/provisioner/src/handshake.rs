@@ -1,0 +1,144 @@
+//! The provisioner's side of the answer handshake: verdicts go to the ingress that waits, and readiness is
+//! held back until that ingress releases the placement, because a webhook must not precede its 201.
+//!
+//! What is held is in memory only. Without a release the delivery is due at the end of its first lease.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use domain::{PartnerId, PlacementId, TopupId};
+use pipeline::{
+    Batcher, Nats,
+    handshake::Hint,
+    payload::{ReadyTopup, Releases, Said, Verdict},
+    publish::Ready,
+};
+use runtime::Shutdown;
+use store::placements::Claimed;
+
+/// How long a placement is remembered: the first lease of a delivery, after which it is due anyway.
+const REMEMBERED: Duration = Duration::from_secs(30);
+/// How long a stop waits for releases.
+const LAST_RELEASES: Duration = Duration::from_secs(2);
+
+/// Verdicts, releases and readiness of one process.
+pub struct Handshake {
+    nats: Nats,
+    verdicts: Batcher<Hint>,
+    readiness: Batcher<Ready>,
+    remembered: Mutex<HashMap<PlacementId, (Instant, Remembered)>>,
+}
+
+/// What is known of a placement whose verdict was sent.
+enum Remembered {
+    /// Its release has not come. `more`: not all of its profiles are stored.
+    Held { ready: Vec<Ready>, more: bool },
+    /// It was released before all of its profiles were stored.
+    Released,
+}
+
+impl Handshake {
+    /// Starts the senders, and takes releases for this process until its end.
+    pub fn start(nats: &Nats, instance: &str, shutdown: &Shutdown) -> Arc<Self> {
+        let handshake = Arc::new(Self {
+            nats: nats.clone(),
+            verdicts: nats.verdicts(instance, shutdown),
+            readiness: nats.readiness(shutdown),
+            remembered: Mutex::default(),
+        });
+        let subject = nats.release_subject(instance);
+        let (taker, nats) = (Arc::clone(&handshake), nats.clone());
+        shutdown.supervise("releases", async move {
+            loop {
+                let take = |Releases::V2 { placements }| taker.release(&placements);
+                if let Err(error) = nats.listen(subject.clone(), take).await {
+                    tracing::warn!(%error, "no releases come; listening again");
+                }
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        });
+        handshake
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, HashMap<PlacementId, (Instant, Remembered)>> {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether readiness that is handed in now would be published.
+    pub fn is_connected(&self) -> bool {
+        self.nats.is_connected()
+    }
+
+    /// Sends a verdict to an ingress that waits for it. What the verdict says is committed.
+    pub fn hint(&self, to: Option<&Arc<str>>, work: &Claimed, said: Said) {
+        let Some(to) = to else { return };
+        let verdict = Verdict {
+            order_id: work.order_id,
+            placement_id: work.placement_id,
+            said,
+        };
+        self.verdicts.hand_in(Hint {
+            to: Arc::clone(to),
+            verdict,
+        });
+    }
+
+    /// Holds readiness back until the release; before the verdict is sent. `more`: not all of the
+    /// placement's profiles are stored.
+    pub fn hold(&self, work: &Claimed, ready: Vec<TopupId>, more: bool) {
+        let ready = readiness(work, ready).collect();
+        let mut remembered = self.remembered();
+        // Forgets the old ones whenever the number would make the map grow.
+        if remembered.len() == remembered.capacity() {
+            remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
+        }
+        let held = Remembered::Held { ready, more };
+        remembered.insert(work.placement_id, (Instant::now(), held));
+    }
+
+    /// Whether the placement was released, so that profiles which come later are announced at once.
+    pub fn is_released(&self, placement: PlacementId) -> bool {
+        matches!(self.remembered().get(&placement), Some((_, Remembered::Released)))
+    }
+
+    /// Publishes that topups are ready. Only after their profiles are committed, and only when the order
+    /// is answered or never will be.
+    pub fn announce(&self, work: &Claimed, ready: Vec<TopupId>) {
+        readiness(work, ready).for_each(|ready| self.readiness.hand_in(ready));
+    }
+
+    fn release(&self, placements: &[PlacementId]) {
+        let mut remembered = self.remembered();
+        for placement in placements {
+            let Some((since, Remembered::Held { ready, more })) = remembered.remove(placement) else {
+                continue;
+            };
+            if more {
+                remembered.insert(*placement, (since, Remembered::Released));
+            }
+            ready.into_iter().for_each(|ready| self.readiness.hand_in(ready));
+        }
+    }
+
+    /// Waits for the releases of what is held, for a moment: the last thing before a process ends.
+    pub async fn finish(&self) {
+        let holds = |(_, state): &(Instant, Remembered)| matches!(state, Remembered::Held { ready, .. } if !ready.is_empty());
+        let released = async {
+            while self.nats.is_connected() && self.remembered().values().any(holds) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_RELEASES, released).await;
+    }
+}
+
+fn readiness(work: &Claimed, ready: Vec<TopupId>) -> impl Iterator<Item = Ready> {
+    let partner_id: PartnerId = work.partner_id;
+    ready.into_iter().map(move |topup_id| Ready {
+        topup: ReadyTopup { topup_id, partner_id },
+        traceparent: work.traceparent.clone(),
+    })
+}

@@ -1,0 +1,445 @@
+//! The lanes of one provider as this process sees them: how many purchases of a lane may be in flight, and
+//! how long a purchase takes. A lane whose purchases fail or are slow is left to redrive for a while; then
+//! one purchase at a time tests it.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::metrics::Metrics;
+
+/// The fewest calls of a window that say something about a lane.
+const LEAST_CALLS: u32 = 5;
+/// A lane without calls for this long is forgotten.
+const IDLE: Duration = Duration::from_mins(2);
+/// A lane whose verdicts take longer than this has a promise of its own.
+const EXCEPTIONAL: Duration = Duration::from_millis(500);
+/// The most lanes that have a promise of their own: the worst ones.
+const MOST_PROMISES: usize = 64;
+
+/// When a lane opens, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct LaneLimits {
+    /// The time over which calls are counted.
+    pub window: Duration,
+    /// The share of failed or slow calls that opens a lane, in percent.
+    pub failure_rate: u32,
+    /// A call that takes this long is slow.
+    pub slow: Duration,
+    /// How long a lane stays open at first; doubles each time.
+    pub open: Duration,
+    /// The longest time for which a lane opens.
+    pub open_most: Duration,
+}
+
+/// The lanes of one provider.
+pub struct Lanes {
+    provider: String,
+    limits: LaneLimits,
+    slots: usize,
+    metrics: Metrics,
+    book: Mutex<Book>,
+}
+
+struct Book {
+    lanes: HashMap<Arc<str>, Lane>,
+    in_flight: usize,
+    last_begun: Instant,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Closed,
+    /// Nothing is sent before this time; then one purchase tests the lane.
+    Open(Instant),
+    /// That purchase is under way.
+    Testing,
+}
+
+struct Lane {
+    state: State,
+    /// Changes with the state: a call counts only in the state in which it began.
+    version: u64,
+    openings: u32,
+    /// Calls, and failed or slow ones, in this half of the window and in the one before.
+    halves: [(u32, u32); 2],
+    half_began: Instant,
+    in_flight: usize,
+    last_change: Instant,
+    /// The longest wait of a purchase in the queue, in this second and in the one before.
+    queued: [Duration; 2],
+    /// A moving average of how long an attempt takes.
+    attempt: Duration,
+}
+
+/// A purchase in flight; [`Lanes::end`] must follow.
+pub struct Begun {
+    lane: Arc<str>,
+    version: u64,
+}
+
+/// How long verdicts take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Promises {
+    /// Of lanes that have no promise of their own.
+    pub verdict_in: Duration,
+    /// Of lanes that take longer.
+    pub lanes: Vec<(Arc<str>, Duration)>,
+}
+
+impl Lanes {
+    /// Of a provider with this many slots for purchases.
+    pub fn new(provider: String, limits: LaneLimits, slots: usize, metrics: Metrics) -> Self {
+        let book = Book {
+            lanes: HashMap::new(),
+            in_flight: 0,
+            last_begun: Instant::now(),
+        };
+        Self {
+            provider,
+            limits,
+            slots,
+            metrics,
+            book: Mutex::new(book),
+        }
+    }
+
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many purchases of a lane may be in flight now.
+    pub fn most(&self, lane: &str) -> usize {
+        match self
+            .book()
+            .lanes
+            .get(lane)
+            .map_or(State::Closed, |lane| lane.state)
+        {
+            State::Closed => usize::MAX,
+            State::Open(until) if Instant::now() < until => 0,
+            State::Open(_) | State::Testing => 1,
+        }
+    }
+
+    /// The lanes of which no due purchase is to be leased.
+    pub fn open(&self) -> Vec<String> {
+        let now = Instant::now();
+        let closed_off = |lane: &Lane| match lane.state {
+            State::Closed => false,
+            State::Open(until) => now < until,
+            State::Testing => true,
+        };
+        let book = self.book();
+        let open = book.lanes.iter().filter(|(_, lane)| closed_off(lane));
+        open.map(|(name, _)| name.to_string()).collect()
+    }
+
+    /// How many lanes have had purchases within the window.
+    pub fn active(&self) -> usize {
+        let book = self.book();
+        let since = Instant::now().checked_sub(self.limits.window);
+        let active = |lane: &&Lane| lane.in_flight > 0 || since.is_none_or(|since| lane.last_change >= since);
+        book.lanes.values().filter(active).count()
+    }
+
+    /// A purchase is sent whose order waited this long for it; zero where that says nothing about the queue.
+    pub fn begin(&self, lane: &Arc<str>, queued: Duration) -> Begun {
+        let now = Instant::now();
+        let mut book = self.book();
+        book.in_flight += 1;
+        book.last_begun = now;
+        let entry = book
+            .lanes
+            .entry(Arc::clone(lane))
+            .or_insert_with(|| Lane::new(now));
+        if let State::Open(until) = entry.state
+            && until <= now
+        {
+            entry.state = State::Testing;
+            entry.version += 1;
+        }
+        if entry.in_flight == 0 {
+            entry.last_change = now;
+        }
+        entry.in_flight += 1;
+        entry.queued[0] = entry.queued[0].max(queued);
+        Begun {
+            lane: Arc::clone(lane),
+            version: entry.version,
+        }
+    }
+
+    /// A purchase has ended: after this time, and whether the provider answered it. `None`: that says
+    /// nothing about its lane.
+    pub fn end(&self, begun: Begun, took: Duration, answered: Option<bool>) {
+        let now = Instant::now();
+        let mut book = self.book();
+        book.in_flight -= 1;
+        let Some(lane) = book.lanes.get_mut(&begun.lane) else {
+            return;
+        };
+        lane.in_flight -= 1;
+        lane.last_change = now;
+        lane.attempt = (lane.attempt * 7 + took) / 8;
+        let Some(answered) = answered.filter(|_| lane.version == begun.version) else {
+            return;
+        };
+        let (provider, name) = (&self.provider, &*begun.lane);
+        let slow = took >= self.limits.slow;
+        let fails = lane.state == State::Closed && lane.count(now, &self.limits, !answered || slow);
+        match lane.state {
+            State::Testing if answered => {
+                lane.close();
+                tracing::info!(
+                    provider.name = provider,
+                    lane = name,
+                    "the lane closed: its purchases go on"
+                );
+            }
+            State::Closed if !fails => return,
+            State::Open(_) => return,
+            State::Closed | State::Testing => {
+                let open = self.limits.open * 2_u32.saturating_pow(lane.openings.min(16));
+                let open = open.min(self.limits.open_most);
+                lane.open(now + open);
+                tracing::warn!(
+                    provider.name = provider,
+                    lane = name,
+                    seconds = open.as_secs_f64(),
+                    "the lane opened: its purchases fail or are slow, and wait"
+                );
+            }
+        }
+        let open = book
+            .lanes
+            .values()
+            .filter(|lane| lane.state != State::Closed)
+            .count();
+        drop(book);
+        self.metrics.open_lanes(&self.provider, open);
+    }
+
+    /// A look-up in this lane was answered: if the lane is open, one purchase may test it now.
+    pub fn looked_up(&self, lane: &str) {
+        if let Some(lane) = self.book().lanes.get_mut(lane)
+            && let State::Open(until) = &mut lane.state
+        {
+            *until = Instant::now();
+        }
+    }
+
+    /// How long the verdict of a job published now will take, then a new second begins.
+    pub fn promises(&self) -> Promises {
+        let now = Instant::now();
+        let mut book = self.book();
+        let (in_flight, last_begun) = (book.in_flight, book.last_begun);
+        let stuck = if in_flight >= self.slots {
+            now - last_begun
+        } else {
+            Duration::ZERO
+        };
+        book.lanes.retain(|_, lane| {
+            lane.in_flight > 0 || lane.state != State::Closed || now - lane.last_change < IDLE
+        });
+        let mut usual = None;
+        let mut least = Duration::MAX;
+        let mut lanes = Vec::new();
+        for (name, lane) in &mut book.lanes {
+            let verdict_in = lane.verdict_in(now);
+            lane.queued = [Duration::ZERO, lane.queued[0]];
+            least = least.min(verdict_in);
+            if verdict_in > EXCEPTIONAL {
+                lanes.push((Arc::clone(name), verdict_in));
+            } else {
+                usual = usual.max(Some(verdict_in));
+            }
+        }
+        lanes.sort_unstable_by_key(|(_, verdict_in)| std::cmp::Reverse(*verdict_in));
+        lanes.truncate(MOST_PROMISES);
+        let usual = usual.unwrap_or(if lanes.is_empty() { Duration::ZERO } else { least });
+        Promises {
+            verdict_in: usual.saturating_add(stuck),
+            lanes,
+        }
+    }
+}
+
+impl Lane {
+    fn new(now: Instant) -> Self {
+        Self {
+            state: State::Closed,
+            version: 0,
+            openings: 0,
+            halves: [(0, 0); 2],
+            half_began: now,
+            in_flight: 0,
+            last_change: now,
+            queued: [Duration::ZERO; 2],
+            attempt: Duration::ZERO,
+        }
+    }
+
+    /// Counts a call; whether the lane opens by it.
+    fn count(&mut self, now: Instant, limits: &LaneLimits, bad: bool) -> bool {
+        let half = limits.window / 2;
+        let age = now - self.half_began;
+        if age >= half {
+            let last = if age < limits.window {
+                self.halves[0]
+            } else {
+                (0, 0)
+            };
+            self.halves = [(0, 0), last];
+            self.half_began = now;
+        }
+        self.halves[0].0 += 1;
+        self.halves[0].1 += u32::from(bad);
+        let calls = self.halves[0].0 + self.halves[1].0;
+        let failed = self.halves[0].1 + self.halves[1].1;
+        bad && calls >= LEAST_CALLS && failed * 100 >= calls * limits.failure_rate
+    }
+
+    fn open(&mut self, until: Instant) {
+        self.state = State::Open(until);
+        self.version += 1;
+        self.openings += 1;
+        self.halves = [(0, 0); 2];
+    }
+
+    fn close(&mut self) {
+        self.state = State::Closed;
+        self.version += 1;
+        self.openings = 0;
+        self.halves = [(0, 0); 2];
+    }
+
+    fn verdict_in(&self, now: Instant) -> Duration {
+        if self.state != State::Closed {
+            return Duration::MAX;
+        }
+        // Nothing has ended for this long although something is in flight.
+        let stuck = if self.in_flight > 0 {
+            now - self.last_change
+        } else {
+            Duration::ZERO
+        };
+        self.queued[0].max(self.queued[1]) + self.attempt.max(stuck)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OPEN: Duration = Duration::from_mins(1);
+
+    fn lanes(slots: usize) -> Lanes {
+        let limits = LaneLimits {
+            window: Duration::from_secs(10),
+            failure_rate: 50,
+            slow: Duration::from_secs(5),
+            open: OPEN,
+            open_most: OPEN * 2,
+        };
+        Lanes::new("test".into(), limits, slots, Metrics::default())
+    }
+
+    fn call(lanes: &Lanes, lane: &str, took: Duration, answered: bool) {
+        let begun = lanes.begin(&lane.into(), Duration::ZERO);
+        lanes.end(begun, took, Some(answered));
+    }
+
+    fn fail(lanes: &Lanes, times: usize) {
+        (0..times).for_each(|_| call(lanes, "bad", Duration::ZERO, false));
+    }
+
+    /// The time for which a lane opened is over.
+    fn opened_long_ago(lanes: &Lanes, lane: &str) {
+        let mut book = lanes.book();
+        let state = &mut book.lanes.get_mut(lane).unwrap().state;
+        assert!(matches!(state, State::Open(_)), "{state:?}");
+        *state = State::Open(Instant::now());
+    }
+
+    #[test]
+    fn a_lane_opens_at_its_rate_of_failed_or_slow_calls_and_alone() {
+        let lanes = lanes(64);
+        call(&lanes, "good", Duration::ZERO, true);
+        (0..5).for_each(|_| call(&lanes, "bad", Duration::ZERO, true));
+        fail(&lanes, 4);
+        assert_eq!(lanes.most("bad"), usize::MAX, "4 of 9 failed");
+        call(&lanes, "bad", Duration::from_secs(5), true);
+        assert_eq!(lanes.most("bad"), 0, "5 of 10 failed or were slow");
+        assert_eq!(
+            (lanes.most("good"), lanes.open()),
+            (usize::MAX, vec!["bad".to_owned()])
+        );
+    }
+
+    #[test]
+    fn a_few_calls_say_nothing() {
+        let lanes = lanes(64);
+        fail(&lanes, 4);
+        assert_eq!(lanes.most("bad"), usize::MAX);
+        fail(&lanes, 1);
+        assert_eq!(lanes.most("bad"), 0);
+    }
+
+    #[test]
+    fn one_purchase_tests_an_open_lane_and_what_began_before_says_nothing() {
+        let lanes = lanes(64);
+        let before = lanes.begin(&"bad".into(), Duration::ZERO);
+        fail(&lanes, 5);
+        opened_long_ago(&lanes, "bad");
+        assert_eq!((lanes.most("bad"), lanes.open()), (1, vec![]));
+        let test = lanes.begin(&"bad".into(), Duration::ZERO);
+        lanes.end(before, Duration::ZERO, Some(true));
+        assert_eq!(lanes.most("bad"), 1, "only the test counts");
+        lanes.end(test, Duration::ZERO, Some(false));
+        assert_eq!(lanes.most("bad"), 0);
+        // A look-up that is answered brings the next test forward.
+        lanes.looked_up("bad");
+        assert_eq!(lanes.most("bad"), 1);
+        call(&lanes, "bad", Duration::from_secs(9), true);
+        assert_eq!(lanes.most("bad"), usize::MAX, "slow, but answered");
+    }
+
+    #[test]
+    fn a_promise_covers_the_queue_and_the_attempt() {
+        let lanes = lanes(64);
+        let begun = lanes.begin(&"a".into(), Duration::from_millis(300));
+        lanes.end(begun, Duration::from_millis(80), Some(true));
+        assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
+        // A long queue is remembered for one second after the one in which it was seen.
+        assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
+        assert_eq!(lanes.promises().verdict_in, Duration::from_millis(10));
+    }
+
+    #[test]
+    fn a_bad_lane_has_a_promise_of_its_own() {
+        let lanes = lanes(64);
+        call(&lanes, "good", Duration::from_millis(80), true);
+        let begun = lanes.begin(&"late".into(), Duration::from_secs(3));
+        lanes.end(begun, Duration::ZERO, Some(true));
+        fail(&lanes, 5);
+        let promises = lanes.promises();
+        assert_eq!(promises.verdict_in, Duration::from_millis(10));
+        let of_lanes = [
+            ("bad".into(), Duration::MAX),
+            ("late".into(), Duration::from_secs(3)),
+        ];
+        assert_eq!(promises.lanes, of_lanes);
+    }
+
+    #[test]
+    fn while_every_slot_is_taken_nothing_soon_is_promised() {
+        let lanes = lanes(1);
+        call(&lanes, "other", Duration::ZERO, true);
+        let _hangs = lanes.begin(&"a".into(), Duration::ZERO);
+        lanes.book().last_begun -= Duration::from_secs(3);
+        assert!(lanes.promises().verdict_in >= Duration::from_secs(3));
+    }
+}

@@ -1,0 +1,215 @@
+//! Outcomes are recorded: one settlement per attempt or look, by group commit, however long the database
+//! is away.
+
+use std::time::Duration;
+
+use domain::{PlacementState, placement};
+use pipeline::{Effect, GroupCommit, group_commit::Writer};
+use runtime::Shutdown;
+use store::{
+    Database,
+    placements::{self, Claimed, Outcome, Progress, Settled, Settlement, Unit},
+    profile::Profile,
+};
+
+use crate::{
+    assign,
+    place::Placing,
+    providers::{ProviderUnit, Trouble, UnitState},
+};
+
+/// The most settlements of one commit.
+const BATCH: usize = 256;
+/// Consecutive answers that leave an outcome unknown before a placement is parked for that, however old
+/// it is: after an outage of the provider everything is old.
+const LASTING: u32 = 5;
+/// Tries to record an outcome that the database refuses for a reason that is neither the data nor the
+/// connection. Then the lease ends, and the placement is looked up again.
+const MAX_REFUSALS: u32 = 8;
+
+/// The group commit of outcomes: one statement for a batch of purchases.
+pub struct Settlements(Database);
+
+impl Settlements {
+    /// Starts the writer.
+    pub fn start(database: Database, shutdown: &Shutdown) -> GroupCommit<Self> {
+        GroupCommit::start(Self(database), BATCH, shutdown)
+    }
+}
+
+impl Writer for Settlements {
+    const EFFECT: Effect = Effect::CommitOutcomes;
+    const STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
+    type Item = Settlement;
+    type Output = Settled;
+    type Error = store::Error;
+
+    async fn write(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, store::Error> {
+        self.0
+            .run(async |connection| placements::settle(connection, settlements).await)
+            .await
+    }
+
+    fn one_is_at_fault(error: &store::Error) -> bool {
+        error.is_about_data()
+    }
+}
+
+impl Placing {
+    /// Whether trouble with one placement lasts, so that an operator must act. A busy provider is only
+    /// busy, and one that fails as a whole says nothing about this placement.
+    pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
+        !matches!(trouble, Trouble::Busy { .. })
+            && work.unknowns + 1 >= LASTING
+            && self.calls.breaker.is_closed()
+    }
+
+    /// Logs that a placement is parked now.
+    fn alarm(&self, work: &Claimed, reason: &str) {
+        let (placement, order, partner) = (work.placement_id, work.order_id, work.partner_id);
+        tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = work.attempt,
+            provider.name = self.calls.name, reason, "parked");
+    }
+
+    /// The outcome of a placement that only an operator can settle.
+    pub(crate) fn park(&self, work: &Claimed, reason: String) -> Outcome {
+        self.alarm(work, &reason);
+        Outcome::Parked { reason }
+    }
+
+    /// Records a purchase with what is known of its units; whether all of them are final now.
+    /// `since_order`: how long ago the order was accepted.
+    pub(crate) async fn settle_bought(
+        &self,
+        work: &Claimed,
+        since_order: Duration,
+        units: Vec<ProviderUnit>,
+        announced: bool,
+    ) -> (Settled, bool) {
+        let waiting = work.topups.iter().filter(|topup| topup.pending).count();
+        let mut final_units = 0;
+        let mut known = Vec::with_capacity(units.len());
+        for (topup_id, unit) in assign::pair(&work.topups, units) {
+            let progress = match unit.state {
+                UnitState::Pending => Progress::Pending,
+                UnitState::Failed(reason) => Progress::Failed(reason),
+                UnitState::Ready {
+                    iccid,
+                    code,
+                    expired_date,
+                } => match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
+                    Ok(profile) => Progress::Ready { iccid, profile },
+                    Err(error) => {
+                        tracing::error!(topup.id = %topup_id, %error, "a profile cannot be stored");
+                        Progress::Pending
+                    }
+                },
+            };
+            final_units += usize::from(!matches!(progress, Progress::Pending));
+            known.push(Unit {
+                topup_id,
+                provider_unit_id: unit.unit_id,
+                progress,
+            });
+        }
+        let age = work.placed_age.unwrap_or_default();
+        let complete = final_units >= waiting;
+        let overdue = !complete && age >= self.park_after;
+        if overdue && work.was != PlacementState::Parked {
+            self.alarm(work, "bought, but its profiles do not come");
+        }
+        let outcome = Outcome::Bought {
+            units: known,
+            collect_in: (!complete).then(|| placement::next_collect(age, self.park_after)),
+            overdue,
+            announced,
+        };
+        let settled = self.settle(work, outcome).await;
+        self.metrics
+            .ready(&self.calls.name, settled.ready.len(), since_order);
+        (settled, complete)
+    }
+
+    /// Records an outcome, however long the database is away. A process that ends before it succeeds
+    /// has lost nothing: the attempt is recorded, and its purchase will be looked up.
+    pub(crate) async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
+        let mut settlement = Settlement {
+            placement_id: work.placement_id,
+            attempt: work.attempt,
+            outcome,
+        };
+        let mut wait = Duration::from_millis(100);
+        let mut refusals = 0;
+        loop {
+            let error = match self.settlements.write(settlement.clone()).await {
+                Ok(Ok(settled)) => {
+                    self.report(work, &settled);
+                    self.count(work, &settlement.outcome, &settled);
+                    return settled;
+                }
+                Ok(Err(error)) => error,
+                Err(pipeline::group_commit::Closed) => return Settled::default(),
+            };
+            if error.is_about_data() && !matches!(settlement.outcome, Outcome::Disputed { .. }) {
+                let reason = match error.constraint() {
+                    Some(constraint) => {
+                        format!("the provider's answer conflicts with what is stored ({constraint})")
+                    }
+                    None => "the provider's answer cannot be stored".to_owned(),
+                };
+                tracing::error!(placement.id = %work.placement_id, %error, "an outcome cannot be stored");
+                self.alarm(work, &reason);
+                settlement.outcome = Outcome::Disputed { reason };
+                continue;
+            }
+            refusals += u32::from(!error.is_transient());
+            if refusals >= MAX_REFUSALS {
+                tracing::error!(placement.id = %work.placement_id, %error, "an outcome is not recorded; redrive looks the placement up when its lease ends");
+                return Settled::default();
+            }
+            tracing::warn!(placement.id = %work.placement_id, %error, "an outcome was not recorded yet");
+            if self.shutdown.is_stopping() {
+                return Settled::default();
+            }
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(Duration::from_secs(2));
+        }
+    }
+
+    fn report(&self, work: &Claimed, settled: &Settled) {
+        let (placement, order) = (work.placement_id, work.order_id);
+        if settled.unexpected {
+            tracing::error!(placement.id = %placement, order.id = %order, attempt = work.attempt, provider.name = self.calls.name,
+                "parked: bought although the placement had moved on");
+        } else if !settled.moved {
+            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "settled by another process meanwhile");
+        }
+    }
+
+    /// Counts topups that have failed or are parked now.
+    fn count(&self, work: &Claimed, outcome: &Outcome, settled: &Settled) {
+        let pending = work.topups.iter().filter(|topup| topup.pending).count();
+        let (failed, parked) = match outcome {
+            Outcome::Bought { units, overdue, .. } => {
+                let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
+                let parks = (*overdue && work.was != PlacementState::Parked) || settled.unexpected;
+                let known = units
+                    .iter()
+                    .filter(|unit| !matches!(unit.progress, Progress::Pending));
+                let parked = if parks {
+                    pending.saturating_sub(known.count())
+                } else {
+                    0
+                };
+                (units.iter().filter(failed).count(), parked)
+            }
+            Outcome::Rejected { .. } => (pending, 0),
+            Outcome::Parked { .. } | Outcome::Disputed { .. } => (0, pending),
+            Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => (0, 0),
+        };
+        if settled.moved {
+            self.metrics.topups(&self.calls.name, "failed", failed);
+            self.metrics.topups(&self.calls.name, "parked", parked);
+        }
+    }
+}
