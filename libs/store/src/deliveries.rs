@@ -341,7 +341,7 @@ pub async fn record(
     policy: &BlockPolicy,
 ) -> Result<Vec<()>, Error> {
     let batch = Batch::of(attempts);
-    retry_conflicts(async || record_once(&mut *connection, &batch, policy).await).await?;
+    retry_conflicts!(record_once(&mut *connection, &batch, policy))?;
     Ok(vec![(); attempts.len()])
 }
 

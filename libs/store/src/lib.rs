@@ -155,16 +155,22 @@ impl Error {
 const CONFLICTS: u32 = 5;
 
 /// Runs a statement, or a whole transaction, again while it loses a deadlock or meets another conflict
-/// of serialisation: nothing of it was done.
-async fn retry_conflicts<T>(mut statement: impl AsyncFnMut() -> Result<T, Error>) -> Result<T, Error> {
-    let mut conflicts = 0;
-    loop {
-        match statement().await {
-            Err(error) if error.is_conflict() && conflicts < CONFLICTS => conflicts += 1,
-            result => return result,
+/// of serialisation: nothing of it was done. A macro, because a future that holds an async closure is not
+/// `Send` for the compiler.
+macro_rules! retry_conflicts {
+    ($statement:expr) => {{
+        let mut conflicts = 0;
+        loop {
+            match $statement.await {
+                Err(error) if $crate::Error::is_conflict(&error) && conflicts < $crate::CONFLICTS => {
+                    conflicts += 1;
+                }
+                result => break result,
+            }
         }
-    }
+    }};
 }
+use retry_conflicts;
 
 /// Seconds, as the statements take them.
 fn seconds(duration: Duration) -> f64 {

@@ -90,7 +90,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             }
         }
     }
-    let stored: Vec<Uuid> = retry_conflicts(async || {
+    let stored: Vec<Uuid> = retry_conflicts!(async {
         let stored = sqlx::query_scalar!(
             r#"WITH stored AS (
                    INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, refusable)
@@ -134,9 +134,8 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         )
         .fetch_all(&mut *connection)
         .await?;
-        Ok(stored)
-    })
-    .await?;
+        Ok::<_, Error>(stored)
+    })?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
     Ok(orders
         .iter()
@@ -230,10 +229,7 @@ pub enum Refusal {
 /// The transition [`domain::placement::Event::Refuse`] for all placements of an order at once, on what is
 /// stored of them: something of it was rejected or could not be sent, and nothing was bought or is being
 /// bought. Either all move and the order is refused, or nothing changes and `None` is returned.
-pub async fn refuse(
-    connection: &mut PgConnection,
-    order_id: OrderId,
-) -> Result<Option<Vec<Refusal>>, Error> {
+pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let moved = sqlx::query!(
         r#"WITH moved AS (

@@ -94,7 +94,11 @@ pub async fn due(
     distinct.sort_unstable();
     distinct.dedup();
     let after = (distinct.len() >= page.limit)
-        .then(|| distinct.last().map(|(lane, partner)| ((*lane).to_owned(), (*partner).into())))
+        .then(|| {
+            distinct
+                .last()
+                .map(|(lane, partner)| ((*lane).to_owned(), (*partner).into()))
+        })
         .flatten();
     let due = rows
         .into_iter()
@@ -224,13 +228,13 @@ pub async fn claim(
     lease: Duration,
 ) -> Result<Vec<Claimed>, Error> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
-    let rows = retry_conflicts(async || match which {
-        Claim::Named => claim_named(&mut *connection, provider, &ids).await,
+    let probe = which == Claim::Probe;
+    let rows = match which {
+        Claim::Named => retry_conflicts!(claim_named(&mut *connection, provider, &ids))?,
         Claim::Overdue | Claim::Probe => {
-            claim_leased(&mut *connection, provider, &ids, which == Claim::Probe).await
+            retry_conflicts!(claim_leased(&mut *connection, provider, &ids, probe))?
         }
-    })
-    .await?;
+    };
     let mut claimed = Vec::with_capacity(placements.len());
     for work in group(rows) {
         match work {

@@ -117,7 +117,7 @@ pub async fn settle(
     connection: &mut PgConnection,
     settlements: &[Settlement],
 ) -> Result<Vec<Settled>, Error> {
-    retry_conflicts(async || settle_once(&mut *connection, settlements).await).await
+    retry_conflicts!(settle_once(&mut *connection, settlements))
 }
 
 async fn settle_once(
