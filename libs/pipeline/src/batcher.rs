@@ -53,20 +53,11 @@ impl<T: Send + 'static> Batcher<T> {
         let dropped = Arc::new(AtomicU64::new(0));
         let overflow = Arc::clone(&dropped);
         shutdown.supervise(name, async move {
-            let mut queued = Vec::new();
+            let mut batch = Vec::new();
             let mut logged: Option<Instant> = None;
-            while items.recv_many(&mut queued, most).await > 0 {
-                if queued.len() < most {
-                    // Whoever woke this task is often followed by others that are ready to run.
-                    tokio::task::yield_now().await;
-                    while queued.len() < most
-                        && let Ok(item) = items.try_recv()
-                    {
-                        queued.push(item);
-                    }
-                }
-                let (batch, tokens): (Vec<T>, Vec<TaskTrackerToken>) = queued.drain(..).unzip();
-                send(batch).await;
+            while queued(&mut items, &mut batch, most).await {
+                let (sent, tokens): (Vec<T>, Vec<TaskTrackerToken>) = batch.drain(..).unzip();
+                send(sent).await;
                 drop(tokens);
                 if logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
                     let dropped = overflow.swap(0, Ordering::Relaxed);
@@ -94,6 +85,21 @@ impl<T: Send + 'static> Batcher<T> {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
+}
+
+/// Waits for an item and takes what has queued, at most `most` together; false once no more can come.
+pub(crate) async fn queued<T>(items: &mut mpsc::Receiver<T>, batch: &mut Vec<T>, most: usize) -> bool {
+    if items.recv_many(batch, most).await == 0 {
+        return false;
+    }
+    // The task that handed it in woke this one, and is often followed by others that are ready to run.
+    tokio::task::yield_now().await;
+    while batch.len() < most
+        && let Ok(item) = items.try_recv()
+    {
+        batch.push(item);
+    }
+    true
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
 use crate::{
+    batcher::queued,
     effect::{Effect, perform},
     trace,
 };
@@ -118,7 +119,7 @@ impl<W: Writer> GroupCommit<W> {
 
 async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, most: usize) {
     let mut batch = Vec::with_capacity(most);
-    while entries.recv_many(&mut batch, most).await > 0 {
+    while queued(&mut entries, &mut batch, most).await {
         let wanted = |(slot, answer): Entry<W>| Some((take(&slot)?, answer));
         let (items, answers): (Vec<_>, Vec<_>) = batch.drain(..).filter_map(wanted).unzip();
         if items.is_empty() {

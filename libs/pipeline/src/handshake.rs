@@ -6,14 +6,12 @@ use std::sync::Arc;
 use domain::PlacementId;
 use runtime::Shutdown;
 use serde::{Serialize, de::DeserializeOwned};
-use tracing::Instrument;
 
 use crate::{
     Batcher, Effect, Nats,
     payload::{Releases, Verdict, Verdicts},
     perform,
     publish::parcels,
-    trace,
 };
 
 /// The most hints of one send.
@@ -45,10 +43,9 @@ impl Nats {
             async move {
                 let hints = hints.into_iter().map(|hint: Hint| (hint.to, hint.verdict));
                 for (to, verdicts) in parcels(hints) {
-                    let rows = verdicts.len();
                     let release_to = release_to.clone();
                     let message = Verdicts::V2 { release_to, verdicts };
-                    nats.send(Effect::SendVerdicts, "topup.verdict", &to, rows, &message)
+                    nats.send(Effect::SendVerdicts, "topup.verdict", &to, &message)
                         .await;
                 }
             }
@@ -70,9 +67,8 @@ impl Nats {
                         .into_iter()
                         .map(|release: Release| (release.to, release.placement_id));
                     for (to, placements) in parcels(releases) {
-                        let rows = placements.len();
                         let message = Releases::V2 { placements };
-                        nats.send(Effect::SendReleases, "topup.release", &to, rows, &message)
+                        nats.send(Effect::SendReleases, "topup.release", &to, &message)
                             .await;
                     }
                 }
@@ -82,14 +78,7 @@ impl Nats {
 
     /// Sends one message to one process. `what` names the family of subjects: a message that would go
     /// anywhere else is not sent, because its address came in a message.
-    async fn send(
-        &self,
-        effect: Effect,
-        what: &'static str,
-        to: &str,
-        rows: usize,
-        message: &impl Serialize,
-    ) {
+    async fn send(&self, effect: Effect, what: &'static str, to: &str, message: &impl Serialize) {
         let ours = to
             .strip_prefix(self.prefix())
             .and_then(|rest| rest.strip_prefix(what))
@@ -104,15 +93,14 @@ impl Nats {
         let Ok(payload) = serde_json::to_vec(message) else {
             return;
         };
-        let span = trace::send(what, rows);
         let sending = async {
             if let Err(error) = self.client().publish(to.to_owned(), payload.into()).await {
                 tracing::warn!(subject = to, %error, "a hint was not sent");
             }
             #[cfg(feature = "failpoints")]
-            self.flush().await;
+            self.send_now().await;
         };
-        perform(effect, sending).instrument(span).await;
+        perform(effect, sending).await;
     }
 
     /// Takes what comes on a subject until NATS takes the subscription away, which is an error.

@@ -160,6 +160,12 @@ impl Nats {
         }
     }
 
+    /// Sends what the connection still holds, so that what a failpoint follows has happened.
+    #[cfg(feature = "failpoints")]
+    pub(crate) async fn send_now(&self) {
+        let _ = tokio::time::timeout(FLUSH, self.client.flush()).await;
+    }
+
     /// The subject of a provider's jobs.
     pub fn job_subject(&self, provider: &str) -> String {
         format!("{}topup.job.{provider}", self.config.stream_prefix)

@@ -57,26 +57,6 @@ pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
     span
 }
 
-/// The span of sending hints to one process; `template` is the family of its subject.
-pub(crate) fn send(template: &'static str, rows: usize) -> Span {
-    if !is_recorded() {
-        return Span::none();
-    }
-    debug_span!(
-        parent: None,
-        "send",
-        otel.name = format!("send {template}"),
-        otel.kind = "producer",
-        messaging.system = "nats",
-        messaging.operation.name = "send",
-        messaging.operation.type = "send",
-        // The last part of the subject names a process.
-        messaging.destination.template = format!("{template}.{{instance}}"),
-        messaging.destination.temporary = true,
-        messaging.batch.message_count = rows,
-    )
-}
-
 /// The span of accepting what a pull brought, with the messages' contexts. A detail: it carries nothing on.
 pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, contexts: &[String]) -> Span {
     if !is_recorded() {

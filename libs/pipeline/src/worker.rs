@@ -18,7 +18,7 @@ use futures_util::{FutureExt, StreamExt};
 use runtime::Shutdown;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::{
     Nats,
@@ -433,9 +433,15 @@ impl<S: Stage> Worker<S> {
             .into_iter()
             .map(|((id, message), slot)| (id, (message, slot)))
             .unzip();
-        let Some(works) = self.claim_rows(&rows, overdue).await else {
-            return;
+        let span = if overdue {
+            Span::none()
+        } else {
+            Self::claim_span(&rest)
         };
+        let claiming = self.claim_rows(&rows, overdue).instrument(span.clone());
+        let works = claiming.await;
+        trace::executed(&span, rows.len(), works.is_none());
+        let Some(works) = works else { return };
         self.jobs
             .claimed(works.len(), if overdue { "redrive" } else { "message" });
         let mut waiting: HashMap<S::Id, _> = rows.into_iter().zip(rest).collect();
@@ -454,6 +460,22 @@ impl<S: Stage> Worker<S> {
         }
     }
 
+    /// The span of the statement that claims rows, with the contexts of the messages that named them.
+    fn claim_span(granted: &[(Option<Arc<Received<S::Hint>>>, Slot)]) -> Span {
+        let (operation, table) = S::NAMES.claims;
+        let span = trace::statement(operation, table);
+        if !span.is_none() {
+            let mut contexts: Vec<&str> = granted
+                .iter()
+                .filter_map(|(message, _)| message.as_ref()?.traceparent.as_deref())
+                .collect();
+            contexts.sort_unstable();
+            contexts.dedup();
+            trace::gather(&span, contexts.into_iter().map(Some));
+        }
+        span
+    }
+
     /// Retries for a while: the database may only be away for a moment. `None`: left to redrive.
     async fn claim_rows(&self, rows: &[S::Id], overdue: bool) -> Option<Vec<S::Work>> {
         let effect = if overdue {
@@ -461,13 +483,9 @@ impl<S: Stage> Worker<S> {
         } else {
             S::NAMES.claim
         };
-        let (operation, table) = S::NAMES.claims;
         let began = Instant::now();
         loop {
-            let span = trace::statement(operation, table);
-            let claiming = perform(effect, self.stage.claim(rows, overdue));
-            let claimed = claiming.instrument(span.clone()).await;
-            trace::executed(&span, rows.len(), claimed.is_err());
+            let claimed = perform(effect, self.stage.claim(rows, overdue)).await;
             let error = match claimed {
                 Ok(works) => return Some(works),
                 Err(error) => format!("{error:#}"),
@@ -512,7 +530,7 @@ impl<S: Stage> Worker<S> {
                 tracing::debug!(%error, "a message was not acknowledged");
             }
             #[cfg(feature = "failpoints")]
-            self.nats.flush().await;
+            self.nats.send_now().await;
         };
         perform(S::NAMES.acknowledge, acknowledged).await;
     }
