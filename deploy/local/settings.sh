@@ -106,7 +106,7 @@ check_service_settings() {
   for name in "${SERVICE_SETTINGS[@]}"; do
     [[ -n ${!name-} && ${!name} != *[[:cntrl:]]* ]] || continue
     case $name in
-      PLACEMENT_WAIT | QUEUE_DEADLINE | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
+      PLACEMENT_WAIT | QUEUE_DEADLINE | LANE_WINDOW | *_TIMEOUT | SETTLE | PARK_AFTER | BREAKER_OPEN* | ENDPOINT_BLOCK*)
         pattern="(0|$span)" meaning='a duration, such as 2s or 500ms'
         ;;
       RETRY_SCHEDULE) pattern="$span(, ?$span)*" meaning='durations with commas between them, such as 5s,5m' ;;

@@ -47,17 +47,18 @@ struct Known {
 struct Run {
     not_sent: u32,
     failed: u32,
-    lanes: HashSet<Arc<str>>,
+    /// What failed: lanes of purchases and, as if they were one more, look-ups and collects.
+    parts: HashSet<Option<Arc<str>>>,
 }
 
 impl Run {
     /// Counts a failed call; whether the provider as a whole fails, of whose lanes so many are active.
-    fn fails(&mut self, lane: &Arc<str>, not_sent: bool, active: usize, most: u32) -> bool {
+    fn fails(&mut self, lane: Option<Arc<str>>, not_sent: bool, active: usize, most: u32) -> bool {
         self.failed += 1;
         self.not_sent += u32::from(not_sent);
-        self.lanes.insert(Arc::clone(lane));
-        let lanes = self.lanes.len();
-        self.not_sent >= most || (self.failed >= most && lanes >= 2 && lanes * 2 > active)
+        self.parts.insert(lane);
+        let parts = self.parts.len();
+        self.not_sent >= most || (self.failed >= most && parts >= 2 && parts * 2 > active)
     }
 }
 
@@ -127,6 +128,11 @@ impl Breaker {
         self.known().state() == Some(BreakerState::Closed)
     }
 
+    /// Whether what fails of one placement says something about that placement: the provider answers others.
+    pub fn is_well(&self) -> bool {
+        self.is_closed() && self.known().run.failed < self.limits.failures
+    }
+
     /// Whether one placement may be tried.
     pub fn is_half_open(&self) -> bool {
         self.known().state() == Some(BreakerState::HalfOpen)
@@ -166,8 +172,8 @@ impl Breaker {
         self.changed(perform(Effect::CommitHealth, answered).await);
     }
 
-    /// A call in `lane` that began at `since` failed. A busy provider is one that answers.
-    pub async fn failed(&self, since: Since, lane: &Arc<str>, trouble: &Trouble) {
+    /// A call that began at `since` failed: a purchase in a lane, or a look-up or collect in none.
+    pub async fn failed(&self, since: Since, lane: Option<&Arc<str>>, trouble: &Trouble) {
         let Some(version) = since.0 else { return };
         let active = self.lanes.active();
         {
@@ -180,7 +186,9 @@ impl Breaker {
                 return;
             };
             let not_sent = matches!(trouble, Trouble::NotSent(_));
-            let fails = known.run.fails(lane, not_sent, active, self.limits.failures);
+            let fails = known
+                .run
+                .fails(lane.cloned(), not_sent, active, self.limits.failures);
             let denied = matches!(trouble, Trouble::Denied(_));
             if !(fails || denied || state != BreakerState::Closed) {
                 return;
@@ -284,7 +292,7 @@ mod tests {
     const MOST: u32 = 10;
 
     fn fails(run: &mut Run, lane: &str, not_sent: bool, active: usize) -> bool {
-        run.fails(&lane.into(), not_sent, active, MOST)
+        run.fails(Some(lane.into()), not_sent, active, MOST)
     }
 
     #[test]
@@ -303,5 +311,12 @@ mod tests {
         );
         assert!(!fails(&mut run, "b", false, 4), "2 of 4");
         assert!(fails(&mut run, "c", false, 4), "3 of 4");
+    }
+
+    #[test]
+    fn a_provider_whose_only_lane_and_whose_look_ups_fail_fails_as_a_whole() {
+        let mut run = Run::default();
+        assert!((0..MOST).all(|_| !fails(&mut run, "a", false, 1)));
+        assert!(run.fails(None, false, 1, MOST));
     }
 }

@@ -53,7 +53,7 @@ impl Calls {
             PlaceAnswer::Bought(_) => "bought",
             PlaceAnswer::Rejected { .. } => "rejected",
         };
-        let answer = self.measure("place", lane, place, outcome).await;
+        let answer = self.measure("place", Some(lane), place, outcome).await;
         let answered = match &answer {
             Ok(_) => Some(true),
             Err(Trouble::NotSent(_) | Trouble::Unknown(_)) => Some(false),
@@ -67,7 +67,7 @@ impl Calls {
     pub async fn find(&self, lane: &Arc<str>, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let find = perform(Effect::Find, self.provider.find(placement_id));
-        let answer = self.measure("find", lane, find, found).await;
+        let answer = self.measure("find", None, find, found).await;
         if answer.is_ok() {
             self.lanes.looked_up(lane);
         }
@@ -75,16 +75,16 @@ impl Calls {
     }
 
     /// Asks for the profiles of a purchase.
-    pub async fn collect(&self, lane: &Arc<str>, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
+    pub async fn collect(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let collect = perform(Effect::Collect, self.provider.collect(placement_id));
-        self.measure("collect", lane, collect, found).await
+        self.measure("collect", None, collect, found).await
     }
 
     async fn measure<T>(
         &self,
         call: &'static str,
-        lane: &Arc<str>,
+        lane: Option<&Arc<str>>,
         calling: impl Future<Output = Result<T, Trouble>>,
         outcome: fn(&T) -> &'static str,
     ) -> Result<T, Trouble> {

@@ -200,13 +200,13 @@ impl Placing {
     }
 
     /// While the breaker is half open, tries the provider with one placement at a time, until the soft
-    /// stop: a look-up if one is due, otherwise a purchase, each time of another lane.
+    /// stop: a look-up if one is due, then a purchase, each time of another lane.
     pub async fn probe(self: Arc<Self>) -> anyhow::Result<()> {
         let mut ticks = self.shutdown.ticks(PROBE);
-        let mut tried = None;
+        let (mut looks, mut tried) = (true, None);
         while ticks.next().await {
             if self.calls.breaker.is_half_open()
-                && let Err(error) = self.try_one(&mut tried).await
+                && let Err(error) = self.try_one(&mut looks, &mut tried).await
             {
                 tracing::warn!(error = format!("{error:#}"), "cannot try the provider");
             }
@@ -214,10 +214,22 @@ impl Placing {
         Ok(())
     }
 
-    /// `tried`: lane and partner of the purchase that was tried last.
-    async fn try_one(self: &Arc<Self>, tried: &mut Option<(String, PartnerId)>) -> anyhow::Result<()> {
+    /// `looks`: a look-up is tried rather than a purchase. `tried`: lane and partner of the purchase that was
+    /// tried last.
+    async fn try_one(
+        self: &Arc<Self>,
+        looks: &mut bool,
+        tried: &mut Option<(String, PartnerId)>,
+    ) -> anyhow::Result<()> {
         let mut candidate = None;
-        for (buys, after) in [(false, None), (true, tried.clone()), (true, None)] {
+        let purchases = [(true, tried.clone()), (true, None)];
+        let lookups = [(false, None)];
+        let (first, second) = if *looks {
+            (&lookups[..], &purchases[..])
+        } else {
+            (&purchases[..], &lookups[..])
+        };
+        for (buys, after) in first.iter().chain(second).cloned() {
             let page = Page {
                 limit: PROBED_LANES,
                 per_lane: 1,
@@ -229,6 +241,7 @@ impl Placing {
                 *tried = Some((found.lane.to_string(), found.partner));
             }
             if candidate.is_some() {
+                *looks = buys;
                 break;
             }
         }
@@ -306,7 +319,7 @@ impl Placing {
         match work.was {
             PlacementState::Accepted => self.buy(work, &lane, trigger, slot).await,
             PlacementState::Placing => self.look_up(work, &lane, slot).await,
-            PlacementState::Placed | PlacementState::Parked => self.collect(work, &lane, slot).await,
+            PlacementState::Placed | PlacementState::Parked => self.collect(work, slot).await,
             // Closed: never due.
             PlacementState::Refused | PlacementState::Failed => {}
         }
@@ -338,7 +351,7 @@ impl Placing {
         match answer {
             Ok(PlaceAnswer::Bought(units)) => {
                 // One recorded outcome for the purchase and the profiles that are there at once.
-                let units = match self.calls.collect(lane, work.placement_id).await {
+                let units = match self.calls.collect(work.placement_id).await {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
@@ -441,8 +454,8 @@ impl Placing {
     }
 
     /// Asks for the profiles that are missing.
-    async fn collect(&self, work: &Claimed, lane: &Arc<str>, slot: Option<Slot>) {
-        let answer = self.calls.collect(lane, work.placement_id).await;
+    async fn collect(&self, work: &Claimed, slot: Option<Slot>) {
+        let answer = self.calls.collect(work.placement_id).await;
         drop(slot);
         match answer {
             Ok(FindAnswer::Found(units)) => self.record_units(work, units).await,

@@ -2,7 +2,7 @@
 //! share of it through PostgreSQL, and spaces its own calls evenly within that share.
 //!
 //! Leased shares never add up to more than the limit. When demand or the number of replicas changes, up to
-//! a second's worth of calls is lost.
+//! two seconds pass until all of it is used again.
 
 use std::{
     sync::{

@@ -61,7 +61,7 @@ impl Placing {
     pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
         !matches!(trouble, Trouble::Busy { .. })
             && work.unknowns + 1 >= LASTING
-            && self.calls.breaker.is_closed()
+            && self.calls.breaker.is_well()
     }
 
     /// Logs that a placement is parked now.

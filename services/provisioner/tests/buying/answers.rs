@@ -69,12 +69,7 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
     };
     bench.hurry(id, |stored| stored.not_found).await;
     for looks in 2..5_u8 {
-        bench
-            .set(
-                "UPDATE placements SET redrive_at = now() WHERE placement_id = $1",
-                id,
-            )
-            .await;
+        bench.due_now(id).await;
         wait::until(PATIENCE, "another look", async || {
             Ok((found().await >= f64::from(looks)).then_some(()))
         })
@@ -84,9 +79,10 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
         assert_eq!((stored.state.as_str(), stored.attempt), ("placing", 1));
     }
     // An hour later one more look is enough.
-    let later = "UPDATE placements SET attempted_at = attempted_at - interval '1 hour', redrive_at = now()
-                 WHERE placement_id = $1";
+    let later =
+        "UPDATE placements SET attempted_at = attempted_at - interval '1 hour' WHERE placement_id = $1";
     bench.set(later, id).await;
+    bench.due_now(id).await;
     bench.until(id, |stored| stored.attempt == 2).await;
     assert_eq!(bench.sandbox.bought(id).await, (0, 0));
 }
@@ -172,12 +168,7 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     assert_eq!(bench.look(id).await.state, "placing");
 
     // Its lease is over by the time that somebody looks.
-    bench
-        .set(
-            "UPDATE placements SET redrive_at = now() WHERE placement_id = $1",
-            id,
-        )
-        .await;
+    bench.due_now(id).await;
     process.start().await.unwrap();
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1));
@@ -195,19 +186,22 @@ async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
     let unit = bench.unit(id).await;
     bench
         .set(
-            "UPDATE topups SET provider_unit_id = NULL WHERE placement_id = $1",
+            "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1",
             id,
         )
         .await;
-    sqlx::query("UPDATE topups SET provider_unit_id = $1 WHERE placement_id = $2")
-        .bind(unit)
-        .bind(taken.uuid())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    sqlx::query(
+        "UPDATE esims e SET provider_unit_id = $1 FROM topups t
+         WHERE t.topup_id = e.topup_id AND t.placement_id = $2",
+    )
+    .bind(unit)
+    .bind(taken.uuid())
+    .execute(&bench.pool)
+    .await
+    .unwrap();
     let others = [bench.accept(&["ready"]).await, bench.accept(&["ready"]).await];
     let stored = bench.hurry(id, |stored| stored.state == "parked").await;
-    assert!(stored.reason.unwrap().contains("topups_provider_unit_key"));
+    assert!(stored.reason.unwrap().contains("esims_provider_unit_key"));
     for other in others {
         assert_eq!(bench.ready(other).await.state, "placed");
     }

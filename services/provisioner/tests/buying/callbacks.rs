@@ -10,7 +10,7 @@ async fn a_callback_brings_the_next_look_forward() {
     let id = bench.accept(&["delayed"]).await;
     bench.until(id, |stored| stored.bought).await;
     // Without a callback it would not be looked at before tomorrow.
-    let tomorrow = "UPDATE placements SET redrive_at = now() + interval '1 day' WHERE placement_id = $1";
+    let tomorrow = "UPDATE placement_due SET at = now() + interval '1 day' WHERE placement_id = $1";
     bench.set(tomorrow, id).await;
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.deliveries), ("placed", 1));

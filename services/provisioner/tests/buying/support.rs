@@ -9,7 +9,10 @@ use std::{
 };
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
-use pipeline::{Effect, Nats, NatsConfig, payload::TopupJob};
+use pipeline::{
+    Effect, Nats, NatsConfig,
+    payload::{JobPlacement, TopupJob},
+};
 use provisioner::{Config, SandboxAccount, UsimsaAccount, providers::usimsa::Usimsa};
 use runtime::{CommonConfig, Shutdown, clock};
 use sandbox::outcomes;
@@ -30,7 +33,6 @@ use testkit::{
     wait,
 };
 use tokio::task::JoinHandle;
-use tracing::Span;
 use uuid::Uuid;
 
 /// Thirty-two known bytes: what tests store is no secret.
@@ -222,6 +224,7 @@ impl Bench {
             admin_listen: address(),
             providers: vec!["sandbox".into()],
             provider_concurrency: 64,
+            provider_lookup_concurrency: None,
             provider_timeout: Duration::from_millis(500),
             settle: Duration::from_millis(1_500),
             park_after: Duration::from_mins(30),
@@ -229,6 +232,8 @@ impl Bench {
             breaker_failures: 1_000,
             breaker_open: Duration::from_hours(1),
             breaker_open_most: Duration::from_hours(1),
+            lane_window: Duration::from_secs(10),
+            lane_failure_rate: 100,
             sandbox: SandboxAccount {
                 sandbox_url: Some(sandbox.url()),
                 sandbox_access_key: Some(ACCESS_KEY.into()),
@@ -353,15 +358,18 @@ impl Bench {
             option_id: OptionId::new(),
             provider_option_id: outcomes::option_id(option).to_string(),
         });
+        let lane = domain::lane(options.iter().copied());
         NewOrder {
             order_id,
             partner_id: PartnerId::new(),
             external_order_id: order_id.to_string(),
             traceparent: None,
             answer_within: Duration::ZERO,
+            refusable: false,
             placements: vec![NewPlacement {
                 placement_id: PlacementId::new(),
                 provider: provider.into(),
+                lane,
                 topups: topups.collect(),
             }],
         }
@@ -369,15 +377,23 @@ impl Bench {
 
     /// Publishes a placement's job, as ingress does.
     pub async fn announce(&self, provider: &str, placement_id: PlacementId) {
-        let job = TopupJob::V1 {
+        let (partner_id, lane): (Uuid, String) =
+            sqlx::query_as("SELECT partner_id, lane FROM placements WHERE placement_id = $1")
+                .bind(placement_id.uuid())
+                .fetch_one(&self.pool)
+                .await
+                .unwrap();
+        let placement = JobPlacement {
             placement_id,
-            verdict: None,
+            partner_id: partner_id.into(),
+            lane,
+        };
+        let job = TopupJob::V2 {
+            placements: vec![placement],
+            verdict_to: None,
         };
         let subject = self.nats.job_subject(provider);
-        let id = placement_id.to_string();
-        self.nats
-            .publish(Effect::PublishJob, subject, &id, &job, &Span::none())
-            .await;
+        self.nats.publish(Effect::PublishJobs, subject, job, None).await;
     }
 
     /// An order that the sandbox is to be asked for.
@@ -391,12 +407,13 @@ impl Bench {
     pub async fn look(&self, id: PlacementId) -> Stored {
         sqlx::query_as(
             "SELECT p.state, p.attempt, p.reason, placed_at IS NOT NULL AS bought, not_found_at IS NOT NULL AS not_found,
-                    unknowns, p.redrive_at IS NOT NULL AS due,
-                    count(*) FILTER (WHERE t.state = 'pending') AS pending,
-                    count(*) FILTER (WHERE t.state = 'ready') AS ready,
+                    unknowns, EXISTS (SELECT FROM placement_due due WHERE due.placement_id = p.placement_id) AS due,
+                    count(*) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS pending,
+                    count(*) FILTER (WHERE e.ready_at IS NOT NULL) AS ready,
                     count(*) FILTER (WHERE t.state = 'failed') AS failed, count(d.topup_id) AS deliveries
-             FROM placements p JOIN topups t USING (placement_id) LEFT JOIN deliveries d USING (topup_id)
-             WHERE placement_id = $1 GROUP BY p.placement_id",
+             FROM placements p JOIN topups t USING (placement_id) LEFT JOIN esims e USING (topup_id)
+                  LEFT JOIN deliveries d USING (topup_id)
+             WHERE p.placement_id = $1 GROUP BY p.placement_id",
         )
         .bind(id.uuid())
         .fetch_one(&self.pool)
@@ -442,13 +459,25 @@ impl Bench {
     /// than anything that waits here.
     pub async fn make_due(&self, id: PlacementId) {
         sqlx::query(
-            "UPDATE placements SET redrive_at = now()
-             WHERE placement_id = $1 AND redrive_at < now() + interval '8 seconds'",
+            "UPDATE placement_due SET at = now()
+             WHERE placement_id = $1 AND at < now() + interval '8 seconds'",
         )
         .bind(id.uuid())
         .execute(&self.pool)
         .await
         .unwrap();
+    }
+
+    /// Lets the time pass until its first lease, or whatever else it waits for, is over.
+    pub async fn due_now(&self, id: PlacementId) {
+        self.set(
+            "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
+             SELECT placement_id, provider, lane, partner_id, state = 'accepted', now()
+             FROM placements WHERE placement_id = $1
+             ON CONFLICT (placement_id) DO UPDATE SET at = now(), buys = excluded.buys",
+            id,
+        )
+        .await;
     }
 
     /// Runs a statement, whatever is leased: `$1` is the placement.
@@ -511,11 +540,13 @@ impl Bench {
 
     /// The provider's unit of a placement's only topup.
     pub async fn unit(&self, id: PlacementId) -> String {
-        sqlx::query_scalar("SELECT provider_unit_id FROM topups WHERE placement_id = $1")
-            .bind(id.uuid())
-            .fetch_one(&self.pool)
-            .await
-            .unwrap()
+        sqlx::query_scalar(
+            "SELECT provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1",
+        )
+        .bind(id.uuid())
+        .fetch_one(&self.pool)
+        .await
+        .unwrap()
     }
 
     /// Runs the operator's command line; answers what it printed as JSON.
