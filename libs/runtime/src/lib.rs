@@ -12,6 +12,7 @@ pub mod lifecycle;
 pub mod listener;
 pub mod metrics;
 mod process;
+pub mod sampler;
 pub mod telemetry;
 pub mod trace;
 pub mod version;

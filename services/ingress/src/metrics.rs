@@ -1,23 +1,39 @@
-//! What operators watch. Attributes are few and bounded: never an id, a path or a text of others.
+//! The metrics of ingress. Attributes are bounded and never hold a path or a text of others.
 
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use domain::PartnerId;
 use opentelemetry::{KeyValue, global, metrics::Counter};
 
-/// The instruments. Clones are the same ones.
+/// The most partners with a series of their own; the others share `other`.
+const PARTNERS: usize = 100;
+
+/// The instruments. Clones share them.
 #[derive(Clone)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     orders: Counter<u64>,
     units: Counter<u64>,
     auth_failures: Counter<u64>,
     verdicts: Counter<u64>,
+    refused: Counter<u64>,
+    /// The partners that have a series.
+    partners: Arc<Mutex<HashSet<PartnerId>>>,
 }
 
-/// What became of a request of a known partner to create an order.
+/// The outcome of a known partner's create-order request.
 #[derive(Clone, Copy, Debug)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// 201.
     Accepted,
-    /// 4xx: something was wrong with it.
+    /// 4xx: the request is at fault.
     Invalid,
+    /// 429: the partner's own limit.
+    Limited,
+    /// 503: more than this process takes on.
+    Shed,
     /// 422: its external id is taken.
     Duplicate,
     /// 422: the provider refused.
@@ -36,7 +52,7 @@ impl Default for Metrics {
         Self {
             orders: meter
                 .u64_counter("esim.orders")
-                .with_description("Orders of known partners, by what became of the request")
+                .with_description("Create-order requests of known partners, by outcome")
                 .build(),
             units: meter
                 .u64_counter("esim.units.accepted")
@@ -44,22 +60,29 @@ impl Default for Metrics {
                 .build(),
             auth_failures: meter
                 .u64_counter("esim.auth.failures")
-                .with_description("Requests that were answered with 401, by the check that failed")
+                .with_description("Requests answered with 401, by the check that failed")
                 .build(),
             verdicts: meter
                 .u64_counter("esim.verdicts")
-                .with_description("Placements whose verdict was waited for, by what the provisioner said")
+                .with_description("Placements whose verdict ingress waited for, by verdict")
                 .build(),
+            refused: meter
+                .u64_counter("esim.requests.refused")
+                .with_description("Requests answered with 4xx or 503, by partner and reason")
+                .build(),
+            partners: Arc::default(),
         }
     }
 }
 
 impl Metrics {
-    /// An order's request, and of one that was accepted its units.
-    pub fn order(&self, outcome: Outcome, units: usize) {
+    /// Counts a create-order request, and the units of an accepted one.
+    pub(crate) fn order(&self, outcome: Outcome, units: usize) {
         let name = match outcome {
             Outcome::Accepted => "accepted",
             Outcome::Invalid => "invalid",
+            Outcome::Limited => "limited",
+            Outcome::Shed => "shed",
             Outcome::Duplicate => "duplicate",
             Outcome::Refused => "refused",
             Outcome::Unreachable => "unreachable",
@@ -72,13 +95,49 @@ impl Metrics {
         }
     }
 
-    /// A request that was denied.
-    pub fn auth_failure(&self, reason: &'static str) {
+    /// Counts a request answered with 401.
+    pub(crate) fn auth_failure(&self, reason: &'static str) {
         self.auth_failures.add(1, &[KeyValue::new("reason", reason)]);
     }
 
-    /// What was heard, or not, of a placement.
-    pub fn verdict(&self, verdict: &'static str) {
+    /// Counts a placement by its verdict.
+    pub(crate) fn verdict(&self, verdict: &'static str) {
         self.verdicts.add(1, &[KeyValue::new("verdict", verdict)]);
+    }
+
+    /// Counts a request answered with 4xx or 503; `partner` is known only if its signature was right.
+    pub(crate) fn refused(&self, partner: Option<PartnerId>, reason: &'static str) {
+        let partner = partner.map_or_else(String::new, |partner| self.label(partner));
+        let attributes = [KeyValue::new("partner", partner), KeyValue::new("reason", reason)];
+        self.refused.add(1, &attributes);
+    }
+
+    fn label(&self, partner: PartnerId) -> String {
+        let mut partners = self.partners.lock().unwrap_or_else(PoisonError::into_inner);
+        if partners.len() < PARTNERS {
+            partners.insert(partner);
+        }
+        if partners.contains(&partner) {
+            partner.to_string()
+        } else {
+            "other".into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hundred_partners_have_a_series_of_their_own() {
+        let metrics = Metrics::default();
+        let known = PartnerId::new();
+        assert_eq!(metrics.label(known), known.to_string());
+        for _ in 1..PARTNERS {
+            assert_ne!(metrics.label(PartnerId::new()), "other");
+        }
+        assert_eq!(metrics.label(PartnerId::new()), "other");
+        assert_eq!(metrics.label(known), known.to_string());
     }
 }

@@ -30,6 +30,7 @@ use tracing::{Instrument, Span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::{
+    admission::Admitted,
     directory::{Directory, Partner},
     error::ApiError,
     metrics::{self, Metrics},
@@ -49,7 +50,7 @@ const UNDECIDED: Duration = Duration::from_millis(50);
 const FRESH_IDS: usize = 3;
 
 /// What the request's handler is told to answer.
-pub enum Outcome {
+pub(crate) enum Outcome {
     /// 201 with this body, to be sent before the deadline; `left` wants to know when it has left.
     Created {
         /// The response's JSON.
@@ -64,7 +65,7 @@ pub enum Outcome {
 }
 
 /// What orders need.
-pub struct Orders {
+pub(crate) struct Orders {
     database: Database,
     commit: GroupCommit<InsertOrders>,
     directory: Arc<Directory>,
@@ -132,7 +133,7 @@ impl Orders {
         clippy::too_many_arguments,
         reason = "called once, with what the service is made of"
     )]
-    pub fn new(
+    pub(crate) fn new(
         database: Database,
         directory: Arc<Directory>,
         verdicts: Arc<Verdicts>,
@@ -160,7 +161,7 @@ impl Orders {
     }
 
     /// Turns a draft into an order, or says everything that is wrong with it.
-    pub async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
+    pub(crate) async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
         let Draft {
             external_order_id,
             items,
@@ -186,7 +187,7 @@ impl Orders {
                 let placements = self.placements(partner, &items, &options);
                 Ok(NewOrder {
                     order_id: OrderId::new(),
-                    partner_id: partner.partner_id,
+                    partner_id: partner.id,
                     external_order_id,
                     traceparent: trace::context_of(&Span::current()),
                     answer_within: ANSWER,
@@ -196,7 +197,7 @@ impl Orders {
             // The id is checked too, so that all that is wrong is said at once.
             Some(external_order_id) => {
                 let taken = self.database.run(async |connection| {
-                    store::orders::is_taken(connection, partner.partner_id, &external_order_id).await
+                    store::orders::is_taken(connection, partner.id, &external_order_id).await
                 });
                 if taken.await.map_err(internal)? {
                     errors.insert(0, TAKEN.into());
@@ -253,11 +254,18 @@ impl Orders {
     }
 
     /// Stores an order and sees it through to its answer, which the handler gets; the handler may be
-    /// gone by then.
-    pub fn submit(self: &Arc<Self>, order: NewOrder) -> oneshot::Receiver<Outcome> {
+    /// gone by then. The order is in flight until `admitted` is dropped.
+    pub(crate) fn submit(
+        self: &Arc<Self>,
+        order: NewOrder,
+        admitted: Admitted,
+    ) -> oneshot::Receiver<Outcome> {
         let (answer, outcome) = oneshot::channel();
         let orders = Arc::clone(self);
-        let task = async move { orders.store_and_answer(order, answer).await };
+        let task = async move {
+            orders.store_and_answer(order, answer).await;
+            drop(admitted);
+        };
         // What the task does belongs to the request's trace. The request's span ends with its answer,
         // and doesn't wait for the task.
         let context = Span::current().context();
@@ -427,7 +435,7 @@ impl Orders {
                     metrics::Outcome::Unreachable
                 };
                 self.metrics.order(outcome, 0);
-                let _ = answer.send(Outcome::Error(ApiError::Unprocessable(errors)));
+                let _ = answer.send(Outcome::Error(ApiError::Refused(errors)));
                 for arrived in said {
                     waiting.reply(arrived, Reply::Refused).await;
                 }
@@ -467,7 +475,7 @@ fn internal(error: store::Error) -> ApiError {
 const TAKEN: &str = "External order id has already been taken";
 
 /// Whether an order was denied for its external id and nothing else.
-pub fn is_taken(errors: &[String]) -> bool {
+pub(crate) fn is_taken(errors: &[String]) -> bool {
     errors == [TAKEN]
 }
 

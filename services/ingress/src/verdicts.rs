@@ -21,20 +21,20 @@ use uuid::Uuid;
 const FRESH: Duration = Duration::from_secs(3);
 
 /// A verdict and where its reply goes.
-pub struct Arrived {
+pub(crate) struct Arrived {
     /// The placement that it is about.
-    pub placement_id: PlacementId,
+    pub(crate) placement_id: PlacementId,
     /// The attempt that it is about.
-    pub attempt: u32,
+    pub(crate) attempt: u32,
     /// What was said.
-    pub said: Said,
+    pub(crate) said: Said,
     placed: bool,
     reply: Option<Subject>,
 }
 
 impl Arrived {
     /// In a word.
-    pub fn verdict(&self) -> &'static str {
+    pub(crate) fn verdict(&self) -> &'static str {
         match self.said {
             Said::UnderWay if self.placed => "placed",
             Said::UnderWay => "later",
@@ -45,7 +45,7 @@ impl Arrived {
 }
 
 /// The orders of this process that wait for verdicts, and the promises of provisioners.
-pub struct Verdicts {
+pub(crate) struct Verdicts {
     nats: Nats,
     /// Where this process, and no other, is told.
     subject: String,
@@ -60,7 +60,7 @@ struct Promise {
 }
 
 /// An order's place among those that wait; ends when dropped.
-pub struct Waiting {
+pub(crate) struct Waiting {
     verdicts: Arc<Verdicts>,
     order_id: OrderId,
     arrived: mpsc::UnboundedReceiver<Arrived>,
@@ -72,7 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Verdicts {
     /// Listens on a subject of its own; [`Verdicts::listen`] must run.
-    pub fn new(nats: Nats) -> Arc<Self> {
+    pub(crate) fn new(nats: Nats) -> Arc<Self> {
         let subject = nats.verdict_subject(&Uuid::now_v7().simple().to_string());
         Arc::new(Self {
             nats,
@@ -84,7 +84,7 @@ impl Verdicts {
     }
 
     /// Whether every one of `providers` promises a verdict within `wait`.
-    pub fn promised<'a>(&self, mut providers: impl Iterator<Item = &'a str>, wait: Duration) -> bool {
+    pub(crate) fn promised<'a>(&self, mut providers: impl Iterator<Item = &'a str>, wait: Duration) -> bool {
         if !self.nats.is_connected() {
             return false;
         }
@@ -98,7 +98,7 @@ impl Verdicts {
     }
 
     /// Begins to wait for an order's verdicts; before its jobs are published.
-    pub fn wait_for(self: &Arc<Self>, order_id: OrderId) -> Waiting {
+    pub(crate) fn wait_for(self: &Arc<Self>, order_id: OrderId) -> Waiting {
         let (sender, arrived) = mpsc::unbounded_channel();
         lock(&self.waiting).insert(order_id, sender);
         Waiting {
@@ -109,7 +109,7 @@ impl Verdicts {
     }
 
     /// Where provisioners send verdicts, for a job.
-    pub fn address(&self, within: Duration) -> VerdictTo {
+    pub(crate) fn address(&self, within: Duration) -> VerdictTo {
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
         VerdictTo {
             subject: self.subject.clone(),
@@ -119,7 +119,7 @@ impl Verdicts {
 
     /// Takes verdicts and heartbeats until the end of the process, also during a stop: orders may
     /// still wait. Returns only when NATS takes a subscription away.
-    pub async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
+    pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let client = self.nats.client();
         let mut verdicts = client.subscribe(self.subject.clone()).await?;
         let mut heartbeats = client.subscribe(self.nats.heartbeat_subject("*")).await?;
@@ -192,17 +192,17 @@ impl Verdicts {
 
 impl Waiting {
     /// The next verdict.
-    pub async fn next(&mut self) -> Option<Arrived> {
+    pub(crate) async fn next(&mut self) -> Option<Arrived> {
         self.arrived.recv().await
     }
 
     /// Replies to one verdict.
-    pub async fn reply(&self, arrived: Arrived, reply: Reply) {
+    pub(crate) async fn reply(&self, arrived: Arrived, reply: Reply) {
         self.verdicts.reply(arrived, reply).await;
     }
 
     /// Waits no more, and replies to what has arrived meanwhile.
-    pub async fn end(mut self, reply: Reply) {
+    pub(crate) async fn end(mut self, reply: Reply) {
         lock(&self.verdicts.waiting).remove(&self.order_id);
         self.arrived.close();
         while let Some(arrived) = self.arrived.recv().await {

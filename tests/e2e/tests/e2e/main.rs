@@ -7,6 +7,7 @@
 //! - [`recover`]: an old dump is restored.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
+//! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
 //! - [`settings`]: invalid settings are refused.
 
 #![expect(
@@ -19,6 +20,8 @@ mod database_away;
 mod duplicates;
 mod faults;
 mod forwarder;
+mod limits;
+mod limits_memory;
 mod ordering;
 mod raw;
 mod recover;
