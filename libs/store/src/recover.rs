@@ -6,7 +6,10 @@ use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 
-use crate::Error;
+use crate::{
+    Error,
+    operator::actions::{self, Mode},
+};
 
 /// The longest wait for others who write placements.
 const LOCK_TIMEOUT: &str = "10s";
@@ -71,7 +74,7 @@ impl From<sqlx::Error> for NotRecovered {
 pub async fn recover(
     connection: &mut PgConnection,
     park_unanswered: bool,
-    dry_run: bool,
+    mode: Mode<'_>,
 ) -> Result<Recovered, NotRecovered> {
     let mut transaction = connection.begin().await?;
     sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
@@ -119,12 +122,8 @@ pub async fn recover(
     )
     .fetch_all(&mut *transaction)
     .await?;
-    if dry_run {
-        transaction.rollback().await?;
-    } else {
-        transaction.commit().await?;
-    }
     let count = |matching: usize| i64::try_from(matching).unwrap_or(i64::MAX);
+    actions::finish(transaction, mode, count(rows.len())).await?;
     let accepted = rows.iter().filter(|row| row.was == "accepted").count();
     let mut unanswered: Vec<Unanswered> = rows
         .iter()

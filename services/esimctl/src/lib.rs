@@ -5,6 +5,8 @@
 //! secrets are shown: once, when they are made or replaced. What can be wrong with the input is checked before
 //! anything is written, and each command writes in one transaction, but for `master-key reencrypt`.
 
+mod action;
+mod confirm;
 mod database;
 mod database_password;
 mod delivery;
@@ -12,6 +14,7 @@ mod endpoint;
 mod lookup;
 mod master_key;
 mod migrate;
+mod moment;
 mod option;
 mod order;
 mod output;
@@ -89,6 +92,9 @@ enum Command {
     /// The password of the database's role
     #[command(subcommand, after_help = database_password::EXAMPLES)]
     DatabasePassword(database_password::Command),
+    /// The record of what operators changed, and why
+    #[command(subcommand, after_help = action::EXAMPLES)]
+    Action(action::Command),
     /// Bring the database's schema to this version; waits up to 30 s for the server
     #[command(after_help = migrate::EXAMPLES)]
     Migrate(migrate::Command),
@@ -144,6 +150,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Order(command) => order::run(command, database()?, &output).await,
         Command::Placement(command) => placement::run(command, database()?, &output).await,
         Command::Provider(command) => provider::run(command, database()?, &output).await,
+        Command::Action(command) => action::run(command, database()?, &output).await,
         Command::MasterKey(command) => master_key::run(command, database, &output).await,
         Command::DatabasePassword(command) => database_password::run(command, &output),
         Command::Migrate(command) => migrate::run(command, database()?, &output).await,

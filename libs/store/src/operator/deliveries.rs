@@ -1,22 +1,23 @@
 //! Deliveries and their attempts as operators see them, and replays.
 
 use domain::{PartnerId, TopupId};
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::actions::{self, Mode};
 use crate::{Error, placements::ANNOUNCED, seconds};
 
 /// A delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
-    /// What it tells of.
+    /// The unit whose readiness it reports.
     pub topup_id: String,
-    /// The order.
+    /// The unit's order.
     pub order_id: Uuid,
     /// The partner's own order id.
     pub external_order_id: String,
-    /// Whom it tells.
+    /// The partner that receives the webhook.
     pub partner_id: Uuid,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
@@ -25,17 +26,17 @@ pub struct DeliveryView {
     /// When the last of them began.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
-    /// The status of its answer.
+    /// The HTTP status of its answer.
     pub status: Option<i32>,
-    /// What kept it from counting.
+    /// Why the last attempt failed.
     pub error: Option<String>,
-    /// When it is taken up (again).
+    /// When the next attempt is due.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
-    /// When it arrived.
+    /// When the partner acknowledged it.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
-    /// When there was something to tell.
+    /// When the unit became ready.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
@@ -48,31 +49,33 @@ pub struct AttemptView {
     /// When it began.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
-    /// How long it took.
+    /// Its duration in milliseconds.
     pub duration_ms: i32,
-    /// The answer's status, if there was an answer.
+    /// The HTTP status of its answer, if there was one.
     pub status: Option<i32>,
-    /// What it came to, in a word.
+    /// The class of its result: `delivered`, `status_5xx`, `timeout`, …
     pub class: String,
     /// The beginning of the answer, sealed; for [`Purpose::Answer`](crate::vault::Purpose::Answer).
     #[serde(skip)]
     pub answer: Option<Vec<u8>>,
 }
 
-/// Which deliveries are meant; what isn't set, isn't asked.
+/// Conditions on deliveries; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    /// Only this one.
+    /// Only the delivery of this unit.
     pub topup_id: Option<&'a TopupId>,
     /// Only this partner's.
     pub partner_id: Option<PartnerId>,
     /// Only those in this state.
     pub state: Option<&'a str>,
-    /// Only those whose last attempt began since then, or that became ready since then.
+    /// Only those whose last attempt began then or later, or that became ready then or later.
     pub since: Option<OffsetDateTime>,
+    /// Only those whose last attempt began before, or that became ready before if there was none.
+    pub until: Option<OffsetDateTime>,
 }
 
-/// The newest deliveries, by their topup ids, at most so many.
+/// The newest deliveries of a filter, by topup id.
 pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
@@ -88,11 +91,13 @@ pub async fn list(
            WHERE ($1::text IS NULL OR d.topup_id = $1) AND ($2::uuid IS NULL OR d.partner_id = $2)
              AND ($3::text IS NULL OR d.state = $3)
              AND ($4::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) >= $4)
-           ORDER BY d.topup_id DESC LIMIT $5"#,
+             AND ($5::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) < $5)
+           ORDER BY d.topup_id DESC LIMIT $6"#,
         filter.topup_id.map(TopupId::as_str),
         filter.partner_id.map(PartnerId::uuid),
         filter.state,
         filter.since,
+        filter.until,
         i64::from(limit),
     )
     .fetch_all(connection)
@@ -119,37 +124,73 @@ pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Resu
     Ok(attempts)
 }
 
-/// Makes deliveries pending and due, at the beginning of the schedule; their attempts stay. Of pending
-/// ones, those that wait for another attempt are meant; one without an endpoint waits for its URL.
-/// Returns how many there were.
-pub async fn replay(connection: &mut PgConnection, filter: &Filter<'_>) -> Result<u64, Error> {
-    // What is due sooner than in 30 s may be somebody's lease, or is due anyway.
-    let replayed = sqlx::query!(
-        "WITH chosen AS MATERIALIZED (
-             SELECT topup_id, attempt, state, attempted_at, duration_ms, status FROM deliveries d
+/// The deliveries that a replay makes due.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Replayed {
+    /// All of them: as many webhooks are sent.
+    pub replayed: i64,
+    /// Those that the partner had acknowledged.
+    pub delivered: i64,
+    /// Those whose schedule was over.
+    pub exhausted: i64,
+    /// Those that waited for their next attempt.
+    pub pending: i64,
+    /// The earliest last attempt of them, or readiness if there was none.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub oldest: Option<OffsetDateTime>,
+    /// The latest.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub newest: Option<OffsetDateTime>,
+}
+
+/// Makes the oldest deliveries of a filter pending and due, at the beginning of the schedule; their attempts stay.
+/// Pending deliveries count if they wait for another attempt, not if they wait for a URL.
+pub async fn replay(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    limit: u32,
+    mode: Mode<'_>,
+) -> Result<Replayed, Error> {
+    let mut transaction = connection.begin().await?;
+    // A delivery that is due within 30 s may be leased, or is due soon enough.
+    let replayed = sqlx::query_as!(
+        Replayed,
+        r#"WITH chosen AS MATERIALIZED (
+             SELECT topup_id, attempt, state, attempted_at, duration_ms, status, created_at FROM deliveries d
              WHERE ($1::text IS NULL OR topup_id = $1) AND ($2::uuid IS NULL OR partner_id = $2)
                AND ($3::text IS NULL OR state = $3)
                AND ($4::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $4)
+               AND ($5::timestamptz IS NULL OR greatest(attempted_at, created_at) < $5)
                AND (state IN ('delivered', 'exhausted')
-                    OR (state = 'pending' AND attempt > 0 AND redrive_at > now() + make_interval(secs => $5)))
-             ORDER BY topup_id
+                    OR (state = 'pending' AND attempt > 0 AND redrive_at > now() + make_interval(secs => $6)))
+             ORDER BY topup_id LIMIT $7
              FOR UPDATE
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class)
              SELECT topup_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
              FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL
              ON CONFLICT DO NOTHING
+         ), made_due AS (
+             UPDATE deliveries d
+             SET state = 'pending', redrive_at = now(), schedule_start = d.attempt, delivered_at = NULL
+             FROM chosen WHERE d.topup_id = chosen.topup_id
          )
-         UPDATE deliveries d
-         SET state = 'pending', redrive_at = now(), schedule_start = d.attempt, delivered_at = NULL
-         FROM chosen WHERE d.topup_id = chosen.topup_id",
+         SELECT count(*) AS "replayed!",
+                count(*) FILTER (WHERE state = 'delivered') AS "delivered!",
+                count(*) FILTER (WHERE state = 'exhausted') AS "exhausted!",
+                count(*) FILTER (WHERE state = 'pending') AS "pending!",
+                min(greatest(attempted_at, created_at)) AS oldest, max(greatest(attempted_at, created_at)) AS newest
+         FROM chosen"#,
         filter.topup_id.map(TopupId::as_str),
         filter.partner_id.map(PartnerId::uuid),
         filter.state,
         filter.since,
+        filter.until,
         seconds(ANNOUNCED),
+        i64::from(limit),
     )
-    .execute(connection)
+    .fetch_one(&mut *transaction)
     .await?;
-    Ok(replayed.rows_affected())
+    actions::finish(transaction, mode, replayed.replayed).await?;
+    Ok(replayed)
 }

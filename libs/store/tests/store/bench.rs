@@ -8,6 +8,7 @@ use signing::{SecretKey, webhook};
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use store::{
     config::{DatabaseConfig, PoolConfig},
+    operator::actions::{Action, Mode},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
     placements::{self, Claim, Claimed, Outcome, Progress, Settled, Settlement, Unit},
@@ -26,6 +27,16 @@ pub static VAULT: LazyLock<Vault> = LazyLock::new(|| {
     let key = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     Vault::parse(&SecretString::from(key)).unwrap()
 });
+
+/// An operator's command that commits.
+pub fn applied() -> Mode<'static> {
+    Mode::Apply(Action {
+        operator: "tester",
+        command: "placement resolve --retry",
+        target: "placement",
+        reason: "a test",
+    })
+}
 
 /// As services have them, but for the number of connections.
 pub fn config(url: &str) -> PoolConfig {

@@ -11,8 +11,8 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, disputed, not_bought, not_found, order, parked, placement, rejected,
-    unknown,
+    Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked, placement,
+    rejected, unknown,
 };
 
 /// The recorded attempt; events speak of it, of an earlier and of a later one.
@@ -155,7 +155,8 @@ impl Bench {
                     .unwrap();
             }
             Event::Resolve(resolution) => {
-                let resolved = operated::resolve(&mut *self.connection().await, id, resolution).await;
+                let resolved =
+                    operated::resolve(&mut *self.connection().await, id, resolution, applied()).await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,

@@ -8,13 +8,13 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought, bought_pending, disputed, iccid, order, parked, placement, ready, rejected,
-    topups, unit,
+    Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement, ready,
+    rejected, topups, unit,
 };
 
 impl Bench {
     async fn resolve(&self, id: PlacementId, resolution: Resolution) -> Result<Resolved, NotResolved> {
-        placements::resolve(&mut *self.connection().await, id, resolution).await
+        placements::resolve(&mut *self.connection().await, id, resolution, applied()).await
     }
 
     /// An order whose purchase nobody knows of.

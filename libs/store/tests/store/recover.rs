@@ -8,18 +8,21 @@ use domain::{
 };
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
+    operator::actions::Mode,
     orders::NewOrder,
     placements::Claim,
     recover::{self, NotRecovered, Recovered},
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, not_found, order, parked, placement, rejected, settlement, unknown,
+    Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, settlement,
+    unknown,
 };
 
 impl Bench {
     async fn recover(&self, park_unanswered: bool, dry_run: bool) -> Result<Recovered, NotRecovered> {
-        recover::recover(&mut *self.connection().await, park_unanswered, dry_run).await
+        let mode = if dry_run { Mode::Preview } else { applied() };
+        recover::recover(&mut *self.connection().await, park_unanswered, mode).await
     }
 
     async fn accepted(&self, answer_within: Duration) -> NewOrder {

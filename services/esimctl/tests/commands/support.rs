@@ -6,7 +6,7 @@
     reason = "a helper that fails fails its test"
 )]
 
-use std::{process::Stdio, time::Duration};
+use std::{process::Stdio, sync::LazyLock, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use serde_json::Value;
@@ -25,6 +25,9 @@ use tokio::{
 };
 
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+/// What a command that asks for a confirmation needs in a script.
+pub const CONFIRMED: [&str; 3] = ["--yes", "--reason", "a test"];
+static TOPUP_IDS: LazyLock<TopupIds> = LazyLock::new(|| TopupIds::new(7));
 const TIMEOUT: Duration = Duration::from_mins(1);
 
 /// `esimctl` with nothing of the test's own environment.
@@ -156,7 +159,7 @@ pub async fn store_order(
     let order = Order {
         id: OrderId::new(),
         placement: PlacementId::new(),
-        topup: TopupIds::new(7).next(runtime::clock::now()),
+        topup: TOPUP_IDS.next(runtime::clock::now()),
     };
     let new = NewOrder {
         order_id: order.id,

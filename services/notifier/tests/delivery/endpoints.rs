@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use store::{
     endpoints,
-    operator::deliveries::{self, Filter},
+    operator::{
+        actions::{Action, Mode},
+        deliveries::{self, Filter},
+    },
 };
 use testkit::receiver::Answer;
 
@@ -93,7 +96,14 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
             ..Filter::default()
         };
         let mut connection = bench.pool.acquire().await.unwrap();
-        deliveries::replay(&mut connection, &filter).await.unwrap()
+        let action = Action {
+            operator: "tester",
+            command: "delivery replay",
+            target: "partner",
+            reason: "a test",
+        };
+        let replayed = deliveries::replay(&mut connection, &filter, 100, Mode::Apply(action)).await;
+        replayed.unwrap().replayed
     };
     assert_eq!(replay("exhausted").await, 0);
     assert_eq!(replay("delivered").await, 1);

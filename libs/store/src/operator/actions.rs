@@ -1,0 +1,92 @@
+//! The record of what operators changed, and why.
+
+use sqlx::{PgConnection, Postgres, Transaction};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::Error;
+
+/// A command that changes something, for the record.
+#[derive(Clone, Copy, Debug)]
+pub struct Action<'a> {
+    /// The operator's name.
+    pub operator: &'a str,
+    /// The command with its subcommand: `placement resolve --retry`.
+    pub command: &'a str,
+    /// What it names: `placement 0199…`.
+    pub target: &'a str,
+    /// Why.
+    pub reason: &'a str,
+}
+
+/// Whether a command shows what it would change, or changes it.
+#[derive(Clone, Copy, Debug)]
+pub enum Mode<'a> {
+    /// Does everything and rolls it back: the counts are those of the real thing.
+    Preview,
+    /// Commits the change with its record.
+    Apply(Action<'a>),
+}
+
+/// Ends the transaction of a command as its mode says.
+pub(crate) async fn finish(
+    mut transaction: Transaction<'_, Postgres>,
+    mode: Mode<'_>,
+    affected: i64,
+) -> Result<(), sqlx::Error> {
+    let Mode::Apply(action) = mode else {
+        return transaction.rollback().await;
+    };
+    sqlx::query!(
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
+         VALUES ($1, $2, $3, $4, $5, $6)",
+        Uuid::now_v7(),
+        action.operator,
+        action.command,
+        action.target,
+        affected,
+        action.reason,
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await
+}
+
+/// A recorded action.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Recorded {
+    /// When it was committed.
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    /// The operator's name, as given to `esimctl`.
+    pub operator: String,
+    /// The database role.
+    pub database_role: String,
+    /// The command with its subcommand.
+    pub command: String,
+    /// What it named.
+    pub target: String,
+    /// Rows that it changed.
+    pub affected: i64,
+    /// Why.
+    pub reason: String,
+}
+
+/// The newest actions since a time.
+pub async fn list(
+    connection: &mut PgConnection,
+    since: Option<OffsetDateTime>,
+    limit: u32,
+) -> Result<Vec<Recorded>, Error> {
+    let actions = sqlx::query_as!(
+        Recorded,
+        "SELECT at, operator, database_role, command, target, affected, reason
+         FROM operator_actions WHERE at >= coalesce($1, '-infinity'::timestamptz)
+         ORDER BY at DESC LIMIT $2",
+        since,
+        i64::from(limit),
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(actions)
+}
