@@ -4,7 +4,7 @@ mod migrate;
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, migrate::Migrator};
+use sqlx::{AssertSqlSafe, PgConnection, Row, migrate::Migrator};
 
 pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
 
@@ -114,12 +114,13 @@ pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(
 /// Checks that the session has the settings of [`crate::config`] and that the schema serves this version.
 /// Returns the schema's version.
 pub async fn check(connection: &mut PgConnection) -> Result<i64, SchemaError> {
-    // Not a checked statement: it must work on an empty database.
     let (name, expected) = STARTUP_OPTIONS;
-    let applied: Option<String> = sqlx::query_scalar("SELECT current_setting($1, true)")
-        .bind(name)
+    // Not a prepared statement: through a pooler its name may be taken by another session's.
+    let session = format!("SELECT current_setting('{name}', true)");
+    let applied: Option<String> = sqlx::raw_sql(AssertSqlSafe(session))
         .fetch_one(&mut *connection)
         .await
+        .and_then(|row| row.try_get(0))
         .map_err(Error::from)?;
     if applied.as_deref() != Some(expected) {
         return Err(SchemaError::Pooler);
