@@ -4,7 +4,7 @@
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
-//! - [`recover`]: an old dump is restored.
+//! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
@@ -32,4 +32,5 @@ mod shell;
 mod shop;
 mod spec;
 mod stop;
+mod upgrade;
 mod webhook;
