@@ -1,5 +1,5 @@
-//! Which of a provider's units belongs to which topup. Pure. A unit is assigned once; whatever order
-//! the provider lists its units in later, an assigned one stays where it is.
+//! Assigns a provider's units to topups. Pure. An assignment is final, in whatever order the provider
+//! lists its units later.
 
 use std::collections::HashMap;
 
@@ -8,15 +8,15 @@ use store::placements::ClaimedTopup;
 
 use crate::providers::ProviderUnit;
 
-/// Pairs the provider's units with topups that still wait: by the unit that a topup has been assigned
-/// already, otherwise the next free unit of its option. Units that no topup waits for are left over.
+/// Pairs the provider's units with pending topups: an assigned unit stays with its topup, any other
+/// goes to the next free topup of its option. Units without a topup are left over.
 pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
     let assigned: HashMap<&str, &ClaimedTopup> = topups
         .iter()
         .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
         .collect();
     let mut free: HashMap<&str, Vec<&ClaimedTopup>> = HashMap::new();
-    // Backwards, so that `pop` takes them in the order of the answer.
+    // Reversed, so that `pop` takes them in their order.
     for topup in topups
         .iter()
         .rev()
@@ -48,7 +48,7 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
     pairs
 }
 
-/// What to buy: each option once, with how many of it, in the order of the answer.
+/// The items of a purchase: each option once, with its number of units, in the order of the topups.
 pub fn items(topups: &[ClaimedTopup]) -> Vec<(String, usize)> {
     let mut items: Vec<(String, usize)> = Vec::new();
     for topup in topups {

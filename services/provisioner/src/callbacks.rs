@@ -1,6 +1,6 @@
-//! `POST /callbacks/<provider>/<token>`: a provider says that something happened to a unit. Whoever
-//! has the token may send anything, so a callback is a hint and nothing more: a placement that waits
-//! for profiles is asked for a little sooner. Neither body nor path is ever logged.
+//! `POST /callbacks/<provider>/<token>`: a provider reports that a unit changed. The sender is not
+//! trusted, so a callback is only a hint: profiles are collected sooner. Neither body nor path is
+//! logged.
 
 use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
 
@@ -27,22 +27,22 @@ use tracing::{Instrument, field::Empty, info_span};
 use crate::{metrics::Metrics, providers::Provider};
 
 const ROUTE: &str = "/callbacks/{provider}/{token}";
-/// The largest body.
+/// The largest body, in bytes.
 const MAX_BODY: usize = 64 * 1024;
-/// How long a request's head may take, and how long its body.
+/// The timeout of a request's head, and of its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The providers that call back.
 pub struct Callbacks {
-    /// By name: the token that the URL must hold, and who reads the body.
+    /// For each provider name, the token in the URL and the adapter that parses the body.
     pub providers: HashMap<String, (Token, Arc<dyn Provider>)>,
-    /// Where the hint goes.
+    /// Stores the hint.
     pub database: Database,
-    /// Counts them.
+    /// Counts callbacks.
     pub metrics: Metrics,
 }
 
-/// Everything that is served on `LISTEN`.
+/// The routes on `LISTEN`.
 fn router(callbacks: Arc<Callbacks>) -> Router {
     Router::new().route(ROUTE, post(take)).with_state(callbacks)
 }
@@ -79,7 +79,7 @@ async fn hear(
     let reading = to_bytes(request.into_body(), MAX_BODY);
     let body = match tokio::time::timeout(READ_TIMEOUT, reading).await {
         Ok(Ok(body)) => body,
-        // Too long, or cut off; an end that comes too early hears nothing anyway.
+        // The body is too large, or the client hung up and gets no response.
         Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
         Err(_) => return StatusCode::REQUEST_TIMEOUT,
     };
@@ -97,14 +97,14 @@ async fn hear(
             StatusCode::OK
         }
         Err(error) => {
-            tracing::warn!(provider.name = name, %error, "a callback was lost");
+            tracing::warn!(provider.name = name, %error, "callback lost");
             callbacks.metrics.callback(&name, "lost");
             StatusCode::SERVICE_UNAVAILABLE
         }
     }
 }
 
-/// Serves until the soft stop, then finishes the requests that have begun.
+/// Serves until the soft stop, then finishes the requests in flight.
 pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
     let router = router(Arc::new(callbacks));
     let serve_one = |stream| connection(stream, router.clone(), shutdown.clone());
