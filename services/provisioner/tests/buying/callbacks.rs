@@ -1,4 +1,4 @@
-//! Hints, and who may give them.
+//! Callbacks: hints and their tokens.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ async fn a_callback_brings_the_next_look_forward() {
     let bench = Bench::start(|_| {}).await;
     let id = bench.accept(&["delayed"]).await;
     bench.until(id, |stored| stored.bought).await;
-    // Without a callback it would not be looked at before tomorrow.
+    // Without a callback it is not due before tomorrow.
     let tomorrow = "UPDATE placements SET redrive_at = now() + interval '1 day' WHERE placement_id = $1";
     bench.set(tomorrow, id).await;
     let stored = bench.ready(id).await;
