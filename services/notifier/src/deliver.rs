@@ -444,7 +444,7 @@ fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, n
         ),
         (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, error, ?next,
-            "webhook cannot be encoded"
+            "webhook cannot be created"
         ),
         (_, Next::Retry(retry_in)) => tracing::info!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error, ?retry_in,

@@ -77,7 +77,7 @@ pub struct Config {
     /// twice `PROVIDER_TIMEOUT` plus the delay of the provider's look-up
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
-    /// Parks profiles that are missing, and purchases whose outcome stays unknown, for this long
+    /// Parks purchases whose profiles are missing, or whose outcome stays unknown, for this long
     #[arg(long, env = "PARK_AFTER", value_parser = runtime::config::duration, default_value = "30m")]
     pub park_after: Duration,
     /// Calls per second from this process to each provider; 0 means no limit
@@ -89,7 +89,7 @@ pub struct Config {
     /// How long a breaker stays open at first, before one placement probes the provider; doubles each time
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
-    /// Longest time that a breaker stays open before the next probe
+    /// Longest time that a breaker stays open, unless an operator opens it
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
     #[command(flatten)]

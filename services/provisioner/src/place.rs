@@ -502,7 +502,7 @@ impl Placing {
             tracing::error!(placement.id = %placement, order.id = %order, attempt = work.attempt, provider.name = self.provider_name,
                 "parked: an unexpected purchase was found");
         } else if !settled.moved {
-            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "already settled by another process");
+            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "already settled");
         }
     }
 

@@ -64,7 +64,7 @@ pub struct Stored {
 pub fn config(database: &Database) -> Config {
     static TELEMETRY: Once = Once::new();
     TELEMETRY.call_once(|| {
-        // Without sampling there is no trace to continue.
+        // Without telemetry there is no trace to continue.
         let common = CommonConfig {
             log: "warn".into(),
             ..CommonConfig::default()
@@ -184,7 +184,7 @@ impl Bench {
         answer.unwrap().text().await.unwrap()
     }
 
-    /// Stores many due units of this partner in one statement.
+    /// Stores `count` units of this partner, due in `due_in`, in one statement.
     pub async fn copies(&self, partner: PartnerId, count: usize, due_in: Duration) -> Vec<TopupId> {
         let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
         let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
@@ -361,7 +361,7 @@ impl Bench {
         self.stored(topup_id, |stored| stored.attempt > 0).await
     }
 
-    /// Blocks all connections to the database while `meanwhile` runs.
+    /// Cuts all connections to the database and refuses new ones while `meanwhile` runs.
     pub async fn without_database(&self, meanwhile: impl Future<Output = ()>) {
         let (_, name) = self.database.url().rsplit_once('/').unwrap();
         let server = std::env::var("TEST_DATABASE_URL").unwrap();
@@ -393,7 +393,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// Lets the time pass until everything of this partner is due.
+    /// Makes all deliveries of this partner due.
     pub async fn make_due_of(&self, partner: PartnerId) {
         sqlx::query("UPDATE deliveries SET redrive_at = now() WHERE partner_id = $1")
             .bind(partner.uuid())
@@ -402,7 +402,7 @@ impl Bench {
             .unwrap();
     }
 
-    /// Lets the time pass until everything that is pending is due.
+    /// Makes all pending deliveries due.
     pub async fn make_due(&self) {
         sqlx::query("UPDATE deliveries SET redrive_at = now() WHERE redrive_at IS NOT NULL")
             .execute(&self.pool)

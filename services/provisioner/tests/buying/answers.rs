@@ -170,7 +170,7 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     process.kill().await.unwrap();
     assert_eq!(bench.look(id).await.state, "placing");
 
-    // Its lease has ended before the next claim.
+    // The lease ends.
     bench
         .set(
             "UPDATE placements SET redrive_at = now() WHERE placement_id = $1",

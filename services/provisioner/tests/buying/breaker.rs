@@ -66,7 +66,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
             .await
     };
     let before = calls().await;
-    // After two more heartbeats, due rows were claimed several times.
+    // Redrive runs several times within two heartbeats and claims nothing.
     for _ in 0..2 {
         assert_eq!(promise().await, u64::MAX);
     }

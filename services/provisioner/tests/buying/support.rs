@@ -168,7 +168,7 @@ pub struct Stored {
     pub not_found: bool,
     pub unknowns: i32,
     pub due: bool,
-    /// The states of its units.
+    /// The number of units in each state.
     pub pending: i64,
     pub ready: i64,
     pub failed: i64,
@@ -204,7 +204,7 @@ impl Bench {
     pub async fn stopped(change: impl FnOnce(&mut Config)) -> Self {
         static TELEMETRY: Once = Once::new();
         TELEMETRY.call_once(|| {
-            // Without it there are no metrics to read.
+            // Without telemetry there are no metrics to read.
             let common = CommonConfig {
                 log: "warn".into(),
                 ..CommonConfig::default()
@@ -380,7 +380,7 @@ impl Bench {
             .await;
     }
 
-    /// Stores an order for the sandbox.
+    /// Stores an order for the sandbox and publishes its job.
     pub async fn accept(&self, options: &[&str]) -> PlacementId {
         let placement_id = self.store("sandbox", 1, options).await[0];
         self.announce("sandbox", placement_id).await;
@@ -438,8 +438,7 @@ impl Bench {
             .await
     }
 
-    /// Lets the time pass until a placement is due, unless somebody works on it: a lease is longer
-    /// than anything that waits here.
+    /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
     pub async fn make_due(&self, id: PlacementId) {
         sqlx::query(
             "UPDATE placements SET redrive_at = now()
