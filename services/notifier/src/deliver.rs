@@ -478,7 +478,7 @@ impl Writer for Attempts {
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }
 
@@ -501,6 +501,6 @@ impl Writer for WithoutUrl {
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }

@@ -20,7 +20,7 @@ pub mod pace;
 pub mod place;
 pub mod providers;
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
@@ -46,11 +46,14 @@ use store::{
 use crate::{
     account::Account,
     breaker::Breaker,
-    callbacks::Callbacks,
+    callbacks::{Callbacks, Callers},
     metrics::Metrics,
     pace::Pace,
     place::{Answered, Placing, Settlements},
-    providers::{Provider, usimsa::Usimsa},
+    providers::{
+        Provider,
+        usimsa::{Limits, Usimsa},
+    },
 };
 
 /// Buys accepted orders from eSIM providers
@@ -72,6 +75,10 @@ pub struct Config {
     /// The deadline of a call to a provider
     #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub provider_timeout: Duration,
+    /// The largest answer of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
+    /// each unit of `MAX_UNITS`
+    #[arg(long, env = "PROVIDER_ANSWER_MAX", default_value_t = 1024 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024))]
+    pub provider_answer_max: u32,
     /// How long after its attempt was recorded a purchase may still arrive at the provider. More than
     /// twice `PROVIDER_TIMEOUT`, plus what the provider's own look-up lags behind
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
@@ -92,6 +99,12 @@ pub struct Config {
     /// The longest time for which a breaker opens by itself
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
+    /// Callbacks in flight at once, on at most four times as many connections; others get 503
+    #[arg(long, env = "CALLBACK_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub callback_concurrency: u16,
+    /// Callbacks per second that reach PostgreSQL; others get 503
+    #[arg(long, env = "CALLBACK_RATE", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..))]
+    pub callback_rate: u16,
     #[command(flatten)]
     pub sandbox: SandboxAccount,
     #[command(flatten)]
@@ -218,9 +231,16 @@ impl Config {
             .map_err(|error| BadSetting::error(format!("{}: {error}", variable("CALLBACK_TOKEN"))))?;
         Ok(Configured {
             name: name.to_owned(),
-            provider: Arc::new(Usimsa::new(url, access_key, secret_key, self.provider_timeout)?),
+            provider: Arc::new(Usimsa::new(&url, access_key, secret_key, self.limits())?),
             callback_token,
         })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            timeout: self.provider_timeout,
+            answer_max: usize::try_from(self.provider_answer_max).unwrap_or(usize::MAX),
+        }
     }
 
     /// The providers, each once.
@@ -287,12 +307,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     health::serve(config.admin_listen, readiness.clone()).await?;
     tracing::info!(admin = %config.admin_listen, providers = ?config.providers, "provisioner is starting");
 
-    let callbacks = Callbacks {
-        providers: callers(&providers),
-        database: database.clone(),
-        metrics: metrics.clone(),
-    };
-    if !callbacks.providers.is_empty() {
+    let callers = callers(&providers);
+    if !callers.is_empty() {
+        let limits = callbacks::Limits {
+            in_flight: config.callback_concurrency.into(),
+            rate: config.callback_rate.into(),
+        };
+        let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), limits);
         let listener = runtime::listener::bind("LISTEN", config.listen).await?;
         tracing::info!(listen = %config.listen, "providers may call back");
         let serving = callbacks::serve(listener, callbacks, shutdown.clone());
@@ -377,7 +398,7 @@ fn durable(provider: &str) -> String {
 }
 
 /// The providers that may call back.
-fn callers(providers: &[Configured]) -> HashMap<String, (Token, Arc<dyn Provider>)> {
+fn callers(providers: &[Configured]) -> Callers {
     let callers = providers.iter().filter_map(|configured| {
         let token = configured.callback_token.clone()?;
         Some((configured.name.clone(), (token, Arc::clone(&configured.provider))))

@@ -5,6 +5,7 @@
 //! - [`breaker`]: what becomes of a provider's work while it fails.
 //! - [`callbacks`]: hints, and who may give them.
 //! - [`operator`]: what is parked, and how it is settled.
+//! - [`unreadable`]: answers and outcomes that cannot be used.
 
 #![expect(
     clippy::unwrap_used,
@@ -17,3 +18,4 @@ mod breaker;
 mod callbacks;
 mod operator;
 mod support;
+mod unreadable;
