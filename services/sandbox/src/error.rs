@@ -9,7 +9,7 @@ use axum::{
 };
 
 use crate::{
-    protocol::{Products, Status, code},
+    protocol::{ProductList, Status, code},
     script::Refusal,
     server::NoAnswer,
 };
@@ -98,7 +98,7 @@ fn server_error() -> Response {
 }
 
 fn no_products(code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {
-    Json(Products::<()> {
+    Json(ProductList::<()> {
         products: Vec::new(),
         code,
         message: message.into(),

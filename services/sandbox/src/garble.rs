@@ -11,7 +11,7 @@ use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::protocol::Products;
+use crate::protocol::ProductList;
 
 /// The size of a huge answer, in bytes.
 const HUGE: usize = 300_000_000;
@@ -43,7 +43,7 @@ pub enum Garble {
 }
 
 /// Makes an answer, garbled as asked.
-pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: Products<T>) -> Response {
+pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: ProductList<T>) -> Response {
     match garble {
         None => Json(products).into_response(),
         Some(Garble::Huge) => huge(),
@@ -60,7 +60,7 @@ pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: Products<T>) -
 }
 
 /// The answer with one field of each product changed, where it is present.
-fn changed<T: Serialize>(products: &Products<T>, field: &str, change: fn(&str) -> String) -> Response {
+fn changed<T: Serialize>(products: &ProductList<T>, field: &str, change: fn(&str) -> String) -> Response {
     let mut answer = serde_json::to_value(products).unwrap_or_default();
     let listed = answer.get_mut("products").and_then(Value::as_array_mut);
     for product in listed.into_iter().flatten() {

@@ -47,7 +47,7 @@ pub struct Product {
 
 /// The body of every answer that lists products.
 #[derive(Serialize)]
-pub struct Products<T> {
+pub struct ProductList<T> {
     pub products: Vec<T>,
     pub code: &'static str,
     pub message: Cow<'static, str>,

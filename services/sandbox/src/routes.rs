@@ -26,7 +26,7 @@ use crate::{
     garble,
     ledger::{NotBought, Repeats},
     observe::observe,
-    protocol::{BoughtUnit, NewOrder, Products, Status, Unit, UnitStatus, code},
+    protocol::{BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, code},
     script::AtPost,
     server::{self, NoAnswer},
     state::Sandbox,
@@ -124,7 +124,7 @@ async fn order(
             let Some(garble) = sandbox.garble(products.iter()) else {
                 return Err(Error::Refused(refusal));
             };
-            let refused = Products::<()> {
+            let refused = ProductList::<()> {
                 products: Vec::new(),
                 code: refusal.code,
                 message: refusal.message.into(),
@@ -164,7 +164,7 @@ async fn order(
             option_id,
         })
         .collect();
-    let answer = Products {
+    let answer = ProductList {
         products,
         code: code::OK,
         message: "".into(),
@@ -208,7 +208,7 @@ async fn fetch(
     }
     // The protocol guarantees no order, so callers must not rely on one.
     products.shuffle(&mut rand::rng());
-    let answer = Products {
+    let answer = ProductList {
         products,
         code: code::OK,
         message: "".into(),
