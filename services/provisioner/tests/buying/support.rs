@@ -317,6 +317,7 @@ impl Bench {
                 ("SANDBOX_SECRET_KEY", SECRET_KEY.to_owned()),
                 ("PROVIDER_TIMEOUT", format!("{:?}", config.provider_timeout)),
                 ("SETTLE", format!("{:?}", config.settle)),
+                ("BREAKER_FAILURES", config.breaker_failures.to_string()),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
