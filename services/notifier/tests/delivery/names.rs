@@ -147,7 +147,12 @@ async fn a_name_server_that_never_answers_holds_neither_threads_nor_other_webhoo
     assert!(threads < THREADS, "{threads} threads");
     for topup in silent.iter().take(3) {
         let stored = bench.attempted(topup).await;
-        assert_eq!(stored.error.as_deref(), Some("timeout"));
+        // Whichever deadline ends it: the connection's or the resolver's.
+        let error = stored.error.as_deref();
+        assert!(
+            matches!(error, Some("timeout" | "name not resolved")),
+            "{error:?}"
+        );
     }
     notifier.kill().await.unwrap();
 }
