@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use domain::{PartnerId, TopupId};
 use store::{
     deliveries::{self, AttemptResult, Attempted, Room, Take},
-    endpoints::Breaker,
+    endpoints::BlockPolicy,
     partners,
 };
 
@@ -15,7 +15,7 @@ const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt.
 const ATTEMPT: Duration = Duration::from_secs(20);
 /// Blocks at the third failure.
-pub const BREAKER: Breaker = Breaker {
+pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),
@@ -28,7 +28,7 @@ impl Bench {
     }
 
     async fn record(&self, attempts: &[Attempted]) {
-        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BREAKER).await;
+        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
         assert_eq!(recorded.unwrap().len(), attempts.len());
     }
 

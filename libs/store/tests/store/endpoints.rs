@@ -11,7 +11,7 @@ use store::{
 
 use crate::{
     bench::{Bench, LEASE},
-    deliveries::{BREAKER, attempted, room},
+    deliveries::{BLOCK_POLICY, attempted, room},
 };
 
 impl Bench {
@@ -30,7 +30,7 @@ impl Bench {
     }
 
     async fn results(&self, attempts: &[Attempted]) {
-        deliveries::record(&mut *self.connection().await, attempts, &BREAKER)
+        deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY)
             .await
             .unwrap();
     }

@@ -6,7 +6,7 @@ use domain::{PartnerId, PlacementId};
 use store::{
     orders::NewOrder,
     placements::{Claim, Progress},
-    providers::{self, Backlog, Breaker, BreakerLimits, BreakerState},
+    providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker},
 };
 
 use crate::bench::{
@@ -31,26 +31,26 @@ impl Bench {
         bench
     }
 
-    async fn breaker(&self) -> Breaker {
+    async fn breaker(&self) -> ProviderBreaker {
         let all = providers::list(&mut *self.connection().await).await.unwrap();
         assert_eq!(all.len(), 2, "{all:?}");
         all.into_iter().find(|breaker| breaker.name == PROVIDER).unwrap()
     }
 
-    async fn failed(&self, version: i64, at_once: bool) -> Option<Breaker> {
+    async fn failed(&self, version: i64, at_once: bool) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
         providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer")
             .await
             .unwrap()
     }
 
-    async fn answered(&self, version: i64) -> Option<Breaker> {
+    async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
         providers::answered(&mut *self.connection().await, PROVIDER, version)
             .await
             .unwrap()
     }
 
-    async fn probe(&self) -> Option<Breaker> {
+    async fn probe(&self) -> Option<ProviderBreaker> {
         providers::probe(&mut *self.connection().await, PROVIDER, LEASE)
             .await
             .unwrap()
