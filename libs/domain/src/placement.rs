@@ -1,72 +1,71 @@
-//! The state machine of a placement, the unit of purchase. The statements of `libs/store` move
-//! rows along exactly these transitions; everything that could buy twice is decided here.
+//! The state machine of a placement, the unit of purchase. The statements of `libs/store` move rows along
+//! exactly these transitions. Every rule against a second purchase is here.
 //!
-//! The rules that money rests on:
-//! - a purchase is sent only by the holder of a *fresh* attempt, recorded before it is sent;
-//! - an attempt whose outcome is unknown stays `placing` until it is looked up: only what certainly
-//!   bought nothing goes back to `accepted`, from where the next attempt may be recorded;
-//! - what was bought where nobody expected it is parked, and only an operator settles it.
+//! The rules that protect money:
+//! - Only the holder of a *fresh* attempt sends a purchase, and the attempt is recorded first.
+//! - An attempt with an unknown outcome stays `placing` until a look-up. A placement goes back to `accepted`
+//!   only if certainly nothing was bought; then the next attempt may be recorded.
+//! - An unexpected purchase parks the placement, and only an operator resolves it.
 
 use std::time::Duration;
 
 use crate::PlacementState;
 
-/// What the transitions depend on.
+/// The data that the transitions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// Its state.
+    /// The current state.
     pub state: PlacementState,
     /// The number of the last recorded attempt; 0 before the first.
     pub attempt: u32,
-    /// A look-up since the last attempt answered that there is no such purchase.
+    /// A look-up since the last attempt found no such purchase.
     pub not_found: bool,
-    /// Parked although something of it is bought, for an operator alone: no late or repeated outcome
-    /// hides it again.
+    /// Parked although something was bought. Only an operator moves it; no late or repeated outcome does.
     pub disputed: bool,
 }
 
-/// Something that happened to a placement. Events of an attempt name its number.
+/// Something that happened to a placement. Events of an attempt carry its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A provisioner takes it up to buy it.
+    /// A provisioner claims the placement to buy it.
     Claim,
-    /// The provider has the purchase of this attempt (it answered so, or it was looked up).
+    /// The provider has the purchase of this attempt, by its response or by a look-up.
     Bought(u32),
-    /// The provider refused: this attempt bought nothing and another would not either.
+    /// The provider rejected the purchase: this attempt bought nothing, and another would not either.
     Rejected(u32),
-    /// This attempt certainly bought nothing, another may.
+    /// This attempt certainly bought nothing; another may follow.
     NotBought(u32),
-    /// A look-up says that there is no such purchase. `settled`: it was made so long after the
-    /// attempt was recorded that the attempt can't arrive any more.
+    /// A look-up found no such purchase. `settled`: it happened so long after the attempt was recorded that
+    /// the attempt cannot arrive any more.
     NotFound {
-        /// The attempt that was looked up.
+        /// The number of the looked-up attempt.
         attempt: u32,
         /// Whether the settling delay has passed.
         settled: bool,
     },
-    /// Ingress answers the order with 422, on the verdict of this attempt if it has one. Needs none
-    /// for a placement that is `accepted`, which certainly bought nothing so far.
+    /// Ingress answers the order with 422, on the verdict of this attempt. Without an attempt, the placement
+    /// must be `accepted`: certainly nothing was bought.
     Refuse(Option<u32>),
-    /// Nobody found out whether this attempt bought anything.
+    /// The outcome of this attempt stayed unknown.
     Park(u32),
-    /// What the provider has of this attempt, or its own row, can't be stored or read.
+    /// The provider's data for this attempt, or the placement's own row, cannot be stored or read.
     Dispute(u32),
-    /// An operator settles what is parked.
+    /// An operator resolves a parked placement.
     Resolve(Resolution),
 }
 
-/// What an operator found out about a parked placement.
+/// An operator's finding about a parked placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resolution {
-    /// The provider has it: its profiles are collected.
+    /// The provider has the purchase: its profiles are collected.
     Bought,
-    /// The provider doesn't have it, or gave its price back: its units fail.
+    /// The provider does not have it, or refunded it: its units fail.
     NotBought,
-    /// The provider doesn't have it: it is bought by a new attempt.
+    /// The provider does not have it: a new attempt buys it.
     Retry,
 }
 
-/// The event comes too late or doesn't apply: nothing changes.
+/// The event is late or does not apply: nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ignored;
 
@@ -94,7 +93,7 @@ impl Placement {
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
             (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
-            // Money was spent where nobody expected it: never dropped, an operator must see it.
+            // An unexpected purchase cost money: it is never dropped, an operator must see it.
             (_, Event::Bought(attempt)) if attempt <= self.attempt => Ok(Self {
                 state: Parked,
                 disputed: true,
@@ -114,7 +113,7 @@ impl Placement {
             }
             (Placing, Event::Refuse(Some(attempt))) if current(attempt) => to(Refused),
             (Accepted, Event::Refuse(_)) => to(Refused),
-            // Not what is placed: somebody else's look found it meanwhile.
+            // Not for `placed`: another look-up found the purchase in the meantime.
             (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
             (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
                 state: Parked,
@@ -136,9 +135,8 @@ impl Placement {
     }
 }
 
-/// When to ask again for profiles that weren't ready, by the age of the purchase: soon at first,
-/// then ever more rarely, at most once a minute; once it is overdue, after twice that time (hourly,
-/// where half an hour is overdue).
+/// The delay until the next collect, by the age of the purchase. It grows to one minute at most. For an
+/// overdue purchase it is twice `overdue` (one hour, if half an hour is overdue).
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
         return overdue * 2;
@@ -146,12 +144,12 @@ pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(1), Duration::from_mins(1))
 }
 
-/// When to look up again what nobody knows of, by the age of the attempt.
+/// The delay until the next look-up of an unknown outcome, by the age of the attempt.
 pub fn next_look(age: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(1))
 }
 
-/// When to try again what certainly bought nothing, by the number of attempts so far.
+/// The delay until the next attempt after one that certainly bought nothing, by the number of attempts.
 pub fn next_attempt(attempt: u32) -> Duration {
     Duration::from_secs(1 << attempt.clamp(1, 8)).min(Duration::from_mins(2))
 }
@@ -332,8 +330,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: a purchase is only ever sent from `accepted`, by a new
-        /// attempt number, and what the provider has bought stays visible.
+        /// In every order of events, a purchase is sent only from `accepted` with a new attempt number, and a
+        /// known purchase stays visible.
         #[test]
         fn nothing_bought_is_bought_again(events in proptest::collection::vec(event(), 1..40)) {
             let mut placement = Placement::NEW;

@@ -1,19 +1,19 @@
-//! The states of what the pipeline keeps, by the names the database and the operator see.
+//! The states of placements and topups, by the names that the database and operators use.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A stored or given name is none of ours.
+/// The name is not a known one.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is no {1}")]
+#[error("{0:?} is not a known {1}")]
 pub struct UnknownName(pub String, pub &'static str);
 
-/// Where a partner or an option belongs.
+/// The environment of a partner or an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Environment {
-    /// Test data; nothing is bought for real.
+    /// Test data; no real purchases.
     Sandbox,
     /// Real purchases.
     Live,
@@ -23,21 +23,21 @@ pub enum Environment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlacementState {
-    /// Certainly nothing bought so far; may be bought by the next attempt.
+    /// Certainly nothing is bought; the next attempt may buy it.
     Accepted,
-    /// An attempt is recorded whose outcome isn't known yet.
+    /// An attempt is recorded, and its outcome is unknown so far.
     Placing,
     /// Bought; its topups finish one by one.
     Placed,
     /// Not bought, and its order was answered with 422.
     Refused,
-    /// Not bought and given up, after its order was answered with success.
+    /// Not bought and closed, after its order was answered with 201.
     Failed,
-    /// Can't be settled without an operator.
+    /// Only an operator can resolve it.
     Parked,
 }
 
-/// The state of a topup. One that waits in a parked placement is shown as `parked`.
+/// The state of a topup. A pending topup of a parked placement is shown as `parked`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopupState {
@@ -72,7 +72,7 @@ impl FromStr for Environment {
         match name {
             "sandbox" => Ok(Self::Sandbox),
             "live" => Ok(Self::Live),
-            other => Err(UnknownName(other.to_owned(), "environment (sandbox or live)")),
+            other => Err(UnknownName(other.to_owned(), "environment: use sandbox or live")),
         }
     }
 }

@@ -6,17 +6,17 @@ use clap::{Args, Parser, ValueEnum, error::ErrorKind};
 
 use crate::{healthcheck, version};
 
-/// What every process of the pipeline can be told.
+/// Settings of every service.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Process")]
 pub struct CommonConfig {
-    /// What is logged: a level, or directives such as `info,ingress=debug`
+    /// Log filter: a level, or directives such as `info,ingress=debug`
     #[arg(long, env = "LOG", default_value = "info")]
     pub log: String,
-    /// How it is logged; `auto` is text on a terminal and JSON elsewhere
+    /// Format of log lines; `auto` is text on a terminal and JSON elsewhere
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Auto)]
     pub log_format: LogFormat,
-    /// How long a stop may take: what is in flight is finished until then
+    /// Time limit of a stop; until then, the service finishes work in flight
     #[arg(long, env = "SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "25s")]
     pub shutdown_timeout: Duration,
 }
@@ -38,14 +38,14 @@ pub enum LogFormat {
     Auto,
     /// For people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The longest duration that can be set: sums of such ones still fit every clock.
+/// The longest allowed duration: sums of such durations still fit every clock.
 const LONGEST: Duration = Duration::from_hours(365 * 24);
 
-/// Like [`duration`], for what can't be 0.
+/// Like [`duration`], but rejects 0.
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
         if duration.is_zero() {
@@ -73,13 +73,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A setting can't be used. A service that fails with this error ends with one line on standard
-/// error and exit status 2, like one that clap refuses.
+/// A setting is invalid. A service that fails with this error prints one line on standard error and exits
+/// with status 2, as after a clap error.
 #[derive(Debug)]
 pub struct BadSetting(String);
 
 impl BadSetting {
-    /// Says which setting, and why.
+    /// Creates the error; `reason` names the setting and the cause.
     pub fn error(reason: impl std::fmt::Display) -> anyhow::Error {
         anyhow::Error::new(Self(reason.to_string()))
     }
@@ -93,8 +93,8 @@ impl std::fmt::Display for BadSetting {
 
 impl std::error::Error for BadSetting {}
 
-/// Reads the configuration of this process from its arguments and environment. A bad one ends the
-/// process with one line that names the setting, exit status 2. A service's `healthcheck` ends it too.
+/// Reads the configuration from arguments and environment. An invalid one ends the process with exit status 2
+/// and one line that names the setting. A service's `healthcheck` also ends the process.
 pub fn parse<C: Parser>() -> C {
     match try_parse(std::env::args_os()) {
         Ok(Asked::Run(config)) => config,
@@ -115,7 +115,7 @@ pub fn parse<C: Parser>() -> C {
     }
 }
 
-/// What the arguments ask for.
+/// The request in the arguments.
 #[derive(Debug)]
 enum Asked<C> {
     Run(C),
@@ -147,7 +147,7 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     })
 }
 
-/// The command line of `C` with what all our programs have.
+/// The command line of `C` with the parts that all programs share.
 fn command<C: Parser>() -> clap::Command {
     healthcheck::offer(C::command().version(version::DESCRIPTION))
 }
@@ -202,7 +202,7 @@ mod tests {
         wait: Duration,
     }
 
-    /// Like a service.
+    /// A test service.
     #[derive(Parser, Debug)]
     #[command(name = "service", version)]
     struct Service {
@@ -219,7 +219,7 @@ mod tests {
         word: Option<String>,
     }
 
-    /// Like a command line with commands of its own.
+    /// A test command line with subcommands.
     #[derive(Parser, Debug)]
     #[command(name = "tool")]
     enum Tool {

@@ -1,5 +1,5 @@
-//! The admin endpoint: `/metrics` in the Prometheus text format; `/livez` answers as long as the process can answer at all; `/readyz`
-//! answers 200 when the service may be given work and 503 naming each reason when not.
+//! The admin endpoint. `/metrics` has the Prometheus text format. `/livez` responds while the process can
+//! respond at all. `/readyz` responds 200 if the service is ready, otherwise 503 with each reason.
 
 use std::{
     collections::BTreeMap,
@@ -11,8 +11,7 @@ use axum::{Json, Router, extract::State, http::StatusCode, response::IntoRespons
 
 use crate::{Shutdown, listener};
 
-/// What keeps a service from being ready: a reason for each named part, none when it is well.
-/// Clones are the same state.
+/// The readiness of a service: a reason for each named part that is not ready. Clones share the state.
 #[derive(Clone)]
 pub struct Readiness {
     missing: Arc<Mutex<BTreeMap<&'static str, String>>>,
@@ -20,7 +19,7 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Not ready until each of `parts` has been reported well.
+    /// Starts not ready; each of `parts` must report that it is well.
     pub fn new(shutdown: &Shutdown, parts: &[&'static str]) -> Self {
         let missing = parts
             .iter()
@@ -37,7 +36,7 @@ impl Readiness {
         self.lock().remove(part);
     }
 
-    /// Reports why a part keeps the service from working.
+    /// Reports why a part keeps the service from being ready.
     pub fn unwell(&self, part: &'static str, reason: impl Into<String>) {
         self.lock().insert(part, reason.into());
     }
@@ -56,8 +55,8 @@ impl Readiness {
     }
 }
 
-/// Serves the admin endpoint until every other tracked task of the service has ended: probes
-/// must get answers during a stop as well, so this task itself is not tracked.
+/// Serves the admin endpoint until every other tracked task has ended. This task is not tracked: probes need
+/// responses during a stop too.
 pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<()> {
     let listener = listener::bind("ADMIN_LISTEN", address).await?;
     crate::process::observe();

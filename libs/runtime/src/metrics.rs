@@ -4,7 +4,7 @@ use opentelemetry::{KeyValue, global};
 
 use crate::version;
 
-/// Which version this process is. Lives as long as the process.
+/// Shows the version of this process, for its whole life.
 pub(crate) fn build_info() {
     let build = [
         KeyValue::new("version", version::VERSION),
@@ -17,8 +17,7 @@ pub(crate) fn build_info() {
         .record(1, &build);
 }
 
-/// Shows a connection pool, of which `look` returns how many connections are open and how many of
-/// those are idle.
+/// Shows a connection pool; `look` returns the numbers of open and of idle connections.
 pub fn connections(look: impl Fn() -> (u32, usize) + Send + Sync + 'static) {
     let state = |state: &'static str| [KeyValue::new("state", state)];
     let (idle_state, used_state) = (state("idle"), state("used"));

@@ -346,9 +346,9 @@ pub async fn by_access_key(
     .transpose()
 }
 
-/// Checks that the master keys open stored secrets. For each key id in use, it tries the secrets of the ten
-/// newest partners. A missing key is an error. If none of those secrets opens, the key has another value,
-/// which is an error too; a single failure means a damaged row.
+/// Checks that the master keys open stored secrets. For each key id in use, it tries at most ten secrets, of
+/// the newest partners. A missing key is an error. It is also an error if none of the tried secrets opens: the
+/// key has another value. If at least one opens, a failure only means a damaged row.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
     // A sealed value starts with the length of its key's id and the id. A rotation seals one secret of a
     // partner and leaves the others.

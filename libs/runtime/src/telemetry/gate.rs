@@ -1,5 +1,4 @@
-//! While a collector takes nothing, recording for it is work for nobody: spans are then as if nothing
-//! was recorded, but for a moment now and then in which it is tried again.
+//! Stops recording spans while the collector is unavailable, except for a short test from time to time.
 
 use std::{
     sync::{
@@ -15,17 +14,17 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, ShouldSample};
 
-/// How long one batch may take before it is believed to hang.
+/// Time limit of one batch; after that, the collector counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest pause between two tries.
+/// The longest pause between two tests.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const NOT_SENDING: u64 = u64::MAX;
 
-/// Whether spans are recorded. Clones are the same gate.
+/// Whether spans are recorded. Clones share the gate.
 #[derive(Clone, Debug)]
 pub(super) struct Gate(Arc<Inner>);
 
-/// Times in milliseconds since the start.
+/// All times are in milliseconds since the start.
 #[derive(Debug)]
 struct Inner {
     started: Instant,
@@ -57,12 +56,12 @@ impl Gate {
         now >= self.0.closed_until.load(Ordering::Relaxed) && sending < milliseconds(PATIENCE)
     }
 
-    /// A batch is on its way.
+    /// Notes that a batch is in flight.
     pub(super) fn sending(&self) {
         self.0.sending_since.store(self.now(), Ordering::Relaxed);
     }
 
-    /// It has arrived, or never will.
+    /// Notes that a batch arrived or failed.
     pub(super) fn sent(&self, arrived: bool) {
         self.sent_at(self.now(), arrived);
     }
@@ -85,7 +84,7 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Samples as it is told, and nothing while the gate is closed.
+/// Samples as the inner sampler decides, and nothing while the gate is closed.
 #[derive(Clone, Debug)]
 pub(super) struct Gated {
     pub(super) sampler: Sampler,

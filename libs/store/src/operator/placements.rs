@@ -124,7 +124,7 @@ pub enum NotResolved {
     #[error("there is no such placement")]
     Unknown,
     /// The placement is not parked.
-    #[error("it is {}; only a parked placement is settled by hand", .0.as_str())]
+    #[error("it is {}; only a parked placement can be resolved", .0.as_str())]
     NotParked(PlacementState),
     /// The order was answered with 422: nothing may be delivered for it.
     #[error(
