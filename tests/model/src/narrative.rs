@@ -2,7 +2,7 @@
 
 use crate::{
     actions::{Action, Does, Found},
-    state::{Answer, Ingress, Job, Outcome, Said, State, Work},
+    state::{Answer, Ingress, Job, Said, Settlement, State, Work},
 };
 
 /// A path, step by step.
@@ -15,7 +15,7 @@ pub fn tell(path: &[(State, Option<Action>)]) -> Vec<String> {
         let (Some((next, _)), [first, second]) = (path.get(index + 1), state.provisioners) else {
             continue;
         };
-        // Provisioners are sorted after each step; whichever did nothing is where it was, or moved.
+        // Provisioners are sorted after each step; an idle one may have changed its index.
         let stayed = match actor(action) {
             Some(0) => next.provisioners[1] == second,
             Some(_) => next.provisioners[0] == first,
@@ -29,7 +29,7 @@ pub fn tell(path: &[(State, Option<Action>)]) -> Vec<String> {
     steps
 }
 
-/// The provisioner that does it.
+/// The provisioner that acts.
 fn actor(action: &Action) -> Option<usize> {
     match *action {
         Action::TakeJob(by, _)
@@ -187,13 +187,13 @@ fn outcome(state: &State, by: usize) -> &'static str {
         return "nothing";
     };
     match outcome {
-        Outcome::Bought { ready: true } => "bought, with its profile",
-        Outcome::Bought { ready: false } => "bought, its profile comes later",
-        Outcome::Rejected => "refused by the provider",
-        Outcome::NotSent => "certainly not sent",
-        Outcome::Busy => "not bought, the provider was busy",
-        Outcome::NotFound { settled: true } => "not found, and settled",
-        Outcome::NotFound { settled: false } => "not found, too early to tell",
-        Outcome::Hopeless => "parked, its outcome is unknown",
+        Settlement::Bought { ready: true } => "bought, with its profile",
+        Settlement::Bought { ready: false } => "bought, its profile comes later",
+        Settlement::Rejected => "refused by the provider",
+        Settlement::NotSent => "certainly not sent",
+        Settlement::Busy => "not bought, the provider was busy",
+        Settlement::NotFound { settled: true } => "not found, and settled",
+        Settlement::NotFound { settled: false } => "not found, too early to tell",
+        Settlement::Hopeless => "parked, its outcome is unknown",
     }
 }
