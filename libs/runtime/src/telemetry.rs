@@ -250,7 +250,7 @@ fn check_filter(log: &str) -> anyhow::Result<()> {
 }
 
 fn filter(log: &str) -> anyhow::Result<EnvFilter> {
-    // OpenTelemetry tells of each batch that fails; what is worth telling of that is told in `export`.
+    // OpenTelemetry logs each failed batch; the module `export` logs the failures that matter.
     EnvFilter::try_new(format!("opentelemetry=off,{log}"))
         .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
 }
