@@ -1,7 +1,7 @@
-//! Passes the built commit to `version.rs`: `GIT_COMMIT`, or else the checkout's commit.
+//! Tells `version.rs` the commit that is built: `GIT_COMMIT`, else what git says of the checkout.
 //!
-//! A development build has no commit: otherwise each commit would recompile every crate that depends on this
-//! one.
+//! A development build has no commit, since everything that uses this crate would be compiled anew
+//! after each one.
 
 use std::{
     env,
@@ -39,7 +39,7 @@ fn checked_out() -> Option<String> {
     git(&["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
 }
 
-/// Rebuilds when the file changes. Cargo would rebuild always for a missing file.
+/// Builds again when the file changes. One that isn't there would mean: always.
 fn watch(file: &Path) {
     if file.exists() {
         println!("cargo::rerun-if-changed={}", file.display());

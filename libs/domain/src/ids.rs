@@ -1,4 +1,4 @@
-//! Typed ids: the compiler keeps a partner's id apart from an order's.
+//! Typed ids: a partner's id can't be passed where an order's is meant.
 
 use std::{fmt, marker::PhantomData, str::FromStr};
 
@@ -12,15 +12,15 @@ pub struct Id<Kind>(Uuid, #[serde(skip)] PhantomData<fn() -> Kind>);
 
 /// Names a partner account.
 pub type PartnerId = Id<kind::Partner>;
-/// Names an order; partners see it in `API connection error (Order ID: …)`.
+/// Names an order; what partners see in `API connection error (Order ID: …)`.
 pub type OrderId = Id<kind::Order>;
-/// Names a placement: the part of an order that is bought from one provider in one purchase. It is the order
-/// id that the provider sees, the same in every attempt.
+/// Names the part of an order that is bought from one provider in one purchase. It is the order id
+/// that the provider sees, the same in every attempt.
 pub type PlacementId = Id<kind::Placement>;
 /// Names a product option of the catalogue.
 pub type OptionId = Id<kind::ProductOption>;
 
-/// The kinds of ids.
+/// The kinds of things that have ids.
 pub mod kind {
     /// A partner account.
     pub enum Partner {}
@@ -33,7 +33,7 @@ pub mod kind {
 }
 
 impl<Kind> Id<Kind> {
-    /// Creates an id; later ids sort later.
+    /// Makes a new id; ids made later sort later.
     pub fn new() -> Self {
         Uuid::now_v7().into()
     }
@@ -59,7 +59,7 @@ impl<Kind> From<Uuid> for Id<Kind> {
 impl<Kind> FromStr for Id<Kind> {
     type Err = uuid::Error;
 
-    /// Parses only the hyphenated form, in upper or lower case.
+    /// Takes the hyphenated form only, in either case.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse::<uuid::fmt::Hyphenated>()
             .map(|hyphenated| hyphenated.into_uuid().into())

@@ -1,5 +1,5 @@
-//! Pure rules of the pipeline: ids, states and transitions, and the text forms of an eSIM profile. No I/O, no
-//! clock, no randomness.
+//! The words of the ordering pipeline and its pure rules: ids, states and their transitions, the
+//! text forms of an eSIM profile. No I/O, no clock, no randomness of its own.
 
 pub mod ids;
 pub mod lpa;

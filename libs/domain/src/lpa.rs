@@ -4,28 +4,28 @@ use std::fmt;
 
 /// The longest SM-DP+ host name, as DNS allows.
 const MAX_HOST: usize = 253;
-/// The longest accepted matching id. GSMA SGP.22 sets no limit; QR codes do.
+/// The longest matching id we take; GSMA SGP.22 names no limit, QR codes do.
 const MAX_MATCHING_ID: usize = 255;
 
-/// The text does not fit an activation code or ICCID.
+/// A text has no place in an activation code.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidProfile {
-    /// The SM-DP+ address is not a host name.
+    /// The SM-DP+ address is no host name.
     #[error("the SM-DP+ address is not a host name")]
     Smdp,
-    /// The matching id has characters other than ASCII letters, digits and hyphens.
+    /// The matching id isn't made of ASCII letters, digits and hyphens.
     #[error("the activation code is not made of letters, digits and hyphens")]
     MatchingId,
-    /// The text is not of the form `LPA:1$<smdp>$<code>`.
+    /// Not of the shape `LPA:1$<smdp>$<code>`.
     #[error("the text is not of the shape LPA:1$<smdp>$<code>")]
     Shape,
-    /// The ICCID is not 18 to 20 digits.
+    /// Not 18 to 20 digits.
     #[error("the ICCID is not 18 to 20 digits")]
     Iccid,
 }
 
-/// Installs an eSIM: a **bearer credential**. `Debug` never prints it; only [`ActivationCode::download_link`]
-/// and [`ActivationCode::matching_id`] return its text.
+/// What installs an eSIM: a **bearer credential**, whoever has it can use the line. Never printed
+/// by `Debug`; [`ActivationCode::download_link`] is the one way to its text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ActivationCode {
     smdp: String,
@@ -76,7 +76,7 @@ impl ActivationCode {
         &self.matching_id
     }
 
-    /// The form `LPA:1$<smdp>$<code>`.
+    /// `LPA:1$<smdp>$<code>`.
     pub fn download_link(&self) -> String {
         format!("LPA:1${}${}", self.smdp, self.matching_id)
     }
@@ -88,12 +88,12 @@ impl fmt::Debug for ActivationCode {
     }
 }
 
-/// The number of an eSIM: 18 to 20 digits. The Luhn digit is not checked: real published ICCIDs fail it.
+/// The number of an eSIM: 18 to 20 digits. Luhn isn't checked: published real ones fail it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Iccid(String);
 
 impl Iccid {
-    /// Parses the digits, without the `F` that providers pad with.
+    /// Takes the digits, without the `F` with which providers pad them.
     pub fn parse(text: &str) -> Result<Self, InvalidProfile> {
         let digits = text.trim_end_matches(['F', 'f']);
         let valid = (18..=20).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(ActivationCode::new("", "A"), Err(InvalidProfile::Smdp));
         assert_eq!(ActivationCode::new("a/b", "A"), Err(InvalidProfile::Smdp));
         assert_eq!(ActivationCode::new("a.b", ""), Err(InvalidProfile::MatchingId));
-        // A second `$` would start a confirmation code, which the webhook cannot carry.
+        // A second `$` would announce a confirmation code, which our webhook can't carry.
         assert_eq!(
             ActivationCode::parse("LPA:1$a.b$C$$1"),
             Err(InvalidProfile::MatchingId)

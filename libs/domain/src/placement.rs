@@ -1,71 +1,72 @@
-//! The state machine of a placement, the unit of purchase. The statements of `libs/store` move rows along
-//! exactly these transitions. Every rule against a second purchase is here.
+//! The state machine of a placement, the unit of purchase. The statements of `libs/store` move
+//! rows along exactly these transitions; everything that could buy twice is decided here.
 //!
-//! The rules that protect money:
-//! - Only the holder of a *fresh* attempt sends a purchase, and the attempt is recorded first.
-//! - An attempt with an unknown outcome stays `placing` until a look-up. A placement goes back to `accepted`
-//!   only if certainly nothing was bought; then the next attempt may be recorded.
-//! - An unexpected purchase parks the placement, and only an operator resolves it.
+//! The rules that money rests on:
+//! - a purchase is sent only by the holder of a *fresh* attempt, recorded before it is sent;
+//! - an attempt whose outcome is unknown stays `placing` until it is looked up: only what certainly
+//!   bought nothing goes back to `accepted`, from where the next attempt may be recorded;
+//! - what was bought where nobody expected it is parked, and only an operator settles it.
 
 use std::time::Duration;
 
 use crate::PlacementState;
 
-/// The data that the transitions depend on.
+/// What the transitions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// The current state.
+    /// Its state.
     pub state: PlacementState,
     /// The number of the last recorded attempt; 0 before the first.
     pub attempt: u32,
-    /// A look-up since the last attempt found no such purchase.
+    /// A look-up since the last attempt answered that there is no such purchase.
     pub not_found: bool,
-    /// Parked although something was bought. Only an operator moves it; no late or repeated outcome does.
+    /// Parked although something of it is bought, for an operator alone: no late or repeated outcome
+    /// hides it again.
     pub disputed: bool,
 }
 
-/// Something that happened to a placement. Events of an attempt carry its number.
+/// Something that happened to a placement. Events of an attempt name its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A provisioner claims the placement to buy it.
+    /// A provisioner takes it up to buy it.
     Claim,
-    /// The provider has the purchase of this attempt, by its response or by a look-up.
+    /// The provider has the purchase of this attempt (it answered so, or it was looked up).
     Bought(u32),
-    /// The provider rejected the purchase: this attempt bought nothing, and another would not either.
+    /// The provider refused: this attempt bought nothing and another would not either.
     Rejected(u32),
-    /// This attempt certainly bought nothing; another may follow.
+    /// This attempt certainly bought nothing, another may.
     NotBought(u32),
-    /// A look-up found no such purchase. `settled`: it happened so long after the attempt was recorded that
-    /// the attempt cannot arrive any more.
+    /// A look-up says that there is no such purchase. `settled`: it was made so long after the
+    /// attempt was recorded that the attempt can't arrive any more.
     NotFound {
-        /// The number of the looked-up attempt.
+        /// The attempt that was looked up.
         attempt: u32,
         /// Whether the settling delay has passed.
         settled: bool,
     },
-    /// Ingress answers the order with 422, on the verdict of this attempt. Without an attempt, the placement
-    /// must be `accepted`: certainly nothing was bought.
+    /// Ingress answers the order with 422, on the verdict of this attempt if it has one. Needs none
+    /// for a placement that is `accepted`, which certainly bought nothing so far.
     Refuse(Option<u32>),
-    /// The outcome of this attempt stayed unknown.
+    /// Nobody found out whether this attempt bought anything.
     Park(u32),
-    /// The provider's data for this attempt, or the placement's own row, cannot be stored or read.
+    /// What the provider has of this attempt, or its own row, can't be stored or read.
     Dispute(u32),
-    /// An operator resolves a parked placement.
+    /// An operator settles what is parked.
     Resolve(Resolution),
 }
 
-/// An operator's finding about a parked placement.
+/// What an operator found out about a parked placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resolution {
-    /// The provider has the purchase: its profiles are collected.
+    /// The provider has it: its profiles are collected.
     Bought,
-    /// The provider does not have it, or refunded it: its units fail.
+    /// The provider doesn't have it, or gave its price back: its units fail.
     NotBought,
-    /// The provider does not have it: a new attempt buys it.
+    /// The provider doesn't have it: it is bought by a new attempt.
     Retry,
 }
 
-/// The event is late or does not apply: nothing changes.
+/// The event comes too late or doesn't apply: nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ignored;
 
@@ -93,7 +94,7 @@ impl Placement {
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
             (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
-            // An unexpected purchase cost money: it is never dropped, an operator must see it.
+            // Money was spent where nobody expected it: never dropped, an operator must see it.
             (_, Event::Bought(attempt)) if attempt <= self.attempt => Ok(Self {
                 state: Parked,
                 disputed: true,
@@ -113,7 +114,7 @@ impl Placement {
             }
             (Placing, Event::Refuse(Some(attempt))) if current(attempt) => to(Refused),
             (Accepted, Event::Refuse(_)) => to(Refused),
-            // Not for `placed`: another look-up found the purchase in the meantime.
+            // Not what is placed: somebody else's look found it meanwhile.
             (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
             (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
                 state: Parked,
@@ -135,8 +136,9 @@ impl Placement {
     }
 }
 
-/// The delay until the next collect, by the age of the purchase. It grows to one minute at most. For an
-/// overdue purchase it is twice `overdue` (one hour, if half an hour is overdue).
+/// When to ask again for profiles that weren't ready, by the age of the purchase: soon at first,
+/// then ever more rarely, at most once a minute; once it is overdue, after twice that time (hourly,
+/// where half an hour is overdue).
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
         return overdue * 2;
@@ -144,12 +146,12 @@ pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(1), Duration::from_mins(1))
 }
 
-/// The delay until the next look-up of an unknown outcome, by the age of the attempt.
+/// When to look up again what nobody knows of, by the age of the attempt.
 pub fn next_look(age: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(1))
 }
 
-/// The delay until the next attempt after one that certainly bought nothing, by the number of attempts.
+/// When to try again what certainly bought nothing, by the number of attempts so far.
 pub fn next_attempt(attempt: u32) -> Duration {
     Duration::from_secs(1 << attempt.clamp(1, 8)).min(Duration::from_mins(2))
 }
@@ -330,8 +332,8 @@ mod tests {
     }
 
     proptest! {
-        /// In every order of events, a purchase is sent only from `accepted` with a new attempt number, and a
-        /// known purchase stays visible.
+        /// Whatever happens in whatever order: a purchase is only ever sent from `accepted`, by a new
+        /// attempt number, and what the provider has bought stays visible.
         #[test]
         fn nothing_bought_is_bought_again(events in proptest::collection::vec(event(), 1..40)) {
             let mut placement = Placement::NEW;

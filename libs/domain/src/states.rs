@@ -1,19 +1,19 @@
-//! The states of placements and topups, by the names that the database and operators use.
+//! The states of what the pipeline keeps, by the names the database and the operator see.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// The name is not a known one.
+/// A stored or given name is none of ours.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("{0:?} is not a known {1}")]
+#[error("{0:?} is no {1}")]
 pub struct UnknownName(pub String, pub &'static str);
 
-/// The environment of a partner or an option.
+/// Where a partner or an option belongs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Environment {
-    /// Test data; no real purchases.
+    /// Test data; nothing is bought for real.
     Sandbox,
     /// Real purchases.
     Live,
@@ -23,21 +23,21 @@ pub enum Environment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlacementState {
-    /// Certainly nothing is bought; the next attempt may buy it.
+    /// Certainly nothing bought so far; may be bought by the next attempt.
     Accepted,
-    /// An attempt is recorded, and its outcome is unknown so far.
+    /// An attempt is recorded whose outcome isn't known yet.
     Placing,
     /// Bought; its topups finish one by one.
     Placed,
     /// Not bought, and its order was answered with 422.
     Refused,
-    /// Not bought and closed, after its order was answered with 201.
+    /// Not bought and given up, after its order was answered with success.
     Failed,
-    /// Only an operator can resolve it.
+    /// Can't be settled without an operator.
     Parked,
 }
 
-/// The state of a topup. A pending topup of a parked placement is shown as `parked`.
+/// The state of a topup. One that waits in a parked placement is shown as `parked`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TopupState {
@@ -72,7 +72,7 @@ impl FromStr for Environment {
         match name {
             "sandbox" => Ok(Self::Sandbox),
             "live" => Ok(Self::Live),
-            other => Err(UnknownName(other.to_owned(), "environment: use sandbox or live")),
+            other => Err(UnknownName(other.to_owned(), "environment (sandbox or live)")),
         }
     }
 }

@@ -21,7 +21,7 @@ impl TopupId {
     }
 }
 
-/// The text is not 26 decimal digits.
+/// A text isn't 26 decimal digits.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("a topup id is 26 decimal digits")]
 pub struct NotATopupId;
@@ -55,21 +55,21 @@ impl fmt::Display for TopupId {
     }
 }
 
-/// The number of ids per second.
+/// How many ids there are for one second.
 const RANGE: u64 = 1_000_000_000_000;
-/// The step between two ids: near the golden section and coprime to [`RANGE`]. Every number of the range
-/// appears once before one repeats, and two ids do not show how many were sold between them.
+/// The step between two ids, near the golden section and coprime to [`RANGE`]: every number of the
+/// range comes up once before one repeats, and neighbours don't show how many were sold.
 const STRIDE: u64 = 618_033_988_749;
 
-/// Generates topup ids without coordination. One generator never repeats an id: that would take 10^12 ids in
-/// one second. Two generators collide only if their random starts are closer than the number of ids they
-/// generate. Then the database's unique key rejects the order, and ingress retries it with new ids.
+/// Makes topup ids without asking anybody. One generator never repeats an id (within one second it
+/// would have to make 10^12); two generators meet only if their random starts lie as close as the
+/// number of ids they make, and then the database's unique key makes the order retry with new ones.
 pub struct TopupIds {
     next: AtomicU64,
 }
 
 impl TopupIds {
-    /// Creates a generator with this random start.
+    /// A generator that starts at a random place of its own.
     pub fn new(random_start: u64) -> Self {
         Self {
             next: AtomicU64::new(random_start % RANGE),

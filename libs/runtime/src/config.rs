@@ -6,17 +6,17 @@ use clap::{Args, Parser, ValueEnum, error::ErrorKind};
 
 use crate::{healthcheck, version};
 
-/// Settings of every service.
+/// What every process of the pipeline can be told.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Process")]
 pub struct CommonConfig {
-    /// Log filter: a level, or directives such as `info,ingress=debug`
+    /// What is logged: a level, or directives such as `info,ingress=debug`
     #[arg(long, env = "LOG", default_value = "info")]
     pub log: String,
-    /// Format of log lines; `auto` is text on a terminal and JSON elsewhere
+    /// How it is logged; `auto` is text on a terminal and JSON elsewhere
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Auto)]
     pub log_format: LogFormat,
-    /// Time limit of a stop; until then, the service finishes work in flight
+    /// How long a stop may take: what is in flight is finished until then
     #[arg(long, env = "SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "25s")]
     pub shutdown_timeout: Duration,
 }
@@ -38,14 +38,14 @@ pub enum LogFormat {
     Auto,
     /// For people.
     Text,
-    /// One JSON object per line.
+    /// One JSON object a line.
     Json,
 }
 
-/// The longest allowed duration: sums of such durations still fit every clock.
+/// The longest duration that can be set: sums of such ones still fit every clock.
 const LONGEST: Duration = Duration::from_hours(365 * 24);
 
-/// Like [`duration`], but rejects 0.
+/// Like [`duration`], for what can't be 0.
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
         if duration.is_zero() {
@@ -73,13 +73,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A setting is invalid. A service that fails with this error prints one line on standard error and exits
-/// with status 2, as after a clap error.
+/// A setting can't be used. A service that fails with this error ends with one line on standard
+/// error and exit status 2, like one that clap refuses.
 #[derive(Debug)]
 pub struct BadSetting(String);
 
 impl BadSetting {
-    /// Creates the error; `reason` names the setting and the cause.
+    /// Says which setting, and why.
     pub fn error(reason: impl std::fmt::Display) -> anyhow::Error {
         anyhow::Error::new(Self(reason.to_string()))
     }
@@ -93,8 +93,8 @@ impl std::fmt::Display for BadSetting {
 
 impl std::error::Error for BadSetting {}
 
-/// Reads the configuration from arguments and environment. An invalid one ends the process with exit status 2
-/// and one line that names the setting. A service's `healthcheck` also ends the process.
+/// Reads the configuration of this process from its arguments and environment. A bad one ends the
+/// process with one line that names the setting, exit status 2. A service's `healthcheck` ends it too.
 pub fn parse<C: Parser>() -> C {
     match try_parse(std::env::args_os()) {
         Ok(Asked::Run(config)) => config,
@@ -115,7 +115,7 @@ pub fn parse<C: Parser>() -> C {
     }
 }
 
-/// The request in the arguments.
+/// What the arguments ask for.
 #[derive(Debug)]
 enum Asked<C> {
     Run(C),
@@ -147,7 +147,7 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     })
 }
 
-/// The command line of `C` with the parts that all programs share.
+/// The command line of `C` with what all our programs have.
 fn command<C: Parser>() -> clap::Command {
     healthcheck::offer(C::command().version(version::DESCRIPTION))
 }
@@ -202,7 +202,7 @@ mod tests {
         wait: Duration,
     }
 
-    /// A test service.
+    /// Like a service.
     #[derive(Parser, Debug)]
     #[command(name = "service", version)]
     struct Service {
@@ -219,7 +219,7 @@ mod tests {
         word: Option<String>,
     }
 
-    /// A test command line with subcommands.
+    /// Like a command line with commands of its own.
     #[derive(Parser, Debug)]
     #[command(name = "tool")]
     enum Tool {

@@ -1,5 +1,5 @@
-//! The admin endpoint. `/metrics` has the Prometheus text format. `/livez` responds while the process can
-//! respond at all. `/readyz` responds 200 if the service is ready, otherwise 503 with each reason.
+//! The admin endpoint: `/metrics` in the Prometheus text format; `/livez` answers as long as the process can answer at all; `/readyz`
+//! answers 200 when the service may be given work and 503 naming each reason when not.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,8 @@ use axum::{Json, Router, extract::State, http::StatusCode, response::IntoRespons
 
 use crate::{Shutdown, listener};
 
-/// The readiness of a service: a reason for each named part that is not ready. Clones share the state.
+/// What keeps a service from being ready: a reason for each named part, none when it is well.
+/// Clones are the same state.
 #[derive(Clone)]
 pub struct Readiness {
     missing: Arc<Mutex<BTreeMap<&'static str, String>>>,
@@ -19,7 +20,7 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Starts not ready; each of `parts` must report that it is well.
+    /// Not ready until each of `parts` has been reported well.
     pub fn new(shutdown: &Shutdown, parts: &[&'static str]) -> Self {
         let missing = parts
             .iter()
@@ -36,7 +37,7 @@ impl Readiness {
         self.lock().remove(part);
     }
 
-    /// Reports why a part keeps the service from being ready.
+    /// Reports why a part keeps the service from working.
     pub fn unwell(&self, part: &'static str, reason: impl Into<String>) {
         self.lock().insert(part, reason.into());
     }
@@ -55,8 +56,8 @@ impl Readiness {
     }
 }
 
-/// Serves the admin endpoint until every other tracked task has ended. This task is not tracked: probes need
-/// responses during a stop too.
+/// Serves the admin endpoint until every other tracked task of the service has ended: probes
+/// must get answers during a stop as well, so this task itself is not tracked.
 pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<()> {
     let listener = listener::bind("ADMIN_LISTEN", address).await?;
     crate::process::observe();

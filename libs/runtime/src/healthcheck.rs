@@ -1,8 +1,8 @@
-//! The subcommand `healthcheck`: queries `/readyz` of the running service. Container health checks use it in
-//! images without a shell.
+//! The subcommand `healthcheck`: asks the process beside it for `/readyz`. What a container's health
+//! check runs, in an image that has no shell and no other program.
 //!
-//! Healthy means ready, as each service's `/readyz` defines it. Ingress is ready without NATS and, after its
-//! start, without PostgreSQL too: partners then get the specified responses.
+//! Healthy means able to work, as each service's `/readyz` sees it. Ingress is ready without NATS, and
+//! after its start without PostgreSQL too: partners then get the specified answers.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -14,14 +14,14 @@ use clap::Command;
 
 pub const NAME: &str = "healthcheck";
 
-/// The total time limit: shorter than the default timeout of a container's health check.
+/// For everything: shorter than a container's health check waits by default.
 const DEADLINE: Duration = Duration::from_secs(3);
 const LONGEST_ANSWER: usize = 16 * 1024;
 
-/// The id of the argument that names the port.
+/// The flag that names the port to ask: an id in a service's configuration.
 const PORT: &str = "admin_listen";
 
-/// Adds the subcommand to `command`, if the command belongs to a service.
+/// `command` with the subcommand, if it is that of a service.
 pub fn offer(command: Command) -> Command {
     let Some(port) = command
         .get_arguments()
@@ -44,7 +44,7 @@ pub fn address(arguments: &clap::ArgMatches) -> Option<SocketAddr> {
     arguments.try_get_one::<SocketAddr>(PORT).ok().flatten().copied()
 }
 
-/// Queries the service. `Err` is the reason, in one line.
+/// Asks. `Err` is the reason, in one line.
 pub fn ask(address: SocketAddr) -> Result<String, String> {
     let address = reachable(address);
     let answer = exchange(address).map_err(|error| format!("{address} does not answer: {error}"))?;
@@ -58,7 +58,7 @@ pub fn ask(address: SocketAddr) -> Result<String, String> {
     }
 }
 
-/// Replaces an unspecified address with loopback.
+/// A service that listens everywhere is asked on loopback.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -79,7 +79,7 @@ fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
     let mut piece = [0; 4096];
     while answer.len() < LONGEST_ANSWER {
         let left = DEADLINE.saturating_sub(began.elapsed());
-        // Zero would disable the timeout.
+        // Zero would mean no timeout.
         stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
         match stream.read(&mut piece) {
             Ok(0) => break,
@@ -93,7 +93,7 @@ fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// Turns `{"missing": {"database": "why"}}` into `database: why`.
+/// `{"missing": {"database": "why"}}` as `database: why`.
 fn reasons(body: &str) -> String {
     let parsed: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
     let Some(missing) = parsed["missing"].as_object() else {
@@ -112,7 +112,7 @@ mod tests {
 
     use super::*;
 
-    /// Accepts one connection and responds with `answer`.
+    /// One connection that is answered with `answer`.
     fn server(answer: &'static str) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,7 +1,7 @@
-//! The shared base of every service: configuration, telemetry, clock, a lifecycle with two stops, and the
-//! admin endpoint.
+//! What every service of the pipeline needs to run: configuration, telemetry, a clock, a
+//! lifecycle of two stops, and the admin endpoint that tells whether the process is well.
 //!
-//! A service's `main.rs` is one call of [`main`]; tests start its `run`.
+//! A service's `main.rs` is one call of [`main`]; its `run` is what tests start.
 
 pub mod clock;
 pub mod config;
@@ -22,14 +22,14 @@ pub use lifecycle::Shutdown;
 
 use std::process::ExitCode;
 
-/// Exit status of a process with an invalid configuration.
+/// Exit status of a process that refuses its configuration.
 const BAD_CONFIGURATION: u8 = 2;
 
-/// Runs a service: reads its configuration, starts telemetry, runs until a signal or a failure, stops softly,
-/// then hard, and flushes telemetry.
+/// Runs a service: reads its configuration, starts telemetry, runs until a signal or a failure,
+/// stops softly, then hard, flushes telemetry.
 ///
-/// Exit status: 0 after a clean stop, 1 after a failure (logged once), 2 for an invalid configuration (one
-/// line on standard error).
+/// Exit status 0 after a clean stop, 1 after a failure (logged once), 2 for a bad configuration
+/// (one line on standard error).
 pub fn main<C, F, R>(service: &'static str, run: F) -> ExitCode
 where
     C: clap::Parser + AsRef<CommonConfig>,
@@ -45,7 +45,7 @@ where
             return ExitCode::from(BAD_CONFIGURATION);
         }
     };
-    // reqwest and async-nats use the process's provider; installing it twice is harmless.
+    // reqwest and async-nats take the process's provider; a second installation is the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,5 +1,5 @@
-//! The lifecycle of every service: a soft stop (take nothing new, finish work in flight), then a hard stop at
-//! a deadline. A failed task stops the process with a failure.
+//! One lifecycle for every service: a soft stop (take nothing new, finish what is in flight), then
+//! a hard stop at a deadline. A task of ours that dies stops the process with a failure.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,7 +13,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Signals the stop to a service and tracks its tasks. Clones share the lifecycle.
+/// Tells a service to stop, and keeps track of its tasks. Clones are the same lifecycle.
 #[derive(Clone, Default)]
 pub struct Shutdown {
     soft: CancellationToken,
@@ -22,12 +22,12 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// A lifecycle before any stop.
+    /// A lifecycle that has not been told to stop.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Cancelled when the soft stop begins: take nothing new, finish work in flight.
+    /// Cancelled when the service shall take nothing new and finish what is in flight.
     pub fn soft(&self) -> CancellationToken {
         self.soft.clone()
     }
@@ -47,8 +47,8 @@ impl Shutdown {
         &self.tracker
     }
 
-    /// Runs a task that lives as long as the service. If the task fails, panics or ends before a stop, the
-    /// service stops with that failure.
+    /// Runs a task that lives as long as the service. If it fails or panics, or ends although
+    /// nobody asked for a stop, the service stops with that failure.
     pub fn spawn<F>(&self, name: &'static str, task: F)
     where
         F: Future<Output = anyhow::Result<()>> + Send + 'static,
@@ -71,7 +71,7 @@ impl Shutdown {
         });
     }
 
-    /// Ticks at once and then once per period, until the soft stop.
+    /// For what is done at once and then once a period, until the soft stop.
     pub fn ticks(&self, period: Duration) -> Ticks {
         let mut interval = tokio::time::interval(period);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -92,7 +92,7 @@ impl Shutdown {
     }
 }
 
-/// Ticks once per period, see [`Shutdown::ticks`].
+/// Once a period, see [`Shutdown::ticks`].
 #[derive(Debug)]
 pub struct Ticks {
     interval: Interval,
@@ -100,7 +100,7 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// Waits for the next tick; false after the soft stop began.
+    /// Waits for the next one; false when the soft stop has begun.
     pub async fn next(&mut self) -> bool {
         tokio::select! {
             biased;
@@ -110,8 +110,8 @@ impl Ticks {
     }
 }
 
-/// Runs `service` until it ends. SIGTERM or SIGINT begins the soft stop; `timeout` later the hard stop
-/// abandons unfinished work and reports a failure.
+/// Runs `service` until it ends, SIGTERM or SIGINT begin the soft stop, and `timeout` after that
+/// the hard stop: what still runs is abandoned and reported as a failure.
 pub(crate) async fn supervise(
     shutdown: &Shutdown,
     timeout: Duration,
@@ -122,7 +122,7 @@ pub(crate) async fn supervise(
     let whole = async {
         let result = service.await;
         shutdown.stop();
-        // The first failure wins: a service often fails because one of its tasks failed.
+        // The first cause counts: a service often fails because a task of its own died.
         shutdown.finished().await.and(result)
     };
     let deadline = async {

@@ -4,7 +4,7 @@ use opentelemetry::{KeyValue, global};
 
 use crate::version;
 
-/// Shows the version of this process, for its whole life.
+/// Which version this process is. Lives as long as the process.
 pub(crate) fn build_info() {
     let build = [
         KeyValue::new("version", version::VERSION),
@@ -17,7 +17,8 @@ pub(crate) fn build_info() {
         .record(1, &build);
 }
 
-/// Shows a connection pool; `look` returns the numbers of open and of idle connections.
+/// Shows a connection pool, of which `look` returns how many connections are open and how many of
+/// those are idle.
 pub fn connections(look: impl Fn() -> (u32, usize) + Send + Sync + 'static) {
     let state = |state: &'static str| [KeyValue::new("state", state)];
     let (idle_state, used_state) = (state("idle"), state("used"));

@@ -1,12 +1,12 @@
-//! Resource usage of this process by OpenTelemetry's semantic conventions (Linux only), and the load of its
-//! runtime. Values are read when metrics are scraped.
+//! What this process takes of its machine, by OpenTelemetry's semantic conventions, and what its
+//! runtime has to do. Read when somebody looks. The former is Linux's to tell, and missing elsewhere.
 
 use std::fs;
 
 use opentelemetry::{KeyValue, global};
 use tokio::runtime::Handle;
 
-/// Registers the instruments for the life of the process.
+/// Shows it for as long as the process lives.
 pub(crate) fn observe() {
     runtime(&Handle::current());
     if Usage::read().is_some() {
@@ -37,7 +37,7 @@ fn usage() {
     meter
         .f64_observable_counter("process.cpu.time")
         .with_unit("s")
-        .with_description("Processor time used")
+        .with_description("Processor time that was used")
         .with_callback(move |counter| {
             if let Some(usage) = Usage::read() {
                 counter.observe(usage.user, &user);
@@ -73,7 +73,7 @@ fn usage() {
         .with_description("Open files and connections")
         .with_callback(|counter| {
             if let Ok(open) = fs::read_dir("/proc/self/fd") {
-                // One of the entries is the folder handle itself.
+                // One of them is the folder.
                 let open = i64::try_from(open.count()).unwrap_or(i64::MAX);
                 counter.observe(open.saturating_sub(1), &[]);
             }
@@ -102,7 +102,7 @@ impl Usage {
         Self::parse(&fs::read_to_string("/proc/self/stat").ok()?, ticks, page)
     }
 
-    /// Parses `pid (name) state …`; the name may contain any character, see `man 5 proc_pid_stat`.
+    /// `pid (name) state …`, of which a name may hold anything: see `man 5 proc_pid_stat`.
     fn parse(stat: &str, ticks: u32, page: i64) -> Option<Self> {
         /// The number of the first field after the name.
         const STATE: usize = 3;
@@ -149,7 +149,7 @@ mod tests {
     fn this_process_is_read() {
         let before = Usage::read().unwrap();
         assert!(before.threads >= 1 && before.memory > 100_000, "{before:?}");
-        // Waits until the processor time has advanced by one tick.
+        // Until the processor's time has gone on by a tick.
         let mut after = before;
         while after.user + after.system <= before.user + before.system {
             after = Usage::read().unwrap();

@@ -1,6 +1,6 @@
-//! Logs, spans and metrics. Spans always carry W3C trace context, so one trace runs through the whole
-//! pipeline even without an exporter. The standard `OTEL_*` variables switch on recording and export over
-//! OTLP. Nothing here waits for a collector.
+//! Logs, spans and metrics. Spans always carry W3C trace context, so that one trace runs through the
+//! whole pipeline whether or not somebody records it; they are recorded, and all three are sent over
+//! OTLP, where the standard `OTEL_*` variables ask for it. Nothing here ever waits for a collector.
 
 mod export;
 mod gate;
@@ -44,10 +44,10 @@ use self::{
 };
 use crate::{CommonConfig, config::LogFormat};
 
-/// Time limit of the flush at the end of the process.
+/// How long the end of a process may wait for what is still buffered.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// Handles for the flush at the end of the process.
+/// What has to be flushed when the process ends.
 pub struct Telemetry {
     tracer: SdkTracerProvider,
     meter: SdkMeterProvider,
@@ -55,7 +55,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Exports buffered telemetry within a short time limit; the rest is lost.
+    /// Sends what is still buffered, for a moment. Where nobody takes it, it is lost.
     pub fn flush(self) {
         let Self {
             tracer,
@@ -65,7 +65,7 @@ impl Telemetry {
         let (tell, ended) = mpsc::channel();
         let shut_down = |shut_down: Box<dyn FnOnce() -> OTelSdkResult + Send>| {
             let tell = tell.clone();
-            // Each provider waits for its own exporter; a hanging one must not use up the others' time.
+            // Each waits for its own exporter; one that hangs must not take the others' time.
             thread::spawn(move || {
                 let _ = tell.send(shut_down());
             });
@@ -94,7 +94,7 @@ impl Telemetry {
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
     check_filter(&config.log)?;
-    // reqwest, tonic and async-nats use the process's provider; installing it twice is harmless.
+    // reqwest, tonic and async-nats take the process's provider; a second installation is the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
     let resource = Resource::builder_empty()
@@ -115,7 +115,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
             Some(OpenTelemetryTracingBridge::new(logger).with_filter(chosen.and(ours)))
         }
     };
-    // Most order spans are created only while an exporter is active.
+    // What only tells where time went is there if somebody records it: most spans of an order are.
     let detail = if settings.traces.is_some() {
         LevelFilter::DEBUG
     } else {
@@ -153,7 +153,7 @@ fn tracer(
 ) -> anyhow::Result<SdkTracerProvider> {
     let provider = SdkTracerProvider::builder().with_resource(resource.clone());
     let (Some(traces), Some(transport)) = (&settings.traces, transport) else {
-        // Without an exporter, spans only need ids.
+        // Nobody looks at them: they have ids and cost as little as that.
         return Ok(provider.with_sampler(Sampler::AlwaysOff).build());
     };
     let Queue { size, batch, delay } = traces.queue;
@@ -239,7 +239,7 @@ where
 }
 
 fn check_filter(log: &str) -> anyhow::Result<()> {
-    // A word that is not a level would count as a target and silence everything else.
+    // A word that is no level would be taken for a target, and silence everything else.
     let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
         bail!(
@@ -250,13 +250,14 @@ fn check_filter(log: &str) -> anyhow::Result<()> {
 }
 
 fn filter(log: &str) -> anyhow::Result<EnvFilter> {
-    // OpenTelemetry logs each failed batch; the module `export` logs the failures that matter.
+    // OpenTelemetry tells of each batch that fails; what is worth telling of that is told in `export`.
     EnvFilter::try_new(format!("opentelemetry=off,{log}"))
         .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
 }
 
-/// The filter of recorded spans, evaluated anew for each span. A library such as sqlx also asks whether an
-/// event would be logged; a cached result of that question would drop the next span.
+/// The spans that are recorded. Asked anew for each: where a library only asks whether something would
+/// be logged, as sqlx does, an answer that is remembered for good would be mixed up with the answer to
+/// that, and the next span would be lost.
 fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
     let is_recorded = move |metadata: &Metadata<'_>| is_ours(metadata) && *metadata.level() <= detail;
     let is_wanted = move |metadata: &Metadata<'_>, _: &layer::Context<'_, S>| {
@@ -273,13 +274,13 @@ fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
         .with_max_level_hint(detail)
 }
 
-/// Whether this workspace created the span. Spans of libraries may contain anything; their logs are exported
-/// as logs only.
+/// Whether a span is one that we made to be seen. Libraries have spans, too, and say in them what they
+/// like; what is logged is sent as logs, not once more with the spans.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && metadata.fields().field("otel.kind").is_some()
 }
 
-/// Whether the exporter's transport wrote the line: exporting it would cause another line.
+/// Whether a line is of what sends lines: sending it would make another one.
 fn is_transport(metadata: &Metadata<'_>) -> bool {
     const TRANSPORT: [&str; 7] = [
         "opentelemetry",

@@ -22,12 +22,12 @@ pub fn context_of(span: &Span) -> Option<String> {
     })
 }
 
-/// Makes `span` a child of the span that a header names. An invalid context is ignored: a trace must not stop
-/// an order.
+/// Makes `span` a child of the span that a header names. Anything but a valid context is ignored: a
+/// trace must not stop an order.
 pub fn set_parent(span: &Span, traceparent: Option<&str>) {
     if let Some(parent) = traceparent.and_then(parse) {
         let context = opentelemetry::Context::new().with_remote_span_context(parent);
-        // Fails only without a tracer, for example in tests.
+        // Fails only where no tracer runs, in tests for example.
         let _ = span.set_parent(context);
     }
 }

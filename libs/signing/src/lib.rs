@@ -1,10 +1,10 @@
-//! All signatures of the system. No other crate uses `hmac` and `subtle`.
+//! Every signature of the system, and the only user of `hmac` and `subtle`.
 //!
-//! - [`request`]: the partner's `X-Service-Signature`.
-//! - [`webhook`]: `webhook-signature` on webhooks (Standard Webhooks).
-//! - [`usimsa`]: `x-gat-signature` on calls to a provider of that protocol.
+//! - [`request`]: what a partner puts in `X-Service-Signature`.
+//! - [`webhook`]: what we put in `webhook-signature` (Standard Webhooks).
+//! - [`usimsa`]: what we put in `x-gat-signature` when we call a provider of that protocol.
 //!
-//! All comparisons take constant time.
+//! All comparisons take the same time wherever the first difference is.
 
 pub mod request;
 pub mod usimsa;
@@ -20,30 +20,30 @@ use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
-/// Standard Base64 that also accepts input without padding: partners paste keys from many tools.
+/// Standard Base64 that also takes input without padding: partners paste keys from many tools.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The secret is not usable as a key.
+/// A secret isn't usable as a key.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidSecret {
-    /// The text is not Base64.
+    /// The text isn't Base64.
     #[error("the secret is not valid Base64")]
     NotBase64,
-    /// The text decodes to no bytes; an empty key protects nothing.
+    /// The text decodes to no bytes at all: anybody could sign with that.
     #[error("the secret is empty")]
     Empty,
     /// A webhook secret must start with `whsec_`.
     #[error("the webhook secret does not start with whsec_")]
     MissingPrefix,
-    /// The token is too short or holds other characters; it is part of a URL and must not be guessable.
+    /// A token is part of a URL, and mustn't be guessed.
     #[error("the token is not at least 16 letters, digits, `-` or `_`")]
     NotAToken,
 }
 
-/// The bytes of an HMAC key. `Debug` prints `[REDACTED]`; dropping wipes them.
+/// The bytes of an HMAC key. Prints as `[REDACTED]`, is wiped when dropped.
 #[derive(Clone, Debug)]
 pub struct SecretKey(SecretSlice<u8>);
 
@@ -56,25 +56,25 @@ impl SecretKey {
         Ok(Self(bytes.into()))
     }
 
-    /// Decodes a key from Base64, the form that partners get.
+    /// Decodes a key from Base64, the form in which it is handed to partners.
     pub fn from_base64(text: &str) -> Result<Self, InvalidSecret> {
         let bytes = BASE64.decode(text.trim()).map_err(|_| InvalidSecret::NotBase64)?;
         Self::from_bytes(bytes)
     }
 
-    /// The key in Base64. This is a secret: hand it only to its owner.
+    /// The key in Base64: a secret, for the one who is to hold it.
     pub fn to_base64(&self) -> String {
         BASE64.encode(self.0.expose_secret())
     }
 
-    /// The key's bytes. This is a secret: use it only for encryption at rest.
+    /// The key's bytes: a secret, for encryption at rest.
     pub fn expose(&self) -> &[u8] {
         self.0.expose_secret()
     }
 
-    /// HMAC-SHA256 over the concatenated parts.
+    /// HMAC-SHA256 over the parts, one after the other.
     fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
-        // HMAC accepts keys of every length, so this never fails; an all-zero result would still deny.
+        // HMAC takes keys of every length, so this never fails; an all-zero result would still deny.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()) else {
             return [0; 32];
         };
@@ -85,7 +85,7 @@ impl SecretKey {
     }
 }
 
-/// A secret in a URL, which the caller must know. `Debug` prints `[REDACTED]`.
+/// A secret that a caller has to know, as part of a URL. Prints as `[REDACTED]`.
 #[derive(Clone, Debug)]
 pub struct Token(SecretString);
 
@@ -100,7 +100,7 @@ impl Token {
         }
     }
 
-    /// Whether the caller gave this token.
+    /// Whether this is what the caller gave.
     pub fn is(&self, given: &str) -> bool {
         same(self.0.expose_secret().as_bytes(), given.as_bytes())
     }
@@ -110,7 +110,7 @@ fn same(left: &[u8], right: &[u8]) -> bool {
     left.ct_eq(right).into()
 }
 
-/// Parses a Unix time in plain ASCII digits; signs, blanks and fractions are invalid.
+/// Parses a Unix time written as plain ASCII digits; signs, blanks and fractions are no digits.
 pub fn parse_unix_time(text: &str) -> Option<i64> {
     let plain = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     plain.then(|| text.parse().ok()).flatten()

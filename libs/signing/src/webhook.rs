@@ -25,17 +25,17 @@ impl Secret {
         SecretKey::from_base64(encoded).map(Self)
     }
 
-    /// The form that the partner gets. This is a secret.
+    /// The form that is handed to the partner: a secret.
     pub fn to_text(&self) -> String {
         format!("{PREFIX}{}", self.0.to_base64())
     }
 
-    /// The key's bytes. This is a secret: use it only for encryption at rest.
+    /// The key's bytes: a secret, for encryption at rest.
     pub fn expose(&self) -> &[u8] {
         self.0.expose()
     }
 
-    /// Signs one attempt: `v1,<Base64>`. `timestamp` is the attempt's Unix time in seconds.
+    /// One signature, `v1,<Base64>`. `timestamp` is the Unix time in seconds of this attempt.
     pub fn sign(&self, id: &str, timestamp: i64, body: &[u8]) -> String {
         let timestamp = timestamp.to_string();
         let mac = self
@@ -44,8 +44,8 @@ impl Secret {
         format!("v1,{}", BASE64.encode(mac))
     }
 
-    /// Whether one of the header's space-separated signatures belongs to this secret. The caller checks the
-    /// age of the timestamp.
+    /// Whether one of the space-separated signatures of the header is this secret's. The caller
+    /// checks how old the timestamp is.
     pub fn verify(&self, id: &str, timestamp: i64, body: &[u8], header: &str) -> bool {
         let expected = self.sign(id, timestamp, body);
         header
@@ -58,7 +58,7 @@ impl Secret {
 mod tests {
     use super::*;
 
-    /// The test vector that the Standard Webhooks libraries share.
+    /// The vector that the Standard Webhooks libraries share.
     #[test]
     fn signs_the_published_vector() {
         let secret = Secret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();

@@ -1,4 +1,4 @@
-//! Database settings that every program shares.
+//! The settings of what touches the database, shared by every binary.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,26 +11,27 @@ use crate::{
     vault::{Vault, VaultError},
 };
 
-/// The address of the database.
+/// Where the database is.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct DatabaseConfig {
-    /// Address of PostgreSQL, e.g. `postgres://user:password@host:5432/database`
+    /// Where PostgreSQL is, e.g. `postgres://user:password@host:5432/database`
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub database_url: SecretString,
 }
 
-/// The database, and the share of it that a service may use.
+/// The database, and how much of it a service may use.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct PoolConfig {
+    /// Where it is.
     #[command(flatten)]
     pub server: DatabaseConfig,
-    /// Maximum number of connections that this process opens
+    /// The most connections this process opens
     #[arg(long, env = "DATABASE_CONNECTIONS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub database_connections: u32,
-    /// Time limit of a statement. The server cancels the statement then. If no response follows within 2 s,
-    /// the connection is closed
+    /// What a statement may take; the server ends it then. Where nothing comes 2 s after that, the
+    /// connection is closed
     #[arg(long, env = "DATABASE_TIMEOUT", default_value = "8s", value_parser = database_timeout)]
     pub database_timeout: Duration,
 }
@@ -44,24 +45,24 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
     Ok(timeout)
 }
 
-/// Every statement here finds its rows by an index. While tables grow from empty, the planner's statistics
-/// are wrong, and a cached plan stays wrong: plans must not depend on statistics. With
-/// `enable_seqscan` off, JIT compilation would only cost time.
+/// Every statement here finds its rows by an index. Statistics of tables that grow from nothing make
+/// the planner believe otherwise, and a cached plan keeps its belief: plans must not depend on them.
+/// With that settled, compiling statements just in time would only cost.
 const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
 
-/// A setting of this system that every session has. A pooler that drops `options` drops this setting too, and
+/// A setting of ours that every session has. A pooler that drops `options` drops it with the others, so
 /// [`crate::schema::check`] finds it missing.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
 
-/// `DATABASE_URL` is invalid. The error does not show it, because it holds a password.
+/// `DATABASE_URL` can't be understood. Doesn't show it: it holds a password.
 #[derive(Debug, thiserror::Error)]
 #[error("DATABASE_URL is not of the form postgres://user:password@host:port/database")]
 pub struct BadDatabaseUrl;
 
 impl DatabaseConfig {
-    /// The connection options; `application` is the name that the server shows.
+    /// How to connect; `application` is what the server shows for it.
     pub fn options(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
-        // sqlx accepts any scheme.
+        // sqlx takes any scheme.
         let url = self.database_url.expose_secret();
         if !["postgres://", "postgresql://"]
             .iter()
@@ -70,21 +71,21 @@ impl DatabaseConfig {
             return Err(BadDatabaseUrl);
         }
         let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
-        // Whole statements in the log do not help; the server can log slow ones.
+        // Whole statements in the log help nobody; the server can log slow ones.
         let options = options.application_name(application).options([STARTUP_OPTIONS]);
         Ok(options.disable_statement_logging())
     }
 }
 
 impl PoolConfig {
-    /// The connection options with the session settings that the statements here need.
+    /// How its connections are made, with the settings that the statements here rely on.
     pub fn session(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
         let limit = format!("{}ms", self.database_timeout.as_millis());
         let options = self.server.options(application)?;
         Ok(options.options(PLANS).options([("statement_timeout", limit)]))
     }
 
-    /// A pool that connects when first used; `application` is the name that the server shows.
+    /// A pool that connects when first used; `application` is what the server shows for it.
     pub fn open(&self, application: &str) -> Result<Database, BadDatabaseUrl> {
         let session = self.session(application)?;
         Ok(Database::open(
@@ -95,7 +96,7 @@ impl PoolConfig {
     }
 }
 
-/// The keys that encrypt secrets at rest.
+/// The keys that secrets at rest are encrypted under.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Master key")]
 pub struct MasterKeyConfig {
@@ -110,29 +111,29 @@ pub struct MasterKeyConfig {
 /// There is no usable master key.
 #[derive(Debug, thiserror::Error)]
 pub enum MasterKeyError {
-    /// Both settings name keys.
+    /// Two answers to one question.
     #[error("both MASTER_KEY and MASTER_KEY_FILE are set: set one")]
     Both,
-    /// The file is unreadable.
+    /// The file can't be read.
     #[error("MASTER_KEY_FILE={path}: {cause}")]
     Unreadable {
-        /// The path of the file.
+        /// The file.
         path: PathBuf,
-        /// The read error.
+        /// Why.
         cause: std::io::Error,
     },
-    /// The keys are unusable.
+    /// The keys can't be used.
     #[error("{setting}: {cause}")]
     Vault {
-        /// The setting that holds the keys.
+        /// Where they are.
         setting: &'static str,
-        /// The error.
+        /// Why.
         cause: VaultError,
     },
 }
 
 impl MasterKeyConfig {
-    /// Opens the vault with these keys.
+    /// The vault under these keys.
     pub fn vault(&self) -> Result<Vault, MasterKeyError> {
         let (setting, keys) = match (&self.master_key, &self.master_key_file) {
             (Some(_), Some(_)) => return Err(MasterKeyError::Both),

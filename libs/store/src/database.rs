@@ -1,4 +1,4 @@
-//! Access of a service to the database: through a pool, always with a deadline.
+//! How a service uses the database: through a pool, and never without a deadline.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,22 +13,22 @@ use sqlx::{
 
 use crate::Error;
 
-/// Time limit for getting a connection.
+/// How long a connection may take to be had.
 const ACQUIRE: Duration = Duration::from_secs(3);
-/// Wait beyond the server's own statement limit. After that, the connection is dead.
+/// What an answer may take beyond the server's own limit: longer, and there is nobody who answers.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// A pool of connections with a time limit per use. Clones share the pool.
+/// A pool of connections, and how long one may be used for one thing. Clones are the same pool.
 #[derive(Clone, Debug)]
 pub struct Database {
     pool: PgPool,
-    /// Time limit after which the server cancels a statement.
+    /// After which the server ends a statement.
     timeout: Duration,
     silent: Silent,
 }
 
-/// When a connection last fell silent. A failover or a firewall usually affects all connections that were
-/// open at that time, so the pool closes them instead of waiting for each.
+/// When a connection last fell silent. Whatever made it so, a failover or a firewall, is likely to have
+/// met those that were open with it: they are closed, instead of being waited for one by one.
 #[derive(Clone, Debug, Default)]
 struct Silent(Arc<Mutex<Option<Instant>>>);
 
@@ -52,7 +52,7 @@ impl Database {
         let pool = PgPoolOptions::new()
             .max_connections(connections)
             .acquire_timeout(ACQUIRE)
-            // A dead connection shows when it is used; a ping before each use costs a round trip.
+            // A connection that died is noticed when it is used; a ping before each use costs a round trip.
             .test_before_acquire(false)
             .before_acquire(move |_, about| {
                 let usable = !known.met(about.age);
@@ -65,8 +65,8 @@ impl Database {
         }
     }
 
-    /// Runs `work` on a connection. If no response arrives in time, the outcome is unknown and the connection
-    /// is closed.
+    /// Does something with a connection. Where no answer comes in time, nobody knows what became of it,
+    /// and the connection is closed.
     pub async fn run<T, E: From<Error>>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
@@ -107,14 +107,14 @@ impl Database {
         }
     }
 
-    /// The number of open connections, and of idle ones among them.
+    /// How many connections are open, and how many of those are idle.
     pub fn connections(&self) -> (u32, usize) {
         (self.pool.size(), self.pool.num_idle())
     }
 }
 
-/// A connection that returns to the pool when dropped, even in the middle of a statement. The pool then waits
-/// for that statement to finish; without a deadline it would wait forever on a dead server.
+/// A connection that goes back to the pool when it is dropped, also in the midst of a statement. The pool
+/// waits until it is done with that; without a deadline, where nobody answers any more, for ever.
 struct Borrowed {
     connection: Option<PoolConnection<Postgres>>,
     deadline: Duration,

@@ -1,9 +1,9 @@
-//! The database: PostgreSQL holds the truth of the pipeline. This crate holds the schema and every statement,
-//! as free functions over a connection; no other crate contains SQL.
+//! PostgreSQL, the truth of the pipeline: the schema and every statement, as free functions over a
+//! connection. Nothing else knows SQL.
 //!
-//! Frequent statements work on batches: one statement moves many rows. Each statement that moves a placement
-//! follows a transition of [`domain::placement`]. Its condition on state and attempt makes a repeated
-//! statement change nothing.
+//! What is hot works on batches: one statement moves many rows. Each statement that moves a
+//! placement moves it along a transition of [`domain::placement`], by a condition on its state and
+//! attempt, so that doing it twice changes nothing.
 
 pub mod config;
 pub mod database;
@@ -26,36 +26,36 @@ use std::{sync::Arc, time::Duration};
 pub use database::Database;
 pub use sqlx::PgConnection;
 
-/// A database error. Cheap to clone: a failed batch fails every item in it.
+/// What can go wrong with the database. Cheap to clone: one failed batch fails all who are in it.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The statement failed, or its outcome is unknown.
+    /// The database didn't do it, or nobody knows whether it did.
     #[error("database: {}", told(.0))]
     Database(Arc<sqlx::Error>),
-    /// No connection was available.
+    /// None of its connections was to be had.
     #[error(
         "database: no connection to {address} within {waited:?}: it doesn't answer (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
     )]
     NoConnection {
-        /// Host and port, or the folder of the socket.
+        /// Host and port, or the socket's folder.
         address: String,
-        /// The length of the wait.
+        /// How long was waited.
         waited: Duration,
-        /// The maximum number of connections.
+        /// How many there may be.
         most: u32,
     },
-    /// No response within this time: the outcome is unknown.
+    /// The database said nothing for so long: nobody knows whether it did it.
     #[error("database: no answer within {0:?}")]
     Silent(Duration),
-    /// A stored secret is unusable.
+    /// A stored secret can't be used.
     #[error(transparent)]
     Vault(#[from] vault::VaultError),
-    /// A stored text has an unknown form.
+    /// A stored text is none that we write.
     #[error("the database holds what this version does not know: {0}")]
     Unreadable(String),
 }
 
-/// The server's message, without the position in the server's source.
+/// Without the server's place in its own source, which looks like a place in ours.
 fn told(error: &sqlx::Error) -> String {
     let Some(refused) = error.as_database_error() else {
         return error.to_string();
@@ -86,12 +86,12 @@ impl From<domain::topup_id::NotATopupId> for Error {
 }
 
 impl Error {
-    /// The database did not respond in time.
+    /// The database didn't answer in time.
     pub fn timed_out() -> Self {
         sqlx::Error::PoolTimedOut.into()
     }
 
-    /// The violated constraint, if there is one.
+    /// The constraint that was violated, if that is what happened.
     pub fn constraint(&self) -> Option<&str> {
         match self {
             Self::Database(error) => error
@@ -101,8 +101,8 @@ impl Error {
         }
     }
 
-    /// Whether the statement's data is at fault, or a deadlock with other data. Then it is worth trying the
-    /// rows of a batch one by one. Otherwise the database is at fault.
+    /// Whether the data of the statement is at fault (or a deadlock with other data): the rows of a
+    /// batch are worth trying one by one. Otherwise the database is.
     pub fn is_about_data(&self) -> bool {
         match self {
             Self::Database(error) => error
@@ -119,8 +119,9 @@ impl Error {
         }
     }
 
-    /// Whether a retry of the same statement may succeed: the connection, the server's load or its role is at
-    /// fault. Every other refused statement is retried only a limited number of times.
+    /// Whether the same statement may succeed later: the connection, the server's load or its role
+    /// is at fault. A statement that the server refuses for any other reason is retried only a
+    /// bounded number of times.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Database(error) => error
@@ -137,22 +138,22 @@ impl Error {
     }
 }
 
-/// A duration in seconds, as the statements take it.
+/// Seconds, as the statements take them.
 fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-/// Converts a stored number that is never negative.
+/// A stored number that can't be negative.
 fn unsigned(number: i32) -> u32 {
     u32::try_from(number).unwrap_or_default()
 }
 
-/// Converts a number for a column of type `integer`.
+/// A number for a column of type `integer`.
 fn signed(number: impl TryInto<i32>) -> i32 {
     number.try_into().unwrap_or(i32::MAX)
 }
 
-/// Converts an age in seconds that the database computed.
+/// An age in seconds that the database computed.
 fn age(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
-//! Usage of master keys, and re-encryption with the first key.
+//! Which master keys stored values need, and sealing them anew with the first one.
 //!
-//! Re-encryption runs beside the live system. It reads tables in pages by primary key and writes each batch
-//! in one statement, only where the value is unchanged since the read. It can stop and start again at any
-//! time.
+//! Beside the live system: tables are read in pages by their primary key, each batch is written by a
+//! statement of its own, and only where the value is still the one that was read. So it may be broken off
+//! and begun again at any time.
 
 use std::collections::BTreeMap;
 
@@ -16,52 +16,52 @@ use crate::{
     vault::{self, Purpose, Vault, VaultError},
 };
 
-/// Rows per page, and the maximum number of rows per write.
+/// Rows of a page, and at most so many in a statement that writes.
 const PAGE: usize = 500;
 
-/// The number of values that need a key.
+/// How many values need a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
-    /// Partners' keys and webhook secrets, including old ones.
+    /// Partners' keys and webhook secrets, old ones included.
     pub partner_secrets: u64,
     /// Profiles of topups.
     pub profiles: u64,
-    /// Stored responses of endpoints.
+    /// What endpoints answered.
     pub answers: u64,
 }
 
 impl Usage {
-    /// The sum of all kinds.
+    /// Of all kinds.
     pub fn total(self) -> u64 {
         self.partner_secrets + self.profiles + self.answers
     }
 }
 
-/// The usage of each key by its id; `None` counts values that name no key.
+/// The usage of each key by its id; `None` is of values that name no key.
 pub type Usages = BTreeMap<Option<String>, Usage>;
 
-/// A value that could not be re-encrypted.
+/// A value that could not be sealed anew.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Failed {
-    /// The name of the column.
+    /// What it is, as its column is called.
     pub what: &'static str,
-    /// A partner id or topup id; for a stored response also the attempt number.
+    /// Of whom: a partner id or a topup id, for an answer with the number of the attempt.
     pub id: String,
-    /// The cause.
+    /// Why not.
     pub reason: String,
 }
 
-/// The result of one pass over all values.
+/// What one pass over everything has done.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    /// The number of re-encrypted values.
+    /// How many values were sealed anew.
     pub reencrypted: u64,
-    /// Values that could not be re-encrypted.
+    /// Those that can't be.
     pub failed: Vec<Failed>,
 }
 
 impl Pass {
-    /// Re-encrypts one value; `None` if that fails.
+    /// Seals a value anew; `None` if it can't be.
     fn reseal(
         &mut self,
         vault: &Vault,
@@ -82,8 +82,8 @@ impl Pass {
     }
 }
 
-/// Makes statements find their rows by an index, whatever the statistics say, as in services. Statements that
-/// write repeat the ids for this reason.
+/// As services do: statements find their rows by an index, whatever the statistics say. Those that write
+/// name the ids once more for that.
 async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
     sqlx::query("SET enable_seqscan = off")
         .execute(connection)
@@ -91,7 +91,7 @@ async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Counts the values that each key encrypts. Concurrent changes may be missed.
+/// Counts what each key is needed for. What is changed meanwhile may be missed.
 pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
     plan_by_index(connection).await?;
     let mut usages = Usages::new();
@@ -134,8 +134,8 @@ pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
     }
 }
 
-/// Re-encrypts every value of another key than the first, in one pass. Calls `progress` after each page.
-/// Values that another session changes or locks are left for another pass.
+/// Seals everything anew that another key than the first has sealed, once through. `progress` is told of
+/// each page. What somebody changes or holds meanwhile is left for another pass.
 pub async fn reencrypt(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -210,8 +210,8 @@ async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<Part
     Ok(page)
 }
 
-/// One partner at a time: each change of a partner locks the row of the configuration version, and a
-/// statement that holds this lock must not wait for another partner.
+/// One at a time: each change of a partner takes the row of the configuration's version, and a statement
+/// that holds it must not wait for another partner.
 async fn reencrypt_partner(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -264,9 +264,9 @@ async fn reencrypt_partner(
 
 struct ProfileRow {
     topup_id: String,
-    /// The start of the profile, if there is one.
+    /// The beginning of the profile, if there is one.
     head: Option<Vec<u8>>,
-    /// The profile, if it does not start with the prefix.
+    /// The profile, if it doesn't begin with the prefix.
     sealed: Option<Vec<u8>>,
 }
 
@@ -311,7 +311,7 @@ async fn reencrypt_profiles(
     if topups.is_empty() {
         return Ok(());
     }
-    // Skips locked rows: group commits record outcomes of other orders at the same time.
+    // Waits for nobody: outcomes are being recorded in batches of other orders than this one's.
     let done = sqlx::query!(
         "WITH free AS MATERIALIZED (
              SELECT t.ctid, new.sealed
@@ -392,7 +392,7 @@ async fn reencrypt_answers(
     if topups.is_empty() {
         return Ok(());
     }
-    // Rows of attempts are written once and never change.
+    // Rows of attempts are written once and nobody else changes them.
     let done = sqlx::query!(
         "UPDATE delivery_attempts a SET answer = new.sealed
          FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bytea[], $5::bytea[])

@@ -12,13 +12,13 @@ use crate::Error;
 pub struct ProductOption {
     /// What partners send as `option_id`.
     pub option_id: OptionId,
-    /// The display name.
+    /// Its name, for people.
     pub name: String,
     /// The provider that sells it.
     pub provider: String,
-    /// The provider's id of the option.
+    /// What the provider calls it.
     pub provider_option_id: String,
-    /// The environment in which it is sold.
+    /// Where it belongs.
     pub environment: Environment,
     /// Whether it can be ordered.
     #[serde(default = "enabled")]
@@ -74,7 +74,7 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
     Ok(changed.rows_affected() > 0)
 }
 
-/// Every option that changed after `version`, with the version of its change; 0 returns the whole catalogue.
+/// Every option that changed after `version`, with the version of its change; 0 for the whole catalogue.
 pub async fn changed_since(
     connection: &mut PgConnection,
     version: i64,

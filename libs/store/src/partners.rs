@@ -16,56 +16,60 @@ use crate::{
 /// A partner account without its secrets.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Partner {
+    /// Its id.
     pub partner_id: Uuid,
-    /// The display name.
+    /// Its name, for people.
     pub name: String,
     /// `sandbox` or `live`.
     pub environment: String,
-    /// The value of `X-Service-Access-Key`.
+    /// What it sends in `X-Service-Access-Key`.
     pub access_key: String,
-    /// Whether the partner has a request-signing key.
+    /// Whether it has a key to sign requests with.
     pub has_secret_key: bool,
-    /// The previous access key, during the overlap of a rotation.
+    /// What it may send beside it, while the overlap of a rotation lasts.
     pub old_access_key: Option<String>,
-    /// When the old keys expire; null if there are none.
+    /// When the old keys end; null when there are none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_keys_until: Option<OffsetDateTime>,
-    /// The URL that receives the webhooks.
+    /// Where its webhooks go.
     pub webhook_url: Option<String>,
-    /// When signing with the old webhook secret ends; null if there is none.
+    /// Until when webhooks are signed with the old secret, too; null when there is none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_webhook_secret_until: Option<OffsetDateTime>,
-    /// When the partner was disabled; requests are denied since then.
+    /// Since when its requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
-    /// When the account was created.
+    /// When it was made.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
 
-/// A partner account to create.
+/// A partner account to be made.
 pub struct NewPartner<'a> {
+    /// Its id.
     pub partner_id: PartnerId,
-    /// The display name.
+    /// Its name, for people.
     pub name: &'a str,
-    /// `sandbox` or `live`.
+    /// Where it belongs.
     pub environment: Environment,
-    /// The value of `X-Service-Access-Key`.
+    /// What it will send in `X-Service-Access-Key`.
     pub access_key: &'a str,
-    /// The request-signing key.
+    /// What it will sign requests with.
     pub secret_key: &'a SecretKey,
-    /// The URL that receives the webhooks.
+    /// Where its webhooks go.
     pub webhook_url: Option<&'a str>,
-    /// The webhook-signing secret.
+    /// What its webhooks are signed with.
     pub webhook_secret: &'a webhook::Secret,
 }
 
-/// The data with which ingress authenticates a partner's request.
+/// What ingress needs to authenticate a partner's request.
 #[derive(Clone, Debug)]
 pub struct Credentials {
+    /// Its id.
     pub partner_id: PartnerId,
+    /// Where it belongs.
     pub environment: Environment,
-    /// The current keys, and the old ones during the overlap of a rotation.
+    /// Its keys; and the old ones while the overlap of a rotation lasts.
     pub keys: Vec<Keys>,
     /// Whether its requests are denied.
     pub disabled: bool,
@@ -73,14 +77,14 @@ pub struct Credentials {
     pub version: i64,
 }
 
-/// A pair of access key and request-signing key.
+/// What a partner's requests are known by.
 #[derive(Clone, Debug)]
 pub struct Keys {
-    /// The value of `X-Service-Access-Key`.
+    /// What it sends in `X-Service-Access-Key`.
     pub access_key: String,
-    /// The sealed request-signing key, if there is one; [`open_secret_key`] opens it.
+    /// The sealed key, if it has one; opened with [`open_secret_key`].
     pub secret_key: Option<Vec<u8>>,
-    /// The time until the keys expire, if they do.
+    /// For how long they are valid, if they end.
     pub ends_in: Option<Duration>,
 }
 
@@ -123,7 +127,7 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> 
     Ok(partners)
 }
 
-/// One partner, by its id or by its current or previous access key.
+/// One partner, by its id, its access key or the one before it.
 pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>, Error> {
     let partner = sqlx::query_as!(
         Partner,
@@ -140,11 +144,11 @@ pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Resu
     Ok(partner)
 }
 
-/// Sets or removes a partner's webhook URL. Deliveries that waited for a URL, or for a retry at the old one,
-/// become due. One transaction does this in a fixed order: the notifier moves a delivery to `no_endpoint`
-/// only while it holds the partner's row.
+/// Sets or removes a partner's webhook URL; deliveries that waited for one, or for another attempt at the
+/// old one, become due now. In one transaction, in this order: the notifier gives up on a delivery only
+/// while it holds the partner's row.
 ///
-/// Returns how many deliveries became due; `None` if there is no such partner.
+/// Returns how many deliveries became due, `None` if there is no such partner.
 pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -177,7 +181,8 @@ pub async fn set_webhook(
     Ok(Some(due))
 }
 
-/// Denies or allows a partner's requests; accepted orders continue. Returns whether the partner exists.
+/// Denies (or allows again) a partner's requests; what was accepted goes on. Returns whether there is
+/// such a partner.
 pub async fn set_disabled(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -193,28 +198,28 @@ pub async fn set_disabled(
     Ok(found.rows_affected() > 0)
 }
 
-/// Which old keys or secrets stay valid after a rotation.
+/// What stays valid beside what a rotation makes.
 #[derive(Clone, Copy, Debug)]
 pub struct Overlap {
-    /// The length of the overlap; 0 ends everything old at once.
+    /// For how long; 0 ends everything old at once.
     pub lasts: Duration,
-    /// Keeps the keys that the last rotation replaced, and replaces those that it made, which the partner
-    /// does not have yet. Otherwise the keys that were valid alone become the old ones.
+    /// What the last rotation replaced stays, and what it made is replaced: nobody has that yet. Otherwise it
+    /// is what was valid alone.
     pub keep_old: bool,
 }
 
-/// The result of a rotation.
+/// What a rotation came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotated {
-    /// Done; the replaced keys stay valid until this time, or end at once.
+    /// It is done; what was replaced is valid until then, or not at all any more.
     Until(Option<OffsetDateTime>),
-    /// Nothing changed: the overlap of the last rotation still runs, or it has ended and `keep_old` was
-    /// given, or there is no such partner.
+    /// The overlap of the last rotation is still on (or it isn't, and was to be kept), or there is no such
+    /// partner: nothing was done.
     Refused,
 }
 
-/// Replaces a partner's keys; the old pair stays valid during the overlap. A partner has at most one old
-/// pair: during the overlap of the last rotation, this one must keep that pair or end it.
+/// Replaces a partner's keys; the old ones stay valid during the overlap. While those of the last rotation
+/// are, it has to keep them or end them, since a partner has one old pair at most.
 pub async fn rotate_keys(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -243,8 +248,8 @@ pub async fn rotate_keys(
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 
-/// Replaces a partner's webhook secret; during the overlap, webhooks carry signatures of both. A partner has
-/// at most one old secret, as in [`rotate_keys`].
+/// Replaces a partner's webhook secret; webhooks are signed with the old one, too, during the overlap.
+/// As with [`rotate_keys`], there is one old secret at most.
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -326,7 +331,7 @@ pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Resul
     .collect()
 }
 
-/// The credentials of the partner with this access key, which may be an old one that is still valid.
+/// The credentials of the partner with this access key, be it an old one that is still valid.
 pub async fn by_access_key(
     connection: &mut PgConnection,
     access_key: &str,
@@ -346,12 +351,12 @@ pub async fn by_access_key(
     .transpose()
 }
 
-/// Checks that the master keys open stored secrets. For each key id in use, it tries at most ten secrets, of
-/// the newest partners. A missing key is an error. It is also an error if none of the tried secrets opens: the
-/// key has another value. If at least one opens, a failure only means a damaged row.
+/// Whether the master keys open what is stored: of each key that partners' secrets need, those of the
+/// newest partners are tried, ten at most. A key that is missing is an error; so is it if none of all those
+/// secrets opens, which means that a key is another one, and not that a row is damaged.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
-    // A sealed value starts with the length of its key's id and the id. A rotation seals one secret of a
-    // partner and leaves the others.
+    // A sealed value begins with the length of its key's id, and the id. Rotations seal one secret of a
+    // partner and leave the others.
     let newest = sqlx::query!(
         r#"SELECT partner_id, for_webhooks AS "for_webhooks!", sealed AS "sealed!" FROM (
              SELECT partner_id, for_webhooks, sealed,

@@ -1,4 +1,4 @@
-//! The credential part of an eSIM profile, as it is stored: sealed.
+//! The part of an eSIM profile that is a credential, as it is stored: sealed.
 
 use domain::{ActivationCode, TopupId};
 use serde::{Deserialize, Serialize};
@@ -8,12 +8,12 @@ use crate::{
     vault::{Purpose, Vault, VaultError},
 };
 
-/// The webhook's data beside the ICCID.
+/// What the webhook tells beside the ICCID.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// The activation code.
+    /// What installs the eSIM.
     pub code: ActivationCode,
-    /// The expiry date, `YYYY-MM-DD`.
+    /// When it expires, `YYYY-MM-DD`.
     pub expired_date: String,
 }
 
@@ -25,7 +25,7 @@ struct Stored {
 }
 
 impl Profile {
-    /// Seals the profile for a topup.
+    /// Seals it for a topup.
     pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<Vec<u8>, Error> {
         let stored = Stored {
             smdp: self.code.smdp().to_owned(),
@@ -36,7 +36,7 @@ impl Profile {
         Ok(vault.seal(Purpose::Profile(topup_id), &bytes)?)
     }
 
-    /// Opens a profile that was sealed for this topup.
+    /// Opens what was sealed for this topup.
     pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self, Error> {
         let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;

@@ -1,4 +1,5 @@
-//! Recovery after an old dump is restored: the state of unfinished purchases may be long out of date.
+//! After an old dump was restored: what the database believes of purchases that aren't finished may be
+//! long out of date.
 
 use domain::{OrderId, PartnerId};
 use serde::Serialize;
@@ -10,23 +11,23 @@ use crate::{
     operator::actions::{self, Mode},
 };
 
-/// The longest wait for other transactions that write placements.
+/// The longest wait for others who write placements.
 const LOCK_TIMEOUT: &str = "10s";
 
-/// The counts of moved placements; in a preview, of those that would move.
+/// What was moved, or would be.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recovered {
-    /// Placements that were `accepted`: due for a look-up, although this database knows no attempt.
+    /// Placements that were `accepted`: looked up now, although this database knows of no attempt.
     pub accepted: i64,
-    /// Placements that were `placing`: due for a look-up, as if their attempt had just been recorded.
+    /// Placements that were `placing`: looked up as if their attempt had been recorded just now.
     pub placing: i64,
-    /// The placements of both that were parked instead.
+    /// Of both, those that were parked instead.
     pub parked: i64,
-    /// Orders of both that are not answered in the dump: ingress may have refused them later.
+    /// Orders of both that the dump doesn't know to be answered: they may have been refused after it.
     pub unanswered: Vec<Unanswered>,
-    /// Placements that were parked before. Operators may have resolved them after the dump.
+    /// Placements that had been parked before. Operators may have settled them after the dump.
     pub parked_before: i64,
-    /// When the newest order was stored. The dump is about as old; later orders are lost.
+    /// When the newest order was stored, so the dump is not much younger. What was ordered later is lost.
     #[serde(with = "time::serde::rfc3339::option")]
     pub newest_order_at: Option<OffsetDateTime>,
 }
@@ -34,10 +35,11 @@ pub struct Recovered {
 /// An order that may have been answered with 422 after the dump.
 #[derive(Clone, Debug, Serialize)]
 pub struct Unanswered {
+    /// Its id.
     pub order_id: OrderId,
-    /// The partner that ordered.
+    /// Whose it is.
     pub partner_id: PartnerId,
-    /// The partner's order id.
+    /// The partner's id of it.
     pub external_order_id: String,
 }
 
@@ -49,7 +51,7 @@ pub enum NotRecovered {
         "{0} provisioners' connections are open: stop all provisioners first, they may be buying already"
     )]
     Provisioners(i64),
-    /// The database refused a statement or did not respond.
+    /// The database didn't do it.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -60,15 +62,15 @@ impl From<sqlx::Error> for NotRecovered {
     }
 }
 
-/// Moves every placement that is `accepted` or `placing` to outcome unknown: `placing`, with an attempt
-/// recorded now. So a look-up by its id precedes every purchase, and "no such purchase" counts only after the
-/// settling delay from now on.
+/// Moves every placement that is `accepted` or `placing` to "outcome unknown": `placing`, with an attempt
+/// recorded now. So each is looked up by its id before anything is bought, and "no such purchase"
+/// counts only after the settling delay, from now on, like that of any attempt.
 ///
-/// `accepted` placements move by [`domain::placement::Event::Claim`], from a claimant that sends nothing.
-/// `park_unanswered` then parks placements whose orders may have been answered with 422.
+/// What was `accepted` moves along [`domain::placement::Event::Claim`], by a claimant who sends nothing.
+/// `park_unanswered` moves those of orders that may have been answered with 422 on to `parked`.
 ///
-/// A repeated call only starts the settling delay again. Provisioners must be stopped: one that connects
-/// during the call waits for it.
+/// Doing it twice moves nothing further but begins the settling delay again. Provisioners must not run:
+/// one that connects while this runs waits for it.
 pub async fn recover(
     connection: &mut PgConnection,
     park_unanswered: bool,
@@ -78,7 +80,7 @@ pub async fn recover(
     sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
         .fetch_one(&mut *transaction)
         .await?;
-    // Prevents claims between the check for provisioners and the commit.
+    // No claim between the look at who is connected and the commit.
     sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
         .execute(&mut *transaction)
         .await?;

@@ -13,16 +13,16 @@ use domain::{PartnerId, TopupId};
 use secrecy::{ExposeSecret, SecretString};
 
 const NONCE: usize = 24;
-/// The maximum length of a key id.
+/// The longest id of a key.
 const LONGEST_ID: usize = 32;
-/// The number of bytes of a sealed value that identify its key.
+/// How many bytes of a sealed value tell its key.
 pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 
-/// The id of example keys, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are rejected,
-/// and so is a key of zeros under any id: a public key protects nothing.
+/// The id of keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are
+/// refused, and so is a key of zeros whatever it is called: what everybody can read protects nothing.
 pub const EXAMPLE_ID: &str = "example";
 
-/// The purpose of a sealed value; it opens only for the purpose it was sealed for.
+/// What a sealed value is; it opens only as what it was sealed for.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
     /// A partner's request-signing key.
@@ -31,7 +31,7 @@ pub enum Purpose<'a> {
     WebhookSecret(PartnerId),
     /// The profile of a topup.
     Profile(&'a TopupId),
-    /// The response of an endpoint to an attempt. The number counts the attempts that ended before it.
+    /// What an endpoint answered to an attempt (how many had ended before it) to deliver a topup.
     Answer(&'a TopupId, u32),
 }
 
@@ -46,7 +46,7 @@ impl Purpose<'_> {
     }
 }
 
-/// Master keys or a sealed value are unusable. The error names the key, never a secret.
+/// Master keys or a sealed value can't be used. Says which, never shows a secret.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VaultError {
     /// Not `<id>:<Base64 of 32 bytes>`.
@@ -54,7 +54,7 @@ pub enum VaultError {
         "master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters"
     )]
     BadKey(usize),
-    /// The key is public.
+    /// Everybody knows it.
     #[error("master key number {0} is an example; make one with `esimctl master-key create FILE`")]
     Example(usize),
     /// There is no key at all.
@@ -62,10 +62,10 @@ pub enum VaultError {
         "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)"
     )]
     NoKey,
-    /// Two keys have the same id.
+    /// Two keys have one id.
     #[error("two master keys have the id {0:?}")]
     DuplicateKey(String),
-    /// The value needs a key that is not configured.
+    /// The value was sealed under a key that isn't there.
     #[error("a stored secret needs the master key {0:?}, which is not configured")]
     MissingKey(String),
     /// The value was changed, or belongs to another row.
@@ -118,12 +118,12 @@ impl Vault {
         }
     }
 
-    /// The ids of the keys; the first one seals.
+    /// The ids of the keys; the first is the one that seals.
     pub fn key_ids(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|key| key.id.as_str())
     }
 
-    /// The first bytes of every value that the first key seals.
+    /// What a value that the first key sealed begins with.
     pub(crate) fn first_prefix(&self) -> Result<Vec<u8>, VaultError> {
         let id = &self.0.first().ok_or(VaultError::NoKey)?.id;
         let id_length = u8::try_from(id.len()).map_err(|_| VaultError::Damaged)?;
@@ -148,12 +148,12 @@ impl Vault {
         Ok([&self.first_prefix()?, &nonce[..], &sealed].concat())
     }
 
-    /// Seals a value of another key again, with the first key.
+    /// Seals what another key has sealed with the first one.
     pub fn reseal(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         self.seal(purpose, &self.open(purpose, sealed)?)
     }
 
-    /// Opens a value that was sealed for the same purpose.
+    /// Opens what was sealed for the same purpose.
     pub fn open(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         let (id, rest) = split(sealed).ok_or(VaultError::Damaged)?;
         let (nonce, ciphertext) = rest.split_first_chunk::<NONCE>().ok_or(VaultError::Damaged)?;
@@ -175,14 +175,14 @@ impl Vault {
     }
 }
 
-/// The id of the key that sealed a value, and the rest of the value.
+/// The id of the key that a value was sealed with, and the rest of the value.
 fn split(sealed: &[u8]) -> Option<(&str, &[u8])> {
     let (&id_length, rest) = sealed.split_first()?;
     let (id, rest) = rest.split_at_checked(id_length.into())?;
     Some((str::from_utf8(id).ok()?, rest))
 }
 
-/// The id of the key that sealed a value; `head` holds its first [`HEAD`] bytes or more.
+/// The id of the key that a value was sealed with; `head` are its first [`HEAD`] bytes or more.
 pub(crate) fn key_id(head: &[u8]) -> Option<&str> {
     split(head).map(|(id, _)| id)
 }

@@ -1,5 +1,5 @@
-//! Exports over OTLP without slowing the service: queues are bounded and drop what does not fit, exporters
-//! run on their own threads, and the start and end of an outage are each logged once.
+//! Sending over OTLP, so that nobody notices whether somebody listens: queues are bounded and drop
+//! what doesn't fit, exporters have threads of their own, and an outage is told once, and its end.
 
 use std::{
     error::Error,
@@ -31,7 +31,7 @@ use super::{
     settings::{Protocol, Target},
 };
 
-/// The maximum number of bytes read from a collector's response.
+/// The most of a collector's answer that is read.
 const MAX_ANSWER: usize = 64 * 1024;
 
 /// The exporter of one signal. The builders have the same methods and no trait in common.
@@ -67,7 +67,7 @@ macro_rules! exporter {
     }};
 }
 
-/// The transport of the exporters: a runtime that nothing else uses.
+/// What exporters send with: a runtime that nothing else runs on.
 pub(super) struct Transport {
     runtime: Handle,
 }
@@ -84,7 +84,7 @@ impl Transport {
         thread::Builder::new()
             .name("telemetry".into())
             .spawn(move || {
-                // Logs that the transport itself writes are not exported.
+                // What sending logs is not sent again.
                 let _suppressed = Context::enter_telemetry_suppressed_scope();
                 runtime.block_on(std::future::pending::<()>());
             })
@@ -122,7 +122,8 @@ impl Transport {
     }
 }
 
-/// The cause of the last failed HTTP request, which the exporter's own error lacks. Clones share the cause.
+/// Why the last request over HTTP failed, which the exporter's own error doesn't say. Clones are the
+/// same cause.
 #[derive(Clone, Debug, Default)]
 struct Cause(Arc<Mutex<Option<String>>>);
 
@@ -136,7 +137,7 @@ impl Cause {
     }
 }
 
-/// The workspace's HTTP client on the telemetry runtime: the exporters' own threads have no runtime.
+/// The workspace's HTTP client, on the telemetry's runtime: exporters run on threads that have none.
 #[derive(Debug)]
 struct Client {
     http: reqwest::Client,
@@ -184,7 +185,7 @@ async fn exchange(http: &reqwest::Client, request: Request<Bytes>) -> Result<Res
     Ok(response.body(Bytes::from(body))?)
 }
 
-/// The root cause of an error: the outer errors contain the URL.
+/// What an error comes from in the end: what is around it has the URL.
 fn root(error: &(dyn Error + 'static)) -> String {
     let mut root = error;
     while let Some(source) = root.source() {
@@ -196,14 +197,14 @@ fn root(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// An exporter that logs when exports start to fail, and when they work again.
+/// An exporter of which it is told that nothing arrives any more, and that it arrives again.
 pub(super) struct Told<E> {
     signal: &'static str,
-    /// The endpoint without secrets.
+    /// Without what may be secret.
     endpoint: String,
     exporter: E,
     cause: Cause,
-    /// Closed while exports fail.
+    /// Closed while nothing arrives.
     gate: Option<Gate>,
     outage: Mutex<Option<Outage>>,
 }
@@ -214,7 +215,7 @@ struct Outage {
 }
 
 impl<E> Told<E> {
-    /// Notes the result of a batch of `size`.
+    /// Notes what became of a batch of `size`.
     fn tell(&self, result: &OTelSdkResult, size: usize) {
         let (signal, endpoint) = (self.signal, self.endpoint.as_str());
         let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +242,7 @@ impl<E> Told<E> {
                     signal,
                     endpoint,
                     cause,
-                    "the OTLP collector does not take telemetry; services run on without it"
+                    "the OTLP collector does not take telemetry; nothing waits for it"
                 );
             }
             (Err(_), Some(outage)) => outage.dropped += size,

@@ -1,4 +1,5 @@
-//! Stops recording spans while the collector is unavailable, except for a short test from time to time.
+//! While a collector takes nothing, recording for it is work for nobody: spans are then as if nothing
+//! was recorded, but for a moment now and then in which it is tried again.
 
 use std::{
     sync::{
@@ -14,17 +15,17 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, ShouldSample};
 
-/// Time limit of one batch; after that, the collector counts as hanging.
+/// How long one batch may take before it is believed to hang.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The longest pause between two tests.
+/// The longest pause between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const NOT_SENDING: u64 = u64::MAX;
 
-/// Whether spans are recorded. Clones share the gate.
+/// Whether spans are recorded. Clones are the same gate.
 #[derive(Clone, Debug)]
 pub(super) struct Gate(Arc<Inner>);
 
-/// All times are in milliseconds since the start.
+/// Times in milliseconds since the start.
 #[derive(Debug)]
 struct Inner {
     started: Instant,
@@ -56,12 +57,12 @@ impl Gate {
         now >= self.0.closed_until.load(Ordering::Relaxed) && sending < milliseconds(PATIENCE)
     }
 
-    /// Notes that a batch is in flight.
+    /// A batch is on its way.
     pub(super) fn sending(&self) {
         self.0.sending_since.store(self.now(), Ordering::Relaxed);
     }
 
-    /// Notes that a batch arrived or failed.
+    /// It has arrived, or never will.
     pub(super) fn sent(&self, arrived: bool) {
         self.sent_at(self.now(), arrived);
     }
@@ -84,7 +85,7 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Samples as the inner sampler decides, and nothing while the gate is closed.
+/// Samples as it is told, and nothing while the gate is closed.
 #[derive(Clone, Debug)]
 pub(super) struct Gated {
     pub(super) sampler: Sampler,

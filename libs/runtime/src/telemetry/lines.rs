@@ -1,5 +1,5 @@
-//! Log lines: JSON with trace ids for machines, text for people. A line takes ids from the spans around it,
-//! and nothing else.
+//! Log lines: JSON with the ids of the trace for machines, text for people. What a line is about is
+//! taken from the spans around it: their ids, and nothing else of them.
 
 use std::fmt::{self, Write};
 
@@ -19,7 +19,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The span fields that a line shows. None of them contains white space.
+/// The fields of spans that a line shows. None of them has white space in it.
 const IDS: [&str; 5] = [
     "partner.id",
     "order.id",
@@ -28,10 +28,11 @@ const IDS: [&str; 5] = [
     "provider.name",
 ];
 
-/// The target of events from the crate `log`; the original target is among the fields.
+/// The target of what came from the crate `log`, whose own one is among the fields, with more of that
+/// kind.
 const OF_LOG: &str = "log";
 
-/// The name under which a field is shown; `None` hides it.
+/// The name that a field is shown by, if it is.
 fn shown(name: &str) -> Option<&str> {
     match name {
         "log.target" => Some("target"),
@@ -71,7 +72,7 @@ impl Visit for IdVisitor<'_> {
     }
 }
 
-/// Calls `tell` with the ids of all spans around an event, outermost first.
+/// Calls `tell` with the ids of all spans around an event, the outermost first.
 fn ids_around<S>(
     context: &FmtContext<'_, S, Ids>,
     mut tell: impl FnMut(&str, &str) -> fmt::Result,
@@ -94,7 +95,7 @@ where
     Ok(())
 }
 
-/// One JSON object per line.
+/// One JSON object a line.
 pub(super) struct Json;
 
 impl<S> FormatEvent<S, Ids> for Json
@@ -136,7 +137,7 @@ where
     }
 }
 
-/// A JSON object under construction. The first value of a name wins.
+/// A JSON object in the making. The first value of a name counts.
 struct Object {
     text: String,
     names: Vec<String>,
@@ -152,7 +153,7 @@ impl Object {
         };
         self.text.push(if self.names.is_empty() { '{' } else { ',' });
         self.names.push(name.to_owned());
-        // A name needs no escaping: it is a Rust identifier with dots, or a text of this crate.
+        // A name is a Rust identifier with dots, or a text of ours.
         self.text.push('"');
         self.text.push_str(name);
         self.text.push_str("\":");
@@ -234,7 +235,7 @@ where
 #[derive(Default)]
 struct Pieces {
     message: String,
-    /// The original target of events from the crate `log`.
+    /// Of what came from the crate `log`.
     target: Option<String>,
     fields: String,
     names: Vec<&'static str>,
@@ -242,7 +243,7 @@ struct Pieces {
 
 impl Visit for Pieces {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing into a string never fails.
+        // Writing into a string doesn't fail.
         let _ = match shown(field.name()) {
             None => Ok(()),
             Some("message") => write!(OneLine(&mut self.message), "{value:?}"),
@@ -262,7 +263,7 @@ impl Visit for Pieces {
     }
 }
 
-/// Escapes line breaks and control characters in foreign text.
+/// Nothing that others said makes a line of its own, or moves a terminal's cursor.
 struct OneLine<'a>(&'a mut String);
 
 impl Write for OneLine<'_> {

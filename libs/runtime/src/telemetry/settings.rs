@@ -1,5 +1,5 @@
-//! The supported `OTEL_*` variables. An invalid one stops the start: otherwise a typing error shows only when
-//! the telemetry is needed.
+//! The standard `OTEL_*` variables, as far as they are honoured. One that can't be used stops the
+//! start: a collector that gets nothing because of a typing error is noticed when it is needed.
 
 use std::{collections::BTreeMap, ffi::OsString, fmt::Display, str::FromStr, time::Duration};
 
@@ -10,10 +10,10 @@ use reqwest::Url;
 
 use crate::{config::BadSetting, version};
 
-/// Reads one environment variable.
+/// Where the variables come from.
 type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The parsed variables.
+/// What the variables say.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) resource: Vec<KeyValue>,
@@ -41,17 +41,17 @@ pub(super) struct Logs {
     pub(super) queue: Queue,
 }
 
-/// The destination of one signal. Headers are checked here; the exporter reads them again.
+/// Where one signal goes. Its headers are checked here and read again by the exporter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
-    /// The whole URL over HTTP, the server's address over gRPC.
+    /// The whole URL over HTTP, the server over gRPC.
     pub(super) endpoint: String,
     pub(super) protocol: Protocol,
     pub(super) timeout: Duration,
 }
 
 impl Target {
-    /// The endpoint for a log, without its query, which may hold a key.
+    /// The endpoint for a log: without its query, which may hold a key.
     pub(super) fn shown(&self) -> String {
         self.endpoint.split('?').next().unwrap_or_default().to_owned()
     }
@@ -63,7 +63,7 @@ pub(super) enum Protocol {
     Http,
 }
 
-/// The queue of a signal before export.
+/// What waits to be sent.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Queue {
     pub(super) size: usize,
@@ -71,7 +71,7 @@ pub(super) struct Queue {
     pub(super) delay: Duration,
 }
 
-/// A signal, as in the names of its variables.
+/// One of the three, as the names of its variables have it.
 #[derive(Clone, Copy)]
 enum Signal {
     Traces,
@@ -89,14 +89,14 @@ impl Signal {
     }
 }
 
-/// Variables that would change the export and that the exporter does not support.
+/// Variables that change what the exporter needs and that it doesn't know.
 const UNSUPPORTED: [&str; 3] = ["CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"];
 
-/// Limits the memory that queued telemetry may take.
+/// What waits is memory that telemetry may cost.
 const LONGEST_QUEUE: u32 = 1_000_000;
 
 impl Settings {
-    /// Reads and checks all variables. `service` is the default service name.
+    /// Reads and checks all of them. `service` is the service's name where they give none.
     pub(super) fn read(service: &'static str, environment: Environment<'_>) -> anyhow::Result<Self> {
         let read = Reader(environment);
         let resource = read.resource(service)?;
@@ -107,7 +107,7 @@ impl Settings {
         let traces = read.target(Signal::Traces)?;
         let metrics = read.target(Signal::Metrics)?;
         let logs = read.target(Signal::Logs)?;
-        // Checks every variable, including those that are not in use.
+        // Everything is checked, also what isn't needed at the moment.
         let traces = Traces {
             queue: read.queue("BSP", Duration::from_secs(5))?,
             sampler: read.sampler()?,
@@ -148,7 +148,7 @@ fn bad(name: &str, reason: impl Display) -> anyhow::Error {
 }
 
 impl Reader<'_> {
-    /// An empty variable counts as unset.
+    /// An empty variable is one that isn't set.
     fn text(&self, name: &str) -> anyhow::Result<Option<String>> {
         let Some(value) = (self.0)(name).filter(|value| !value.is_empty()) else {
             return Ok(None);
@@ -157,7 +157,7 @@ impl Reader<'_> {
         Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
     }
 
-    /// The variable of one signal, or else of all signals; returns the name of the one that is set.
+    /// The variable of a signal, or the one of all signals; with the name of the one that is set.
     fn of(&self, signal: Signal, what: &str) -> anyhow::Result<Option<(String, String)>> {
         for name in [
             format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.name()),
@@ -218,7 +218,7 @@ impl Reader<'_> {
         })
     }
 
-    /// The target, with a timeout no longer than this variable allows for a whole export.
+    /// A target whose timeout is no longer than what the variable allows a whole export.
     fn within(&self, name: &str, target: Target) -> anyhow::Result<Target> {
         let export = self.milliseconds(name, Duration::from_secs(30))?;
         Ok(Target {
@@ -256,7 +256,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The destination of a signal; `None` if it is switched off.
+    /// Where a signal goes; none if it isn't wanted.
     fn target(&self, signal: Signal) -> anyhow::Result<Option<Target>> {
         let exporter = format!("OTEL_{}_EXPORTER", signal.name());
         let exporter_is_set = match self.text(&exporter)?.as_deref() {
@@ -353,7 +353,7 @@ fn http_endpoint(base: &str, signal: Signal) -> String {
     format!("{}/v1/{path}", base.trim_end_matches('/'))
 }
 
-/// The value is not shown: it may hold a password.
+/// The value isn't shown: it may hold a password.
 fn check_endpoint(name: &str, endpoint: String, path_is_added: bool) -> anyhow::Result<String> {
     match endpoint_trouble(&endpoint, path_is_added) {
         None => Ok(endpoint),
@@ -364,7 +364,7 @@ fn check_endpoint(name: &str, endpoint: String, path_is_added: bool) -> anyhow::
     }
 }
 
-/// Why an endpoint is unusable.
+/// Why an exporter could not send there.
 fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
     let not_http = || Some("is not an http or https address".to_owned());
     let Some((_, rest)) = endpoint.split_once("://") else {
@@ -375,7 +375,7 @@ fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
         Ok(_) => return not_http(),
         Err(error) => return Some(format!("is not an address: {error}")),
     };
-    // `Url` repairs some addresses that the exporters' `Uri` rejects.
+    // `Url` repairs what the exporters' `Uri` refuses.
     if endpoint.parse::<Uri>().is_err() || rest.starts_with('/') {
         return Some("is not an address".into());
     }
@@ -395,7 +395,7 @@ fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
     None
 }
 
-/// Values are not shown: they are credentials.
+/// Values aren't shown: they are what the collector lets us in for.
 fn check_headers(name: &str, headers: &str) -> anyhow::Result<()> {
     for pair in headers.split(',').filter(|pair| !pair.trim().is_empty()) {
         let usable = pair.split_once('=').is_some_and(|(key, value)| {
