@@ -7,7 +7,7 @@ use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
     config::DatabaseConfig,
-    providers::{self, Breaker},
+    providers::{self, ProviderBreaker},
 };
 
 use crate::{
@@ -92,7 +92,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
     output.print(&breaker, || describe(&breaker))
 }
 
-fn list(all: &[Breaker]) -> String {
+fn list(all: &[ProviderBreaker]) -> String {
     if all.is_empty() {
         return "There are no providers yet: a provisioner adds its own when it starts.".to_owned();
     }
@@ -114,7 +114,7 @@ fn list(all: &[Breaker]) -> String {
     )
 }
 
-fn describe(breaker: &Breaker) -> String {
+fn describe(breaker: &ProviderBreaker) -> String {
     let name = printable(&breaker.name);
     match breaker.open_until {
         Some(until) => format!(

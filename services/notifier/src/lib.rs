@@ -39,7 +39,7 @@ use runtime::{
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    endpoints::{self as stored, Breaker},
+    endpoints::{self as stored, BlockPolicy},
     schema::{self, SchemaError},
 };
 use url::Url;
@@ -207,7 +207,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         timeout: config.webhook_timeout,
         schedule: config.retry_schedule,
         limits,
-        breaker: Breaker {
+        block_policy: BlockPolicy {
             failures: config.endpoint_failures.into(),
             first: config.endpoint_block,
             longest: config.endpoint_block_longest,

@@ -32,7 +32,7 @@ pub struct Breaker {
 #[derive(Default)]
 struct Known {
     /// As it was last read or changed.
-    breaker: Option<providers::Breaker>,
+    breaker: Option<providers::ProviderBreaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
 }
@@ -64,7 +64,7 @@ impl Breaker {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn learn(&self, now: providers::Breaker) {
+    fn learn(&self, now: providers::ProviderBreaker) {
         let mut known = self.known();
         // What was read may be older than what this process has changed meanwhile.
         if known
@@ -99,7 +99,7 @@ impl Breaker {
     /// A call begins.
     pub fn begin(&self) -> Since {
         let known = self.known();
-        let counts = |breaker: &&providers::Breaker| {
+        let counts = |breaker: &&providers::ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
         Since(
@@ -174,7 +174,7 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn take(&self, told: Result<Option<providers::Breaker>, store::Error>) {
+    fn take(&self, told: Result<Option<providers::ProviderBreaker>, store::Error>) {
         match told {
             Ok(Some(now)) => self.learn(now),
             // Changed by somebody else meanwhile; the next reading tells.
@@ -188,7 +188,7 @@ impl Breaker {
 async fn read(
     connection: &mut PgConnection,
     names: &[String],
-) -> Result<Vec<providers::Breaker>, store::Error> {
+) -> Result<Vec<providers::ProviderBreaker>, store::Error> {
     let rows = providers::list(connection).await?;
     if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
         return Ok(rows);
