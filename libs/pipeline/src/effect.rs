@@ -1,28 +1,27 @@
-//! Everything that a stage does to the world outside of its process, by name, and the one helper
-//! through which it is done. In a build with the feature `failpoints` a process can be made to die
-//! right before or right after each of them; without it the helper is the effect and nothing else.
+//! Every external effect of a stage, by name, and the helper that runs it. In a build with the feature
+//! `failpoints`, a process can be made to die right before or after each effect; otherwise the helper adds
+//! nothing.
 //!
-//! Group commits, publishing, verdicts, claims and acknowledgements come with their points: what has
-//! to name an [`Effect`] can't be written without one. Provider calls, webhooks and what else goes
-//! out go through [`perform`].
+//! Group commits, publishing, verdicts, claims and acknowledgements require an [`Effect`] by type. Provider
+//! calls, webhooks and other calls go through [`perform`].
 
 use std::fmt;
 
-/// `variant: stage, name` for each effect: a new one is in [`Effect::ALL`], and in the walk over all
-/// crash points, by being written down.
+/// `variant: stage, name` for each effect. The macro adds each effect to [`Effect::ALL`], and so to the walk
+/// over all crash points.
 macro_rules! effects {
     ($($(#[$doc:meta])* $variant:ident: $stage:literal, $name:literal;)*) => {
-        /// Something that a stage does to the world outside of its process.
+        /// An effect of a stage outside its process.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Effect {
             $($(#[$doc])* $variant,)*
         }
 
         impl Effect {
-            /// All of them, in the order of an order's way.
+            /// All effects, in the order of an order's path.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The binary that does it.
+            /// The binary that runs the effect.
             pub const fn stage(self) -> &'static str {
                 match self { $(Self::$variant => $stage,)* }
             }
@@ -37,73 +36,72 @@ macro_rules! effects {
 effects! {
     /// The group commit that stores orders.
     CommitOrders: "ingress", "commit-orders";
-    /// A placement's job.
+    /// The publication of a placement's job.
     PublishJob: "ingress", "publish-job";
     /// The transaction that refuses an order as a whole.
     CommitRefusal: "ingress", "commit-refusal";
-    /// The 201 on its way into the socket.
+    /// The write of the response to the socket.
     Answer: "ingress", "answer";
     /// The reply to a verdict.
     ReplyVerdict: "ingress", "reply-verdict";
 
-    /// Placements that jobs name are taken up, and their attempts recorded.
+    /// The claim of placements that jobs name, which records their attempts.
     ClaimJobs: "provisioner", "claim-jobs";
-    /// Overdue placements are taken up.
+    /// The claim of due placements.
     ClaimDueJobs: "provisioner", "claim-due-jobs";
     /// The purchase.
     Place: "provisioner", "place";
-    /// The look-up of a purchase by our key.
+    /// The look-up of a purchase by its placement id.
     Find: "provisioner", "find";
     /// The request for a purchase's profiles.
     Collect: "provisioner", "collect";
-    /// A placement is due sooner, because the provider called back.
+    /// A placement becomes due earlier, because the provider called back.
     CommitHint: "provisioner", "commit-hint";
-    /// What a call said of the provider's health.
+    /// The record of a call's success or failure in the breaker.
     CommitHealth: "provisioner", "commit-health";
-    /// One placement is let through an open breaker.
+    /// The claim of one placement through an open breaker, as a probe.
     CommitProbe: "provisioner", "commit-probe";
-    /// The group commit of what became of attempts.
+    /// The group commit of outcomes.
     CommitOutcomes: "provisioner", "commit-outcomes";
-    /// The verdict, told to a waiting ingress, with its reply.
+    /// The verdict to a waiting ingress, with its reply.
     TellVerdict: "provisioner", "tell-verdict";
-    /// The event that a topup is ready.
+    /// The readiness event of a topup.
     PublishReady: "provisioner", "publish-ready";
     /// The acknowledgement of a job.
     AckJob: "provisioner", "ack-job";
-    /// A job that nobody can read, put aside.
+    /// The move of an unreadable job to the dead messages.
     BuryJob: "provisioner", "bury-job";
 
-    /// Deliveries that events name are taken up.
+    /// The claim of deliveries that readiness events name.
     ClaimReady: "notifier", "claim-ready";
-    /// Overdue deliveries are taken up.
+    /// The claim of due deliveries.
     ClaimDueReady: "notifier", "claim-due-ready";
     /// The webhook.
     Webhook: "notifier", "webhook";
-    /// The group commit of what became of attempts to deliver.
+    /// The group commit of delivery attempts.
     CommitAttempts: "notifier", "commit-attempts";
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint: "notifier", "commit-no-endpoint";
     /// The acknowledgement of an event.
     AckReady: "notifier", "ack-ready";
-    /// An event that nobody can read, put aside.
+    /// The move of an unreadable event to the dead messages.
     BuryReady: "notifier", "bury-ready";
 }
 
 /// The side of an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// Nothing of it has happened.
+    /// The effect has not happened.
     Before,
-    /// It has happened, and this process is the only one that knows what came of it.
+    /// The effect has happened, and only this process knows its result.
     After,
 }
 
-/// A place where a process can be made to die. Shown as `publish-job.after`.
+/// A point where a process can be made to die. Shown as `publish-job.after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
-    /// Of what.
     pub effect: Effect,
-    /// Of it.
+    /// Before or after the effect.
     pub side: Side,
 }
 
@@ -126,7 +124,7 @@ impl fmt::Display for Point {
     }
 }
 
-/// Does `effect`, with its two points around it.
+/// Runs `effect` between its two points.
 pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     before(effect);
     let output = act.await;
@@ -134,7 +132,7 @@ pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
     output
 }
 
-/// For effects that are more than one future; [`after`] must follow.
+/// Marks the start of an effect that is more than one future; [`after`] must follow.
 pub(crate) fn before(effect: Effect) {
     reach(effect, Side::Before);
 }
@@ -148,8 +146,8 @@ pub(crate) fn after(effect: Effect) {
 #[inline]
 fn reach(_: Effect, _: Side) {}
 
-/// `FAILPOINTS` says what happens at which point, as the crate `fail` reads it: `place.after=return`
-/// kills the process there, `place.after=2*off->return` at the third time. `sleep(ms)` stalls it.
+/// `FAILPOINTS` assigns actions to points, in the syntax of the crate `fail`: `place.after=return` kills the
+/// process there, `place.after=2*off->return` at the third time. `sleep(ms)` stalls it.
 #[cfg(feature = "failpoints")]
 fn reach(effect: Effect, side: Side) {
     use std::sync::LazyLock;
@@ -165,7 +163,7 @@ fn reach(effect: Effect, side: Side) {
     LazyLock::force(&CONFIGURED);
     let point = Point { effect, side }.to_string();
     let died = fail::eval(&point, |_| {
-        // As `kill -9` would: nothing is flushed, closed or dropped.
+        // Like `kill -9`: nothing is flushed, closed or dropped.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
     });
     if let Some(Err(error)) = died {

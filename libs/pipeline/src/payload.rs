@@ -1,5 +1,5 @@
-//! What travels in JetStream and between stages: ids and trace context, never credentials. Tagged
-//! and versioned; an old variant stays until no stream can hold it any more.
+//! Messages in JetStream and between stages: ids and trace context, never credentials. They are tagged and
+//! versioned; an old variant stays until no stream can hold it.
 
 use domain::{OrderId, PlacementId, TopupId};
 use serde::{Deserialize, Serialize};
@@ -11,20 +11,20 @@ pub enum TopupJob {
     /// The first version.
     #[serde(rename = "topup.job.v1")]
     V1 {
-        /// What to buy.
+        /// The placement to buy.
         placement_id: PlacementId,
-        /// Where an ingress waits for the verdict; none when the order was answered already.
+        /// The reply address for the verdict; `None` if the order is already answered.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         verdict: Option<VerdictTo>,
     },
 }
 
-/// Where an ingress waits for a verdict, and how long it may take to reply.
+/// The address of an ingress that waits for a verdict, and its time limit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VerdictTo {
     /// The subject to send a [`Verdict`] to, as a request.
     pub subject: String,
-    /// Within this many milliseconds the ingress replies, or never.
+    /// Ingress replies within this many milliseconds, or never.
     pub within_ms: u64,
 }
 
@@ -35,25 +35,24 @@ pub enum TopupReady {
     /// The first version.
     #[serde(rename = "topup.ready.v1")]
     V1 {
-        /// Which.
+        /// The ready topup.
         topup_id: TopupId,
     },
 }
 
-/// What the provider said of a placement's attempt: a core-NATS request to the ingress that waits.
+/// The verdict on a placement's attempt: a core-NATS request to the waiting ingress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Verdict {
     /// The first version.
     #[serde(rename = "verdict.v1")]
     V1 {
-        /// The order that waits.
+        /// The order whose partner waits.
         order_id: OrderId,
-        /// The placement that this is about.
         placement_id: PlacementId,
-        /// The attempt that this is about.
+        /// The number of the attempt.
         attempt: u32,
-        /// What was said.
+        /// The content of the verdict.
         said: Said,
         /// Whether the provider certainly has the purchase.
         #[serde(default)]
@@ -61,35 +60,34 @@ pub enum Verdict {
     },
 }
 
-/// What a provider said, as far as the answer to the partner depends on it.
+/// The content of a verdict, as far as the partner's response depends on it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// It has the purchase, or may have it, or will be asked again later.
+    /// The provider has the purchase, may have it, or gets it again later.
     UnderWay,
-    /// It refused.
+    /// The provider rejected the purchase.
     Refused {
-        /// Its code.
+        /// The provider's code.
         status: String,
-        /// Its message.
+        /// The provider's message.
         message: String,
     },
-    /// It certainly never got the request.
+    /// The request certainly never reached the provider.
     NotSent,
 }
 
-/// The ingress's reply to a verdict.
+/// Ingress's reply to a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reply {
-    /// The partner has its 201, or hung up: the pipeline goes on, webhooks may go out.
+    /// The order is answered with 201, or the partner hung up: webhooks may go out.
     Answered,
-    /// The order was refused as a whole and the partner gets a 422.
+    /// The order is refused as a whole; the partner gets a 422.
     Refused,
 }
 
-/// What a provisioner can promise for a provider, broadcast each second.
-/// Subject `topup.heartbeat.<provider>`.
+/// A provisioner's estimate for a provider, broadcast each second. Subject `topup.heartbeat.<provider>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Heartbeat {
@@ -98,7 +96,7 @@ pub enum Heartbeat {
     V1 {
         /// The provider.
         provider: String,
-        /// How long a job published now will take until its verdict, in milliseconds.
+        /// The expected time from a job's publication to its verdict, in milliseconds.
         verdict_ms: u64,
     },
 }

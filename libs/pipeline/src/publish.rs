@@ -1,5 +1,5 @@
-//! Publishing: never in the way of an order. A message that can't be published is dropped, because
-//! what it announces is in PostgreSQL and due there.
+//! Publishing never blocks an order. A message that cannot be published is dropped: its row is due in
+//! PostgreSQL.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -20,10 +20,10 @@ use crate::{
     trace,
 };
 
-/// How often it is told that messages aren't published: with NATS in trouble that is each of them.
+/// The interval between log lines about unpublished messages: while NATS is down, every publish fails.
 const TELL: Duration = Duration::from_secs(10);
 
-/// What wasn't published, and wasn't told either.
+/// Unpublished messages since the last log line.
 #[derive(Default)]
 pub(crate) struct Unpublished(Mutex<(Option<Instant>, u64)>);
 
@@ -35,15 +35,15 @@ impl Unpublished {
             *others += 1;
             return;
         }
-        tracing::warn!(subject, %error, others = *others, "not published; the row is worked on when it is due");
+        tracing::warn!(subject, %error, others = *others, "not published; redrive will pick the row up");
         *state = (Some(Instant::now()), 0);
     }
 }
 
 impl Nats {
-    /// Publishes `payload` on a stream's subject, with the trace context of `span`. Returns as soon as
-    /// the message is on its way; a stream that turns out to be missing is made and the message sent
-    /// once more. `message_id` makes the stream drop repetitions.
+    /// Publishes `payload` on a stream's subject, with the trace context of `span`. Returns as soon as the
+    /// message is sent. If the stream is missing, it is created and the message sent once more. `message_id`
+    /// makes the stream drop duplicates.
     pub async fn publish(
         &self,
         effect: Effect,
@@ -107,7 +107,8 @@ impl Nats {
         }
     }
 
-    /// Keeps a message that no handler can read, with the reason; returns once the stream has it.
+    /// Moves an unreadable message to the dead messages, with the reason; returns once the stream has stored
+    /// it.
     pub(crate) async fn bury(
         &self,
         kind: &str,

@@ -1,4 +1,4 @@
-//! The streams and consumers, made where they are missing, and the connection to them.
+//! The streams and consumers, created where missing, and the connection to NATS.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,17 +21,17 @@ use secrecy::{ExposeSecret, SecretString};
 use crate::publish::Unpublished;
 
 const MIB: i64 = 1024 * 1024;
-/// The largest message that a stream takes; ours have some 200 bytes.
+/// The largest message that a stream accepts; messages have some 200 bytes.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
-/// Where JetStream is and how its streams are made.
+/// The address of NATS, and the settings of its streams.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "NATS")]
 pub struct NatsConfig {
-    /// Where NATS is, e.g. `nats://user:password@host:4222`; several separated by commas
+    /// Address of NATS, e.g. `nats://user:password@host:4222`; several separated by commas
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
     pub nats_url: SecretString,
-    /// Put before the names of streams and subjects, so that several systems can share a server
+    /// Prefix of stream and subject names, so that several systems can share a server
     #[arg(long, env = "STREAM_PREFIX", default_value = "", value_parser = prefix)]
     pub stream_prefix: String,
     /// Copies of each stream; 3 in a cluster of three servers
@@ -66,16 +66,16 @@ fn tell(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
-            tracing::warn!("NATS is away; what it would have told is worked on when it is due");
+            tracing::warn!("NATS is away; nothing is published, redrive will pick the rows up");
         }
-        Event::ServerError(error) => tracing::warn!(%error, "NATS refuses something"),
-        // Each attempt to connect again is one.
+        Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
+        // Emitted for each failed attempt to reconnect.
         Event::ClientError(error) => tracing::debug!(%error, "no connection to NATS"),
         event => tracing::info!(%event, "nats"),
     }
 }
 
-/// A connection to NATS with the names of everything on it. Cheap to clone.
+/// A connection to NATS, with the names of streams and subjects. Cheap to clone.
 #[derive(Clone)]
 pub struct Nats {
     client: Client,
@@ -85,8 +85,8 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Connects; when NATS isn't there yet, goes on trying in the background. `name` is what the
-    /// server shows for this connection.
+    /// Connects; if NATS is down, it keeps trying in the background. `name` is the connection's name on the
+    /// server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
@@ -119,25 +119,24 @@ impl Nats {
         })
     }
 
-    /// The connection, for what isn't JetStream.
+    /// The connection for core NATS.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Whether a message would go out now. While it wouldn't, nothing is queued for later: whatever
-    /// it would announce is in PostgreSQL.
+    /// Whether a message would be sent now. Otherwise nothing is queued: redrive picks the rows up.
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
-    /// Waits until messages would go out, looking several times a second.
+    /// Waits until NATS is connected, polling several times a second.
     pub async fn connected(&self) {
         while !self.is_connected() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// Sends what is still queued, acknowledgements above all. The last thing before a process ends.
+    /// Sends buffered messages, mainly acknowledgements. Called last before a process ends.
     pub async fn flush(&self) {
         if self.is_connected() {
             let _ = tokio::time::timeout(Duration::from_secs(2), self.client.flush()).await;
@@ -159,7 +158,7 @@ impl Nats {
         format!("{}topup.ready.>", self.config.stream_prefix)
     }
 
-    /// The subject of what no handler could read, by the kind of message it should have been.
+    /// The subject of dead messages, by the kind of message.
     pub fn dead_subject(&self, kind: &str) -> String {
         format!("{}topup.dead.{kind}", self.config.stream_prefix)
     }
@@ -179,7 +178,7 @@ impl Nats {
         format!("{}{base}", self.config.stream_prefix)
     }
 
-    /// Makes the streams that are missing.
+    /// Creates missing streams.
     pub async fn ensure_streams(&self) -> anyhow::Result<()> {
         let work = |base: &str, subject: String| Config {
             name: self.stream_name(base),
@@ -221,7 +220,7 @@ impl Nats {
         Ok(())
     }
 
-    /// The durable consumer `name` of a stream, and what it needs, made where missing.
+    /// The durable consumer of a source, created with its streams where missing.
     pub(crate) async fn consumer(&self, source: &Source) -> anyhow::Result<PullConsumer> {
         self.ensure_streams().await?;
         self.context
@@ -242,7 +241,7 @@ impl Nats {
     }
 }
 
-/// There are fewer servers than copies of a stream are asked for: nothing gets better by itself.
+/// The cluster has fewer servers than `STREAM_REPLICAS`; a retry does not help.
 #[derive(Debug)]
 pub(crate) struct TooFewServers(u8);
 
@@ -268,15 +267,15 @@ fn has_too_few_servers(error: &CreateStreamError) -> bool {
     .contains(&error.error_code())
 }
 
-/// Where a stage's messages come from.
+/// The source of a stage's messages.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The stream, without prefix.
     pub stream: &'static str,
     /// The consumer's durable name; replicas share it.
     pub durable: String,
-    /// Which of the stream's subjects.
+    /// The filter on the stream's subjects.
     pub subject: String,
-    /// After this time an unacknowledged message comes again: more than a handler may take.
+    /// The time until an unacknowledged message is redelivered: longer than a handler may take.
     pub ack_wait: Duration,
 }

@@ -1,5 +1,5 @@
-//! One trace from the partner's POST to the webhook: its W3C context is stored with the order and
-//! travels in NATS headers and HTTP requests.
+//! One trace from the partner's POST to the webhook: its W3C context is stored with the order and travels in
+//! NATS headers and HTTP requests.
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use runtime::trace::parse;
@@ -7,8 +7,8 @@ pub use runtime::trace::{TRACEPARENT, context_of, link, set_parent};
 use tracing::{Span, debug_span, field::Empty, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Connects the span of working on a row with the span that led to it, which the message names or else
-/// the row: by a link, and as its child as long as the work `belongs` to that trace.
+/// Connects the span of a row's work with the span that caused it, named by the message or else by the row.
+/// The connection is a link; if the work `belongs` to that trace, the span also becomes its child.
 pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bool) {
     let before = message.or(row);
     if belongs {
@@ -17,8 +17,8 @@ pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bo
     link(span, before);
 }
 
-/// Connects a batch's span with the spans of what is in it: a child of theirs where they are all of one
-/// trace, otherwise a trace of its own, linked to each.
+/// Connects a batch's span with the spans of its items. If all items share one trace, the batch's span is a
+/// child in it; otherwise it starts a new trace and links to each.
 pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str>>) {
     let contexts: Vec<SpanContext> = traceparents.flatten().filter_map(parse).collect();
     let mut rest = contexts.as_slice();
@@ -34,7 +34,7 @@ pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str
     }
 }
 
-/// The span of publishing a message on a stream; the message carries its context on.
+/// The span of publishing a message; the message carries its context.
 pub fn publish(stream: &'static str, message_id: &impl std::fmt::Display) -> Span {
     info_span!(
         "publish",
@@ -48,7 +48,7 @@ pub fn publish(stream: &'static str, message_id: &impl std::fmt::Display) -> Spa
     )
 }
 
-/// The span of taking up what a pull brought. A detail: it carries nothing on.
+/// The span of claiming the messages of a pull. Its context goes nowhere.
 pub fn receive(stream: &'static str, consumer: &str, messages: usize) -> Span {
     debug_span!(
         parent: None,
@@ -64,7 +64,7 @@ pub fn receive(stream: &'static str, consumer: &str, messages: usize) -> Span {
     )
 }
 
-/// The span of a statement that commits. A detail: it carries nothing on.
+/// The span of a statement that commits. Its context goes nowhere.
 pub fn statement(operation: &'static str, table: &'static str) -> Span {
     debug_span!(
         "statement",
@@ -78,9 +78,9 @@ pub fn statement(operation: &'static str, table: &'static str) -> Span {
     )
 }
 
-/// Notes on the span of a statement how many rows it was about, and whether it failed.
+/// Records on a statement's span the number of rows and whether it failed.
 pub fn executed(span: &Span, rows: usize, failed: bool) {
-    // The conventions speak of a batch from two on.
+    // In the semantic conventions, a batch has at least two items.
     if rows > 1 {
         span.record("db.operation.batch.size", rows);
     }

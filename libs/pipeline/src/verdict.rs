@@ -1,4 +1,4 @@
-//! The verdict: what the provider said, asked for while a partner still waits for the answer.
+//! The verdict: a provisioner sends the provider's decision to an ingress that has not answered yet.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use crate::{
 };
 
 impl Nats {
-    /// Tells a waiting ingress the verdict and returns its reply; none if it doesn't wait any more.
+    /// Sends a verdict to a waiting ingress and returns its reply; `None` if ingress no longer waits.
     pub async fn tell(&self, to: &VerdictTo, verdict: &Verdict) -> Option<Reply> {
         if !self.is_connected() {
             return None;
         }
         let payload = serde_json::to_vec(verdict).ok()?;
         let request = self.client().request(to.subject.clone(), payload.into());
-        // The ingress replies in time or not at all; the margin is for the way.
+        // Ingress replies in time or never; the margin covers the network.
         let within = Duration::from_millis(to.within_ms) + Duration::from_millis(500);
         let told = tokio::time::timeout(within, request);
         let span = debug_span!(
@@ -29,7 +29,7 @@ impl Nats {
             messaging.system = "nats",
             messaging.operation.name = "request",
             messaging.operation.type = "send",
-            // Which ingress it is names a process.
+            // The instance names a process.
             messaging.destination.template = "topup.verdict.{instance}",
             messaging.destination.temporary = true,
         );
@@ -41,14 +41,14 @@ impl Nats {
         serde_json::from_slice(&reply.payload).ok()
     }
 
-    /// Replies to a verdict; `to` is where its sender waits for that.
+    /// Replies to a verdict; `to` is the sender's reply subject.
     pub async fn reply(&self, to: Subject, reply: Reply) {
         let Ok(payload) = serde_json::to_vec(&reply) else {
             return;
         };
         let replied = async {
             if let Err(error) = self.client().publish(to, payload.into()).await {
-                tracing::warn!(%error, "a verdict was not replied to");
+                tracing::warn!(%error, "cannot reply to a verdict");
             }
             #[cfg(feature = "failpoints")]
             self.flush().await;

@@ -1,8 +1,8 @@
-//! The loop of a stage: claim, act, record, acknowledge. Work comes from two sides that share one
-//! set of permits: messages, in batches, and overdue rows, whenever messages leave permits free.
+//! The loop of a stage: claim, act, record, acknowledge. Work has two sources that share one set of permits:
+//! batches of messages, and due rows whenever messages leave permits free.
 //!
-//! A message is acknowledged when its row is settled, or when there is nothing to claim for it any
-//! more. Nothing here publishes on behalf of a stage or changes a row: that is [`Stage`]'s.
+//! A message is acknowledged when its row is settled, or when the claim finds nothing for it. Only the
+//! [`Stage`] publishes messages and changes rows.
 
 use std::{
     collections::HashMap,
@@ -29,17 +29,17 @@ use crate::{
 
 /// How long one pull stays open.
 const PULL: Duration = Duration::from_secs(3);
-/// How long a message waits to be tried again when our own database was away.
+/// The delay before a retry after a database outage.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long it takes until what doesn't come is asked for again: first, and at most.
+/// The delay before the next pull after a failed one: the first delay, and the longest.
 const PULL_AGAIN: Duration = Duration::from_millis(500);
 const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
-/// How often it is told that no messages come.
+/// The interval between log lines about missing messages.
 const TOLD_EVERY: Duration = Duration::from_mins(1);
-/// How often overdue rows are looked for.
+/// The interval between two looks for due rows.
 const REDRIVE: Duration = Duration::from_millis(500);
 
-/// The kinds of messages that are worked on.
+/// The kinds of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// [`crate::payload::TopupJob`].
@@ -49,7 +49,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As dead letters name it.
+    /// The name of the kind for dead messages.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Job => "job",
@@ -71,11 +71,11 @@ impl Kind {
         }
     }
 
-    /// The statement that takes up what messages name.
+    /// The statement that claims the rows of messages.
     const fn statement(self) -> (&'static str, &'static str) {
         match self {
             Self::Job => ("UPDATE", "placements"),
-            // What a delivery is born with is its lease: a first attempt is only read.
+            // A new delivery has a lease from its creation, so a first attempt is only read.
             Self::Ready => ("SELECT", "deliveries"),
         }
     }
@@ -99,41 +99,41 @@ impl Kind {
 pub trait Stage: Send + Sync + 'static {
     /// The kind of message.
     const KIND: Kind;
-    /// What a message says.
+    /// The content of a message.
     type Message: DeserializeOwned + Send + Sync + 'static;
-    /// What is claimed: a row that this process alone works on until its lease ends.
+    /// A claimed row, which only this process works on until its lease ends.
     type Work: Send + 'static;
-    /// What names both a message and the row it is about.
+    /// Identifies both a message and its row.
     type Key: Eq + Hash + Send;
 
-    /// What the message is about.
+    /// The key of a message.
     fn key(&self, message: &Self::Message) -> Self::Key;
-    /// What was claimed.
+    /// The key of a claimed row.
     fn work_key(&self, work: &Self::Work) -> Self::Key;
-    /// Claims the rows that messages name, as far as they still need something.
+    /// Claims the rows that messages name, if they still need work.
     fn claim(
         &self,
         messages: &[Self::Message],
     ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
-    /// Claims overdue rows, at most so many.
+    /// Claims at most `limit` due rows.
     fn claim_due(&self, limit: usize) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
-    /// Acts, records and publishes. Returns when nothing is left to do before the row's next turn.
+    /// Acts, records and publishes. Returns when the row needs nothing more before its next `redrive_at`.
     fn run(&self, work: Self::Work, trigger: Trigger<Self::Message>) -> impl Future<Output = ()> + Send;
 }
 
-/// What made a stage take a row up.
+/// The reason why a stage claimed a row.
 #[derive(Debug)]
 pub struct Trigger<M> {
-    /// The message; none when the row was overdue.
+    /// The message; `None` if the row was due.
     pub message: Option<M>,
     /// The message's trace context.
     pub traceparent: Option<String>,
-    /// When this process set about claiming it; never later than the claim's commit.
+    /// When this process started the claim; never later than the claim's commit.
     pub taken: Instant,
 }
 
-/// Runs a stage until the soft stop: with at most `permits` rows at once, half of them for messages
-/// that a pull may bring.
+/// Runs a stage until the soft stop, with at most `permits` rows in flight. One pull may bring messages for
+/// half of the permits.
 pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, source: Source, permits: usize, shutdown: &Shutdown) {
     let worker = Worker {
         stage,
@@ -149,7 +149,7 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, source: Source, permits: usiz
     shutdown.spawn("redrive loop", worker.redrive());
 }
 
-/// How long nothing could be pulled, and what was told of it.
+/// The duration of an outage of pulls, and the log lines about it.
 #[derive(Default)]
 struct Outage {
     failures: u32,
@@ -165,7 +165,7 @@ impl Outage {
         }
     }
 
-    /// One failure is what a lost stream or a restarted server costs. What comes again lasts.
+    /// A lost stream or a restarted server costs one failure. A second failure means an outage.
     fn failed(&mut self, consumer: &str, error: &anyhow::Error) {
         self.failures = self.failures.saturating_add(1);
         self.began.get_or_insert_with(Instant::now);
@@ -179,7 +179,7 @@ impl Outage {
                 consumer,
                 error,
                 failures = self.failures,
-                "no messages come from NATS; overdue rows are still taken up, later"
+                "no messages come from NATS; redrive still picks the rows up, later"
             );
         }
     }
@@ -200,7 +200,7 @@ struct Worker<S> {
     nats: Nats,
     source: Source,
     permits: Arc<Semaphore>,
-    /// How many messages one pull may bring.
+    /// The maximum number of messages per pull.
     pull: usize,
     jobs: Jobs,
     shutdown: Shutdown,
@@ -219,7 +219,7 @@ impl<S: Stage> Worker<S> {
                 () = stop.cancelled() => break,
                 () = self.nats.connected() => {}
             }
-            // Whatever was wrong, streams and consumer are made again where they are missing.
+            // After any error, missing streams and consumers are created again.
             if let Err(error) = self.pull_until_broken(&mut outage).await {
                 outage.failed(&self.source.durable, &error);
             }
@@ -260,7 +260,7 @@ impl<S: Stage> Worker<S> {
             }
             drop(permits);
             if stop.is_cancelled() {
-                // What came with the pull and was not started goes to another replica at once.
+                // Messages of the pull that were not started go to another replica at once.
                 while let Some(Some(chunk)) = chunks.next().now_or_never() {
                     for message in chunk.into_iter().flatten() {
                         self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
@@ -272,7 +272,7 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Claims what a chunk of messages names, and starts it.
+    /// Claims the rows of a chunk of messages, and starts the work.
     async fn take(self: &Arc<Self>, messages: Vec<Message>, permits: Option<OwnedSemaphorePermit>) {
         let taken = Instant::now();
         let mut readable = Vec::with_capacity(messages.len());
@@ -327,7 +327,7 @@ impl<S: Stage> Worker<S> {
         let mut permits = permits;
         for (message, (traceparent, acker)) in readable.into_iter().zip(origins) {
             match claimed.remove(&self.stage.key(&message)) {
-                // Done, under way elsewhere or due later: a late or repeated message is a no-op.
+                // Done, in flight elsewhere or due later: a late or repeated message is a no-op.
                 None => self.acknowledge(&acker, AckKind::Ack).await,
                 Some(work) => {
                     let permit = permits.as_mut().and_then(|permits| permits.split(1));
@@ -347,10 +347,11 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Puts an unreadable message aside. It is acknowledged only once the dead-letter stream has it.
+    /// Moves an unreadable message to the dead messages. It is acknowledged only once the stream has stored
+    /// it.
     async fn bury(&self, message: Message, reason: &str) {
         let (message, acker) = message.split();
-        // Rare, and too large to be part of every batch's future.
+        // Boxed, because it is rare and would enlarge every batch's future.
         let buried = Box::pin(self.nats.bury(S::KIND.as_str(), &message, reason));
         match perform(S::KIND.bury(), buried).await {
             Ok(()) => {
@@ -360,7 +361,7 @@ impl<S: Stage> Worker<S> {
             Err(error) => {
                 tracing::warn!(
                     error = format!("{error:#}"),
-                    "cannot reach TOPUP_DEAD; the message comes again"
+                    "cannot reach TOPUP_DEAD; the message will be redelivered"
                 );
                 self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
             }
@@ -369,7 +370,7 @@ impl<S: Stage> Worker<S> {
 
     async fn acknowledge(&self, acker: &Acker, kind: AckKind) {
         let acknowledged = async {
-            // Without it the message comes again and is a no-op then.
+            // Without the acknowledgement, the message is redelivered and is then a no-op.
             if let Err(error) = acker.ack_with(kind).await {
                 tracing::debug!(%error, "a message was not acknowledged");
             }
@@ -383,13 +384,13 @@ impl<S: Stage> Worker<S> {
         let stop = self.shutdown.soft();
         let mut more = false;
         loop {
-            // Where something was due, more may be: a stage may have taken only its share of it.
+            // After a full look, more rows may be due: a stage may have claimed only its share.
             let pause = if more { Duration::from_millis(20) } else { REDRIVE };
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(pause) => {}
             }
-            // Waits for its turn: a flood of messages must not keep overdue rows waiting for ever.
+            // Waits for its turn: a flood of messages must not starve due rows.
             let mut permits = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 permit = Arc::clone(&self.permits).acquire_owned() => permit?,
@@ -399,7 +400,7 @@ impl<S: Stage> Worker<S> {
                 permits.merge(free);
             }
             let limit = permits.num_permits();
-            // Before the claim: a stall between its commit and its answer counts too.
+            // Before the claim: a stall between its commit and its response counts too.
             let taken = Instant::now();
             effect::before(S::KIND.claim_due());
             let due = match self.stage.claim_due(limit).await {
@@ -411,7 +412,7 @@ impl<S: Stage> Worker<S> {
                 }
             };
             more = !due.is_empty();
-            // A look that found nothing is no effect.
+            // A look that found nothing is not an effect.
             if more {
                 effect::after(S::KIND.claim_due());
                 self.jobs.claimed(due.len(), "redrive");

@@ -1,5 +1,5 @@
-//! The span and the metric of each request that a server answers, by route. A path with parameters is
-//! never shown: it may hold a secret.
+//! The span and the metric of each served request, by route. A path with parameters is never shown: it may
+//! hold a secret.
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use tracing::{Span, field, info_span};
 
 use crate::trace::TRACEPARENT;
 
-/// Bounds of the duration of a request, in seconds, as the semantic conventions give them.
+/// Bucket bounds of request durations in seconds, from the semantic conventions.
 const BOUNDS: [f64; 14] = [
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 ];
@@ -24,9 +24,9 @@ pub struct Requests {
     duration: Histogram<f64>,
 }
 
-/// A request that is being answered.
+/// A request in flight.
 pub struct Underway {
-    /// The span in which the answer is made.
+    /// The span around the handler.
     pub span: Span,
     method: &'static str,
     route: Option<&'static str>,
@@ -34,13 +34,13 @@ pub struct Underway {
 }
 
 impl Requests {
-    /// `routes` are all routes of the server.
+    /// Creates the instruments; `routes` lists all routes of the server.
     pub fn new(routes: &'static [&'static str]) -> Self {
         let duration = global::meter("runtime")
             .f64_histogram("http.server.request.duration")
             .with_unit("s")
             .with_boundaries(BOUNDS.into())
-            .with_description("Time from a request to the head of its answer")
+            .with_description("Time from a request to the head of its response")
             .build();
         Self { routes, duration }
     }
@@ -76,7 +76,7 @@ impl Requests {
         }
     }
 
-    /// Records the answer; `None` if the connection is closed without one.
+    /// Records the response; `None` if the connection closes without one.
     pub fn end(&self, request: &Underway, status: Option<StatusCode>) {
         let span = &request.span;
         let answered = if let Some(status) = status {
@@ -102,7 +102,7 @@ impl Requests {
 
 const NO_ANSWER: &str = "no_answer";
 
-/// The trace context in a request's header. The client may write anything there.
+/// The trace context in a request's header. The client controls its text.
 pub fn traceparent(request: &Request) -> Option<&str> {
     request.headers().get(TRACEPARENT)?.to_str().ok()
 }

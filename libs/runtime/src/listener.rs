@@ -1,4 +1,4 @@
-//! The sockets that services listen on, and the bounds of the connections to them.
+//! The sockets that services listen on, and the limits of their connections.
 
 use std::{
     collections::HashMap,
@@ -17,11 +17,11 @@ use tokio::{
 
 use crate::{Shutdown, sampler::Sampler};
 
-/// The pause after an accept that failed.
+/// The pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
-/// The most refused connections that are held until their client has read the refusal.
+/// The maximum number of refused connections that stay open until their client has read the refusal.
 const REFUSED: usize = 64;
-/// How long such a connection is held.
+/// How long such a connection stays open.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
 /// Binds `address`. The error names the setting to change.
@@ -31,7 +31,7 @@ pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<
         .with_context(|| format!("cannot listen on {setting}={address}"))
 }
 
-/// The most connections that a listener holds at once.
+/// The connection limits of a listener.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
     /// From all sources.
@@ -44,7 +44,7 @@ pub struct Bounds {
 #[derive(Debug)]
 pub struct Connections {
     bounds: Bounds,
-    /// The bytes that a refused connection gets.
+    /// The response to a refused connection.
     refusal: &'static [u8],
     open: Mutex<Open>,
     refused: Counter<u64>,
@@ -58,7 +58,7 @@ struct Open {
     by_source: HashMap<IpAddr, usize>,
 }
 
-/// One open connection among [`Connections`]. Dropping it makes room for another one.
+/// One open connection among [`Connections`]. Dropping it frees its place.
 #[derive(Debug)]
 struct Place {
     connections: Arc<Connections>,
@@ -66,7 +66,7 @@ struct Place {
 }
 
 impl Connections {
-    /// A connection beyond `bounds` is answered with `refusal` and closed.
+    /// Creates the counter. A connection beyond `bounds` gets `refusal` and is closed.
     pub fn new(bounds: Bounds, refusal: &'static [u8]) -> Arc<Self> {
         let meter = global::meter("runtime");
         let refused = meter
@@ -100,7 +100,7 @@ impl Connections {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a connection, or the bound that is reached.
+    /// Takes a place for a connection; the error is the limit that is reached.
     fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<Place, &'static str> {
         let source = source(peer);
         let mut open = self.lock();
@@ -119,7 +119,7 @@ impl Connections {
         })
     }
 
-    /// Answers and closes a connection that has no place.
+    /// Responds to a connection without a place, and closes it.
     fn refuse(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr, reason: &'static str) {
         self.refused.add(1, &[KeyValue::new("reason", reason)]);
         if let Some(suppressed) = self.log.pass() {
@@ -135,7 +135,7 @@ impl Connections {
             let Ok(_held) = connections.refused_held.try_acquire() else {
                 return;
             };
-            // Unread bytes would turn the close into a reset, which takes the answer with it.
+            // Unread bytes would turn the close into a reset, which discards the response.
             let answering = async {
                 stream.write_all(connections.refusal).await?;
                 stream.shutdown().await?;
@@ -161,7 +161,7 @@ impl Drop for Place {
     }
 }
 
-/// What counts as one source: an IPv6 client owns at least a network of 64 bits.
+/// One source of connections: an IPv6 client owns at least a network of 64 bits.
 fn source(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {
@@ -172,8 +172,7 @@ fn source(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// Serves each connection in a task that the stop waits for, until the soft stop. Connections that
-/// were made by then are not reset.
+/// Serves each connection in a tracked task, until the soft stop. Connections that exist then are not reset.
 pub async fn accept<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
@@ -188,7 +187,7 @@ where
     .await
 }
 
-/// Like [`accept`], and refuses the connections that are too many.
+/// Like [`accept`], but refuses connections beyond the limits.
 pub async fn accept_bounded<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
@@ -227,13 +226,13 @@ async fn accept_each(
         match accepted {
             Ok((stream, peer)) => serve(stream, peer),
             Err(error) => {
-                // Usually there is no free file descriptor: some connections must end first.
+                // The usual cause is a lack of file descriptors: some connections must end first.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
-    // The kernel holds connections that wait to be accepted; closing the listener would reset them.
+    // The kernel queues connections that wait for an accept; closing the listener would reset them.
     let listener = listener.into_std()?;
     while let Ok((stream, peer)) = listener.accept() {
         stream.set_nonblocking(true)?;

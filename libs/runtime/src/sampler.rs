@@ -1,4 +1,4 @@
-//! Log lines that a flood must not multiply.
+//! Limits log lines during a flood of events.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -35,7 +35,7 @@ impl Sampler {
         }
     }
 
-    /// Whether a line may be written: `Some` with the number of lines suppressed since the last one.
+    /// Whether to write a line: `Some` with the number of lines suppressed since the last one.
     pub fn pass(&self) -> Option<u64> {
         self.pass_at(Instant::now())
     }

@@ -1,4 +1,4 @@
-//! Deliveries: taken up by notifiers, recorded in batches.
+//! Deliveries: claimed by notifiers, recorded in batches.
 
 use std::time::Duration;
 
@@ -7,65 +7,65 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, age, endpoints::Breaker, seconds, signed, unsigned};
+use crate::{Error, age, endpoints::BlockPolicy, seconds, signed, unsigned};
 
-/// Which deliveries a notifier takes up. None of an endpoint that is blocked; of one whose block has
-/// just ended, one that is due, as a probe.
+/// The deliveries that a notifier claims. Deliveries of a blocked endpoint are skipped; after a block ends,
+/// one due delivery is claimed as a probe.
 #[derive(Clone, Copy, Debug)]
 pub enum Take<'a> {
-    /// First attempts of those that readiness events name. Costs no write: a delivery is born with a
-    /// lease, and is skipped unless a whole attempt fits into what is left of it.
+    /// First attempts of the deliveries that readiness events name. This claim writes nothing: a delivery has
+    /// a lease from its creation. A delivery is skipped if a whole attempt does not fit into the rest of its
+    /// lease.
     First(&'a [TopupId]),
-    /// Those that are due, whatever their attempt, by turns: who has the fewest under way comes first.
+    /// Due deliveries of any attempt, by turns: the partner with the fewest deliveries in flight comes first.
     Due(&'a Room),
 }
 
-/// How many deliveries may be taken up as due.
+/// How many due deliveries a notifier may claim.
 #[derive(Clone, Debug, Default)]
 pub struct Room {
-    /// Altogether.
+    /// The limit over all partners.
     pub all: usize,
-    /// The most of one partner, those under way included.
+    /// The limit per partner, including deliveries in flight.
     pub per_partner: usize,
-    /// How many requests may run to one host. None of its partners gets more than half of what is free
-    /// there, nor all of them together in one go.
+    /// The limit of requests in flight per host. One claim gives each partner, and all partners of a host
+    /// together, at most half of the host's free slots.
     pub per_host: usize,
-    /// Partners that have deliveries under way, and how many.
+    /// Partners with deliveries in flight, and the number of those deliveries.
     pub partners: Vec<(PartnerId, usize)>,
-    /// Hosts that have requests under way, and how many.
+    /// Hosts with requests in flight, and the number of those requests.
     pub hosts: Vec<(String, usize)>,
 }
 
-/// A delivery to be attempted now.
+/// A claimed delivery.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// What it tells of; also the webhook's id, the same in every attempt.
+    /// The topup that is ready; also the webhook's id, the same in every attempt.
     pub topup_id: TopupId,
-    /// The order.
     pub order_id: OrderId,
-    /// Whom it tells.
+    /// The partner that receives the webhook.
     pub partner_id: PartnerId,
     /// The partner's own order id.
     pub external_order_id: String,
-    /// What was ordered.
+    /// The ordered option.
     pub option_id: OptionId,
-    /// The eSIM's number.
+    /// The ICCID of the eSIM.
     pub iccid: String,
     /// The sealed profile.
     pub profile: Vec<u8>,
-    /// Where to, if the partner has said so.
+    /// The partner's webhook URL, if one is set.
     pub webhook_url: Option<String>,
     /// The host of that URL.
     pub webhook_host: Option<String>,
     /// The partner's sealed webhook-signing key.
     pub webhook_secret: Vec<u8>,
-    /// The one before it, while the overlap of a rotation lasts.
+    /// The previous key, during the overlap of a rotation.
     pub old_webhook_secret: Option<Vec<u8>>,
-    /// How many attempts have ended.
+    /// The number of ended attempts.
     pub attempt: u32,
-    /// How many of them belong to earlier rounds: a replay begins the schedule again.
+    /// The number of attempts before the current schedule; a replay starts a new schedule.
     pub schedule_start: u32,
-    /// How long ago it was ordered.
+    /// The time since the order was stored.
     pub age: Duration,
     /// W3C trace context of the order's POST.
     pub traceparent: Option<String>,
@@ -99,8 +99,8 @@ impl TryFrom<Row> for Delivery {
             partner_id: row.partner_id.into(),
             external_order_id: row.external_order_id,
             option_id: row.option_id.into(),
-            // Never null where a delivery exists. If one is, that is found when its profile is opened,
-            // and concerns this delivery alone.
+            // Never null where a delivery exists. If one is null, opening its profile fails, and only this
+            // delivery is affected.
             iccid: row.iccid.unwrap_or_default(),
             profile: row.profile.unwrap_or_default(),
             webhook_url: row.webhook_url,
@@ -115,8 +115,8 @@ impl TryFrom<Row> for Delivery {
     }
 }
 
-/// Takes deliveries up in one statement. What was taken as due is left alone by other notifiers until
-/// `lease` has passed. A row that can't be read is logged and left out.
+/// Claims deliveries in one statement. Other notifiers skip claimed due deliveries until `lease` has passed.
+/// An unreadable row is logged and skipped.
 pub async fn take(
     connection: &mut PgConnection,
     which: Take<'_>,
@@ -169,8 +169,8 @@ async fn take_due(connection: &mut PgConnection, room: &Room, lease: Duration) -
     let partner_counts: Vec<i32> = room.partners.iter().map(|(_, count)| signed(*count)).collect();
     let hosts: Vec<String> = room.hosts.iter().map(|(host, _)| host.clone()).collect();
     let host_counts: Vec<i32> = room.hosts.iter().map(|(_, count)| signed(*count)).collect();
-    // Turns are given without locks, or a partner's backlog would be locked for the few that get a
-    // turn. What another notifier has taken meanwhile is skipped when the turn is theirs to be locked.
+    // The turns are computed without locks: otherwise the query would lock a partner's whole backlog for a
+    // few claimed rows. Rows that another notifier has locked since then are skipped.
     let rows = sqlx::query_as!(
         Row,
         r#"WITH turn AS (
@@ -232,52 +232,52 @@ async fn take_due(connection: &mut PgConnection, room: &Room, lease: Duration) -
     Ok(rows)
 }
 
-/// One attempt that has ended.
+/// One ended attempt.
 #[derive(Clone, Debug)]
 pub struct Attempted {
-    /// The delivery.
+    /// The topup of the delivery.
     pub topup_id: TopupId,
-    /// Whose it is.
+    /// The partner that owns the delivery.
     pub partner_id: PartnerId,
-    /// How many attempts had ended before this one.
+    /// The number of attempts that ended before this one.
     pub attempt: u32,
-    /// When it began.
+    /// When the attempt began.
     pub at: OffsetDateTime,
-    /// How long it took.
+    /// The duration of the attempt.
     pub duration: Duration,
-    /// The answer's status, if there was an answer.
+    /// The HTTP status of the response, if one arrived.
     pub status: Option<u16>,
-    /// What kind of end that is, in a word.
+    /// The result class, one word.
     pub class: &'static str,
-    /// The beginning of the answer, sealed; only of one that did not acknowledge.
+    /// The start of the response body, sealed; only if the endpoint did not acknowledge.
     pub answer: Option<Vec<u8>>,
-    /// What became of it.
+    /// The result of the attempt.
     pub result: AttemptResult,
 }
 
-/// What became of one attempt.
+/// The result of one attempt.
 #[derive(Clone, Debug)]
 pub enum AttemptResult {
-    /// The endpoint acknowledged it.
+    /// The endpoint acknowledged the webhook.
     Delivered,
-    /// It failed.
+    /// The attempt failed.
     Failed {
-        /// Why, without the URL and without anything of the answer.
+        /// The cause, without the URL and without response text.
         error: String,
-        /// When to try again; `None` when the schedule has ended.
+        /// The delay until the next attempt; `None` after the end of the schedule.
         retry_in: Option<Duration>,
-        /// Whether the endpoint is what failed; it isn't where we could not make the webhook.
+        /// Whether the endpoint failed; false if the webhook could not be built.
         endpoint: bool,
     },
 }
 
-/// Records a batch of attempts, and what they say of the endpoints. A result that somebody else has
-/// recorded meanwhile changes nothing, except that a delivery which arrived is delivered. Recording the
-/// same batch again changes nothing but the count of failures that may block an endpoint.
+/// Records a batch of attempts and their effect on the endpoints. If another process recorded a result first,
+/// this result changes nothing, except that an acknowledged delivery becomes delivered. Recording the same
+/// batch again changes only the failure count that may block an endpoint.
 pub async fn record(
     connection: &mut PgConnection,
     attempts: &[Attempted],
-    breaker: &Breaker,
+    policy: &BlockPolicy,
 ) -> Result<Vec<()>, Error> {
     let batch = Batch::of(attempts);
     sqlx::query!(
@@ -335,16 +335,16 @@ pub async fn record(
         &batch.errors as &[Option<String>],
         &batch.retries as &[Option<f64>],
         &batch.endpoints,
-        signed(breaker.failures),
-        seconds(breaker.first),
-        seconds(breaker.longest),
+        signed(policy.failures),
+        seconds(policy.first),
+        seconds(policy.longest),
     )
     .execute(connection)
     .await?;
     Ok(vec![(); attempts.len()])
 }
 
-/// Attempts as the statement takes them: a column each.
+/// Attempts in the shape of the statement: one vector per column.
 #[derive(Default)]
 struct Batch {
     topups: Vec<String>,
@@ -397,9 +397,8 @@ impl Batch {
     }
 }
 
-/// Gives up, until a URL is set, on deliveries of partners that have none. The partners' rows are
-/// locked and read here, so that a URL that is just being set is seen either here or by
-/// [`crate::partners::set_webhook`].
+/// Moves deliveries of partners without a URL to `no_endpoint`. The statement locks and reads the partners'
+/// rows: either this statement or [`crate::partners::set_webhook`] sees a URL that is set at the same time.
 pub async fn set_no_endpoint(connection: &mut PgConnection, topups: &[TopupId]) -> Result<u64, Error> {
     let topups: Vec<String> = topups.iter().map(TopupId::to_string).collect();
     let done = sqlx::query!(

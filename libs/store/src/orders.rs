@@ -1,4 +1,4 @@
-//! Orders: stored in batches, refused whole.
+//! Orders: stored in batches, refused as a whole.
 
 use std::time::Duration;
 
@@ -8,55 +8,52 @@ use uuid::Uuid;
 
 use crate::{Error, seconds, signed};
 
-/// How long a placement may wait for its job's message before its stage takes it up by itself.
+/// How long a new placement waits for its job before redrive picks it up.
 const FIRST_REDRIVE: Duration = Duration::from_secs(10);
 
-/// An order to be stored.
+/// An order to store.
 #[derive(Clone, Debug)]
 pub struct NewOrder {
-    /// Its id.
     pub order_id: OrderId,
-    /// Whose it is.
+    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The partner's own id of it, unique for this partner.
+    /// The partner's order id, unique per partner.
     pub external_order_id: String,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
-    /// The request will be answered within this time from now, or never.
+    /// Ingress answers within this time from now, or never.
     pub answer_within: Duration,
-    /// What is bought from whom; together they have one topup per unit.
+    /// The purchases of the order; together they have one topup per unit.
     pub placements: Vec<NewPlacement>,
 }
 
 /// The part of a new order that is bought from one provider.
 #[derive(Clone, Debug)]
 pub struct NewPlacement {
-    /// Its id.
     pub placement_id: PlacementId,
-    /// The provider.
+    /// The provider that sells it.
     pub provider: String,
-    /// Its units.
+    /// The units to buy.
     pub topups: Vec<NewTopup>,
 }
 
 /// One unit of a new order.
 #[derive(Clone, Debug)]
 pub struct NewTopup {
-    /// Its id.
     pub topup_id: TopupId,
-    /// Its place in the answer, from 0.
+    /// The index in the response, from 0.
     pub position: usize,
-    /// What was ordered.
+    /// The ordered option.
     pub option_id: OptionId,
-    /// What the provider calls that.
+    /// The provider's id of that option.
     pub provider_option_id: String,
 }
 
-/// Stores a batch of orders with all their parts in one statement. Says for each order whether it was
+/// Stores a batch of orders with all their parts in one statement. Returns for each order whether it was
 /// stored; if not, its external id was taken.
 ///
-/// The rows are written in the order of their unique key, so that two replicas that store the same
-/// keys wait for each other instead of deadlocking.
+/// The rows are written in the order of their unique key: two replicas that store the same keys wait for each
+/// other instead of deadlocking.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>, Error> {
     let mut sorted: Vec<&NewOrder> = orders.iter().collect();
     sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
@@ -148,7 +145,7 @@ struct Topups {
     provider_options: Vec<String>,
 }
 
-/// Whether an external id is taken for this partner.
+/// Whether a partner has already used an external id.
 pub async fn is_taken(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -166,8 +163,8 @@ pub async fn is_taken(
     Ok(taken)
 }
 
-/// Whether the order with this external id stands: `None` if there is none (any more), `Some(false)`
-/// while its own request may still be answered with 422.
+/// Whether the order with this external id is final: `None` if there is no such order, `Some(false)` while
+/// ingress may still answer it with 422.
 pub async fn stands(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -187,9 +184,9 @@ pub async fn stands(
     Ok(stands)
 }
 
-/// The transition [`domain::placement::Event::Refuse`] for all placements of an order at once: those
-/// in `verdicts` at the attempt that the verdict speaks of, all others only if nothing of them was
-/// bought and none is being bought. Either all move and the order is refused, or nothing changes.
+/// Applies [`domain::placement::Event::Refuse`] to all placements of an order at once: those in `verdicts` at
+/// the verdict's attempt, all others only if nothing was bought and no attempt is open. Either all placements
+/// move and the order is refused, or nothing changes.
 pub async fn refuse(
     connection: &mut PgConnection,
     order_id: OrderId,

@@ -16,7 +16,7 @@ use crate::{
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-/// This program can't work with the database.
+/// This program does not work with the database.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
     /// Migrations of this version are missing.
@@ -46,10 +46,10 @@ pub enum SchemaError {
          PostgreSQL itself, not PgBouncer or another pooler; DATABASE_CONNECTIONS bounds the connections"
     )]
     Pooler,
-    /// The master key doesn't open the stored secrets.
+    /// The master key does not open the stored secrets.
     #[error("the master key is not the one that the stored secrets were encrypted under: {0}")]
     MasterKey(VaultError),
-    /// A statement failed, or the database doesn't answer.
+    /// A statement failed, or the database does not respond.
     #[error(transparent)]
     Store(Error),
 }
@@ -89,8 +89,8 @@ fn newest(migrations: &Migrator) -> i64 {
     versions.max().unwrap_or_default()
 }
 
-/// Waits until the database answers and makes the checks of [`check_all`], twice a second. Errors that waiting
-/// doesn't cure end it at once. The caller ends it when the process stops.
+/// Waits until the database responds, with the checks of [`check_all`] twice a second. Errors that do not go
+/// away by waiting end it at once. The caller ends it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
         let checked = database.run(async |connection| check_all(connection, vault).await);

@@ -17,7 +17,7 @@ use runtime::clock;
 use store::{
     Database,
     deliveries::{self, AttemptResult, Attempted, Delivery, Take},
-    endpoints::Breaker,
+    endpoints::BlockPolicy,
     partners,
     profile::Profile,
     vault::{Purpose, Vault},
@@ -70,7 +70,7 @@ pub struct Settings {
     /// The most requests in flight.
     pub limits: Limits,
     /// When endpoints are blocked.
-    pub breaker: Breaker,
+    pub block_policy: BlockPolicy,
 }
 
 /// A claimed delivery and its seat.
@@ -91,7 +91,7 @@ impl Deliver {
         stop: CancellationToken,
     ) -> Self {
         let most = settings.limits.all;
-        let breaker = settings.breaker;
+        let block_policy = settings.block_policy;
         Self {
             vault,
             sender,
@@ -103,7 +103,7 @@ impl Deliver {
             attempts: GroupCommit::start(
                 Attempts {
                     database: database.clone(),
-                    breaker,
+                    block_policy,
                 },
                 most,
             ),
@@ -460,7 +460,7 @@ fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, n
 /// The group commit of attempts.
 struct Attempts {
     database: Database,
-    breaker: Breaker,
+    block_policy: BlockPolicy,
 }
 
 impl Writer for Attempts {
@@ -472,13 +472,13 @@ impl Writer for Attempts {
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
         self.database
-            .run(async |connection| deliveries::record(connection, items, &self.breaker).await)
+            .run(async |connection| deliveries::record(connection, items, &self.block_policy).await)
             .await
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }
 
@@ -501,6 +501,6 @@ impl Writer for WithoutUrl {
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }

@@ -13,7 +13,9 @@
 //! sending the same webhook at once. Correctness does not depend on it: a notifier that outlives its lease
 //! sends a duplicate, and the second record changes nothing.
 
+mod client;
 pub mod deliver;
+pub mod dns;
 pub mod guard;
 pub mod metrics;
 pub mod schedule;
@@ -37,14 +39,15 @@ use runtime::{
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
-    endpoints::{self as stored, Breaker},
+    endpoints::{self as stored, BlockPolicy},
     schema::{self, SchemaError},
 };
 use url::Url;
 
 use crate::{
     deliver::{Deliver, Settings},
-    guard::{Allowed, Guard},
+    dns::NameServers,
+    guard::{Guard, Networks, Ports},
     metrics::Metrics,
     schedule::Schedule,
     slots::Limits,
@@ -78,8 +81,22 @@ pub struct Config {
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
     /// Private networks that webhooks may go to, such as `10.1.0.0/16`, separated by commas
-    #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Allowed::parse)]
-    pub webhook_allow: Allowed,
+    #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
+    pub webhook_allow: Networks,
+    /// Networks that webhooks never go to, such as the operator's own public ones, separated by commas
+    #[arg(long, env = "WEBHOOK_DENY", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
+    pub webhook_deny: Networks,
+    /// Ports that webhooks may go to, and ranges of ports, separated by commas
+    #[arg(long, env = "WEBHOOK_PORTS", default_value = guard::PORTS, value_parser = Ports::parse)]
+    pub webhook_ports: Ports,
+    /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
+    /// not 53, separated by commas
+    #[arg(long, env = "WEBHOOK_RESOLVERS", default_value = "", hide_default_value = true, value_parser = NameServers::parse)]
+    pub webhook_resolvers: NameServers,
+    /// Bytes that an endpoint may send before the head of its response is complete, including
+    /// interim responses and the TLS handshake
+    #[arg(long, env = "WEBHOOK_HEAD_MAX", default_value_t = 64 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=16 * 1024 * 1024))]
+    pub webhook_head_max: u32,
     /// Timeout of a whole webhook request, at most 18s
     #[arg(long, env = "WEBHOOK_TIMEOUT", default_value = "15s", value_parser = webhook_timeout)]
     pub webhook_timeout: Duration,
@@ -157,8 +174,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         move || database.connections()
     });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
-    let guard = Guard::new(config.webhook_allow);
-    let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
+    let guard = Guard::new(config.webhook_allow, config.webhook_deny, config.webhook_ports);
+    let calls = webhook::Limits {
+        timeout: config.webhook_timeout,
+        head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),
+        idle: config.endpoint_concurrency.into(),
+    };
+    let sender = Sender::new(guard, &config.webhook_resolvers, &calls)?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);
@@ -185,7 +207,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         timeout: config.webhook_timeout,
         schedule: config.retry_schedule,
         limits,
-        breaker: Breaker {
+        block_policy: BlockPolicy {
             failures: config.endpoint_failures.into(),
             first: config.endpoint_block,
             longest: config.endpoint_block_longest,

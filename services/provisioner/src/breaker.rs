@@ -31,7 +31,7 @@ pub struct Breaker {
 #[derive(Default)]
 struct Known {
     /// The row as last read or changed.
-    breaker: Option<providers::Breaker>,
+    breaker: Option<providers::ProviderBreaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
 }
@@ -63,7 +63,7 @@ impl Breaker {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn learn(&self, now: providers::Breaker) {
+    fn learn(&self, now: providers::ProviderBreaker) {
         let mut known = self.known();
         // The row may be older than a change by this process.
         if known
@@ -98,7 +98,7 @@ impl Breaker {
     /// Marks the start of a call.
     pub fn begin(&self) -> Since {
         let known = self.known();
-        let counts = |breaker: &&providers::Breaker| {
+        let counts = |breaker: &&providers::ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
         Since(
@@ -173,7 +173,7 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn take(&self, updated: Result<Option<providers::Breaker>, store::Error>) {
+    fn take(&self, updated: Result<Option<providers::ProviderBreaker>, store::Error>) {
         match updated {
             Ok(Some(now)) => self.learn(now),
             // Another process changed the row; the next read shows it.
@@ -187,7 +187,7 @@ impl Breaker {
 async fn read(
     connection: &mut PgConnection,
     names: &[String],
-) -> Result<Vec<providers::Breaker>, store::Error> {
+) -> Result<Vec<providers::ProviderBreaker>, store::Error> {
     let rows = providers::list(connection).await?;
     if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
         return Ok(rows);

@@ -21,7 +21,7 @@ pub mod place;
 pub mod promise;
 pub mod providers;
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
@@ -46,12 +46,15 @@ use store::{
 
 use crate::{
     breaker::Breaker,
-    callbacks::Callbacks,
+    callbacks::{Callbacks, Callers},
     calls::Calls,
     metrics::Metrics,
     place::{Answered, Placing, Settlements},
     promise::Promise,
-    providers::{Provider, usimsa::Usimsa},
+    providers::{
+        Provider,
+        usimsa::{Limits, Usimsa},
+    },
 };
 
 /// Buys accepted orders from eSIM providers
@@ -73,6 +76,10 @@ pub struct Config {
     /// Timeout of a call to a provider
     #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub provider_timeout: Duration,
+    /// The largest response of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
+    /// each unit of `MAX_UNITS`
+    #[arg(long, env = "PROVIDER_ANSWER_MAX", default_value_t = 1024 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024))]
+    pub provider_answer_max: u32,
     /// How long after its attempt was recorded a purchase may still arrive at the provider. Must exceed
     /// twice `PROVIDER_TIMEOUT` plus the delay of the provider's look-up
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
@@ -92,6 +99,12 @@ pub struct Config {
     /// Longest time that a breaker stays open, unless an operator opens it
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
+    /// Callbacks in flight at once, on at most four times as many connections; others get 503
+    #[arg(long, env = "CALLBACK_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub callback_concurrency: u16,
+    /// Callbacks per second that reach PostgreSQL; others get 503
+    #[arg(long, env = "CALLBACK_RATE", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..))]
+    pub callback_rate: u16,
     #[command(flatten)]
     pub sandbox: SandboxAccount,
     #[command(flatten)]
@@ -218,9 +231,16 @@ impl Config {
             .map_err(|error| BadSetting::error(format!("{}: {error}", variable("CALLBACK_TOKEN"))))?;
         Ok(Configured {
             name: name.to_owned(),
-            provider: Arc::new(Usimsa::new(url, access_key, secret_key, self.provider_timeout)?),
+            provider: Arc::new(Usimsa::new(&url, access_key, secret_key, self.limits())?),
             callback_token,
         })
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            timeout: self.provider_timeout,
+            answer_max: usize::try_from(self.provider_answer_max).unwrap_or(usize::MAX),
+        }
     }
 
     /// The configured providers; a repeated name is an error.
@@ -287,12 +307,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     health::serve(config.admin_listen, readiness.clone()).await?;
     tracing::info!(admin = %config.admin_listen, providers = ?config.providers, "provisioner is starting");
 
-    let callbacks = Callbacks {
-        providers: callers(&providers),
-        database: database.clone(),
-        metrics: metrics.clone(),
-    };
-    if !callbacks.providers.is_empty() {
+    let callers = callers(&providers);
+    if !callers.is_empty() {
+        let limits = callbacks::Limits {
+            in_flight: config.callback_concurrency.into(),
+            rate: config.callback_rate.into(),
+        };
+        let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), limits);
         let listener = runtime::listener::bind("LISTEN", config.listen).await?;
         tracing::info!(listen = %config.listen, "listening for callbacks");
         let serving = callbacks::serve(listener, callbacks, shutdown.clone());
@@ -377,7 +398,7 @@ fn durable(provider: &str) -> String {
 }
 
 /// The providers with a callback token.
-fn callers(providers: &[Configured]) -> HashMap<String, (Token, Arc<dyn Provider>)> {
+fn callers(providers: &[Configured]) -> Callers {
     let callers = providers.iter().filter_map(|configured| {
         let token = configured.callback_token.clone()?;
         Some((configured.name.clone(), (token, Arc::clone(&configured.provider))))

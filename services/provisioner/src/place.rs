@@ -109,7 +109,7 @@ impl Writer for Settlements {
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }
 
@@ -428,7 +428,7 @@ impl Placing {
             final_units += usize::from(!matches!(progress, Progress::Pending));
             known.push(Unit {
                 topup_id,
-                provider_unit_id: unit.unit_id,
+                provider_unit_id: unit.unit_id.into(),
                 progress,
             });
         }

@@ -2,7 +2,7 @@
 
 use crate::{
     actions::{Action, Does, Found},
-    state::{Answer, Ingress, Job, Outcome, Said, State, Work},
+    state::{Answer, Ingress, Job, Said, Settlement, State, Work},
 };
 
 /// A path, step by step.
@@ -15,7 +15,7 @@ pub fn tell(path: &[(State, Option<Action>)]) -> Vec<String> {
         let (Some((next, _)), [first, second]) = (path.get(index + 1), state.provisioners) else {
             continue;
         };
-        // Provisioners are sorted after each step; whichever did nothing is where it was, or moved.
+        // Provisioners are sorted after each step; an idle one may have changed its index.
         let stayed = match actor(action) {
             Some(0) => next.provisioners[1] == second,
             Some(_) => next.provisioners[0] == first,
@@ -29,7 +29,7 @@ pub fn tell(path: &[(State, Option<Action>)]) -> Vec<String> {
     steps
 }
 
-/// The provisioner that does it.
+/// The provisioner that acts.
 fn actor(action: &Action) -> Option<usize> {
     match *action {
         Action::TakeJob(by, _)
@@ -60,32 +60,34 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
         Action::Decide => "ingress ends its wait for verdicts and decides".into(),
         Action::Answer if state.ingress == Ingress::Refusing => "the partner is answered 422".into(),
         Action::Answer => "the partner is answered 201".into(),
-        Action::GiveUp => "no answer leaves: the partner has hung up, or answer_by is over".into(),
-        Action::AnswerBy => "answer_by is over".into(),
+        Action::GiveUp => {
+            "ingress sends no response: the partner has hung up, or answer_by has passed".into()
+        }
+        Action::AnswerBy => "answer_by passes".into(),
         Action::Tick => "SETTLE/2 passes".into(),
         Action::LoseJob(row) => format!("the stream loses the job of {}", one(row)),
         Action::LoseEvent(row) => format!("the stream loses the readiness event of {}", one(row)),
         Action::TakeJob(by, row) => format!("{} gets the job of {} and claims it", name(by), one(row)),
-        Action::TakeDue(by, row) => format!("{} takes {} up as overdue and claims it", name(by), one(row)),
+        Action::TakeDue(by, row) => format!("{} claims {}, which is due", name(by), one(row)),
         Action::LookUp(by, row, found) => {
             let found = match found {
                 Found::Purchase { ready: true } => "finds the purchase and its profile",
                 Found::Purchase { ready: false } => "finds the purchase, without its profile",
                 Found::Nothing => "learns that there is no such purchase",
-                Found::Unknown => "learns nothing, and it is overdue",
+                Found::Unknown => "gets no definite response, and it is overdue",
             };
             format!(
-                "{} takes {} up as overdue, looks it up and {found}",
+                "{} claims {}, which is due, looks it up and {found}",
                 name(by),
                 one(row)
             )
         }
         Action::Collect(by, row) => format!(
-            "{} takes {} up as overdue and collects its profile",
+            "{} claims {}, which is due, and collects its profile",
             name(by),
             one(row)
         ),
-        Action::StartClock(by) => format!("{} gets the answer of its claim and counts from here", name(by)),
+        Action::StartClock(by) => format!("{} gets the response to its claim and counts from here", name(by)),
         Action::Send(by) => format!("{} sends the purchase of {}", name(by), work(state, by)),
         Action::Abandon(by) => format!("{} is too late and abandons {}", name(by), work(state, by)),
         Action::Arrive {
@@ -101,9 +103,9 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
                 Does::Defer => "is too busy",
             };
             let answer = if answered {
-                "its answer arrives"
+                "its response arrives"
             } else {
-                "its answer is lost"
+                "its response is lost"
             };
             let what = attempt(state, sent.row, sent.attempt);
             format!("the provider gets {what}: it {does}; {answer}")
@@ -120,19 +122,23 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
             format!("{what} never reaches the provider{known}")
         }
         Action::TimeOut(by) => format!(
-            "{} waits no longer for the answer to {}",
+            "{} stops waiting for the response to {}",
             name(by),
             work(state, by)
         ),
         Action::Record(by) => format!("{} records {}: {}", name(by), work(state, by), outcome(state, by)),
-        Action::Hear(by) => format!("ingress hears of {}: {}", work(state, by), verdict(state, by)),
+        Action::Hear(by) => format!(
+            "ingress receives the verdict on {}: {}",
+            work(state, by),
+            verdict(state, by)
+        ),
         Action::Reply(by, Answer::Created) => format!("{} learns that the order is answered", name(by)),
         Action::Reply(by, Answer::Refused) => format!("{} learns that the order is refused", name(by)),
         Action::NoReply(by) => format!("{} gets no reply from ingress", name(by)),
         Action::Announce(by) => format!("{} publishes that {} is ready", name(by), work(state, by)),
         Action::TakeEvent(row) => format!("the notifier gets the readiness event of {}", one(row)),
         Action::TakeDelivery(row) => {
-            format!("the notifier takes the delivery of {} up as overdue", one(row))
+            format!("the notifier claims the delivery of {}, which is due", one(row))
         }
         Action::Post { acknowledged: true } => "the webhook is sent, and the endpoint acknowledges it".into(),
         Action::Post { acknowledged: false } => "the webhook is sent, and the endpoint fails".into(),
@@ -174,7 +180,7 @@ fn verdict(state: &State, by: usize) -> &'static str {
     match state.provisioners[by].work {
         Work::Telling {
             said: Said::Refused, ..
-        } => "refused by the provider",
+        } => "rejected by the provider",
         Work::Telling {
             said: Said::NotSent, ..
         } => "certainly not sent",
@@ -187,13 +193,13 @@ fn outcome(state: &State, by: usize) -> &'static str {
         return "nothing";
     };
     match outcome {
-        Outcome::Bought { ready: true } => "bought, with its profile",
-        Outcome::Bought { ready: false } => "bought, its profile comes later",
-        Outcome::Rejected => "refused by the provider",
-        Outcome::NotSent => "certainly not sent",
-        Outcome::Busy => "not bought, the provider was busy",
-        Outcome::NotFound { settled: true } => "not found, and settled",
-        Outcome::NotFound { settled: false } => "not found, too early to tell",
-        Outcome::Hopeless => "parked, its outcome is unknown",
+        Settlement::Bought { ready: true } => "bought, with its profile",
+        Settlement::Bought { ready: false } => "bought, its profile comes later",
+        Settlement::Rejected => "rejected by the provider",
+        Settlement::NotSent => "certainly not sent",
+        Settlement::Busy => "not bought, the provider was busy",
+        Settlement::NotFound { settled: true } => "not found, and settled",
+        Settlement::NotFound { settled: false } => "not found, too early to tell",
+        Settlement::Hopeless => "parked, its outcome is unknown",
     }
 }

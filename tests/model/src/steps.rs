@@ -1,4 +1,4 @@
-//! What each step does, as the services do it.
+//! The effect of each step, as in the services.
 
 use domain::{
     PlacementState,
@@ -10,13 +10,13 @@ use crate::{
     actions::{Action, Does, Found},
     protocol::Protocol,
     state::{
-        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Outcome, Provisioner, Request, SETTLED,
-        Said, State, Work,
+        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Provisioner, Request, SETTLED, Said,
+        Settlement, State, Work,
     },
 };
 
 impl Protocol {
-    /// Does it; where it doesn't apply nothing changes.
+    /// Applies an action; an action that does not apply changes nothing.
     pub fn step(&self, state: &mut State, action: Action) {
         match action {
             Action::AnswerBy => state.late = true,
@@ -37,7 +37,7 @@ impl Protocol {
             Action::LookUp(by, index, found) => self.look_up(state, by, index, found),
             Action::Collect(by, index) => {
                 let job = due(state, by, index);
-                state.provisioners[by].work = Work::Settling(job, Outcome::Bought { ready: true });
+                state.provisioners[by].work = Work::Settling(job, Settlement::Bought { ready: true });
             }
             Action::StartClock(by)
             | Action::Send(by)
@@ -61,7 +61,7 @@ impl Protocol {
             Action::Vanish { request, noticed } => {
                 let lost = state.requests.remove(request);
                 if noticed {
-                    hear(state, &lost, Outcome::NotSent);
+                    hear(state, &lost, Settlement::NotSent);
                 }
             }
             Action::TakeEvent(_)
@@ -143,7 +143,7 @@ impl Protocol {
                 state.rows[job.row].verdict = Some((job.attempt, said));
             }
             (Action::Announce(_), Work::Announcing(job)) => {
-                // Without the safeguard ingress wasn't told before.
+                // Without the safeguard, ingress was not asked before.
                 let tells = !self.has(Safeguard::AnsweredFirst) && job.address == Address::Ingress;
                 *work = if tells {
                     job.tell(Said::UnderWay, false)
@@ -190,7 +190,7 @@ impl Protocol {
         }
     }
 
-    /// Forgets what can't matter any more, so that states which differ only in that are one.
+    /// Drops data that no longer matters, so that states which differ only in it are equal.
     pub fn tidy(&self, state: &mut State) {
         use PlacementState::{Failed, Parked, Placed, Refused};
         for row in &mut state.rows {
@@ -206,17 +206,17 @@ impl Protocol {
         for provisioner in &mut state.provisioners {
             provisioner.answered &= !state.late;
         }
-        // Provisioners that serve the same provider have no names, and neither have requests.
+        // Provisioners of the same provider are interchangeable, and so are requests.
         if state.rows.len() == 1 {
             state.provisioners.sort_unstable();
         }
         state.requests.sort_unstable();
     }
 
-    /// Ages everything. Time stands still while something must happen before it goes on.
+    /// Ages everything. Time stops while a deadline has to be met first.
     fn tick(&self, state: &mut State) {
         let prompt = self.holds(Assumption::PromptArrival);
-        // `answer_by` is over long before half of the settling delay is.
+        // `answer_by` passes long before half of the settling delay.
         if !state.late || (prompt && state.requests.iter().any(|request| request.old)) {
             return;
         }
@@ -235,9 +235,9 @@ impl Protocol {
         }
     }
 
-    /// A provisioner takes a placement up to buy it.
+    /// A provisioner claims a placement to buy it.
     fn claim(&self, state: &mut State, by: usize, index: usize, address: Option<Address>) {
-        // A job without an address is published after the answer; so is one that comes late.
+        // A job without an address is published after the response; so is a late one.
         let answered = state.late || state.provisioners[by].answered || address == Some(Address::None);
         let row = &mut state.rows[index];
         if row.placement.attempt >= self.settings.attempts {
@@ -267,17 +267,19 @@ impl Protocol {
         state.provisioners[by].work = Work::Fresh { job, late: false };
     }
 
-    /// Handles the answer of a look-up. A process that dies or stalls between its claim and the answer
-    /// has changed only the lease, so both are one step.
+    /// Handles the result of a look-up. A process that dies or stalls between claim and result has changed
+    /// only the lease, so both are one step.
     fn look_up(&self, state: &mut State, by: usize, index: usize, found: Found) {
         let row = &state.rows[index];
         let settled = row.age >= SETTLED || !self.has(Safeguard::Settle);
         let outcome = match found {
-            Found::Purchase { ready } => Outcome::Bought { ready },
-            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => Outcome::Hopeless,
-            Found::Nothing if settled || !row.placement.not_found => Outcome::NotFound { settled },
-            Found::Unknown if row.age >= OVERDUE => Outcome::Hopeless,
-            // Changes only the time of the next look.
+            Found::Purchase { ready } => Settlement::Bought { ready },
+            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => {
+                Settlement::Hopeless
+            }
+            Found::Nothing if settled || !row.placement.not_found => Settlement::NotFound { settled },
+            Found::Unknown if row.age >= OVERDUE => Settlement::Hopeless,
+            // Changes only the time of the next look-up.
             Found::Nothing | Found::Unknown => return,
         };
         if found == Found::Nothing && row.shown {
@@ -291,12 +293,12 @@ impl Protocol {
         let row = &mut state.rows[sent.row];
         let known = self.settings.detects_duplicates && row.bought > 0;
         let outcome = match does {
-            _ if known => Outcome::Bought { ready: false },
-            Does::Buy { ready } => Outcome::Bought { ready },
-            Does::Reject => Outcome::Rejected,
-            Does::Defer => Outcome::Busy,
+            _ if known => Settlement::Bought { ready: false },
+            Does::Buy { ready } => Settlement::Bought { ready },
+            Does::Reject => Settlement::Rejected,
+            Does::Defer => Settlement::Busy,
         };
-        if matches!(outcome, Outcome::Bought { .. }) && !known {
+        if matches!(outcome, Settlement::Bought { .. }) && !known {
             row.bought += 1;
             state.requests[request].bought = true;
         } else {
@@ -307,7 +309,7 @@ impl Protocol {
         }
     }
 
-    /// A provisioner records an outcome, or tells it to ingress first where a refusal is possible.
+    /// A provisioner records an outcome, or sends the verdict first if a refusal is possible.
     fn record(&self, state: &mut State, by: usize) {
         let Work::Settling(mut job, outcome) = state.provisioners[by].work else {
             return;
@@ -320,15 +322,17 @@ impl Protocol {
         }
         let attempt = job.attempt;
         let event = match outcome {
-            Outcome::Bought { .. } => Event::Bought(attempt),
-            Outcome::Rejected => Event::Rejected(attempt),
-            Outcome::NotSent | Outcome::Busy if attempt >= self.settings.attempts => Event::Park(attempt),
-            Outcome::NotSent | Outcome::Busy => Event::NotBought(attempt),
-            Outcome::NotFound { settled } => Event::NotFound { attempt, settled },
-            Outcome::Hopeless => Event::Park(attempt),
+            Settlement::Bought { .. } => Event::Bought(attempt),
+            Settlement::Rejected => Event::Rejected(attempt),
+            Settlement::NotSent | Settlement::Busy if attempt >= self.settings.attempts => {
+                Event::Park(attempt)
+            }
+            Settlement::NotSent | Settlement::Busy => Event::NotBought(attempt),
+            Settlement::NotFound { settled } => Event::NotFound { attempt, settled },
+            Settlement::Hopeless => Event::Park(attempt),
         };
         if let Some(mut placement) = self.after(row.placement, event) {
-            if self.settings.one_look && outcome == (Outcome::NotFound { settled: true }) {
+            if self.settings.one_look && outcome == (Settlement::NotFound { settled: true }) {
                 placement.state = PlacementState::Accepted;
             }
             row.placement = placement;
@@ -339,15 +343,17 @@ impl Protocol {
             };
         }
         let placed = row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
-        let announce = placed && outcome == Outcome::Bought { ready: true } && !row.ready;
+        let announce = placed && outcome == Settlement::Bought { ready: true } && !row.ready;
         if announce {
             row.ready = true;
             row.delivery = Delivery::Pending;
         }
         let released = job.answered || !self.has(Safeguard::AnsweredFirst);
         state.provisioners[by].work = match (outcome, job.address) {
-            (Outcome::Bought { .. }, _) if announce && released => Work::Announcing(job),
-            (Outcome::Bought { .. } | Outcome::Busy, Address::Ingress) => job.tell(Said::UnderWay, announce),
+            (Settlement::Bought { .. }, _) if announce && released => Work::Announcing(job),
+            (Settlement::Bought { .. } | Settlement::Busy, Address::Ingress) => {
+                job.tell(Said::UnderWay, announce)
+            }
             _ => Work::Idle,
         };
     }
@@ -386,7 +392,7 @@ impl Protocol {
     }
 }
 
-/// An overdue row that is taken up for anything but buying it.
+/// A due row that is claimed for anything except a purchase.
 fn due(state: &State, by: usize, index: usize) -> Job {
     Job {
         row: index,
@@ -412,15 +418,15 @@ fn replied(state: &mut State, by: usize, reply: Option<Answer>) {
     };
     provisioner.work = match said {
         _ if reply == Some(Answer::Refused) => Work::Idle,
-        Said::Refused => Work::Settling(job, Outcome::Rejected),
-        Said::NotSent => Work::Settling(job, Outcome::NotSent),
+        Said::Refused => Work::Settling(job, Settlement::Rejected),
+        Said::NotSent => Work::Settling(job, Settlement::NotSent),
         Said::UnderWay if announce && reply == Some(Answer::Created) => Work::Announcing(job),
         Said::UnderWay => Work::Idle,
     };
 }
 
-/// Hands the provider's answer to the provisioner that waits for it.
-fn hear(state: &mut State, sent: &Request, outcome: Outcome) {
+/// Hands the provider's response to the provisioner that waits for it.
+fn hear(state: &mut State, sent: &Request, outcome: Settlement) {
     for provisioner in &mut state.provisioners {
         let Work::Sent(job) = provisioner.work else {
             continue;
@@ -429,8 +435,8 @@ fn hear(state: &mut State, sent: &Request, outcome: Outcome) {
             continue;
         }
         provisioner.work = match (outcome, job.address) {
-            (Outcome::Rejected, Address::Ingress) => job.tell(Said::Refused, false),
-            (Outcome::NotSent, Address::Ingress) => job.tell(Said::NotSent, false),
+            (Settlement::Rejected, Address::Ingress) => job.tell(Said::Refused, false),
+            (Settlement::NotSent, Address::Ingress) => job.tell(Said::NotSent, false),
             _ => Work::Settling(job, outcome),
         };
         return;

@@ -1,4 +1,4 @@
-//! Streams of a test's own, and a stage whose rows are numbers.
+//! Streams for one test, and a stage whose rows are numbers.
 
 use std::{
     collections::HashSet,
@@ -24,23 +24,23 @@ use tokio::sync::Semaphore;
 use tracing::Span;
 use uuid::Uuid;
 
-/// Far longer than anything here takes; a test that waits this long has failed.
+/// Far longer than any test step; a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// The durable name of the test stage's consumer.
 pub const DURABLE: &str = "test-sandbox";
 
-/// A connection, and streams under a prefix that nobody else uses.
+/// A connection, and streams under a unique prefix.
 pub struct Bench {
     pub nats: Nats,
     pub config: NatsConfig,
-    /// To look at what is in the streams, and to damage them.
+    /// For reading and damaging the streams.
     pub jetstream: jetstream::Context,
     /// Deleted with the test.
     streams: Option<OwnStreams>,
 }
 
 impl Bench {
-    /// On the shared server.
+    /// Uses the shared server.
     pub async fn new() -> Self {
         let url = std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
         let mut bench = Self::at(&url).await;
@@ -48,7 +48,7 @@ impl Bench {
         bench
     }
 
-    /// On a server of the test's own, which takes its streams with it.
+    /// Uses the test's own server, which deletes its streams with itself.
     pub async fn at(url: &str) -> Self {
         let config = NatsConfig {
             nats_url: SecretString::from(url),
@@ -69,7 +69,7 @@ impl Bench {
         self.nats.job_subject("sandbox")
     }
 
-    /// Publishes what says that this row waits.
+    /// Publishes a message about this row.
     pub async fn announce(&self, row: u32) {
         self.announce_as(&format!("row-{row}"), row).await;
     }
@@ -87,13 +87,13 @@ impl Bench {
             .await;
     }
 
-    /// Runs the stage with these permits on a connection of its own.
+    /// Runs the stage with this number of permits on its own connection.
     pub async fn start(&self, rows: &Arc<Rows>, permits: usize) -> Running {
         let source = Source {
             stream: "TOPUP_JOBS",
             durable: DURABLE.into(),
             subject: self.subject(),
-            // Whatever comes again does so because it was asked for.
+            // Long, so that a redelivery happens only on request.
             ack_wait: Duration::from_mins(5),
         };
         let shutdown = Shutdown::new();
@@ -107,7 +107,7 @@ impl Bench {
         Ok(stream.cached_info().clone())
     }
 
-    /// How many messages a stream holds; none if it isn't there.
+    /// The number of messages in a stream; 0 if it is missing.
     pub async fn messages(&self, base: &str) -> u64 {
         self.stream(base).await.map_or(0, |info| info.state.messages)
     }
@@ -120,7 +120,7 @@ impl Bench {
         Ok(stream.consumer_info(DURABLE).await?)
     }
 
-    /// Waits until the job stream holds so many messages.
+    /// Waits until the job stream holds this number of messages.
     pub async fn until_messages(&self, count: u64) {
         let what = format!("{count} messages in TOPUP_JOBS");
         until(&what, async || self.messages("TOPUP_JOBS").await == count).await;
@@ -144,15 +144,15 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
         .unwrap();
 }
 
-/// A stage that runs.
+/// A running stage.
 pub struct Running {
     shutdown: Shutdown,
     nats: Nats,
 }
 
 impl Running {
-    /// Waits for an answer on the stage's connection: whatever the server has sent to it before has
-    /// arrived, and whatever it has sent to the server before is known there.
+    /// Waits for a round trip on the stage's connection: earlier messages in both directions have then
+    /// arrived.
     pub async fn round_trip(&self) {
         self.nats.ensure_streams().await.unwrap();
     }
@@ -162,7 +162,7 @@ impl Running {
         self.shutdown.stop();
     }
 
-    /// The end of the process, as every service has it: the last acknowledgements go out.
+    /// Ends like a service: the last acknowledgements are sent.
     pub async fn finished(&self) {
         self.shutdown.finished().await.unwrap();
         self.nats.flush().await;
@@ -175,22 +175,22 @@ impl Running {
     }
 }
 
-/// Says that a row waits.
+/// A message about a row.
 #[derive(Serialize, Deserialize)]
 pub struct Message {
     pub row: u32,
 }
 
-/// What a stage did with a row.
+/// The result of a row.
 #[derive(Clone, Debug)]
 pub struct Done {
     pub row: u32,
-    /// Whether a message made the stage take it up.
+    /// Whether the stage claimed it because of a message.
     pub announced: bool,
     pub traceparent: Option<String>,
 }
 
-/// A stage whose rows are in memory: the loop is under test here, not a database.
+/// A stage with rows in memory: the test is about the loop, not a database.
 pub struct Rows {
     state: Mutex<State>,
     /// Each claim takes a permit; without one, it waits.
@@ -203,9 +203,9 @@ pub struct Rows {
 
 #[derive(Default)]
 struct State {
-    /// Not taken up yet.
+    /// Not claimed yet.
     open: HashSet<u32>,
-    /// Of these, the overdue ones.
+    /// The due ones among them.
     due: Vec<u32>,
     claims_to_fail: usize,
     claims: Vec<usize>,
@@ -214,7 +214,7 @@ struct State {
 }
 
 impl Rows {
-    /// A stage with these open rows that takes up and runs whatever comes.
+    /// A stage with these open rows that claims and runs everything.
     pub fn new(open: impl IntoIterator<Item = u32>) -> Arc<Self> {
         let state = State {
             open: open.into_iter().collect(),
@@ -229,7 +229,7 @@ impl Rows {
         })
     }
 
-    /// As above, but nothing ends before [`Rows::let_end`].
+    /// The same, but no run ends before [`Rows::let_end`].
     pub fn held(open: impl IntoIterator<Item = u32>) -> Arc<Self> {
         let rows = Self::new(open);
         rows.runs_may_end.forget_permits(Semaphore::MAX_PERMITS);
@@ -260,14 +260,14 @@ impl Rows {
         self.state.lock().unwrap().done.clone()
     }
 
-    /// The rows that were run, sorted.
+    /// The finished rows, sorted.
     pub fn done_rows(&self) -> Vec<u32> {
         let mut rows: Vec<u32> = self.done().iter().map(|done| done.row).collect();
         rows.sort_unstable();
         rows
     }
 
-    /// How many messages each claim named.
+    /// The number of messages per claim.
     pub fn claims(&self) -> Vec<usize> {
         self.state.lock().unwrap().claims.clone()
     }

@@ -50,7 +50,7 @@ async fn a_stream_that_is_missing_is_made_and_the_message_kept() {
 async fn what_cannot_be_published_is_no_failure() {
     let bench = Bench::new().await;
     bench.nats.ensure_streams().await.unwrap();
-    // Larger than the stream takes.
+    // Larger than the stream accepts.
     let large = json!({"row": "x".repeat(100_000)});
     bench
         .nats
@@ -121,7 +121,7 @@ async fn a_trace_travels_with_its_message() {
     trace::set_parent(&process, traceparent.as_deref());
     let trace_of = |span: &Span| span.context().span().span_context().trace_id();
     assert_eq!(trace_of(&process), trace_of(&post));
-    // Whatever a header says, it never stops the work.
+    // No header, whatever its text, stops the work.
     let other = info_span!("process", otel.kind = "consumer");
     trace::set_parent(&other, Some("00-nonsense"));
     assert_ne!(trace_of(&other), trace_of(&post));

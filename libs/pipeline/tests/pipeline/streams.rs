@@ -1,4 +1,4 @@
-//! The streams and the consumer, as they are made.
+//! The settings of created streams and consumers.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The loop of a stage while all is well, and while its messages or its database are not.
+//! The loop of a stage in normal operation, and with faulty messages or a faulty database.
 
 use async_nats::HeaderMap;
 use bytes::Bytes;
@@ -137,7 +137,7 @@ async fn overdue_rows_are_taken_up_without_any_message() {
     rows.until_done(50).await;
     assert_eq!(rows.done_rows(), (0..50).collect::<Vec<_>>());
     assert!(rows.done().iter().all(|done| !done.announced));
-    // A message that comes late is a no-op.
+    // A late message is a no-op.
     bench.announce(7).await;
     until("the message to be taken", async || {
         bench

@@ -1,4 +1,4 @@
-//! The record of what operators changed, and why.
+//! The record of operators' changes and their reasons.
 
 use sqlx::{PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
@@ -6,29 +6,29 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// A command that changes something, for the record.
+/// A command that changes something, as recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Action<'a> {
     /// The operator's name.
     pub operator: &'a str,
     /// The command with its subcommand: `placement resolve --retry`.
     pub command: &'a str,
-    /// What it names: `placement 0199…`.
+    /// The object of the command: `placement 0199…`.
     pub target: &'a str,
-    /// Why.
+    /// The operator's reason.
     pub reason: &'a str,
 }
 
-/// Whether a command shows what it would change, or changes it.
+/// Whether a command previews its change or commits it.
 #[derive(Clone, Copy, Debug)]
 pub enum Mode<'a> {
-    /// Does everything and rolls it back: the counts are those of the real thing.
+    /// Runs the change and rolls it back: the counts are exact.
     Preview,
     /// Commits the change with its record.
     Apply(Action<'a>),
 }
 
-/// Ends the transaction of a command as its mode says.
+/// Ends the transaction of a command according to its mode.
 pub(crate) async fn finish(
     mut transaction: Transaction<'_, Postgres>,
     mode: Mode<'_>,
@@ -64,11 +64,11 @@ pub struct Recorded {
     pub database_role: String,
     /// The command with its subcommand.
     pub command: String,
-    /// What it named.
+    /// The object of the command.
     pub target: String,
-    /// Rows that it changed.
+    /// The number of changed rows.
     pub affected: i64,
-    /// Why.
+    /// The operator's reason.
     pub reason: String,
 }
 

@@ -11,9 +11,9 @@ use crate::{Error, placements::ANNOUNCED, seconds};
 /// A delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
-    /// The unit whose readiness it reports.
+    /// The topup that the webhook reports.
     pub topup_id: String,
-    /// The unit's order.
+    /// The order of the topup.
     pub order_id: Uuid,
     /// The partner's own order id.
     pub external_order_id: String,
@@ -21,22 +21,22 @@ pub struct DeliveryView {
     pub partner_id: Uuid,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
-    /// How many attempts have ended.
+    /// The number of ended attempts.
     pub attempts: i32,
-    /// When the last of them began.
+    /// When the last attempt began.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
-    /// The HTTP status of its answer.
+    /// The HTTP status of the last response.
     pub status: Option<i32>,
     /// Why the last attempt failed.
     pub error: Option<String>,
     /// When the next attempt is due.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
-    /// When the partner acknowledged it.
+    /// When the endpoint acknowledged the webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
-    /// When the unit became ready.
+    /// When the topup became ready.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
@@ -44,18 +44,18 @@ pub struct DeliveryView {
 /// One attempt of a delivery.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AttemptView {
-    /// How many attempts had ended before it.
+    /// The number of attempts that ended before this one.
     pub attempt: i32,
-    /// When it began.
+    /// When the attempt began.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
-    /// Its duration in milliseconds.
+    /// The duration in milliseconds.
     pub duration_ms: i32,
-    /// The HTTP status of its answer, if there was one.
+    /// The HTTP status of the response, if one arrived.
     pub status: Option<i32>,
-    /// The class of its result: `delivered`, `status_5xx`, `timeout`, …
+    /// The result class: `delivered`, `status_5xx`, `timeout`, …
     pub class: String,
-    /// The beginning of the answer, sealed; for [`Purpose::Answer`](crate::vault::Purpose::Answer).
+    /// The start of the response body, sealed for [`Purpose::Answer`](crate::vault::Purpose::Answer).
     #[serde(skip)]
     pub answer: Option<Vec<u8>>,
 }
@@ -63,19 +63,19 @@ pub struct AttemptView {
 /// Conditions on deliveries; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    /// Only the delivery of this unit.
+    /// The topup of the delivery.
     pub topup_id: Option<&'a TopupId>,
-    /// Only this partner's.
+    /// The partner of the delivery.
     pub partner_id: Option<PartnerId>,
-    /// Only those in this state.
+    /// The state of the delivery.
     pub state: Option<&'a str>,
-    /// Only those whose last attempt began then or later, or that became ready then or later.
+    /// The earliest start of the last attempt; without an attempt, of the readiness.
     pub since: Option<OffsetDateTime>,
-    /// Only those whose last attempt began before, or that became ready before if there was none.
+    /// The end of that range, exclusive.
     pub until: Option<OffsetDateTime>,
 }
 
-/// The newest deliveries of a filter, by topup id.
+/// Lists the newest deliveries that match a filter, by topup id.
 pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
@@ -105,7 +105,7 @@ pub async fn list(
     Ok(deliveries)
 }
 
-/// The attempts of a delivery, in their order.
+/// Lists the attempts of a delivery, in order.
 pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Result<Vec<AttemptView>, Error> {
     let attempts = sqlx::query_as!(
         AttemptView,
@@ -127,24 +127,24 @@ pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Resu
 /// The deliveries that a replay makes due.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Replayed {
-    /// All of them: as many webhooks are sent.
+    /// The number of all of them; each sends one webhook.
     pub replayed: i64,
-    /// Those that the partner had acknowledged.
+    /// The number that was `delivered`.
     pub delivered: i64,
-    /// Those whose schedule was over.
+    /// The number that was `exhausted`.
     pub exhausted: i64,
-    /// Those that waited for their next attempt.
+    /// The number that was waiting for a retry.
     pub pending: i64,
-    /// The earliest last attempt of them, or readiness if there was none.
+    /// The start of the earliest last attempt; without an attempt, the time of readiness.
     #[serde(with = "time::serde::rfc3339::option")]
     pub oldest: Option<OffsetDateTime>,
-    /// The latest.
+    /// The start of the latest last attempt, by the same rule.
     #[serde(with = "time::serde::rfc3339::option")]
     pub newest: Option<OffsetDateTime>,
 }
 
-/// Makes the oldest deliveries of a filter pending and due, at the beginning of the schedule; their attempts stay.
-/// Pending deliveries count if they wait for another attempt, not if they wait for a URL.
+/// Makes the oldest deliveries that match a filter pending and due, at the start of the schedule; their
+/// attempts stay. Pending deliveries match if they wait for a retry, not if they wait for a URL.
 pub async fn replay(
     connection: &mut PgConnection,
     filter: &Filter<'_>,

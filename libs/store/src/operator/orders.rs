@@ -25,7 +25,7 @@ pub struct OrderView {
     pub created_at: OffsetDateTime,
     /// The order's purchases.
     pub placements: Vec<PlacementView>,
-    /// The order's units, in the order of the answer.
+    /// The order's units, in the order of the response.
     pub topups: Vec<TopupView>,
 }
 
@@ -73,13 +73,13 @@ pub struct TopupView {
     pub ready_at: Option<OffsetDateTime>,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
     pub delivery: Option<String>,
-    /// Webhook attempts that have ended.
+    /// The number of ended webhook attempts.
     pub delivery_attempts: Option<i32>,
-    /// Status of the last webhook attempt's answer.
+    /// HTTP status of the last webhook response.
     pub delivery_status: Option<i32>,
     /// Why the last webhook attempt failed.
     pub delivery_error: Option<String>,
-    /// When the partner acknowledged the webhook.
+    /// When the endpoint acknowledged the webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
     /// When the next webhook attempt is due.
@@ -87,8 +87,8 @@ pub struct TopupView {
     pub delivery_due_at: Option<OffsetDateTime>,
 }
 
-/// The newest 20 orders with this id: our order id, a placement id, a topup id, an ICCID, or an external order id,
-/// which several partners may use.
+/// Finds the newest 20 orders with this id: an order id, a placement id, a topup id, an ICCID, or an external
+/// order id, which several partners may use.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>, Error> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(id).ok();

@@ -1,4 +1,4 @@
-//! Placements: lists of them, and settling those that are parked.
+//! Placements: lists, and resolving parked ones.
 
 use domain::{
     OrderId, PartnerId, PlacementId, PlacementState,
@@ -44,14 +44,15 @@ pub struct Listed {
     pub redrive_at: Option<OffsetDateTime>,
 }
 
-/// Placements, optionally of one state or provider. Parked ones come oldest first, all others newest first.
+/// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest
+/// first.
 pub async fn list(
     connection: &mut PgConnection,
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
 ) -> Result<Vec<Listed>, Error> {
-    // Two statements, since only what is parked has an index of its own.
+    // Two statements, since only parked placements have an index of their own.
     if state == Some(PlacementState::Parked) {
         let rows = sqlx::query_as!(
             Listed,
@@ -98,7 +99,7 @@ pub async fn list(
 /// A placement after [`resolve`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Resolved {
-    /// The settled placement.
+    /// The resolved placement.
     pub placement_id: PlacementId,
     /// The order that it is part of.
     pub order_id: OrderId,
@@ -116,14 +117,14 @@ pub struct Resolved {
     pub ready: i64,
 }
 
-/// Why a placement was not settled.
+/// Why a placement was not resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum NotResolved {
     /// No placement has this id.
     #[error("there is no such placement")]
     Unknown,
-    /// Operators settle parked placements only.
-    #[error("it is {}; only a parked placement is settled by hand", .0.as_str())]
+    /// The placement is not parked.
+    #[error("it is {}; only a parked placement can be resolved", .0.as_str())]
     NotParked(PlacementState),
     /// The order was answered with 422: nothing may be delivered for it.
     #[error(
@@ -131,10 +132,10 @@ pub enum NotResolved {
          then settle it with --not-bought"
     )]
     Refused,
-    /// The provider named units for it: buying again would buy twice.
+    /// The provider named units for it: a retry would buy twice.
     #[error("the provider has named units for it, so it is bought; a retry would buy it twice")]
     HasUnits,
-    /// The database refused a statement or didn't answer.
+    /// The database refused a statement or did not respond.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -145,8 +146,8 @@ impl From<sqlx::Error> for NotResolved {
     }
 }
 
-/// Settles a parked placement as an operator found it at the provider, by [`Event::Resolve`]. If it is bought or
-/// retried, units that failed without a provider's unit id are pending again.
+/// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units without a
+/// provider's unit id become pending again.
 pub async fn resolve(
     connection: &mut PgConnection,
     placement_id: PlacementId,

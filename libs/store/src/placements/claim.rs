@@ -1,4 +1,4 @@
-//! Placements are taken up by provisioners.
+//! Provisioners claim placements.
 
 use std::time::Duration;
 
@@ -9,65 +9,58 @@ use uuid::Uuid;
 use super::{Outcome, Settlement, settle};
 use crate::{Error, age, seconds, unsigned};
 
-/// Which placements a provisioner takes up: none of a provider whose breaker isn't closed, but by
-/// [`Claim::Probe`].
+/// The placements that a provisioner claims. Placements of a provider whose breaker is not closed are claimed
+/// only by [`Claim::Probe`].
 #[derive(Clone, Copy, Debug)]
 pub enum Claim<'a> {
-    /// Those that job messages name, as far as they are still `accepted`.
+    /// Placements that jobs name and that are still `accepted`.
     Named(&'a [PlacementId]),
-    /// Those of a provider that are due, at most so many, longest overdue first.
+    /// Due placements of one provider, longest overdue first.
     Due {
-        /// The provider.
         provider: &'a str,
-        /// The most to take.
+        /// The most placements to claim.
         limit: usize,
     },
-    /// The longest overdue one of a provider, whatever its breaker says; see
+    /// The longest overdue placement of a provider, whatever the state of its breaker; see
     /// [`crate::providers::probe`].
-    Probe {
-        /// The provider.
-        provider: &'a str,
-    },
+    Probe { provider: &'a str },
 }
 
-/// A placement that this provisioner now works on, until its lease ends.
+/// A placement that this provisioner has claimed, until its lease ends.
 #[derive(Clone, Debug)]
 pub struct Claimed {
-    /// Its id.
     pub placement_id: PlacementId,
-    /// Its order.
     pub order_id: OrderId,
-    /// Whose order that is.
+    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The state from which it was taken up. From `accepted` the claim recorded a new attempt,
-    /// which its holder alone may send; from any other state nothing may be bought.
+    /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its holder may
+    /// send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// The last recorded attempt, including one recorded by this claim.
+    /// The last recorded attempt; it may be the one that this claim recorded.
     pub attempt: u32,
-    /// How long ago that attempt was recorded.
+    /// The time since that attempt was recorded.
     pub attempt_age: Duration,
-    /// How long ago its order was stored.
+    /// The time since the order was stored.
     pub age: Duration,
-    /// How long ago the provider was known to have it.
+    /// The time since the provider confirmed the purchase.
     pub placed_age: Option<Duration>,
-    /// How many times in a row nobody knew afterwards how this attempt stands.
+    /// How many times in a row the outcome of this attempt stayed unknown.
     pub unknowns: u32,
-    /// Whether the partner certainly has its answer by now, or never gets one.
+    /// Whether the order is certainly answered, or will never be.
     pub answered: bool,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
-    /// Its units, in the order of the answer.
+    /// The units, in the order of the response.
     pub topups: Vec<ClaimedTopup>,
 }
 
 /// A unit of a claimed placement.
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
-    /// Its id.
     pub topup_id: TopupId,
-    /// What to buy.
+    /// The provider's id of the ordered option.
     pub provider_option_id: String,
-    /// The provider's unit that is already assigned to it.
+    /// The provider's unit id, if one is assigned.
     pub provider_unit_id: Option<String>,
     /// Whether it still waits for a profile.
     pub pending: bool,
@@ -124,10 +117,9 @@ impl TryFrom<ClaimedRow> for Claimed {
     }
 }
 
-/// Takes placements up in one statement: [`domain::placement::Event::Claim`] for those that are
-/// `accepted`, which records the attempt before anything is sent; for all others only the lease, so
-/// that no other provisioner takes them up until `lease` has passed. A row that can't be read is
-/// parked; the others are taken up.
+/// Claims placements in one statement. `accepted` ones move by [`domain::placement::Event::Claim`], which
+/// records the attempt before anything is sent; all others only get a lease of length `lease`. An unreadable
+/// row is parked; the others are claimed.
 pub async fn claim(
     connection: &mut PgConnection,
     which: Claim<'_>,

@@ -1,4 +1,4 @@
-//! What became of placements, in batches.
+//! Settling placements: outcomes are recorded in batches.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,106 +9,102 @@ use uuid::Uuid;
 use super::ANNOUNCED;
 use crate::{Error, seconds, signed};
 
-/// What became of an attempt, or of a look after it.
+/// The outcome of an attempt, or of a look-up after it.
 #[derive(Clone, Debug)]
 pub struct Settlement {
-    /// The placement.
     pub placement_id: PlacementId,
-    /// The attempt that this is about.
+    /// The number of the attempt.
     pub attempt: u32,
-    /// What became of it.
     pub outcome: Outcome,
 }
 
-/// See [`domain::placement::Event`].
+/// The outcome of an attempt; see [`domain::placement::Event`].
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// The provider has it. Units that became ready get their profile and their delivery.
+    /// The provider has the purchase. Units with a profile become ready and get a delivery.
     Bought {
-        /// What is known of its units.
+        /// The known units.
         units: Vec<Unit>,
-        /// When to ask for the profiles that are missing; `None` when none is.
+        /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
-        /// Profiles are missing for so long that an operator must see it.
+        /// Profiles have been missing for so long that an operator must look at it.
         overdue: bool,
-        /// Whether a readiness event is going to announce new deliveries. Otherwise they are due as
-        /// soon as the order must have been answered.
+        /// Whether a readiness event will announce the new deliveries. Otherwise they are due at `answer_by`.
         announced: bool,
     },
-    /// Certainly nothing was bought; may be tried again.
+    /// Certainly nothing was bought; a retry may follow.
     NotBought {
-        /// When.
+        /// The delay until the retry.
         retry_in: Duration,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// The provider refused for good.
+    /// The provider rejected the purchase for good.
     Rejected {
-        /// What it said.
+        /// The provider's text.
         reason: String,
     },
     /// A look-up found no such purchase.
     NotFound {
         /// Whether the settling delay has passed.
         settled: bool,
-        /// When to look again.
+        /// The delay until the next look-up.
         look_in: Duration,
     },
-    /// Nobody knows whether it was bought, or how its units stand. Changes nothing but the count of
-    /// such answers and the time of the next look.
+    /// The outcome is unknown, or the state of the units is. Only the count of unknown outcomes and the time
+    /// of the next look-up change.
     Unknown {
-        /// When to look the purchase up.
+        /// The delay until the next look-up.
         look_in: Duration,
-        /// Why nobody knows.
+        /// The cause.
         reason: String,
     },
-    /// Nobody found out whether it was bought. An operator must.
+    /// The outcome stayed unknown. An operator must resolve the placement.
     Parked {
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// What the provider has, or the row itself, can't be stored or read. An operator must see it.
+    /// The provider's data, or the row itself, cannot be stored or read. An operator must look at it.
     Disputed {
-        /// Why.
+        /// The cause.
         reason: String,
     },
 }
 
-/// What is known of one unit that the provider has.
+/// The known state of one unit that the provider has.
 #[derive(Clone, Debug)]
 pub struct Unit {
-    /// Our unit.
+    /// The topup of this system.
     pub topup_id: TopupId,
-    /// The provider's unit that is assigned to it.
+    /// The provider's unit id that is assigned to it.
     pub provider_unit_id: String,
-    /// What became of it so far.
     pub progress: Progress,
 }
 
-/// What became of a unit so far.
+/// The progress of a unit.
 #[derive(Clone, Debug)]
 pub enum Progress {
     /// No profile yet.
     Pending,
-    /// Its profile has come.
+    /// The profile has arrived.
     Ready {
-        /// The eSIM's number.
+        /// The ICCID of the eSIM.
         iccid: Iccid,
         /// The sealed profile.
         profile: Vec<u8>,
     },
-    /// It will never have a profile.
+    /// It will never have a profile, for this reason.
     Failed(String),
 }
 
-/// What a settlement changed.
+/// The effect of a settlement.
 #[derive(Clone, Debug, Default)]
 pub struct Settled {
-    /// Whether it applied at all; a late or repeated one doesn't.
+    /// Whether it applied; a late or repeated one does not.
     pub moved: bool,
-    /// It was bought where nobody expected it, and is parked now.
+    /// The purchase was unexpected, so the placement is parked now.
     pub unexpected: bool,
-    /// Topups that became ready by it, each with a new delivery.
+    /// Topups that it made ready, each with a new delivery.
     pub ready: Vec<TopupId>,
 }
 
@@ -120,7 +116,7 @@ pub async fn settle(
     let rounds = rounds(settlements);
     let mut settled = vec![Settled::default(); settlements.len()];
     let bought_only = |one: &Settlement| matches!(one.outcome, Outcome::Bought { .. });
-    // One statement is a transaction of its own; only a mixed batch needs a larger one.
+    // One statement is a transaction by itself; only a mixed batch needs a larger one.
     if rounds.len() <= 1 && settlements.iter().all(bought_only) {
         settle_rounds(connection, settlements, &rounds, &mut settled).await?;
     } else {
@@ -131,8 +127,8 @@ pub async fn settle(
     Ok(settled)
 }
 
-/// Which settlements go into one statement: a statement sees each placement only once, and what comes
-/// second must not hide behind what came first. Nearly always all of them.
+/// Splits a batch into statements. A statement sees each placement only once, so two settlements of one
+/// placement go into different rounds. Usually there is one round.
 fn rounds(settlements: &[Settlement]) -> Vec<Vec<usize>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut next: HashMap<PlacementId, usize> = HashMap::with_capacity(settlements.len());
@@ -169,7 +165,7 @@ async fn settle_rounds(
 
 type Changes = HashMap<PlacementId, Settled>;
 
-/// The purchases of a batch, as the columns of their statement.
+/// The purchases of a batch, one vector per column.
 #[derive(Default)]
 struct Bought {
     placements: Vec<Uuid>,
@@ -229,7 +225,7 @@ impl Bought {
         columns
     }
 
-    /// A profile is stored, its topup is ready and its delivery exists: all in one statement.
+    /// One statement stores a profile, makes its topup ready and creates its delivery.
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
         if self.placements.is_empty() {
             return Ok(());
@@ -301,8 +297,8 @@ impl Bought {
         self.park_unexpected(connection, changes).await
     }
 
-    /// Bought by an attempt that isn't the current one any more, or for a placement that is closed.
-    /// Parked for an operator alone: bought, and nothing is due.
+    /// Parks placements that were bought by an earlier attempt or after they were closed. Only an operator
+    /// moves them again, so nothing is due.
     async fn park_unexpected(
         &self,
         connection: &mut PgConnection,
@@ -336,7 +332,7 @@ impl Bought {
     }
 }
 
-/// The settlements of a batch that bought nothing, as the columns of their statement.
+/// The settlements of a batch that bought nothing, one vector per column.
 #[derive(Default)]
 struct Moves {
     placements: Vec<Uuid>,

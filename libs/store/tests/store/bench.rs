@@ -1,4 +1,4 @@
-//! A migrated database of a test's own, and what tests put into it.
+//! A migrated database for one test, and its test data.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -17,12 +17,12 @@ use store::{
 };
 use testkit::database::Database;
 
-/// Of every placement, unless a test is about several.
+/// The provider of every placement, unless a test is about several.
 pub const PROVIDER: &str = "sandbox";
-/// Long enough that nothing is taken up again during a test.
+/// Long enough that no lease ends during a test.
 pub const LEASE: Duration = Duration::from_mins(10);
 
-/// What everything here is sealed with.
+/// The vault of all tests.
 pub static VAULT: LazyLock<Vault> = LazyLock::new(|| {
     let key = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     Vault::parse(&SecretString::from(key)).unwrap()
@@ -38,7 +38,7 @@ pub fn applied() -> Mode<'static> {
     })
 }
 
-/// As services have them, but for the number of connections.
+/// The settings of services, except for the number of connections.
 pub fn config(url: &str) -> PoolConfig {
     PoolConfig {
         server: DatabaseConfig {
@@ -51,9 +51,9 @@ pub fn config(url: &str) -> PoolConfig {
 
 /// A migrated database.
 pub struct Bench {
-    /// For what services do only through [`Bench::store`], and for looking.
+    /// For raw statements; services go through [`Bench::store`].
     pub pool: PgPool,
-    /// As services have it.
+    /// The database as services use it.
     pub store: store::Database,
     pub database: Database,
 }
@@ -65,7 +65,7 @@ impl Bench {
         bench
     }
 
-    /// Without the migrations.
+    /// A database without migrations.
     pub async fn empty() -> Self {
         let database = Database::create().await.unwrap();
         let config = config(database.url());
@@ -86,7 +86,7 @@ impl Bench {
         assert_eq!(stored.unwrap(), vec![true; orders.len()]);
     }
 
-    /// Stores an order of so many units, from one provider, whose first attempt is recorded.
+    /// Stores an order of `units` units from one provider, with a recorded first attempt.
     pub async fn placing(&self, units: usize) -> NewOrder {
         let order = order(PartnerId::new(), units);
         self.store(std::slice::from_ref(&order)).await;
@@ -107,8 +107,7 @@ impl Bench {
         settled.unwrap()
     }
 
-    /// Stores deliveries of one order of this partner; their redrive is 30 s away, if `announced`, or
-    /// now.
+    /// Stores deliveries of one order of this partner; they are due in 30 s if `announced`, or now.
     pub async fn deliveries(&self, partner_id: PartnerId, count: usize, announced: bool) -> Vec<TopupId> {
         let order = NewOrder {
             answer_within: Duration::ZERO,
@@ -150,7 +149,7 @@ impl Bench {
         assert!(done.rows_affected() > 0, "{statement}");
     }
 
-    /// Everything that is stored of an order, as text: equal only if nothing at all has changed.
+    /// All stored data of an order, as text: equal only if nothing has changed.
     pub async fn everything(&self, order: OrderId) -> Vec<String> {
         sqlx::query_scalar(
             "SELECT to_jsonb(o)::text FROM orders o WHERE order_id = $1
@@ -165,7 +164,7 @@ impl Bench {
         .unwrap()
     }
 
-    /// A value that a statement computes of the row with this id, which is `$1`.
+    /// A value from a statement on the row with this id, which is `$1`.
     pub async fn value<T>(&self, statement: &'static str, id: impl ToString) -> T
     where
         T: Send + Unpin + for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
@@ -185,7 +184,7 @@ impl Bench {
         .await
     }
 
-    /// The state of a topup or `none`, and of its delivery.
+    /// The state of a topup and of its delivery, or `none`.
     pub async fn states(&self, topup: &TopupId) -> (String, String) {
         let statement = "SELECT t.state || '/' || coalesce(d.state, 'none')
             FROM topups t LEFT JOIN deliveries d USING (topup_id) WHERE topup_id = $1";
@@ -200,7 +199,7 @@ pub fn topup_id() -> TopupId {
     IDS.next(runtime::clock::now())
 }
 
-/// A new order of so many units, from one provider, under a random external id.
+/// A new order of `units` units from one provider, under a random external id.
 pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
     let order_id = OrderId::new();
     let positions: Vec<usize> = (0..units).collect();
@@ -214,7 +213,7 @@ pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
     }
 }
 
-/// The part of an order that has these positions of the answer.
+/// The part of an order with these positions in the response.
 pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
     NewPlacement {
         placement_id: PlacementId::new(),
@@ -251,7 +250,7 @@ pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> 
     }
 }
 
-/// Everything is known of these units, nothing is left to collect.
+/// A purchase whose units are all known; nothing is left to collect.
 pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announced: bool) -> Settlement {
     let outcome = Outcome::Bought {
         units,
@@ -262,7 +261,7 @@ pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announc
     settlement(placement_id, attempt, outcome)
 }
 
-/// Bought, its profiles are still to come.
+/// A purchase without profiles so far.
 pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Bought {
         units: Vec::new(),
@@ -335,7 +334,7 @@ pub fn ready(topup_id: &TopupId) -> Unit {
     unit(topup_id, progress)
 }
 
-/// A number of its own for each topup.
+/// A distinct ICCID for each topup.
 pub fn iccid(topup_id: &TopupId) -> Iccid {
     Iccid::parse(&format!("89{}", &topup_id.as_str()[10..])).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Taking placements up.
+//! Claims of placements.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -60,7 +60,7 @@ async fn the_longest_overdue_are_taken_first_and_only_once() {
         placements: vec![part("elsewhere", &[0])],
         ..order(PartnerId::new(), 0)
     };
-    // One that isn't due yet, and one of another provider.
+    // One that is not due yet, and one of another provider.
     bench
         .store(&[order(PartnerId::new(), 1), elsewhere.clone()])
         .await;
@@ -118,7 +118,7 @@ async fn repeated_messages_buy_nothing_twice() {
     for _ in 0..20 {
         let named = bench.due(20).await;
         let backwards: Vec<_> = named.iter().rev().copied().collect();
-        // Two replicas have the same messages while a third takes up what is due.
+        // Two replicas have the same messages while a third claims due rows.
         let (one, other, third) = tokio::join!(
             ids(&bench, Claim::Named(&named)),
             ids(&bench, Claim::Named(&backwards)),

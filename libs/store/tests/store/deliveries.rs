@@ -1,21 +1,21 @@
-//! Deliveries: taken up, recorded, given up without an endpoint.
+//! Deliveries: claimed, recorded, moved to `no_endpoint`.
 
 use std::{collections::HashSet, time::Duration};
 
 use domain::{PartnerId, TopupId};
 use store::{
     deliveries::{self, AttemptResult, Attempted, Room, Take},
-    endpoints::Breaker,
+    endpoints::BlockPolicy,
     partners,
 };
 
 use crate::bench::{Bench, LEASE, iccid};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
-/// A whole attempt.
+/// The length of a whole attempt.
 const ATTEMPT: Duration = Duration::from_secs(20);
 /// Blocks at the third failure.
-pub const BREAKER: Breaker = Breaker {
+pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),
@@ -28,7 +28,7 @@ impl Bench {
     }
 
     async fn record(&self, attempts: &[Attempted]) {
-        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BREAKER).await;
+        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
         assert_eq!(recorded.unwrap().len(), attempts.len());
     }
 
@@ -40,7 +40,7 @@ impl Bench {
         .await
     }
 
-    /// State, attempts that ended, and in how many seconds it is due.
+    /// State, number of ended attempts, and seconds until it is due.
     async fn summary(&self, topup: &TopupId) -> (String, i32, Option<i32>) {
         sqlx::query_as(
             "SELECT state, attempt, round(extract(epoch FROM redrive_at - now()))::int FROM deliveries WHERE topup_id = $1",
@@ -52,7 +52,7 @@ impl Bench {
     }
 }
 
-/// Room for so many, under way none.
+/// Room for `all` deliveries, with none in flight.
 pub fn room(all: usize, per_partner: usize) -> Room {
     Room {
         all,
@@ -111,7 +111,7 @@ async fn a_first_attempt_is_taken_without_a_write() {
         assert_eq!(bench.take(Take::First(&named), ATTEMPT).await, announced[..1]);
     }
     assert_eq!(bench.delivery(&announced[0]).await, before);
-    // An attempt that could outlast the lease is left to whoever takes it up as due.
+    // Redrive picks up an attempt that could outlast the lease.
     assert!(
         bench
             .take(Take::First(&named), Duration::from_secs(31))
@@ -149,7 +149,7 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
     let many = bench.deliveries(busy, 10, false).await;
     let few = bench.deliveries(idle, 2, false).await;
     bench.deliveries(idle, 3, true).await; // not due yet
-    // The last of many is overdue for the longest time.
+    // The last one has been overdue the longest.
     for topup in &many[7..] {
         bench
             .set(
@@ -165,7 +165,7 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
         .collect();
     assert_eq!(first, many[7..].iter().chain(&few).cloned().collect());
 
-    // Three of them are under way: one more fits, then none.
+    // Three of them are in flight: one more fits, then none.
     let under_way = |count: usize| Room {
         partners: vec![(busy, count), (PartnerId::new(), 9)],
         ..room(100, 4)
@@ -300,7 +300,7 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
     assert_eq!(nobody.unwrap(), None);
 }
 
-/// The notifier sees no URL and gives up at the moment in which an operator sets one.
+/// The notifier sees no URL and gives up at the moment when an operator sets one.
 #[tokio::test]
 async fn a_url_that_is_just_being_set_is_never_missed() {
     let bench = Bench::new().await;
@@ -311,7 +311,7 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
     for round in 0..150 {
         let set_no_endpoint = deliveries::set_no_endpoint(&mut notifier, &topups);
         let set_webhook = partners::set_webhook(&mut operator, partner, URL);
-        // Whoever is polled first has a small start.
+        // The future that is polled first has a small head start.
         let (given_up, due) = if round % 2 == 0 {
             tokio::join!(set_no_endpoint, set_webhook)
         } else {

@@ -11,7 +11,7 @@ use store::{
 
 use crate::{
     bench::{Bench, LEASE},
-    deliveries::{BREAKER, attempted, room},
+    deliveries::{BLOCK_POLICY, attempted, room},
 };
 
 impl Bench {
@@ -20,7 +20,7 @@ impl Bench {
         taken.unwrap()
     }
 
-    /// How many of each partner are taken.
+    /// The number of claimed deliveries per partner.
     async fn turns(&self, room: &Room) -> HashMap<PartnerId, usize> {
         let mut turns = HashMap::new();
         for delivery in self.taken(room).await {
@@ -30,7 +30,7 @@ impl Bench {
     }
 
     async fn results(&self, attempts: &[Attempted]) {
-        deliveries::record(&mut *self.connection().await, attempts, &BREAKER)
+        deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY)
             .await
             .unwrap();
     }
@@ -43,7 +43,7 @@ impl Bench {
             .remove(0)
     }
 
-    /// In how many seconds the block ends.
+    /// Seconds until the block ends.
     async fn block(&self, partner: PartnerId) -> i64 {
         let until = self.endpoint(partner).await.blocked_until.unwrap();
         (until - runtime::clock::now()).whole_seconds() + 1
@@ -93,7 +93,7 @@ async fn turns_go_round_and_hosts_are_shared() {
     let first = bench.turns(&room(6, 100)).await;
     assert_eq!(first, HashMap::from([(big, 2), (other, 2), (small, 2)]));
 
-    // Of eight slots of the host, two are in use: half of the six that are free, by turns.
+    // Two of the host's eight slots are in use: one claim gets half of the six free ones, by turns.
     let crowded = |in_use| Room {
         per_host: 8,
         hosts: vec![("shared.example".into(), in_use), ("elsewhere".into(), 9)],
@@ -104,7 +104,7 @@ async fn turns_go_round_and_hosts_are_shared() {
     assert_eq!(turns.len(), 2);
     assert!(bench.turns(&crowded(8)).await.is_empty());
 
-    // Who has less under way comes first.
+    // The partner with less in flight comes first.
     let busy = Room {
         partners: vec![(big, 5)],
         ..room(5, 100)
@@ -133,7 +133,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     let announced = bench.deliveries(partner, 1, true).await;
     let room = room(100, 100);
 
-    // What we could not make says nothing of the endpoint.
+    // A webhook that could not be built says nothing about the endpoint.
     let ours: Vec<Attempted> = due.iter().map(|topup| of(partner, topup, false, 0)).collect();
     bench.results(&ours).await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
@@ -152,7 +152,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         (blocked.state.as_str(), bench.block(partner).await),
         ("blocked", 10)
     );
-    // Stragglers, which began before, make it no longer.
+    // Late failures of attempts that began before the block do not extend it.
     bench.results(&[failed(partner, &due[3], 1)]).await;
     assert_eq!(bench.block(partner).await, 10);
     assert!(bench.taken(&room).await.is_empty());

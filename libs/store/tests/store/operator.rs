@@ -1,4 +1,4 @@
-//! What operators list, find and settle.
+//! Operators' lists, searches and changes.
 
 use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
 use store::{
@@ -17,7 +17,7 @@ impl Bench {
         placements::resolve(&mut *self.connection().await, id, resolution, applied()).await
     }
 
-    /// An order whose purchase nobody knows of.
+    /// An order whose purchase has an unknown outcome.
     async fn in_doubt(&self, units: usize) -> NewOrder {
         let order = self.placing(units).await;
         self.settle(&[parked(placement(&order), 1)]).await;

@@ -1,4 +1,4 @@
-//! What is moved after an old dump was restored.
+//! Recovery after an old dump is restored.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     let bench = Bench::new().await;
     let accepted = bench.accepted(Duration::ZERO).await;
     let placing = bench.placing(1).await;
-    // Half on its way back to `accepted`: the first "no such purchase" must not count any more.
+    // Halfway back to `accepted`: the first "no such purchase" must not count any more.
     bench.settle(&[not_found(placement(&placing), 1, true)]).await;
     bench
         .set(
@@ -105,7 +105,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
         assert_eq!((one.attempt, one.unknowns), (1, 0));
         assert!(one.attempt_age < Duration::from_mins(1), "{:?}", one.attempt_age);
     }
-    // A job that comes late takes nothing up.
+    // A late job claims nothing.
     assert!(
         bench
             .claim(Claim::Named(&[placement(&accepted)]))
@@ -113,7 +113,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
             .is_empty()
     );
 
-    // Only two looks lead to another attempt.
+    // Only two look-ups lead to another attempt.
     let id = placement(&accepted);
     bench.settle(&[not_found(id, 1, true), unknown(id, 1)]).await;
     assert_eq!(bench.state(id).await, "placing");

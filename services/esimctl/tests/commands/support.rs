@@ -13,7 +13,7 @@ use serde_json::Value;
 use store::{
     PgConnection,
     deliveries::{self, AttemptResult, Attempted},
-    endpoints::Breaker,
+    endpoints::BlockPolicy,
     orders::{self, NewOrder, NewPlacement, NewTopup},
     vault::{Purpose, Vault},
 };
@@ -212,12 +212,12 @@ pub async fn record(
             endpoint: true,
         },
     };
-    let breaker = Breaker {
+    let policy = BlockPolicy {
         failures: 2,
         first: Duration::from_mins(1),
         longest: Duration::from_mins(1),
     };
-    deliveries::record(connection, &[attempted], &breaker)
+    deliveries::record(connection, &[attempted], &policy)
         .await
         .unwrap();
 }

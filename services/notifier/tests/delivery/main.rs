@@ -9,6 +9,7 @@
 mod endpoints;
 mod fairness;
 mod hostile;
+mod names;
 mod rotation;
 mod support;
 

@@ -5,7 +5,12 @@ use std::{sync::Once, time::Duration};
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
-use notifier::{Config, schedule::Schedule};
+use notifier::{
+    Config,
+    dns::NameServers,
+    guard::{Networks, Ports},
+    schedule::Schedule,
+};
 use pipeline::{Effect, Nats, NatsConfig, payload::TopupReady};
 use runtime::{CommonConfig, Shutdown, clock};
 use secrecy::{ExposeSecret, SecretString};
@@ -76,7 +81,11 @@ pub fn config(database: &Database) -> Config {
     Config {
         admin_listen: ([127, 0, 0, 1], ports::free().unwrap()).into(),
         public_url: PUBLIC_URL.into(),
-        webhook_allow: notifier::guard::Allowed::parse("127.0.0.0/8").unwrap(),
+        webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
+        webhook_deny: Networks::default(),
+        webhook_ports: Ports::default(),
+        webhook_resolvers: NameServers::default(),
+        webhook_head_max: 64 * 1024,
         webhook_timeout: Duration::from_secs(2),
         retry_schedule: Schedule::parse("5s,5m,30m,2h").unwrap(),
         delivery_concurrency: 32,

@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use domain::PlacementId;
-use provisioner::providers::{CancelAnswer, FindAnswer, PlaceAnswer, Provider, Purchase, Trouble, UnitState};
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::{Bench, PATIENCE, Seller};
+use crate::support::{Bench, PATIENCE};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() {
@@ -210,34 +208,6 @@ async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
     for other in others {
         assert_eq!(bench.ready(other).await.state, "placed");
     }
-}
-
-#[tokio::test]
-async fn a_unit_is_given_back_once_or_twice_and_an_unknown_one_is_refused() {
-    let sandbox = Seller::start(None).await;
-    let provider = sandbox.adapter();
-    let purchase = Purchase {
-        placement_id: PlacementId::new(),
-        items: vec![("any".into(), 1)],
-    };
-    let Ok(PlaceAnswer::Bought(units)) = provider.place(&purchase).await else {
-        panic!("not bought")
-    };
-    for _ in 0..2 {
-        let answer = provider.cancel(&units[0].unit_id).await;
-        assert_eq!(answer, Ok(CancelAnswer::Canceled));
-    }
-    let Ok(FindAnswer::Found(units)) = provider.collect(purchase.placement_id).await else {
-        panic!("not found")
-    };
-    assert!(matches!(units[0].state, UnitState::Failed(_)), "{units:?}");
-    let unknown = provider.cancel("1").await;
-    assert!(matches!(unknown, Ok(CancelAnswer::Refused { .. })), "{unknown:?}");
-    let odd = provider.cancel("../order").await;
-    assert!(matches!(odd, Err(Trouble::NotSent(_))), "{odd:?}");
-    sandbox.faults(json!({ "down": true })).await;
-    let unknown = provider.cancel("1").await;
-    assert!(matches!(unknown, Err(Trouble::Unknown(_))), "{unknown:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@
 //! - [`breaker`]: placements of a failing provider.
 //! - [`callbacks`]: hints and their tokens.
 //! - [`operator`]: parked placements and how they are resolved.
+//! - [`unreadable`]: answers and outcomes that cannot be used.
 
 #![expect(
     clippy::unwrap_used,
@@ -17,3 +18,4 @@ mod breaker;
 mod callbacks;
 mod operator;
 mod support;
+mod unreadable;

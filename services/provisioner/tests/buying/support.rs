@@ -10,9 +10,9 @@ use std::{
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
 use pipeline::{Effect, Nats, NatsConfig, payload::TopupJob};
-use provisioner::{Config, SandboxAccount, UsimsaAccount, providers::usimsa::Usimsa};
+use provisioner::{Config, SandboxAccount, UsimsaAccount};
 use runtime::{CommonConfig, Shutdown, clock};
-use sandbox::outcomes;
+use sandbox::script;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use signing::SecretKey;
@@ -94,12 +94,6 @@ impl Seller {
 
     pub fn url(&self) -> reqwest::Url {
         self.base.parse().unwrap()
-    }
-
-    /// Our adapter for it.
-    pub fn adapter(&self) -> Usimsa {
-        let key = SecretKey::from_base64(SECRET_KEY).unwrap();
-        Usimsa::new(self.url(), ACCESS_KEY.into(), key, PATIENCE).unwrap()
     }
 
     /// Replaces the faults of the whole provider.
@@ -223,12 +217,15 @@ impl Bench {
             providers: vec!["sandbox".into()],
             provider_concurrency: 64,
             provider_timeout: Duration::from_millis(500),
+            provider_answer_max: 1024 * 1024,
             settle: Duration::from_millis(1_500),
             park_after: Duration::from_mins(30),
             provider_rate: 0,
             breaker_failures: 1_000,
             breaker_open: Duration::from_hours(1),
             breaker_open_most: Duration::from_hours(1),
+            callback_concurrency: 64,
+            callback_rate: 200,
             sandbox: SandboxAccount {
                 sandbox_url: Some(sandbox.url()),
                 sandbox_access_key: Some(ACCESS_KEY.into()),
@@ -320,6 +317,7 @@ impl Bench {
                 ("SANDBOX_SECRET_KEY", SECRET_KEY.to_owned()),
                 ("PROVIDER_TIMEOUT", format!("{:?}", config.provider_timeout)),
                 ("SETTLE", format!("{:?}", config.settle)),
+                ("BREAKER_FAILURES", config.breaker_failures.to_string()),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
@@ -351,7 +349,7 @@ impl Bench {
             topup_id: self.ids.next(clock::now()),
             position,
             option_id: OptionId::new(),
-            provider_option_id: outcomes::option_id(option).to_string(),
+            provider_option_id: script::option_id(option).to_string(),
         });
         NewOrder {
             order_id,
