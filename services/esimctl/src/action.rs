@@ -1,4 +1,4 @@
-//! `esimctl action`: what operators changed, and why.
+//! `esimctl action`: the record of operators' changes.
 
 use clap::{Args, Subcommand};
 use store::{
@@ -28,7 +28,7 @@ pub enum Command {
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// Only actions since then: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    /// Only actions since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// The most actions to list

@@ -1,4 +1,4 @@
-//! Commands that buy, send or move many rows: a preview, a confirmation and a reason that is recorded.
+//! The preview, the confirmation and the recorded reason of commands that buy, send or change many rows.
 
 use std::io::{IsTerminal, Write};
 
@@ -8,20 +8,20 @@ use store::operator::actions::{Action, Mode};
 
 use crate::output::one_line;
 
-/// What such a command takes beside its own arguments.
+/// The arguments of a command that asks for a confirmation.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Confirmation")]
 pub struct Confirm {
-    /// Why; `esimctl action list` shows it
+    /// The reason, which `esimctl action list` shows
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new(), required_unless_present = "dry_run")]
     reason: Option<String>,
-    /// Don't show the preview and don't ask, for scripts
+    /// Skip the preview and the confirmation, for scripts
     #[arg(long)]
     yes: bool,
-    /// Show what the command would change, with counts, and change nothing
+    /// Show what the command would change, with counts; change nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
-    /// Who you are, for the record [default: the account's name]
+    /// Your name, for the record [default: the account's name]
     #[arg(long, value_name = "NAME", env = "ESIMCTL_OPERATOR", value_parser = NonEmptyStringValueParser::new())]
     operator: Option<String>,
     #[arg(long, env = "USER", hide = true, default_value = "unknown")]
@@ -29,13 +29,13 @@ pub struct Confirm {
 }
 
 impl Confirm {
-    /// Whether the command needs a preview before it acts.
+    /// Whether the command shows a preview.
     pub fn wants_preview(&self) -> bool {
         !self.yes
     }
 
-    /// Shows the preview on standard error and asks, unless `--yes` was given. Errors: the answer isn't `yes`, or
-    /// standard input is no terminal.
+    /// Shows the preview on standard error and asks, unless `--yes` was given. Fails if the answer is not `yes`
+    /// or standard input is no terminal.
     pub fn ask(&self, preview: &str) -> anyhow::Result<()> {
         if self.yes {
             return Ok(());

@@ -1,4 +1,4 @@
-//! `esimctl delivery`: webhooks with their attempts, and sending them again.
+//! `esimctl delivery`: shows webhooks with their attempts, and replays them.
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
@@ -56,31 +56,31 @@ pub enum Command {
     /// List deliveries, newest units first
     #[command(after_help = LIST_EXAMPLES)]
     List(List),
-    /// Show a delivery with each of its attempts
+    /// Show a delivery with its attempts
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// The unit whose webhook it is
+        /// The topup id of the delivery
         topup_id: TopupId,
-        /// Show the first bytes of answers that did not acknowledge it; needs the master key
+        /// Show the first bytes of responses that did not acknowledge it; needs the master key
         #[arg(long)]
         answers: bool,
         #[command(flatten)]
         master_key: MasterKeyConfig,
     },
-    /// Send webhooks again: one, or those of a partner since a time
+    /// Replay webhooks: one, or those of a partner since a time
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(Replay),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// Only this partner's, by id or access key
+    /// Only deliveries of this partner, by id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY")]
     partner: Option<String>,
-    /// Only in this state
+    /// Only deliveries in this state
     #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"]))]
     state: Option<String>,
-    /// Only since then: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    /// Only deliveries since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
     /// The most deliveries to list
@@ -90,16 +90,16 @@ pub struct List {
 
 #[derive(Args, Clone, Debug)]
 pub struct Replay {
-    /// The unit whose webhook it is
+    /// The topup id of the delivery
     #[arg(required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
     topup_id: Option<TopupId>,
     /// All deliveries of this partner, by id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
     partner: Option<String>,
-    /// Only since then: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    /// Only deliveries since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
     #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
-    /// Only until then, in the same form
+    /// Only deliveries until this time, in the same form
     #[arg(long, value_name = "TIME", value_parser = past)]
     until: Option<OffsetDateTime>,
     /// Only deliveries in this state
@@ -209,7 +209,7 @@ async fn show(
     })
 }
 
-/// The first bytes of the answer, if they are stored and the vault is there to open them.
+/// The first bytes of the response, if they are stored and the vault is given.
 fn answer(vault: Option<&Vault>, topup_id: &TopupId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
@@ -327,7 +327,7 @@ fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
     text
 }
 
-/// The filter of a replay, for the record.
+/// The filter of a replay, as recorded.
 fn target(asked: &Replay) -> String {
     if let Some(topup_id) = &asked.topup_id {
         return format!("topup {topup_id}");

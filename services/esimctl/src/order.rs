@@ -1,4 +1,4 @@
-//! `esimctl order`: an order, stage by stage.
+//! `esimctl order`: shows an order stage by stage.
 
 use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
@@ -32,7 +32,7 @@ const MOST: usize = 20;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Show an order: its purchases, its units and their webhooks, and how long each stage took
+    /// Show an order with its purchases, units and webhooks, and the duration of each stage
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
         /// Our order id, a placement id (the provider's order id), a topup id, an ICCID, or an external order id
@@ -142,7 +142,7 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> [String; 8] {
     ]
 }
 
-/// A line for each part of the order that left the normal path.
+/// One line for each placement or topup that needed a retry, failed or waits.
 fn notes(order: &OrderView) -> Vec<String> {
     let placements = order.placements.iter().enumerate().map(|(index, placement)| {
         let due = placement
@@ -166,7 +166,7 @@ fn notes(order: &OrderView) -> Vec<String> {
         .collect()
 }
 
-/// The time at which a stage ended, and its duration.
+/// The end of a stage and its duration.
 fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetDateTime>) -> String {
     let Some(ended) = ended else { return dash() };
     let at = moment_after(order.created_at, ended);

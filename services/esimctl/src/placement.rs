@@ -1,4 +1,4 @@
-//! `esimctl placement`: purchases, and settling those that are parked.
+//! `esimctl placement`: lists placements, and resolves parked ones.
 
 use anyhow::anyhow;
 use clap::{
@@ -47,21 +47,21 @@ const MOST: i64 = 10_000;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List placements: the parts of orders that are bought from one provider in one purchase
+    /// List placements: each is the part of an order that is bought in one purchase
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// Only those in this state
+        /// Only placements in this state
         #[arg(long, value_parser = PossibleValuesParser::new(PlacementState::ALL.map(PlacementState::as_str))
             .try_map(|name| name.parse::<PlacementState>()))]
         state: Option<PlacementState>,
-        /// Only those of this provider
+        /// Only placements of this provider
         #[arg(long)]
         provider: Option<String>,
-        /// The most to list
+        /// The most placements to list
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=MOST))]
         limit: i64,
     },
-    /// Settle a parked placement; --retry buys
+    /// Resolve a parked placement; --retry buys
     #[command(after_help = RESOLVE_EXAMPLES)]
     Resolve {
         /// The placement id, which is the order id at the provider
@@ -81,10 +81,10 @@ pub struct Found {
     /// The provider has the purchase: collect and deliver it
     #[arg(long)]
     bought: bool,
-    /// The provider doesn't have the purchase, or refunded it: give it up
+    /// The provider does not have the purchase, or refunded it: fail it
     #[arg(long)]
     not_bought: bool,
-    /// The provider doesn't have the purchase: buy it
+    /// The provider does not have the purchase: buy it
     #[arg(long)]
     retry: bool,
 }
@@ -100,7 +100,7 @@ impl Found {
         }
     }
 
-    /// The command, for the record.
+    /// The command, as recorded.
     fn command(&self) -> &'static str {
         match self.resolution() {
             Resolution::Bought => "placement resolve --bought",
@@ -155,7 +155,7 @@ fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error
     }
 }
 
-/// What the command would do.
+/// The effect of the command, for the preview.
 fn foretell(preview: &Resolved) -> String {
     let Resolved {
         placement_id,

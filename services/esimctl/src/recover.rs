@@ -1,4 +1,4 @@
-//! `esimctl recover`: after an old dump was restored, before provisioners start.
+//! `esimctl recover`: prepares a restored dump before provisioners start.
 
 use clap::Args;
 use serde_json::json;
@@ -33,8 +33,8 @@ const NAMED: usize = 20;
 pub struct Command {
     #[command(flatten)]
     confirm: Confirm,
-    /// Park placements of orders that were waiting for their answer when the dump was taken: the answer may have
-    /// been 422. Without it they are bought if the provider doesn't have them
+    /// Park placements of orders that had no answer yet when the dump was taken: the answer may have been 422.
+    /// Without this option they are bought if the provider does not have them
     #[arg(long)]
     park_unanswered: bool,
 }

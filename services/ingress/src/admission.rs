@@ -1,5 +1,5 @@
-//! Which orders are taken on: a bounded number in flight, bounded memory for them, and each partner's
-//! own limits. All of it is decided before a body is read.
+//! Admits orders: bounds the orders in flight and their memory, and applies each partner's limits. The
+//! request is admitted before its body is read.
 
 use std::{
     collections::HashMap,
@@ -38,15 +38,15 @@ struct Taken {
 /// The bound that a request would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Full {
-    /// All places.
+    /// All places are taken.
     All,
-    /// The partner's share of them.
+    /// The partner's share is taken.
     Share,
-    /// The partner's own limit.
+    /// The partner's own limit is reached.
     Own,
 }
 
-/// Taken places; they become free when this is dropped.
+/// Taken places; dropping frees them.
 #[derive(Debug)]
 struct Place {
     places: Arc<Places>,
@@ -124,7 +124,7 @@ impl Drop for Place {
     }
 }
 
-/// Decides which orders are taken on.
+/// Decides which orders are admitted.
 pub(crate) struct Admission {
     in_flight: Arc<Places>,
     memory: Arc<Places>,
@@ -132,7 +132,7 @@ pub(crate) struct Admission {
 }
 
 impl Admission {
-    /// `max_units` is the most units of one order.
+    /// Creates the limits. `max_units` is the most units of one order.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
         let in_flight = Places::new(limits.max_in_flight.into());
         // One body and one order always fit.
@@ -159,7 +159,7 @@ impl Admission {
         }
     }
 
-    /// Takes on a request whose body has at most `body` bytes, before it is read.
+    /// Admits a request whose body has at most `body` bytes, before the body is read.
     pub(crate) fn enter(&self, partner: &Partner, body: u64) -> Result<Admitted, ApiError> {
         let rates = self.rates.of(partner);
         rates.request()?;
@@ -189,7 +189,7 @@ pub(crate) struct Admitted {
 }
 
 impl Admitted {
-    /// Takes on an order of `units`, once its body has been read.
+    /// Admits an order of `units` after its body is read.
     pub(crate) fn order(&mut self, units: NonZeroU32) -> Result<(), ApiError> {
         self.rates.order(units)?;
         self.memory.resize(u64::from(units.get()) * UNIT).map_err(memory)
@@ -233,7 +233,7 @@ mod tests {
         assert_eq!((of_one.len(), full), (500, Full::Share));
         let (mut of_other, _) = flood(&places, other);
         assert_eq!(of_other.len(), 250);
-        // As their orders end, both come to the same share.
+        // As orders end, both partners reach the same share.
         for _ in 0..500 {
             for (partner, taken) in [(one, &mut of_one), (other, &mut of_other)] {
                 taken.pop();

@@ -43,7 +43,7 @@ pub(crate) struct Authenticator {
 }
 
 impl Authenticator {
-    /// `brand` is the word in the names of the headers.
+    /// Creates the authenticator. `brand` is part of the header names.
     pub(crate) fn new(brand: &str, directory: Arc<Directory>, metrics: Metrics) -> Self {
         Self {
             names: HeaderNames::new(brand),
@@ -52,7 +52,7 @@ impl Authenticator {
         }
     }
 
-    /// The partner, once its request has passed every check.
+    /// Returns the partner of a request that passes every check.
     pub(crate) async fn partner(&self, parts: &Parts) -> Result<Arc<Partner>, ApiError> {
         let names = &self.names;
         let denied = |reason: &'static str, message: String| {
@@ -93,7 +93,7 @@ impl Authenticator {
             let message = format!("Invalid or missing access key. Please provide a valid {header} header.");
             denied(reason, message)
         };
-        // A value that isn't visible ASCII is present, but is no key.
+        // A value with other characters than visible ASCII is no key.
         let access_key = access_key.to_str().map_err(|_| unknown("access_key"))?;
         let partner = self
             .directory

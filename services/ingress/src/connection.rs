@@ -1,6 +1,6 @@
-//! One HTTP connection. It knows when an answer has left: the webhook may follow only once the answer
-//! is readable on the partner's socket, and an answer that is too late must not be sent. It also ends
-//! connections that wait too long, and gives the HTTP layer's own errors the shape of the others.
+//! One HTTP connection. It reports when a response has left, because the webhook may only follow then. It
+//! closes the connection instead of sending a late response, enforces timeouts, and gives the HTTP layer's
+//! own errors the specified shape.
 
 use std::{
     io,
@@ -29,13 +29,13 @@ use tokio::{
 
 use crate::observe::{Observer, Refused, request_id};
 
-/// How long a connection is read from after an answer that came before the request's end. Most clients
-/// look for an answer only after they have sent everything, and a close takes the answer with it.
+/// How long a connection is read after a response that came before the request's end. Most clients read
+/// the response only after they have sent everything, and an early close would discard it.
 const LINGER: Duration = Duration::from_secs(2);
-/// The most bytes that are read and thrown away meanwhile.
+/// The most bytes that are read and discarded meanwhile.
 const LINGER_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a connection may wait for, and how long.
+/// The timeouts of a connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timeouts {
     /// From the connection's start, or a request's first byte, to the end of the head.
@@ -48,19 +48,19 @@ pub(crate) struct Timeouts {
 pub(crate) struct Connection {
     peer: SocketAddr,
     observer: Arc<Observer>,
-    /// Requests that have begun.
+    /// The number of requests that have begun.
     begun: AtomicU64,
     /// Whether a request is being handled.
     busy: AtomicBool,
-    /// Whether the client may still send what is not going to be read.
+    /// Whether the client may still send bytes that are discarded.
     lingers: AtomicBool,
-    /// The answers that are in hyper's buffer but not yet in the socket's.
+    /// The responses in hyper's buffer that are not in the socket's buffer yet.
     leaving: Mutex<Vec<Leaving>>,
 }
 
-/// An answer on its way out.
+/// A response that has not left yet.
 struct Leaving {
-    /// After this it must not be sent.
+    /// The time after which the response is not sent.
     deadline: Instant,
     /// Gets `()` once it has left.
     left: oneshot::Sender<()>,
@@ -82,18 +82,18 @@ impl Connection {
         self.peer
     }
 
-    /// A request's head has been read.
+    /// Marks that a request's head was read.
     pub(crate) fn begin(&self) {
         self.begun.fetch_add(1, Relaxed);
         self.busy.store(true, Relaxed);
     }
 
-    /// Its answer is made.
+    /// Marks that the response is ready.
     pub(crate) fn end(&self) {
         self.busy.store(false, Relaxed);
     }
 
-    /// The connection's last answer comes before the request's end.
+    /// Marks that the last response comes before the request's end.
     pub(crate) fn linger(&self) {
         self.lingers.store(true, Relaxed);
     }
@@ -114,7 +114,7 @@ impl Connection {
         }
     }
 
-    /// A whole answer to what never became a request; logged and counted like the others.
+    /// A whole response to an unreadable request; logged and counted like the others.
     fn canned(&self, status: StatusCode, reason: &'static str, message: &str) -> Bytes {
         let id = request_id();
         self.observer.refused(&Refused {
@@ -186,13 +186,13 @@ impl http_body::Body for AnswerBody {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     Nothing,
-    /// The first request, none of which has arrived.
+    /// The first byte of the first request.
     First,
     /// The rest of a head.
     Head,
     /// The next request.
     Next,
-    /// The end of a request that is already answered.
+    /// The end of a request that already has its response.
     End,
 }
 
@@ -205,9 +205,9 @@ pub(crate) struct Socket {
     waiting: Waiting,
     /// [`Connection::begun`] as of the last read.
     begun: u64,
-    /// The rest of an answer that replaces one of the HTTP layer.
+    /// The rest of a response that replaces one of the HTTP layer.
     canned: Option<Bytes>,
-    /// Bytes thrown away at the end.
+    /// The bytes discarded at the end.
     drained: usize,
 }
 
@@ -230,7 +230,7 @@ impl Socket {
         self.timer.as_mut().reset(tokio::time::Instant::now() + within);
     }
 
-    /// Forgets what the connection waited for once a request has begun.
+    /// Stops the timer when a request has begun.
     fn follow(&mut self) {
         let begun = self.connection.begun.load(Relaxed);
         if begun != self.begun {
@@ -239,7 +239,7 @@ impl Socket {
         }
     }
 
-    /// Ready when the time is over for what the connection waits for.
+    /// Ready when the connection's timeout has passed.
     fn poll_waiting(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.connection.busy.load(Relaxed) {
             return Poll::Pending;
@@ -253,7 +253,7 @@ impl Socket {
 
     fn check(&self) -> io::Result<()> {
         if self.connection.is_too_late() {
-            tracing::warn!("connection closed: the answer is past its deadline");
+            tracing::warn!("connection closed: the response is past its deadline");
             return Err(io::ErrorKind::TimedOut.into());
         }
         Ok(())
@@ -272,7 +272,7 @@ impl Socket {
         io::ErrorKind::TimedOut.into()
     }
 
-    /// Replaces an answer that the HTTP layer made up, which has no body. `None` for any other.
+    /// Replaces a response that the HTTP layer created, which has no body. Returns `None` for any other.
     fn poll_replaced(
         &mut self,
         context: &mut Context<'_>,
@@ -295,8 +295,8 @@ impl Socket {
     }
 }
 
-/// The status of an answer that hyper makes up for a head it can't read, with what to say instead.
-/// Every answer of ours has an id.
+/// The status of a response that hyper creates for an unreadable head, and its replacement. Our own
+/// responses are recognized by their id.
 fn made_up(head: &[u8]) -> Option<(StatusCode, &'static str, &'static str)> {
     const ID: &[u8] = b"x-request-id:";
     let status = head
@@ -379,7 +379,7 @@ impl AsyncWrite for Socket {
         self.connection.have_left();
         self.follow();
         if self.waiting == Waiting::Nothing {
-            // hyper doesn't read again before something arrives: the timer must wake it.
+            // hyper reads again only when bytes arrive, so the timer must wake it.
             let _ = self.poll_waiting(context);
         }
         Poll::Ready(Ok(()))

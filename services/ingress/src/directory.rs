@@ -1,8 +1,8 @@
-//! Partners and catalogue in memory. Changes are read twice a second, so that a revoked partner stops
-//! within a second. An unknown key or option is looked up before it is denied, so that a new partner
-//! works at once. Neither needs NATS, and the memory stays valid while the database is away.
+//! Caches partners and catalogue in memory. Changes are read twice a second, so a revoked partner is
+//! denied within a second. An unknown key or option is looked up before it is denied, so a new partner
+//! works at once. NATS is not needed, and the cache stays valid while the database is away.
 //!
-//! Keys that a rotation replaced have an end. They are denied from then on, by this process's clock.
+//! Keys that a rotation replaced have an end. After it they are denied, by this process's clock.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ use store::{
 };
 
 const REFRESH: Duration = Duration::from_millis(500);
-/// How long a look-up waits for its turn.
+/// The longest wait of a look-up for its turn.
 const TURN: Duration = Duration::from_secs(2);
 /// The most look-ups per second; further unknown keys and options are denied without one.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
@@ -37,7 +37,7 @@ pub(crate) struct Partner {
     pub(crate) environment: Environment,
     /// Whether its requests are denied.
     pub(crate) disabled: bool,
-    /// The key of its signatures.
+    /// The key that its signatures are made with.
     pub(crate) key: Key,
     pub(crate) limits: PartnerLimits,
     /// When this access key ends, if a rotation has replaced it.
@@ -50,7 +50,7 @@ impl Partner {
     }
 }
 
-/// A partner's own limits. `None` is the setting's default.
+/// A partner's own limits. `None` means the setting's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PartnerLimits {
     /// Most orders in flight.
@@ -62,9 +62,9 @@ pub(crate) struct PartnerLimits {
 /// The key that a partner's requests are signed with.
 #[derive(Clone, Debug)]
 pub(crate) enum Key {
-    /// The partner has none.
+    /// The partner has no secret key.
     Missing,
-    /// It is stored, but can't be decrypted.
+    /// The stored key cannot be decrypted.
     Unusable,
     Known(SecretKey),
 }
@@ -75,7 +75,7 @@ struct Partners {
     by_access_key: HashMap<String, Arc<Partner>>,
     /// The version and the access keys of each known partner.
     known: HashMap<PartnerId, (i64, Vec<String>)>,
-    /// Access keys that end.
+    /// The access keys that have an end.
     ending: Vec<String>,
 }
 
@@ -126,10 +126,10 @@ pub(crate) struct Directory {
     looking: tokio::sync::Mutex<()>,
 }
 
-/// How far the database has been read.
+/// The progress of reading the database.
 #[derive(Default)]
 struct Seen {
-    /// Whether its schema has been checked.
+    /// Whether the schema has been checked.
     schema: bool,
     /// The newest version of a partner that was read.
     partners: i64,
@@ -138,7 +138,7 @@ struct Seen {
 }
 
 impl Directory {
-    /// Empty; everything is looked up until [`Directory::refresh`] has read it.
+    /// Creates an empty cache. Until [`Directory::refresh`] fills it, everything is looked up.
     pub(crate) fn new(database: Database, vault: Vault) -> Self {
         Self {
             database,
@@ -150,12 +150,12 @@ impl Directory {
         }
     }
 
-    /// The partner with this access key.
+    /// Returns the partner with this access key.
     pub(crate) async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
-        // One at a time: a new partner that starts with many requests is looked up once.
+        // One look-up at a time: a new partner's first requests cause only one.
         let _turn = self.turn().await?;
         let known = self.known_partner(access_key);
         if known.is_some() || self.look_ups.check().is_err() {
@@ -172,7 +172,7 @@ impl Directory {
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
-    /// The right to look something up. While the database is away, many requests wait for it.
+    /// Waits for the right to look up. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let turn = tokio::time::timeout(TURN, self.looking.lock()).await;
         turn.map_err(|_| Error::timed_out())
@@ -194,7 +194,7 @@ impl Directory {
             .collect()
     }
 
-    /// The options among `ids`, by id.
+    /// Returns the known options among `ids`.
     pub(crate) async fn options(
         &self,
         ids: &[OptionId],
@@ -221,7 +221,7 @@ impl Directory {
         Ok(known)
     }
 
-    /// `asked` is the time of the query: the time left of a key counts from then.
+    /// Caches the keys of a partner. Their remaining time counts from `asked`, the time of the query.
     fn learn_partner(&self, credentials: Credentials, asked: Instant) {
         let Credentials {
             partner_id,
@@ -305,7 +305,7 @@ impl Directory {
             seen.options = seen.options.max(version);
             self.learn_option(option);
         }
-        // Not while the database is away: a forgotten key would have to be looked up there.
+        // Only while the database responds: a dropped key would need a look-up.
         self.partners_mut().forget_ended();
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Every answer that isn't a success, in the shapes of section 7 of the specification.
+//! Error responses, in the shapes of section 7 of the specification.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::orders;
 
-/// An answer that isn't a success.
+/// An error response.
 #[derive(Debug)]
 pub(crate) enum ApiError {
     /// 400: the body isn't JSON.
@@ -20,9 +20,9 @@ pub(crate) enum ApiError {
     BadRequest { reason: &'static str, message: String },
     /// 401.
     Unauthorized { reason: &'static str, message: String },
-    /// 422, with everything that is wrong. Nothing was bought and nothing will be.
+    /// 422 with all errors of the request. Nothing is bought, now or later.
     Unprocessable(Vec<String>),
-    /// 422: the provider refused or could not be reached. Nothing was bought and nothing will be.
+    /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
     Refused(Vec<String>),
     /// 404.
     NotFound,
@@ -32,37 +32,37 @@ pub(crate) enum ApiError {
     BodyTimeout,
     /// 413, with the limit in bytes.
     BodyTooLarge(usize),
-    /// 429: more per second than the partner may send.
+    /// 429: the partner exceeded a rate limit.
     TooManyRequests(Limited),
-    /// 429: more in flight than the partner may have, with its limit.
+    /// 429: the partner has its limit of orders in flight.
     TooManyInFlight(u32),
-    /// 503: more than this process takes on. Nothing was stored.
+    /// 503: this process is overloaded. Nothing was stored.
     Overloaded {
         reason: &'static str,
         message: &'static str,
     },
     /// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
     QueuedTooLong,
-    /// 500. The cause is logged, and not part of the answer.
+    /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
 }
 
-/// A partner's rate that was exceeded.
+/// An exceeded rate limit of a partner.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limited {
-    /// What is limited: `requests`, `orders`, `units`.
+    /// The limited quantity: `requests`, `orders`, `units`.
     pub(crate) what: &'static str,
     /// The limit's name in logs and metrics.
     pub(crate) reason: &'static str,
     pub(crate) per_second: u32,
-    /// How long until the request would pass.
+    /// The wait until the request would pass.
     pub(crate) wait: Duration,
 }
 
 /// Why a request was refused, for the log and the metrics. An extension of the response.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
-    /// A word from a fixed list.
+    /// The reason, from a fixed list.
     pub(crate) reason: &'static str,
     /// The cause of a 500.
     pub(crate) cause: Option<Arc<str>>,
@@ -150,7 +150,7 @@ fn unavailable(message: &str) -> Response {
     (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
 }
 
-/// `limit` is the partner's limit, all of which is used up for `wait`.
+/// The rate-limit headers. `limit` is the partner's limit, used up for `wait`.
 fn limited(mut response: Response, limit: u32, wait: Duration) -> Response {
     let seconds = (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
     let headers = response.headers_mut();

@@ -1,14 +1,13 @@
-//! Ingress accepts orders: it authenticates a partner's request, checks it, stores the order and
-//! publishes a job for each of its placements.
+//! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and
+//! publishes a job for each placement.
 //!
-//! Its guarantee: a 201 is sent only after the order is committed, a 4xx or 503 only when nothing was
-//! bought and nothing will be. A published job only makes things happen sooner: provisioners find
-//! unpublished placements in the database.
+//! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if nothing is
+//! bought, now or later. Jobs only save time: provisioners find placements without a job in the database.
 //!
-//! Its modules: [`server`] serves [`connection`]s, which know when an answer has left; [`auth`] finds the
-//! partner; [`admission`], [`rates`] and [`limits`] bound what is taken on; [`request`] reads the order;
-//! [`directory`] has the partners and options; [`orders`] stores and answers; [`verdicts`] receives what
-//! provisioners report meanwhile; [`qr`] draws pictures; [`observe`] and [`metrics`] record requests.
+//! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
+//! partner. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
+//! [`directory`] caches partners and options. [`orders`] stores and answers orders. [`verdicts`] receives
+//! the provisioners' verdicts. [`qr`] draws QR codes. [`observe`] and [`metrics`] record requests.
 
 mod admission;
 mod auth;
@@ -63,19 +62,19 @@ pub struct Config {
     /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
     pub admin_listen: SocketAddr,
-    /// The word in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
+    /// Brand in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
     #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
     pub brand: String,
-    /// Longest time an answer waits for the provider's verdict, so that a refusal becomes a 422; 0 never waits
+    /// Longest wait for the provider's verdict, so that a rejected order gets a 422; 0 never waits
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = runtime::config::duration)]
     pub placement_wait: Duration,
-    /// Most items of one order; large orders need a larger `MAX_BODY`
+    /// Most items in one order; large orders need a larger `MAX_BODY`
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
-    /// Most units of one order
+    /// Most units in one order
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
-    /// Providers that the provisioners serve; live partners can't order options of others
+    /// Providers that the provisioners serve; live partners can order only their options
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
     #[command(flatten)]
@@ -108,7 +107,7 @@ fn brand(text: &str) -> Result<String, String> {
     }
 }
 
-/// Serves partners until the soft stop.
+/// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("ingress").map_err(BadSetting::error)?;
     runtime::metrics::connections({
@@ -119,7 +118,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
-    // Ready without NATS: orders are accepted, and redrive picks them up.
+    // Ingress is ready without NATS: redrive picks the orders up.
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let directory = Arc::new(Directory::new(database.clone(), vault));

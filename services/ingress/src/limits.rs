@@ -1,11 +1,11 @@
-//! The settings that bound what ingress takes on. Each bound holds for one process.
+//! The settings that limit the load of ingress. Each limit holds per process.
 
 use std::{num::NonZeroU32, time::Duration};
 
 use clap::Args;
 use runtime::{config::positive_duration, listener::Bounds};
 
-/// What one process takes on at once.
+/// The limits of one process.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Limits")]
 pub struct LimitsConfig {
@@ -57,13 +57,13 @@ pub struct LimitsConfig {
     /// Longest time a request waits for its QR picture to be drawn; then it gets 503
     #[arg(long, env = "QR_WAIT", default_value = "1s", value_parser = positive_duration)]
     pub qr_wait: Duration,
-    /// Log lines per second about refused requests; the others are only counted
+    /// Most log lines per second about refused requests; all are counted
     #[arg(long, env = "REFUSALS_LOGGED", default_value_t = 20)]
     pub refusals_logged: u32,
 }
 
 impl LimitsConfig {
-    /// The bounds of connections.
+    /// The limits of connections.
     pub(crate) fn connections(&self) -> Bounds {
         Bounds {
             all: size(self.max_connections),
@@ -72,7 +72,7 @@ impl LimitsConfig {
     }
 }
 
-/// A number of bytes or things as a size in memory.
+/// Converts a number to a size in memory.
 pub(crate) fn size(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

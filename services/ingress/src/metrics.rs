@@ -1,4 +1,4 @@
-//! The metrics of ingress. Attributes are bounded and never hold a path or a text of others.
+//! The metrics of ingress. Attributes are bounded and never hold a path or text from a request.
 
 use std::{
     collections::HashSet,
@@ -8,7 +8,7 @@ use std::{
 use domain::PartnerId;
 use opentelemetry::{KeyValue, global, metrics::Counter};
 
-/// The most partners with a series of their own; the others share `other`.
+/// The most partners with their own series. The others share `other`.
 const PARTNERS: usize = 100;
 
 /// The instruments. Clones share them.
@@ -19,28 +19,28 @@ pub(crate) struct Metrics {
     auth_failures: Counter<u64>,
     verdicts: Counter<u64>,
     refused: Counter<u64>,
-    /// The partners that have a series.
+    /// The partners with their own series.
     partners: Arc<Mutex<HashSet<PartnerId>>>,
 }
 
-/// The outcome of a known partner's create-order request.
+/// The result of a known partner's create-order request.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Outcome {
+pub(crate) enum OrderResult {
     /// 201.
     Accepted,
-    /// 4xx: the request is at fault.
+    /// 4xx: the request is invalid.
     Invalid,
-    /// 429: the partner's own limit.
+    /// 429: the partner exceeded its rate limit.
     Limited,
-    /// 503: more than this process takes on.
+    /// 503: this process is overloaded.
     Shed,
     /// 422: its external id is taken.
     Duplicate,
-    /// 422: the provider refused.
+    /// 422: the provider rejected the purchase.
     Refused,
     /// 422: the provider could not be reached.
     Unreachable,
-    /// 503: it was dropped from the queue before it was stored.
+    /// 503: the order left the queue before it was stored.
     Expired,
     /// 500.
     Error,
@@ -64,7 +64,7 @@ impl Default for Metrics {
                 .build(),
             verdicts: meter
                 .u64_counter("esim.verdicts")
-                .with_description("Placements whose verdict ingress waited for, by verdict")
+                .with_description("Placements that ingress waited for, by verdict")
                 .build(),
             refused: meter
                 .u64_counter("esim.requests.refused")
@@ -76,26 +76,26 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// Counts a create-order request, and the units of an accepted one.
-    pub(crate) fn order(&self, outcome: Outcome, units: usize) {
-        let name = match outcome {
-            Outcome::Accepted => "accepted",
-            Outcome::Invalid => "invalid",
-            Outcome::Limited => "limited",
-            Outcome::Shed => "shed",
-            Outcome::Duplicate => "duplicate",
-            Outcome::Refused => "refused",
-            Outcome::Unreachable => "unreachable",
-            Outcome::Expired => "expired",
-            Outcome::Error => "error",
+    /// Counts a create-order request, and its units if it was accepted.
+    pub(crate) fn order(&self, result: OrderResult, units: usize) {
+        let name = match result {
+            OrderResult::Accepted => "accepted",
+            OrderResult::Invalid => "invalid",
+            OrderResult::Limited => "limited",
+            OrderResult::Shed => "shed",
+            OrderResult::Duplicate => "duplicate",
+            OrderResult::Refused => "refused",
+            OrderResult::Unreachable => "unreachable",
+            OrderResult::Expired => "expired",
+            OrderResult::Error => "error",
         };
         self.orders.add(1, &[KeyValue::new("outcome", name)]);
-        if matches!(outcome, Outcome::Accepted) {
+        if matches!(result, OrderResult::Accepted) {
             self.units.add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
         }
     }
 
-    /// Counts a request answered with 401.
+    /// Counts a 401 response by the failed check.
     pub(crate) fn auth_failure(&self, reason: &'static str) {
         self.auth_failures.add(1, &[KeyValue::new("reason", reason)]);
     }
@@ -105,7 +105,7 @@ impl Metrics {
         self.verdicts.add(1, &[KeyValue::new("verdict", verdict)]);
     }
 
-    /// Counts a request answered with 4xx or 503; `partner` is known only if its signature was right.
+    /// Counts a 4xx or 503 response. `partner` is known only if the signature is valid.
     pub(crate) fn refused(&self, partner: Option<PartnerId>, reason: &'static str) {
         let partner = partner.map_or_else(String::new, |partner| self.label(partner));
         let attributes = [KeyValue::new("partner", partner), KeyValue::new("reason", reason)];

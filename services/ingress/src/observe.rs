@@ -1,4 +1,4 @@
-//! Each request as a span and in the metrics, with an id; each refused one in the log.
+//! Records each request as a span and in the metrics, and logs refused ones.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{connection::Connection, error::Refusal, metrics::Metrics};
 
-/// The header that names an answer in the log and in a partner's questions.
+/// The response header with the id that also appears in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Records requests.
@@ -30,18 +30,18 @@ pub(crate) struct Observer {
     log: Sampler,
 }
 
-/// A request that was answered with 4xx or 503.
+/// A request with a 4xx or 503 response.
 pub(crate) struct Refused<'a> {
     pub(crate) status: StatusCode,
-    /// A word from a fixed list.
+    /// The reason, from a fixed list.
     pub(crate) reason: &'static str,
-    /// The partner, if the request's signature was right.
+    /// The partner, if the request's signature is valid.
     pub(crate) partner: Option<PartnerId>,
     pub(crate) request_id: &'a HeaderValue,
     pub(crate) peer: SocketAddr,
 }
 
-/// A new id for an answer: letters and digits.
+/// Creates a response id of letters and digits.
 pub(crate) fn request_id() -> HeaderValue {
     let mut text = Uuid::encode_buffer();
     let text = Uuid::now_v7().simple().encode_lower(&mut text);
@@ -49,7 +49,7 @@ pub(crate) fn request_id() -> HeaderValue {
 }
 
 impl Observer {
-    /// Logs at most `logged` refused requests per second.
+    /// Creates the observer. It logs at most `logged` refused requests per second.
     pub(crate) fn new(requests: Requests, metrics: Metrics, logged: u32) -> Arc<Self> {
         Arc::new(Self {
             requests,
@@ -58,7 +58,7 @@ impl Observer {
         })
     }
 
-    /// Counts a refused request, and logs it unless there are too many.
+    /// Counts a refused request, and logs it unless the log limit is reached.
     pub(crate) fn refused(&self, refused: &Refused<'_>) {
         self.metrics.refused(refused.partner, refused.reason);
         if let Some(suppressed) = self.log.pass() {
@@ -111,7 +111,7 @@ pub(crate) async fn observe(
     underway
         .span
         .record("request.id", id.to_str().unwrap_or_default());
-    // The client may write anything into this header: it decides neither what is recorded nor where.
+    // The client controls this header, so its trace is linked, not continued.
     trace::link(&underway.span, traceparent(&request));
     let mut response = next.run(request).instrument(underway.span.clone()).await;
     observer.requests.end(&underway, Some(response.status()));

@@ -1,8 +1,8 @@
-//! An order's way through ingress: checked, stored in a group commit, its jobs published, and
-//! answered, by the provider's verdict if that comes in time.
+//! Checks orders, stores them by group commit, publishes their jobs and answers them. An answer waits for
+//! the verdicts if the provisioners promise them in time.
 //!
-//! Everything from the commit on runs in a task of its own: a partner that hangs up ends the
-//! request's future, and must not end what follows its order's commit.
+//! The commit and everything after it run in a separate task. A partner that hangs up cancels only the
+//! request's future.
 
 use std::{
     collections::HashMap,
@@ -33,38 +33,38 @@ use crate::{
     admission::Admitted,
     directory::{Directory, Partner},
     error::ApiError,
-    metrics::{self, Metrics},
+    metrics::{Metrics, OrderResult},
     request::{Draft, Item},
     verdicts::{Arrived, Verdicts, Waiting},
 };
 
-/// The provider that sells to sandbox partners, whatever they order.
+/// The provider of every order from a sandbox partner.
 const SANDBOX: &str = "sandbox";
-/// The most orders of one commit.
+/// The most orders in one commit.
 const BATCH: usize = 256;
-/// How long the answer may take beyond the wait for the verdict, counted from the commit.
+/// The time from the commit to the answer's deadline, in addition to `PLACEMENT_WAIT`.
 const ANSWER: Duration = Duration::from_secs(4);
-/// How often an order with the same external id is looked at while it may still be refused.
+/// The interval at which an undecided order with the same external id is read again.
 const UNDECIDED: Duration = Duration::from_millis(50);
-/// How often an order gets fresh topup ids because others had them.
+/// The most retries with fresh topup ids after a conflict.
 const FRESH_IDS: usize = 3;
 
-/// What the request's handler is told to answer.
-pub(crate) enum Outcome {
-    /// 201 with this body, to be sent before the deadline; `left` wants to know when it has left.
+/// The response that the handler sends.
+pub(crate) enum Answer {
+    /// 201 with `body`, sent before `deadline`.
     Created {
-        /// The response's JSON.
+        /// The JSON body.
         body: Bytes,
-        /// After this it must not be sent.
+        /// The time after which the response is not sent.
         deadline: Instant,
-        /// To be told when it has left.
+        /// Signals that the response has left.
         left: oneshot::Sender<()>,
     },
-    /// Anything else.
+    /// An error response.
     Error(ApiError),
 }
 
-/// What orders need.
+/// Stores and answers orders.
 pub(crate) struct Orders {
     database: Database,
     commit: GroupCommit<InsertOrders>,
@@ -74,20 +74,20 @@ pub(crate) struct Orders {
     topup_ids: TopupIds,
     providers: Vec<String>,
     placement_wait: Duration,
-    /// How long an order may wait in the queue of the group commit.
+    /// The longest wait in the queue of the group commit.
     queue_deadline: Duration,
     metrics: Metrics,
     shutdown: Shutdown,
 }
 
-/// The group commit of orders: one statement for a batch.
+/// The group commit of orders: one statement per batch.
 struct InsertOrders(Database);
 
-/// What is known of an order after its commit.
+/// The result of storing an order.
 struct Inserted {
-    /// Whether it was stored; if not, its external id was taken.
+    /// Whether it was stored; otherwise its external id is taken.
     stored: bool,
-    /// When the statement was sent: the database's clock for this order started later.
+    /// When the statement was sent, shortly before the database accepted the order.
     sent: Instant,
 }
 
@@ -128,10 +128,10 @@ struct CreatedProduct<'a> {
 }
 
 impl Orders {
-    /// Ready to take orders for the providers that are configured.
+    /// Starts the group commit of orders.
     #[expect(
         clippy::too_many_arguments,
-        reason = "called once, with what the service is made of"
+        reason = "called once, with all parts of the service"
     )]
     pub(crate) fn new(
         database: Database,
@@ -160,7 +160,7 @@ impl Orders {
         }
     }
 
-    /// Turns a draft into an order, or says everything that is wrong with it.
+    /// Turns a draft into an order, or returns all its errors.
     pub(crate) async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
         let Draft {
             external_order_id,
@@ -194,7 +194,7 @@ impl Orders {
                     placements,
                 })
             }
-            // The id is checked too, so that all that is wrong is said at once.
+            // The external id is checked too, so that one response lists all errors.
             Some(external_order_id) => {
                 let taken = self.database.run(async |connection| {
                     store::orders::is_taken(connection, partner.id, &external_order_id).await
@@ -208,7 +208,7 @@ impl Orders {
         }
     }
 
-    /// One placement for each provider, in the order in which the items name them.
+    /// Creates one placement per provider, in the order of the items.
     fn placements(
         &self,
         partner: &Partner,
@@ -222,7 +222,7 @@ impl Orders {
             let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
                 continue;
             };
-            // A sandbox partner never buys for real: other providers' options go by our own id.
+            // A sandbox partner buys only at the sandbox, which knows other providers' options by our id.
             let (provider, provider_option_id) = match partner.environment {
                 Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
                 _ => (option.provider.as_str(), option.provider_option_id.clone()),
@@ -253,27 +253,23 @@ impl Orders {
         placements
     }
 
-    /// Stores an order and sees it through to its answer, which the handler gets; the handler may be
-    /// gone by then. The order is in flight until `admitted` is dropped.
-    pub(crate) fn submit(
-        self: &Arc<Self>,
-        order: NewOrder,
-        admitted: Admitted,
-    ) -> oneshot::Receiver<Outcome> {
-        let (answer, outcome) = oneshot::channel();
+    /// Stores an order in a task that sends its answer to the handler. The task continues if the handler
+    /// is gone. The order is in flight until `admitted` is dropped.
+    pub(crate) fn submit(self: &Arc<Self>, order: NewOrder, admitted: Admitted) -> oneshot::Receiver<Answer> {
+        let (sender, answer) = oneshot::channel();
         let orders = Arc::clone(self);
         let task = async move {
-            orders.store_and_answer(order, answer).await;
+            orders.store_and_answer(order, sender).await;
             drop(admitted);
         };
-        // What the task does belongs to the request's trace. The request's span ends with its answer,
-        // and doesn't wait for the task.
+        // The task belongs to the request's trace. The request's span ends with its response and does not
+        // wait for the task.
         let context = Span::current().context();
         self.shutdown.tracker().spawn(task.with_context(context));
-        outcome
+        answer
     }
 
-    async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Outcome>) {
+    async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Answer>) {
         let providers = || {
             order
                 .placements
@@ -288,18 +284,18 @@ impl Orders {
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
-                self.metrics.order(metrics::Outcome::Duplicate, 0);
+                self.metrics.order(OrderResult::Duplicate, 0);
                 let taken = ApiError::Unprocessable(vec![TAKEN.into()]);
-                let _ = answer.send(Outcome::Error(taken));
+                let _ = answer.send(Answer::Error(taken));
                 return;
             }
             Err(error) => {
-                let outcome = match error {
-                    ApiError::QueuedTooLong => metrics::Outcome::Expired,
-                    _ => metrics::Outcome::Error,
+                let result = match error {
+                    ApiError::QueuedTooLong => OrderResult::Expired,
+                    _ => OrderResult::Error,
                 };
-                self.metrics.order(outcome, 0);
-                let _ = answer.send(Outcome::Error(error));
+                self.metrics.order(result, 0);
+                let _ = answer.send(Answer::Error(error));
                 return;
             }
         };
@@ -307,19 +303,19 @@ impl Orders {
         if waits {
             self.answer_by_verdict(&order, sent, deadline, answer).await;
         } else {
-            self.metrics.order(metrics::Outcome::Accepted, units(&order));
+            self.metrics.order(OrderResult::Accepted, units(&order));
             answered(&order, deadline, answer).await;
             self.publish(&order, None).await;
         }
     }
 
-    /// Stores the order and says when the statement was sent; `None` if its external id is taken, by
-    /// an order that stands. One that may still be refused is waited for: "already taken" promises
-    /// that it is under way, and a refused one leaves its id free.
+    /// Stores the order and returns when the statement was sent, or `None` if its external id is taken.
+    /// Waits for an earlier order that may still be refused: "already taken" promises that the earlier
+    /// order is carried out, and a refused order frees its id.
     async fn store_unless_taken(
         &self,
         order: &mut NewOrder,
-        answer: &mut oneshot::Sender<Outcome>,
+        answer: &mut oneshot::Sender<Answer>,
     ) -> Result<Option<Instant>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         loop {
@@ -344,7 +340,7 @@ impl Orders {
     async fn store(
         &self,
         order: &mut NewOrder,
-        answer: &mut oneshot::Sender<Outcome>,
+        answer: &mut oneshot::Sender<Answer>,
     ) -> Result<Inserted, ApiError> {
         let deadline = tokio::time::Instant::now() + self.queue_deadline;
         let mut tries = 0;
@@ -391,14 +387,13 @@ impl Orders {
         }
     }
 
-    /// Publishes the jobs and answers by what the provisioners say, or without it when the time is
-    /// over.
+    /// Publishes the jobs and answers by the verdicts that arrive in time.
     async fn answer_by_verdict(
         &self,
         order: &NewOrder,
         sent: Instant,
         deadline: Instant,
-        answer: oneshot::Sender<Outcome>,
+        answer: oneshot::Sender<Answer>,
     ) {
         let mut waiting = self.verdicts.wait_for(order.order_id);
         let until = sent + self.placement_wait;
@@ -413,7 +408,7 @@ impl Orders {
         }
         match self.refuse(order, &said).await {
             Ok(None) => {
-                self.metrics.order(metrics::Outcome::Accepted, units(order));
+                self.metrics.order(OrderResult::Accepted, units(order));
                 let mut answered = std::pin::pin!(answered(order, deadline, answer));
                 loop {
                     tokio::select! {
@@ -429,28 +424,28 @@ impl Orders {
             Ok(Some(errors)) => {
                 tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
                 let by_provider = |one: &Arrived| matches!(one.said, Said::Refused { .. });
-                let outcome = if said.iter().any(by_provider) {
-                    metrics::Outcome::Refused
+                let result = if said.iter().any(by_provider) {
+                    OrderResult::Refused
                 } else {
-                    metrics::Outcome::Unreachable
+                    OrderResult::Unreachable
                 };
-                self.metrics.order(outcome, 0);
-                let _ = answer.send(Outcome::Error(ApiError::Refused(errors)));
+                self.metrics.order(result, 0);
+                let _ = answer.send(Answer::Error(ApiError::Refused(errors)));
                 for arrived in said {
                     waiting.reply(arrived, Reply::Refused).await;
                 }
                 waiting.end(Reply::Refused).await;
             }
-            // Refused or not, nobody knows; no reply is given, and the provisioner settles it.
+            // The refusal's outcome is unknown. Without a reply, the provisioner settles the placements.
             Err(error) => {
-                self.metrics.order(metrics::Outcome::Error, 0);
-                let _ = answer.send(Outcome::Error(ApiError::Internal(error.into())));
+                self.metrics.order(OrderResult::Error, 0);
+                let _ = answer.send(Answer::Error(ApiError::Internal(error.into())));
             }
         }
     }
 
-    /// Refuses the order if that is what the verdicts come to and no part of it is bought or being
-    /// bought. The errors to answer with, `None` if the order stands.
+    /// Refuses the order if the verdicts demand it and no placement is bought or being bought. Returns the
+    /// errors of the response, or `None` if the order stands.
     async fn refuse(&self, order: &NewOrder, said: &[Arrived]) -> Result<Option<Vec<String>>, store::Error> {
         let Some(errors) = refusal(order, said) else {
             return Ok(None);
@@ -474,7 +469,7 @@ fn internal(error: store::Error) -> ApiError {
 
 const TAKEN: &str = "External order id has already been taken";
 
-/// Whether an order was denied for its external id and nothing else.
+/// Whether the taken external id is the only error.
 pub(crate) fn is_taken(errors: &[String]) -> bool {
     errors == [TAKEN]
 }
@@ -487,8 +482,8 @@ fn units(order: &NewOrder) -> usize {
         .sum()
 }
 
-/// Verdicts until all placements have one, one of them is under way (which settles the answer), or
-/// the time is over.
+/// Collects verdicts until every placement has one, one is `UnderWay` (the answer is then 201), or
+/// `until` passes.
 async fn collect(waiting: &mut Waiting, placements: usize, until: Instant, said: &mut Vec<Arrived>) {
     let gathering = async {
         while said.len() < placements {
@@ -503,11 +498,11 @@ async fn collect(waiting: &mut Waiting, placements: usize, until: Instant, said:
             }
         }
     };
-    // Out of time is an answer like any other: 201, and the pipeline goes on.
+    // After the timeout the answer is 201, and the provisioners carry on.
     let _ = tokio::time::timeout_at(until.into(), gathering).await;
 }
 
-/// The messages of a 422, in the order of the placements, unless something is under way.
+/// The errors of a 422, in the order of the placements, or `None` if a placement is under way.
 fn refusal(order: &NewOrder, said: &[Arrived]) -> Option<Vec<String>> {
     if said.iter().any(|arrived| arrived.said == Said::UnderWay) {
         return None;
@@ -533,8 +528,8 @@ fn refusal(order: &NewOrder, said: &[Arrived]) -> Option<Vec<String>> {
     (!errors.is_empty()).then_some(errors)
 }
 
-/// Hands the 201 to the handler and waits until it has left, or never will.
-async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Outcome>) {
+/// Hands the 201 to the handler and waits until it has left or its deadline has passed.
+async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Answer>) {
     let mut topups: Vec<&NewTopup> = order
         .placements
         .iter()
@@ -552,14 +547,14 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<O
         return;
     };
     let (left, departure) = oneshot::channel();
-    let created = Outcome::Created {
+    let created = Answer::Created {
         body: body.into(),
         deadline,
         left,
     };
     perform(Effect::Answer, async {
         if answer.send(created).is_ok() {
-            // Past the deadline nothing leaves any more, whatever became of the connection.
+            // After the deadline the response is never sent.
             let _ = tokio::time::timeout_at(deadline.into(), departure).await;
         }
     })

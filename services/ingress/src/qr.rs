@@ -1,5 +1,5 @@
-//! The QR picture that `qrcode_img_url` names. The path is a bearer credential: it is never logged, and
-//! the picture must not be stored by anyone.
+//! Draws the QR code of `qrcode_img_url`. The path is a bearer credential: it is never logged, and the
+//! response forbids caching.
 
 use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ pub(crate) struct Drawing {
 }
 
 impl Drawing {
-    /// Draws `concurrency` pictures at once and `per_second` in a second; a request waits for at most
+    /// Draws at most `concurrency` pictures at once and `per_second` per second. A request waits at most
     /// `wait`.
     pub(crate) fn new(concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
         Arc::new(Self {

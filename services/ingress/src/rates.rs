@@ -1,4 +1,4 @@
-//! How many requests, orders and units each partner may send per second.
+//! The rate limits of each partner: requests, orders and units per second.
 
 use std::{
     collections::HashMap,
@@ -19,9 +19,9 @@ use crate::{
     limits::LimitsConfig,
 };
 
-/// The most partners that are remembered while others were active more recently.
+/// The most partners with state before inactive ones are dropped.
 const REMEMBERED: usize = 10_000;
-/// A partner without requests for this long has used up nothing: its state can be dropped.
+/// After this time without requests, a partner's state can be dropped.
 const FORGOTTEN: Duration = Duration::from_mins(1);
 
 /// The rates of all partners of this process.
@@ -54,7 +54,7 @@ struct Rate {
 }
 
 impl Rates {
-    /// `max_units` is the most units of one order, which always fit.
+    /// Creates the rate limits. An order of `max_units` always fits into a burst.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
         Self {
             requests: limits.partner_requests_per_second,
@@ -65,7 +65,7 @@ impl Rates {
         }
     }
 
-    /// The rates of a partner; new ones if its limits have changed.
+    /// Returns a partner's rates, with new ones after a change of its limits.
     pub(crate) fn of(&self, partner: &Partner) -> Arc<PartnerRates> {
         let now = Instant::now();
         let mut partners = self.partners.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,7 +137,7 @@ impl Rate {
         let wait = match self.limiter.check_n(count) {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(until)) => until.wait_time_from(DefaultClock::default().now()),
-            // More than a burst; the limit of an order's units is smaller.
+            // More than a burst. The limit of units per order prevents it.
             Err(_) => Duration::from_secs(1),
         };
         Err(ApiError::TooManyRequests(Limited {

@@ -1,4 +1,4 @@
-//! Reads a create-order body and finds all its faults at once. Pure.
+//! Parses a create-order body and collects all its errors. Pure.
 
 use std::{collections::HashMap, num::NonZeroU32};
 
@@ -18,11 +18,11 @@ pub(crate) struct Limits {
     pub(crate) units: u64,
 }
 
-/// The body isn't JSON, or there is none.
+/// The body is missing or not JSON.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct InvalidJson;
 
-/// One item of an order whose shape is right.
+/// One well-formed item of an order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Item {
     /// The ordered option; `None` if the text can't be the id of any option.
@@ -31,14 +31,14 @@ pub(crate) struct Item {
     pub(crate) quantity: u64,
 }
 
-/// The readable part of a body, with all its faults.
+/// The parsed part of a body, with all its errors.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Draft {
-    /// The partner's order id, if it is a valid one.
+    /// The partner's order id, if it is valid.
     pub(crate) external_order_id: Option<String>,
-    /// The items whose shape is right.
+    /// The well-formed items.
     pub(crate) items: Vec<Item>,
-    /// The faults as the partner reads them: the external id first, then the products by index.
+    /// The errors in the partner's words: the external id first, then the products by index.
     pub(crate) errors: Vec<String>,
 }
 
@@ -57,7 +57,7 @@ impl Draft {
 /// A JSON object with unparsed values: a number that fits no type is valid JSON.
 type Object<'a> = HashMap<String, &'a RawValue>;
 
-/// Reads a body.
+/// Parses a body.
 pub(crate) fn read(body: &[u8], limits: Limits) -> Result<Draft, InvalidJson> {
     let whole: &RawValue = parse(body)?;
     let fields: Object<'_> = if is(whole, '{') {
@@ -140,7 +140,7 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
                 .errors
                 .push(format!("Products[{index}] qty must be a positive integer"));
         }
-        // The option of a faulty item is still looked up, so that all faults are reported.
+        // The option of an invalid item is still looked up, so that all errors are reported.
         if let Some(option_id) = option {
             draft.items.push(Item {
                 option_id,

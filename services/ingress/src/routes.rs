@@ -1,4 +1,4 @@
-//! The routes, and the way of a request to an order.
+//! The routes and their handlers.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -22,9 +22,9 @@ use crate::{
     connection::{Connection, answer_body},
     directory::Partner,
     error::ApiError,
-    metrics::{self, Metrics},
+    metrics::{Metrics, OrderResult},
     observe::{Observer, observe},
-    orders::{self, Orders, Outcome},
+    orders::{self, Answer, Orders},
     qr, request,
 };
 
@@ -34,7 +34,7 @@ const QR: &str = "/qr/{text}/{size}";
 /// All routes.
 pub(crate) const ROUTES: [&str; 3] = [ORDERS[0], ORDERS[1], QR];
 
-/// What orders are handled with.
+/// The state that the handlers share.
 pub(crate) struct App {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
@@ -73,7 +73,7 @@ fn panicked(panic: Box<dyn Any + Send>) -> Response {
     ApiError::Internal(anyhow::anyhow!("a handler panicked: {text}")).into_response()
 }
 
-/// HTTP/1.1 demands exactly one `Host`. Two of them may mean different things to a proxy and to us.
+/// HTTP/1.1 requires exactly one `Host`. A proxy may read two of them differently.
 async fn one_host(request: Request, next: Next) -> Response {
     let hosts = request.headers().get_all(header::HOST).iter().count();
     if hosts == 1 || (hosts == 0 && request.version() < Version::HTTP_11) {
@@ -127,30 +127,30 @@ async fn answer(
         Ok((order, admitted))
     };
     let (order, admitted) = drafting.await.inspect_err(|error| {
-        app.metrics.order(outcome(error), 0);
+        app.metrics.order(order_result(error), 0);
     })?;
     tracing::Span::current().record("order.id", field::display(order.order_id));
     match app.orders.submit(order, admitted).await {
-        Ok(Outcome::Created { body, deadline, left }) => {
+        Ok(Answer::Created { body, deadline, left }) => {
             let body = answer_body(body, connection, deadline, left);
             let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
             Ok((StatusCode::CREATED, headers, body).into_response())
         }
-        Ok(Outcome::Error(error)) => Err(error),
+        Ok(Answer::Error(error)) => Err(error),
         Err(_) => Err(ApiError::Internal(anyhow::anyhow!(
             "the order's task ended without an answer"
         ))),
     }
 }
 
-/// The outcome of an order that was not stored.
-fn outcome(error: &ApiError) -> metrics::Outcome {
+/// The metrics result of an order that was not stored.
+fn order_result(error: &ApiError) -> OrderResult {
     match error {
-        ApiError::Internal(_) => metrics::Outcome::Error,
-        ApiError::TooManyRequests(_) | ApiError::TooManyInFlight(_) => metrics::Outcome::Limited,
-        ApiError::Overloaded { .. } => metrics::Outcome::Shed,
-        ApiError::Unprocessable(errors) if orders::is_taken(errors) => metrics::Outcome::Duplicate,
-        _ => metrics::Outcome::Invalid,
+        ApiError::Internal(_) => OrderResult::Error,
+        ApiError::TooManyRequests(_) | ApiError::TooManyInFlight(_) => OrderResult::Limited,
+        ApiError::Overloaded { .. } => OrderResult::Shed,
+        ApiError::Unprocessable(errors) if orders::is_taken(errors) => OrderResult::Duplicate,
+        _ => OrderResult::Invalid,
     }
 }
 
@@ -168,7 +168,7 @@ async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
     let read = async {
         let mut whole = BytesMut::new();
         while let Some(piece) = pieces.next().await {
-            // The partner hung up in the middle: the answer goes nowhere.
+            // The partner hung up, so no response is sent.
             let piece = piece.map_err(|_| ApiError::InvalidJson)?;
             if whole.len() + piece.len() > app.max_body {
                 return Err(ApiError::BodyTooLarge(app.max_body));

@@ -37,16 +37,16 @@ use crate::{
     observe::Observer,
 };
 
-/// What a connection gets that is refused because too many are open.
+/// The response to a connection beyond `MAX_CONNECTIONS`.
 const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\n\
     content-length: 58\r\nretry-after: 1\r\nconnection: close\r\n\r\n\
     {\"error\":\"Too many connections are open; try again later\"}";
 
-/// After the soft stop, how long an open connection may take to send a request that may be on its
-/// way. It is answered, and the answer closes the connection.
+/// How long an open connection may send one more request after the soft stop. The response closes the
+/// connection.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
-/// What connections are served with.
+/// Serves connections.
 pub(crate) struct Server {
     connections: Arc<Connections>,
     router: Router,
@@ -76,21 +76,21 @@ impl Server {
         })
     }
 
-    /// Serves until the soft stop. Then no more connections are accepted; requests under way on open
-    /// ones are answered.
+    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
+    /// flight.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
         let serve_one = |stream, peer| Arc::clone(&self).connection(stream, peer);
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
     }
 
     async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        // An answer is one small write; waiting for more would only delay it.
+        // A response is one small write, so Nagle's algorithm would only delay it.
         let _ = stream.set_nodelay(true);
         let connection = Connection::new(peer, Arc::clone(&self.observer));
         let socket = Socket::new(stream, Arc::clone(&connection), self.timeouts);
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let serving = http1::Builder::new()
-            // The socket has the timeouts.
+            // The socket enforces the timeouts.
             .header_read_timeout(None)
             .max_buf_size(self.max_head)
             .serve_connection(TokioIo::new(socket), service);
@@ -102,7 +102,7 @@ impl Server {
                 if let Ok(ended) = tokio::time::timeout(LAST_REQUEST, serving.as_mut()).await {
                     ended
                 } else {
-                    // Idle, or busy with a request that is still finished.
+                    // The connection is idle or finishes its request.
                     serving.as_mut().graceful_shutdown();
                     serving.await
                 }
@@ -139,7 +139,7 @@ impl Server {
     }
 }
 
-/// A request's body, of which a handler may leave the rest unread.
+/// A request's body that a handler may leave partly unread.
 #[derive(Clone)]
 struct RequestBody(Arc<(Mutex<Incoming>, AtomicBool)>);
 
@@ -152,8 +152,8 @@ impl RequestBody {
         self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the body's end is here, after what has already arrived is thrown away. A client that
-    /// expects to be asked for the body is not asked.
+    /// Discards what has arrived and returns whether that reached the body's end. A client that sent
+    /// `Expect: 100-continue` is not asked for the body.
     fn ends(&self, expects: bool) -> bool {
         let mut incoming = self.incoming();
         if expects && !self.0.1.load(Relaxed) {

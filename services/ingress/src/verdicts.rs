@@ -1,5 +1,4 @@
-//! Verdicts: what provisioners say while partners wait for the answer, and which provisioners are
-//! there to say something in time.
+//! Receives verdicts for orders that wait for them, and the provisioners' promises of verdict times.
 
 use std::{
     collections::HashMap,
@@ -17,23 +16,23 @@ use pipeline::{
 use tokio::sync::mpsc;
 use uuid::Uuid;
 
-/// A heartbeat older than this promises nothing.
+/// The age after which a heartbeat promises nothing.
 const FRESH: Duration = Duration::from_secs(3);
 
-/// A verdict and where its reply goes.
+/// A received verdict and the subject for its reply.
 pub(crate) struct Arrived {
-    /// The placement that it is about.
+    /// The placement that the verdict concerns.
     pub(crate) placement_id: PlacementId,
-    /// The attempt that it is about.
+    /// The attempt that the verdict concerns.
     pub(crate) attempt: u32,
-    /// What was said.
+    /// The verdict itself.
     pub(crate) said: Said,
     placed: bool,
     reply: Option<Subject>,
 }
 
 impl Arrived {
-    /// In a word.
+    /// The verdict's name in metrics.
     pub(crate) fn verdict(&self) -> &'static str {
         match self.said {
             Said::UnderWay if self.placed => "placed",
@@ -47,7 +46,7 @@ impl Arrived {
 /// The orders of this process that wait for verdicts, and the promises of provisioners.
 pub(crate) struct Verdicts {
     nats: Nats,
-    /// Where this process, and no other, is told.
+    /// The subject on which only this process receives verdicts.
     subject: String,
     waiting: Mutex<HashMap<OrderId, mpsc::UnboundedSender<Arrived>>>,
     promises: Mutex<HashMap<String, Promise>>,
@@ -59,7 +58,7 @@ struct Promise {
     verdict_in: Duration,
 }
 
-/// An order's place among those that wait; ends when dropped.
+/// An order that waits for verdicts; dropping it ends the wait.
 pub(crate) struct Waiting {
     verdicts: Arc<Verdicts>,
     order_id: OrderId,
@@ -71,7 +70,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Verdicts {
-    /// Listens on a subject of its own; [`Verdicts::listen`] must run.
+    /// Creates the receiver with a subject of its own. [`Verdicts::listen`] must run.
     pub(crate) fn new(nats: Nats) -> Arc<Self> {
         let subject = nats.verdict_subject(&Uuid::now_v7().simple().to_string());
         Arc::new(Self {
@@ -83,13 +82,13 @@ impl Verdicts {
         })
     }
 
-    /// Whether every one of `providers` promises a verdict within `wait`.
+    /// Whether all `providers` promise a verdict within `wait`.
     pub(crate) fn promised<'a>(&self, mut providers: impl Iterator<Item = &'a str>, wait: Duration) -> bool {
         if !self.nats.is_connected() {
             return false;
         }
         let promises = lock(&self.promises);
-        // Right after the start nobody can have been heard yet: wait as if promised.
+        // Right after the start no heartbeat can have arrived, so a promise is assumed.
         let is_young = self.started.elapsed() < FRESH;
         providers.all(|provider| match promises.get(provider) {
             Some(promise) => promise.heard.elapsed() < FRESH && promise.verdict_in < wait,
@@ -97,7 +96,7 @@ impl Verdicts {
         })
     }
 
-    /// Begins to wait for an order's verdicts; before its jobs are published.
+    /// Starts to wait for an order's verdicts. Called before its jobs are published.
     pub(crate) fn wait_for(self: &Arc<Self>, order_id: OrderId) -> Waiting {
         let (sender, arrived) = mpsc::unbounded_channel();
         lock(&self.waiting).insert(order_id, sender);
@@ -108,7 +107,7 @@ impl Verdicts {
         }
     }
 
-    /// Where provisioners send verdicts, for a job.
+    /// The verdict address for a job.
     pub(crate) fn address(&self, within: Duration) -> VerdictTo {
         let within_ms = u64::try_from(within.as_millis()).unwrap_or(u64::MAX);
         VerdictTo {
@@ -117,8 +116,8 @@ impl Verdicts {
         }
     }
 
-    /// Takes verdicts and heartbeats until the end of the process, also during a stop: orders may
-    /// still wait. Returns only when NATS takes a subscription away.
+    /// Receives verdicts and heartbeats. Continues during a stop, because orders may still wait. Returns
+    /// only if a subscription ends.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let client = self.nats.client();
         let mut verdicts = client.subscribe(self.subject.clone()).await?;
@@ -163,8 +162,7 @@ impl Verdicts {
             None => Some(arrived),
             Some(sender) => sender.send(arrived).err().map(|unsent| unsent.0),
         };
-        // Only this process was told this subject, and the order doesn't wait any more: its answer
-        // has left, or nobody is there to get it.
+        // The order no longer waits: its response has left, or its partner hung up.
         if let Some(arrived) = late {
             self.reply(arrived, Reply::Answered).await;
         }
@@ -191,7 +189,7 @@ impl Verdicts {
 }
 
 impl Waiting {
-    /// The next verdict.
+    /// Waits for the next verdict.
     pub(crate) async fn next(&mut self) -> Option<Arrived> {
         self.arrived.recv().await
     }
@@ -201,7 +199,7 @@ impl Waiting {
         self.verdicts.reply(arrived, reply).await;
     }
 
-    /// Waits no more, and replies to what has arrived meanwhile.
+    /// Ends the wait and replies to the verdicts that arrived meanwhile.
     pub(crate) async fn end(mut self, reply: Reply) {
         lock(&self.verdicts.waiting).remove(&self.order_id);
         self.arrived.close();

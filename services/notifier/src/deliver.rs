@@ -1,4 +1,4 @@
-//! The stage: takes deliveries up, attempts each once, and records what became of it.
+//! The stage: claims deliveries, attempts each once, and records the result.
 
 use std::{
     sync::Arc,
@@ -28,23 +28,23 @@ use tracing::{Instrument, Span, field::Empty, info_span};
 use url::Url;
 
 use crate::{
-    endpoints::{Endpoints, Limits, Seat},
-    metrics::{Metrics, Outcome},
+    metrics::{DeliveryResult, Metrics},
     schedule::{Answer, Next, Schedule},
+    slots::{Limits, Seat, Slots},
     webhook::{self, Sender, Unanswered},
 };
 
-/// How long a delivery that a readiness event brought waits for a slot of its endpoint.
+/// How long a claimed delivery waits for a slot.
 const SLOT_WAIT: Duration = Duration::from_secs(1);
-/// What a lease leaves for everything but the exchange: waiting for a slot, opening, recording.
+/// The part of a lease beyond the request: waiting for a slot, decrypting, recording.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 
-/// How long a delivery is left alone by others once it is taken up, given the deadline of an exchange.
+/// The lease of a claimed delivery, given the timeout of a request.
 pub fn lease(timeout: Duration) -> Duration {
     timeout + LEASE_MARGIN
 }
 
-/// Everything that a delivery needs on its way out.
+/// The stage.
 pub struct Deliver {
     database: Database,
     vault: Vault,
@@ -52,28 +52,28 @@ pub struct Deliver {
     public_url: String,
     schedule: Schedule,
     lease: Duration,
-    endpoints: Arc<Endpoints>,
+    slots: Arc<Slots>,
     metrics: Arc<Metrics>,
     attempts: GroupCommit<Attempts>,
     without_url: GroupCommit<WithoutUrl>,
     stop: CancellationToken,
 }
 
-/// What [`Deliver`] is told.
+/// The settings of [`Deliver`].
 pub struct Settings {
-    /// Where partners reach us, without final slash.
+    /// The base URL for partners, without a final slash.
     pub public_url: String,
-    /// The deadline of a whole exchange.
+    /// The timeout of a whole request.
     pub timeout: Duration,
-    /// When failed attempts are made again.
+    /// The waits between attempts.
     pub schedule: Schedule,
-    /// How many requests may run at once.
+    /// The most requests in flight.
     pub limits: Limits,
-    /// When endpoints are left alone.
+    /// When endpoints are blocked.
     pub block_policy: BlockPolicy,
 }
 
-/// A delivery that was taken up, on its endpoint's account.
+/// A claimed delivery and its seat.
 pub struct Work {
     delivery: Delivery,
     seat: Seat,
@@ -81,7 +81,7 @@ pub struct Work {
 }
 
 impl Deliver {
-    /// Delivers until `stop`; what is under way then is finished.
+    /// Creates the stage. After `stop`, nothing waits for a slot or for the database.
     pub fn new(
         database: Database,
         vault: Vault,
@@ -98,7 +98,7 @@ impl Deliver {
             public_url: settings.public_url,
             schedule: settings.schedule,
             lease: lease(settings.timeout),
-            endpoints: Endpoints::new(settings.limits),
+            slots: Slots::new(settings.limits),
             metrics,
             attempts: GroupCommit::start(
                 Attempts {
@@ -123,7 +123,7 @@ impl Deliver {
     ) {
         let Some(url) = &delivery.webhook_url else {
             tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "no webhook URL");
-            self.metrics.delivery(Outcome::NoEndpoint);
+            self.metrics.delivery(DeliveryResult::NoEndpoint);
             return self.write(&self.without_url, delivery.topup_id).await;
         };
         let slot = tokio::select! {
@@ -132,7 +132,7 @@ impl Deliver {
         };
         let Some(slot) = slot else {
             tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the endpoint is busy");
-            return self.metrics.delivery(Outcome::Deferred);
+            return self.metrics.delivery(DeliveryResult::Deferred);
         };
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, url, at).await;
@@ -169,17 +169,18 @@ impl Deliver {
     ) {
         self.metrics.attempt(class, duration);
         self.metrics.delivery(match next {
-            Next::Delivered => Outcome::Delivered,
-            Next::Retry(_) => Outcome::Retried,
-            Next::Exhausted => Outcome::Exhausted,
+            Next::Delivered => DeliveryResult::Delivered,
+            Next::Retry(_) => DeliveryResult::Retried,
+            Next::Exhausted => DeliveryResult::Exhausted,
         });
-        // A replay says nothing of how fast we are.
+        // A replay does not count for the delivery time.
         if next == Next::Delivered && delivery.schedule_start == 0 {
             self.metrics.delivered_after(delivery.age + since_taken);
         }
     }
 
-    /// The beginning of an answer that did not acknowledge, sealed: an endpoint may echo what it got.
+    /// The beginning of a response that did not acknowledge. It is encrypted, because an endpoint may echo
+    /// the webhook.
     fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
         if next == Next::Delivered || beginning.is_empty() {
@@ -188,11 +189,11 @@ impl Deliver {
         let purpose = Purpose::Answer(&delivery.topup_id, delivery.attempt);
         self.vault
             .seal(purpose, beginning)
-            .inspect_err(|error| tracing::error!(%error, "an answer cannot be sealed and is not kept"))
+            .inspect_err(|error| tracing::error!(%error, "response cannot be encrypted; not stored"))
             .ok()
     }
 
-    /// One request, signed for this moment.
+    /// Sends one request, signed with the current time.
     async fn attempt(&self, delivery: &Delivery, url: &str, now: OffsetDateTime) -> Tried {
         let url: Url = url.parse().map_err(|_| Unanswered::BadUrl)?;
         let topup_id = &delivery.topup_id;
@@ -202,7 +203,7 @@ impl Deliver {
             .map(|sealed| partners::open_webhook_secret(&self.vault, delivery.partner_id, sealed))
             .collect::<Result<Vec<_>, _>>()
             .map_err(Failure::Secret)?;
-        // The rest of the URL may hold a partner's secret.
+        // The span omits path and query: they may hold a partner's secret.
         let span = info_span!(
             "POST webhook",
             otel.kind = "client",
@@ -246,8 +247,8 @@ impl Deliver {
         Ok(answer?)
     }
 
-    /// Writes until it is written. While the database is away that may take long, and nothing could
-    /// be claimed meanwhile anyway; what is given up by a stop is due again when its lease ends.
+    /// Writes, and retries while the database is away. After a stop it gives up, and the delivery is due
+    /// when its lease ends.
     async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
     where
         W: Writer<Error = store::Error>,
@@ -259,13 +260,13 @@ impl Deliver {
                 Ok(Err(error))
                     if error.is_transient() && !error.is_about_data() && !self.stop.is_cancelled() => {}
                 Ok(Err(error)) => {
-                    return tracing::error!(%error, "an attempt was not recorded; it is made again");
+                    return tracing::error!(%error, "attempt not recorded; it is repeated when its lease ends");
                 }
                 Ok(Ok(_)) | Err(_) => return,
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                // Once more, in case the database is there again by now.
+                // One last try after a stop.
                 () = self.stop.cancelled() => {}
             }
             pause = (pause * 2).min(Duration::from_secs(5));
@@ -300,13 +301,13 @@ impl Stage for Deliver {
         let topups: Vec<TopupId> = messages.iter().map(|message| self.key(message)).collect();
         let first = self.taken(Take::First(&topups)).await?;
         let taken = Instant::now();
-        // What finds no seat is left alone: it is due again when the lease of its birth ends.
+        // A delivery without a seat is due when its first lease ends.
         let seated = |delivery: Delivery| {
             let seat = self
-                .endpoints
+                .slots
                 .seat(delivery.partner_id, delivery.webhook_host.as_deref());
             if seat.is_none() {
-                self.metrics.delivery(Outcome::Deferred);
+                self.metrics.delivery(DeliveryResult::Deferred);
             }
             Some(Work {
                 delivery,
@@ -318,12 +319,12 @@ impl Stage for Deliver {
     }
 
     async fn claim_due(&self, limit: usize) -> anyhow::Result<Vec<Work>> {
-        let room = self.endpoints.room(limit);
+        let room = self.slots.room(limit);
         let due = self.taken(Take::Due(&room)).await?;
         let taken = Instant::now();
         let seated = |delivery: Delivery| {
             let seat = self
-                .endpoints
+                .slots
                 .reserved(delivery.partner_id, delivery.webhook_host.as_deref());
             Work {
                 delivery,
@@ -340,8 +341,7 @@ impl Stage for Deliver {
     }
 }
 
-/// The first attempt belongs to the order's trace. A later one, hours later maybe, is a trace of its
-/// own with a link to it.
+/// The first attempt belongs to the order's trace. A later one starts its own trace with a link to it.
 fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
     let span = if trigger.message.is_some() {
         info_span!(
@@ -359,7 +359,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
             attempt = delivery.attempt,
         )
     } else {
-        // Nobody said so: it was due.
+        // Without a message: the row was due.
         info_span!(
             parent: None,
             "redrive delivery",
@@ -375,23 +375,23 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<TopupReady>) -> Span {
     span
 }
 
-/// Why an attempt brought no answer. Its text is stored and logged: it holds no URL and no secret.
+/// Why an attempt got no response. Its text is stored and logged, and holds no URL and no secret.
 #[derive(Clone, Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
-    #[error("the profile cannot be opened: {0}")]
+    #[error("the profile cannot be decrypted: {0}")]
     Profile(store::Error),
-    #[error("the webhook secret cannot be opened: {0}")]
+    #[error("the webhook secret cannot be decrypted: {0}")]
     Secret(store::Error),
-    #[error("the webhook cannot be written")]
+    #[error("the webhook cannot be encoded")]
     Unwritable,
 }
 
-/// What an attempt brought: an answer and its beginning, or nothing.
+/// The result of an attempt: a response and the beginning of its body, or a failure.
 type Tried = Result<(Answer, Vec<u8>), Failure>;
 
-/// What an attempt came to, in a word.
+/// The class of an attempt's result, for metrics and the database.
 fn class(tried: &Tried) -> &'static str {
     match tried {
         Ok((answer, _)) => match answer.status {
@@ -425,7 +425,7 @@ fn result(tried: &Tried, next: Next) -> AttemptResult {
     }
 }
 
-/// One line for each attempt.
+/// Logs one line per attempt.
 fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
     let Delivery {
         topup_id,
@@ -444,20 +444,20 @@ fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, n
         ),
         (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, error, ?next,
-            "webhook cannot be made"
+            "webhook cannot be created"
         ),
         (_, Next::Retry(retry_in)) => tracing::info!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error, ?retry_in,
-            "webhook not delivered, will be tried again"
+            "webhook not delivered; retry scheduled"
         ),
         (_, Next::Exhausted) => tracing::warn!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error,
-            "webhook not delivered, exhausted"
+            "webhook not delivered; exhausted"
         ),
     }
 }
 
-/// Records attempts.
+/// The group commit of attempts.
 struct Attempts {
     database: Database,
     block_policy: BlockPolicy,
@@ -482,7 +482,7 @@ impl Writer for Attempts {
     }
 }
 
-/// Gives up on deliveries of partners without webhook URL, until one is set.
+/// The group commit that marks deliveries without a webhook URL; they wait until one is set.
 struct WithoutUrl(Database);
 
 impl Writer for WithoutUrl {

@@ -1,7 +1,6 @@
-//! A provider's breaker, as this process knows it. The truth is a row in PostgreSQL, so every replica
-//! and the operator see the same; it is read each second, and whatever this process changes it knows
-//! at once. That a claim takes nothing up while it isn't closed is decided by the claim's own
-//! statement, not here.
+//! A process's view of a provider's breaker. The breaker is a row in PostgreSQL, so every replica and the
+//! operator see the same state. The view is refreshed each second and after each change by this process.
+//! The claim statement itself checks the row, so a stale view claims nothing behind an open breaker.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -17,7 +16,7 @@ use store::{
 
 use crate::{metrics::Metrics, providers::Trouble};
 
-/// How often the breakers of all providers are read.
+/// How often the breakers are read.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The breaker of one provider.
@@ -31,7 +30,7 @@ pub struct Breaker {
 
 #[derive(Default)]
 struct Known {
-    /// As it was last read or changed.
+    /// The row as last read or changed.
     breaker: Option<providers::ProviderBreaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
@@ -43,13 +42,13 @@ impl Known {
     }
 }
 
-/// When a call began: what is learnt from it counts only while the breaker hasn't changed since.
-/// None: it began while others' calls don't count at all.
+/// The breaker's version when a call began. Its result counts only while that version is current.
+/// `None`: the call does not count.
 #[derive(Clone, Copy, Debug)]
 pub struct Since(Option<i64>);
 
 impl Breaker {
-    /// Knows nothing, and so lets nothing be promised, until it is read for the first time.
+    /// Creates an unknown breaker. It counts as not closed until its row is read.
     pub fn new(provider: String, limits: BreakerLimits, database: Database, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
             provider,
@@ -66,7 +65,7 @@ impl Breaker {
 
     fn learn(&self, now: providers::ProviderBreaker) {
         let mut known = self.known();
-        // What was read may be older than what this process has changed meanwhile.
+        // The row may be older than a change by this process.
         if known
             .breaker
             .as_ref()
@@ -82,21 +81,21 @@ impl Breaker {
                 provider.name = provider,
                 reason,
                 until,
-                "the breaker opened: its work is kept"
+                "breaker opened; placements wait"
             );
         } else if !was_closed && now.state == BreakerState::Closed {
-            tracing::info!(provider.name = provider, "the breaker closed: its work goes on");
+            tracing::info!(provider.name = provider, "breaker closed; placements continue");
         }
         self.metrics.breaker(provider, now.state);
         known.breaker = Some(now);
     }
 
-    /// Whether the provider's queue is worked on.
+    /// Whether the provider's placements are claimed.
     pub fn is_closed(&self) -> bool {
         self.known().state() == Some(BreakerState::Closed)
     }
 
-    /// A call begins.
+    /// Marks the start of a call.
     pub fn begin(&self) -> Since {
         let known = self.known();
         let counts = |breaker: &&providers::ProviderBreaker| {
@@ -111,7 +110,7 @@ impl Breaker {
         )
     }
 
-    /// A call that began at `since` got an answer. The database is only told what it doesn't know.
+    /// Records that a call begun at `since` got a response. Writes only if that changes the row.
     pub async fn answered(&self, since: Since) {
         let Some(version) = since.0 else { return };
         {
@@ -121,20 +120,20 @@ impl Breaker {
                     if breaker.version == version
                         && (breaker.failures > 0 || breaker.state != BreakerState::Closed) =>
                 {
-                    // One of many calls is enough to tell.
+                    // One of the concurrent calls writes this.
                     breaker.failures = 0;
                 }
                 _ => return,
             }
         }
         let name = &self.provider;
-        let told = self
+        let updated = self
             .database
             .run(async |connection| providers::answered(connection, name, version).await);
-        self.take(perform(Effect::CommitHealth, told).await);
+        self.take(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// A call that began at `since` met trouble. That the provider is busy is an answer, too.
+    /// Records that a call begun at `since` failed. A busy provider counts as a response.
     pub async fn failed(&self, since: Since, trouble: &Trouble) {
         let at_once = match trouble {
             Trouble::Busy { .. } => return self.answered(since).await,
@@ -147,13 +146,13 @@ impl Breaker {
             return;
         }
         let (name, reason) = (&self.provider, trouble.reason());
-        let told = self.database.run(async |connection| {
+        let updated = self.database.run(async |connection| {
             providers::failed(connection, name, version, at_once, &self.limits, reason).await
         });
-        self.take(perform(Effect::CommitHealth, told).await);
+        self.take(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// Lets one placement through, if it is time for that and this process gets it.
+    /// Takes the probe if the breaker is half open and no other process has it.
     pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
         if self.known().state() != Some(BreakerState::HalfOpen) {
             return Ok(false);
@@ -166,7 +165,7 @@ impl Breaker {
         if let Some(now) = probe {
             tracing::info!(
                 provider.name = self.provider,
-                "trying the provider with one placement"
+                "probing the provider with one placement"
             );
             self.known().probe = Some(now.version);
             self.learn(now);
@@ -174,17 +173,17 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn take(&self, told: Result<Option<providers::ProviderBreaker>, store::Error>) {
-        match told {
+    fn take(&self, updated: Result<Option<providers::ProviderBreaker>, store::Error>) {
+        match updated {
             Ok(Some(now)) => self.learn(now),
-            // Changed by somebody else meanwhile; the next reading tells.
+            // Another process changed the row; the next read shows it.
             Ok(None) => {}
-            Err(error) => tracing::warn!(provider.name = self.provider, %error, "the breaker was not told"),
+            Err(error) => tracing::warn!(provider.name = self.provider, %error, "breaker not updated"),
         }
     }
 }
 
-/// The breakers of all providers; those of these names are there afterwards.
+/// Reads the breakers of all providers and creates the missing ones of `names`.
 async fn read(
     connection: &mut PgConnection,
     names: &[String],
@@ -197,7 +196,7 @@ async fn read(
     providers::list(connection).await
 }
 
-/// Reads the breakers of all providers until the soft stop, and reports whether the database is there.
+/// Reads the breakers until the soft stop and reports whether the database responds.
 pub async fn watch(
     breakers: Vec<Arc<Breaker>>,
     database: Database,
@@ -220,8 +219,8 @@ pub async fn watch(
                 }
             }
             Err(error) => {
-                readiness.unwell("database", "it does not answer");
-                tracing::warn!(%error, "the breakers were not read");
+                readiness.unwell("database", "it does not respond");
+                tracing::warn!(%error, "breakers not read");
             }
         }
     }

@@ -1,23 +1,24 @@
-//! The provisioner buys what ingress accepted: one purchase per placement, recorded before it is
-//! sent, then collects the profiles and publishes that topups are ready.
+//! The provisioner buys accepted orders: one purchase per placement, recorded before it is sent. Then it
+//! collects the profiles and publishes readiness events.
 //!
-//! Its guarantee: a placement is bought at most once. An attempt is recorded before the provider is
-//! called; an attempt whose outcome isn't known is looked up by our key before anything is bought
-//! again, and what can't be settled is parked.
+//! Guarantee: a placement is bought at most once. An attempt is recorded before the provider is called.
+//! An attempt with an unknown outcome is looked up by its placement id before the next attempt buys. A
+//! placement that cannot be settled is parked.
 //!
-//! Its cast: [`place`] is the stage, [`assign`] pairs units with topups, [`pace`] promises verdicts,
-//! [`providers`] are the adapters, [`account`] paces and watches their calls, [`breaker`] keeps work
-//! away from a provider that fails, [`callbacks`] takes providers' hints. A lease (`redrive_at`) only
-//! keeps two processes from working on one placement at once; it is *not* what prevents a second
+//! Modules: [`place`] is the stage. [`assign`] pairs units with topups. [`promise`] promises verdict
+//! times. [`providers`] holds the adapters. [`calls`] paces and measures their calls. [`breaker`] stops
+//! work at a failing provider. [`callbacks`] receives providers' hints.
+//!
+//! A lease (`redrive_at`) saves work: other processes skip the placement. It does *not* prevent a second
 //! purchase.
 
-pub mod account;
 pub mod assign;
 pub mod breaker;
 pub mod callbacks;
+pub mod calls;
 pub mod metrics;
-pub mod pace;
 pub mod place;
+pub mod promise;
 pub mod providers;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
@@ -44,12 +45,12 @@ use store::{
 };
 
 use crate::{
-    account::Account,
     breaker::Breaker,
     callbacks::{Callbacks, Callers},
+    calls::Calls,
     metrics::Metrics,
-    pace::Pace,
     place::{Answered, Placing, Settlements},
+    promise::Promise,
     providers::{
         Provider,
         usimsa::{Limits, Usimsa},
@@ -60,43 +61,42 @@ use crate::{
 #[derive(Parser, Clone, Debug)]
 #[command(name = "provisioner", version)]
 pub struct Config {
-    /// Where providers call back: `POST /callbacks/<provider>/<token>`. Served if a provider has a token
+    /// Address of `POST /callbacks/<provider>/<token>`; served if a provider has a callback token
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8082")]
     pub listen: SocketAddr,
-    /// Where `/livez`, `/readyz` and `/metrics` are served
+    /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
-    /// The providers to buy from: `sandbox`, `usimsa`
+    /// Providers to buy from: `sandbox`, `usimsa`
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
-    /// Placements under way at once, for each provider
+    /// Placements in flight, per provider
     #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub provider_concurrency: u16,
-    /// The deadline of a call to a provider
+    /// Timeout of a call to a provider
     #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub provider_timeout: Duration,
     /// The largest answer of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
     /// each unit of `MAX_UNITS`
     #[arg(long, env = "PROVIDER_ANSWER_MAX", default_value_t = 1024 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024))]
     pub provider_answer_max: u32,
-    /// How long after its attempt was recorded a purchase may still arrive at the provider. More than
-    /// twice `PROVIDER_TIMEOUT`, plus what the provider's own look-up lags behind
+    /// How long after its attempt was recorded a purchase may still arrive at the provider. Must exceed
+    /// twice `PROVIDER_TIMEOUT` plus the delay of the provider's look-up
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
-    /// Profiles that don't come for so long are parked, and so are purchases of which nobody knows for
-    /// so long whether they were made
+    /// Parks purchases whose profiles are missing, or whose outcome stays unknown, for this long
     #[arg(long, env = "PARK_AFTER", value_parser = runtime::config::duration, default_value = "30m")]
     pub park_after: Duration,
-    /// Calls per second, of this process to each provider; 0 is without a limit
+    /// Calls per second from this process to each provider; 0 means no limit
     #[arg(long, env = "PROVIDER_RATE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub provider_rate: u32,
-    /// So many calls in a row that fail open a provider's breaker; being denied opens it at once
+    /// Consecutive failed calls after which the breaker opens; a denied call (401, 403) opens it at once
     #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub breaker_failures: u32,
-    /// How long a breaker stays open at first, before one placement is tried; each time twice as long
+    /// How long a breaker stays open at first, before one placement probes the provider; doubles each time
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
-    /// The longest time for which a breaker opens by itself
+    /// Longest time that a breaker stays open, unless an operator opens it
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
     /// Callbacks in flight at once, on at most four times as many connections; others get 503
@@ -125,43 +125,43 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// The account at the sandbox provider
+/// Settings of the sandbox provider
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Provider `sandbox`")]
 pub struct SandboxAccount {
-    /// Where it is, e.g. `http://sandbox:8090`
+    /// Base URL of the sandbox, e.g. `http://sandbox:8090`
     #[arg(long, env = "SANDBOX_URL")]
     pub sandbox_url: Option<Url>,
-    /// Its access key
+    /// Access key of our account at the sandbox
     #[arg(long, env = "SANDBOX_ACCESS_KEY", hide_env_values = true)]
     pub sandbox_access_key: Option<String>,
-    /// Its secret key, Base64
+    /// Secret key of our account at the sandbox, Base64
     #[arg(long, env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
     pub sandbox_secret_key: Option<SecretString>,
-    /// The token in the URL that it calls back: at least 16 letters, digits, `-` or `_`
+    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
     #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
     pub sandbox_callback_token: Option<SecretString>,
 }
 
-/// The account at USIMSA
+/// Settings of USIMSA
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Provider `usimsa`")]
 pub struct UsimsaAccount {
-    /// Where it is: scheme and host, without `/api`
+    /// Base URL of USIMSA: scheme and host, without `/api`
     #[arg(long, env = "USIMSA_URL")]
     pub usimsa_url: Option<Url>,
-    /// Its access key
+    /// Access key of our account at USIMSA
     #[arg(long, env = "USIMSA_ACCESS_KEY", hide_env_values = true)]
     pub usimsa_access_key: Option<String>,
-    /// Its secret key, Base64
+    /// Secret key of our account at USIMSA, Base64
     #[arg(long, env = "USIMSA_SECRET_KEY", hide_env_values = true)]
     pub usimsa_secret_key: Option<SecretString>,
-    /// The token in the URL that it calls back: at least 16 letters, digits, `-` or `_`
+    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
     #[arg(long, env = "USIMSA_CALLBACK_TOKEN", hide_env_values = true)]
     pub usimsa_callback_token: Option<SecretString>,
 }
 
-/// A provider that is configured.
+/// A configured provider.
 struct Configured {
     name: String,
     provider: Arc<dyn Provider>,
@@ -169,7 +169,7 @@ struct Configured {
 }
 
 impl Config {
-    /// The adapter of a provider, with its account.
+    /// Reads the settings of a provider and creates its adapter.
     fn provider(&self, name: &str) -> anyhow::Result<Configured> {
         let (url, access_key, secret_key, token) = match name {
             "sandbox" => {
@@ -243,7 +243,7 @@ impl Config {
         }
     }
 
-    /// The providers, each once.
+    /// The configured providers; a repeated name is an error.
     fn configured(&self) -> anyhow::Result<Vec<Configured>> {
         let mut configured: Vec<Configured> = Vec::new();
         for name in &self.providers {
@@ -255,22 +255,22 @@ impl Config {
         Ok(configured)
     }
 
-    /// How many placements of a provider are under way at once: with a rate limit no more than get
-    /// their turn soon enough.
+    /// The placements in flight per provider. A rate limit lowers them so that no call waits longer than
+    /// [`calls::TURNS`].
     fn permits(&self) -> usize {
-        let turns = u64::from(self.provider_rate) * account::TURNS.as_secs();
+        let turns = u64::from(self.provider_rate) * calls::TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
         let permits = u64::from(self.provider_concurrency).min(most);
         usize::try_from(permits).unwrap_or(usize::MAX)
     }
 
-    /// How long a claimed placement is left to this process: a place and a collect, each with its turn
-    /// and its deadline, and room to record what they brought.
+    /// The lease of a claimed placement: a purchase and a collect, each with its wait for the rate limit
+    /// and its timeout, and time to record the outcome.
     fn lease(&self) -> Duration {
         let turns = if self.provider_rate == 0 {
             Duration::ZERO
         } else {
-            account::TURNS * 2
+            calls::TURNS * 2
         };
         self.provider_timeout * 2 + turns + Duration::from_secs(10)
     }
@@ -291,7 +291,7 @@ impl Config {
     }
 }
 
-/// Buys until the soft stop.
+/// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.configured()?;
@@ -315,7 +315,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         };
         let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), limits);
         let listener = runtime::listener::bind("LISTEN", config.listen).await?;
-        tracing::info!(listen = %config.listen, "providers may call back");
+        tracing::info!(listen = %config.listen, "listening for callbacks");
         let serving = callbacks::serve(listener, callbacks, shutdown.clone());
         shutdown.spawn("callbacks", serving);
     }
@@ -335,7 +335,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let settlements = Settlements::start(database.clone());
         let mut breakers = Vec::new();
         for Configured { name, provider, .. } in providers {
-            let pace = Arc::new(Pace::new(permits));
+            let promise = Arc::new(Promise::new(permits));
             let breaker = Breaker::new(name.clone(), limits, database.clone(), metrics.clone());
             breakers.push(Arc::clone(&breaker));
             let source = Source {
@@ -346,7 +346,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             };
             let stage = Placing {
                 provider_name: name.clone(),
-                account: Account::new(
+                calls: Calls::new(
                     name.clone(),
                     provider,
                     config.provider_rate,
@@ -358,10 +358,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 vault: vault.clone(),
                 nats: nats.clone(),
                 settlements: settlements.clone(),
-                settle: config.settle,
+                settle_delay: config.settle,
                 park_after: config.park_after,
                 lease: config.lease(),
-                pace: Arc::clone(&pace),
+                promise: Arc::clone(&promise),
                 answered: Answered::default(),
                 metrics: metrics.clone(),
                 shutdown: shutdown.clone(),
@@ -369,7 +369,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             worker::start(Arc::new(stage), &nats, source, permits, &shutdown);
             let (nats, stop) = (nats.clone(), shutdown.clone());
             shutdown.spawn("heartbeat", async move {
-                pace.broadcast(&name, &breaker, &nats, &stop).await
+                promise.broadcast(&name, &breaker, &nats, &stop).await
             });
         }
         shutdown.spawn(
@@ -397,7 +397,7 @@ fn durable(provider: &str) -> String {
     format!("provisioner-{provider}")
 }
 
-/// The providers that may call back.
+/// The providers with a callback token.
 fn callers(providers: &[Configured]) -> Callers {
     let callers = providers.iter().filter_map(|configured| {
         let token = configured.callback_token.clone()?;

@@ -1,8 +1,8 @@
-//! The stage: buys placements, looks up attempts whose outcome nobody knows, collects profiles.
+//! The stage: buys placements, looks up attempts whose outcome is unknown, collects profiles.
 //!
-//! What is bought is decided by the state from which a placement was claimed, see
-//! [`domain::placement`]: only a claim from `accepted` recorded a fresh attempt, and only that may be
-//! sent. Every outcome is one settlement, recorded in a group commit before anything is published.
+//! The state from which a placement was claimed decides the work, see [`domain::placement`]. Only a
+//! claim from `accepted` records a fresh attempt, and only a fresh attempt is sent. Every outcome is one
+//! settlement, recorded in a group commit before anything is published.
 
 use std::{
     collections::HashMap,
@@ -28,60 +28,60 @@ use store::{
 use tracing::{Instrument, Span, info_span};
 
 use crate::{
-    account::Account,
     assign,
     breaker::Breaker,
+    calls::Calls,
     metrics::Metrics,
-    pace::Pace,
+    promise::Promise,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble, UnitState},
 };
 
-/// The most settlements of one commit.
+/// The most settlements in one commit.
 const BATCH: usize = 256;
-/// The most attempts to buy a placement whose purchases never arrive, although they are sent.
+/// The most attempts of a placement whose purchases are sent but never arrive.
 const MAX_ATTEMPTS: u32 = 50;
-/// So many times in a row nobody must have known before a placement is parked for that, however old
-/// it is: after an outage of the provider everything is old.
+/// Consecutive unknown outcomes before a placement is parked. Age alone does not park it: after an
+/// outage of the provider every placement is old.
 const LASTING: u32 = 5;
-/// The longest wait that a provider may ask for.
+/// The longest wait that a provider can ask for.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
-/// How old an order may be for what is done for it to be part of its trace.
+/// The age of an order after which new work starts a trace of its own.
 const ONE_TRACE: Duration = Duration::from_mins(5);
-/// Tries to record an outcome that the database refuses for a reason that is neither the data nor the
-/// connection. Then the lease ends, and the placement is looked up again.
+/// Tries to record an outcome when the error concerns neither the data nor the connection. After the
+/// last one the lease ends, and the placement is looked up again.
 const MAX_REFUSALS: u32 = 8;
-/// How long it is remembered that an order was answered: longer than any `answer_by` is away.
+/// How long an answered order is remembered. Longer than the time to any `answer_by`.
 const REMEMBERED: Duration = Duration::from_mins(1);
 
-/// Everything one provider's placements need.
+/// The stage for one provider.
 pub struct Placing {
     /// The provider's name.
     pub provider_name: String,
-    /// Our account there.
-    pub account: Account,
-    /// Whether it is used at the moment.
+    /// Paces and measures the calls to the provider.
+    pub calls: Calls,
+    /// The provider's breaker.
     pub breaker: Arc<Breaker>,
-    /// The database.
+    /// The connection pool.
     pub database: Database,
-    /// For profiles.
+    /// Encrypts profiles.
     pub vault: Vault,
-    /// For readiness events and verdicts.
+    /// Publishes readiness events and verdicts.
     pub nats: Nats,
-    /// The group commit of outcomes, which all providers share.
+    /// The group commit of outcomes; all providers share it.
     pub settlements: GroupCommit<Settlements>,
     /// How long after its attempt was recorded a purchase may still arrive at the provider.
-    pub settle: Duration,
-    /// Profiles that haven't come after this time, and purchases that can't be settled, are parked.
+    pub settle_delay: Duration,
+    /// After this time, missing profiles and unknown outcomes are parked.
     pub park_after: Duration,
-    /// How long a claimed placement is left to this process.
+    /// The lease of a claimed placement.
     pub lease: Duration,
-    /// What is promised to ingress.
-    pub pace: Arc<Pace>,
-    /// Orders whose partners have their answer, see [`Placing::is_answered`].
+    /// Promises verdict times to ingress.
+    pub promise: Arc<Promise>,
+    /// The answered orders, see [`Placing::is_answered`].
     pub answered: Answered,
-    /// Counts topups.
+    /// The instruments.
     pub metrics: Metrics,
-    /// Ends retries when the process stops.
+    /// Ends retries on a stop.
     pub shutdown: Shutdown,
 }
 
@@ -113,15 +113,15 @@ impl Writer for Settlements {
     }
 }
 
-/// Orders of which an ingress said that they're answered, so that profiles which come a moment later
-/// needn't wait for `answer_by`. Only a short cut: losing it costs seconds.
+/// Orders that an ingress reported as answered. Their later profiles are announced before `answer_by`
+/// passes. Losing this memory costs seconds.
 #[derive(Default)]
 pub struct Answered(Mutex<HashMap<OrderId, Instant>>);
 
 impl Answered {
     fn add(&self, order: OrderId) {
         let mut orders = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        // Forgets the old ones whenever the number would make the map grow.
+        // Old entries are removed before the map grows.
         if orders.len() == orders.capacity() {
             orders.retain(|_, since| since.elapsed() < REMEMBERED);
         }
@@ -180,8 +180,8 @@ impl Placing {
     }
 }
 
-/// The first attempt, and the looks for its profiles that follow soon, belong to the order's trace. What
-/// comes later is a trace of its own with a link to it.
+/// The first attempt and its early look-ups and collects belong to the order's trace. Later work starts
+/// a trace of its own with a link to the order's.
 fn process_span(work: &Claimed, trigger: &Trigger<TopupJob>, provider: &str) -> Span {
     let span = if trigger.message.is_some() {
         info_span!(
@@ -199,7 +199,7 @@ fn process_span(work: &Claimed, trigger: &Trigger<TopupJob>, provider: &str) -> 
             attempt = work.attempt,
         )
     } else {
-        // Nobody said so: it was due.
+        // Without a message: the row was due.
         info_span!(
             parent: None,
             "redrive placement",
@@ -221,14 +221,15 @@ impl Placing {
     async fn process(&self, work: &Claimed, trigger: Trigger<TopupJob>) {
         match work.was {
             PlacementState::Accepted => {
-                // A retry, or one that came without its message, says nothing of the queue of jobs.
+                // Only a first attempt with a message measures the wait in the job queue.
                 let is_queued = trigger.message.is_some() && work.attempt == 1;
-                self.pace.begin(if is_queued { work.age } else { Duration::ZERO });
+                self.promise
+                    .begin(if is_queued { work.age } else { Duration::ZERO });
                 self.buy(work, trigger).await;
             }
             PlacementState::Placing => self.look_up(work).await,
             PlacementState::Placed | PlacementState::Parked => self.collect(work).await,
-            // Closed: nothing of it is ever due.
+            // Closed placements are never due.
             PlacementState::Refused | PlacementState::Failed => {}
         }
     }
@@ -243,25 +244,25 @@ impl Placing {
             placement_id: work.placement_id,
             items: assign::items(&work.topups),
         };
-        // A process that was stalled for long must not send what a look-up may already have missed.
-        let send_by = trigger.taken + self.settle / 2;
-        let Some(answer) = self.account.place(&purchase, send_by).await else {
-            tracing::warn!(placement.id = %work.placement_id, "abandoned an attempt that was recorded too long ago");
-            self.pace.end(Duration::ZERO);
+        // After a stall, a look-up may have missed this purchase already, so it is no longer sent.
+        let send_by = trigger.taken + self.settle_delay / 2;
+        let Some(answer) = self.calls.place(&purchase, send_by).await else {
+            tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");
+            self.promise.end(Duration::ZERO);
             return;
         };
-        self.pace.end(trigger.taken.elapsed());
+        self.promise.end(trigger.taken.elapsed());
         match answer {
             Ok(PlaceAnswer::Bought(units)) => {
-                // One recorded outcome for the purchase and the profiles that are there at once.
-                let units = match self.account.collect(work.placement_id).await {
+                // The purchase and the profiles that are ready are recorded as one outcome.
+                let units = match self.calls.collect(work.placement_id).await {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
-                // A job without an address was published after the answer.
+                // A job without a verdict address was published after the 201.
                 let published_later = trigger.message.is_some() && verdict_to.is_none();
                 let known = published_later || self.is_answered(work);
-                // What can't be published is due at once instead.
+                // Without NATS the delivery is due at once instead.
                 let announced = (known || verdict_to.is_some()) && self.nats.is_connected();
                 let age = work.age + trigger.taken.elapsed();
                 let settled = self.settle_bought(work, age, units, announced).await;
@@ -272,7 +273,7 @@ impl Placing {
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
                 let reason = format!("the provider refused: {status} {message}");
-                tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, reason, "refused");
+                tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, reason, "the provider rejected the purchase");
                 let said = Said::Refused { status, message };
                 if self.tell(work, verdict_to, said, false).await != Some(Reply::Refused) {
                     self.settle(work, Outcome::Rejected { reason }).await;
@@ -282,11 +283,11 @@ impl Placing {
         }
     }
 
-    /// The provider said nothing about the purchase itself.
+    /// Settles an attempt that led neither to a purchase nor to a rejection.
     async fn not_placed(&self, work: &Claimed, verdict_to: Option<&VerdictTo>, trouble: Trouble) {
         let wait = trouble.after(LONGEST_WAIT);
         let (class, reason) = (trouble.class(), trouble.reason().to_owned());
-        tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought for now");
+        tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought yet");
         if matches!(trouble, Trouble::NotSent(_))
             && self.tell(work, verdict_to, Said::NotSent, false).await == Some(Reply::Refused)
         {
@@ -297,30 +298,30 @@ impl Placing {
                 look_in: placement::next_look(Duration::ZERO),
                 reason,
             },
-            // However often: it stays queued until the provider takes it.
+            // Retried without limit until the provider accepts it.
             Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Outcome::NotBought {
                 retry_in: placement::next_attempt(work.attempt).max(wait),
                 reason,
             },
         };
-        let told = matches!(trouble, Trouble::NotSent(_));
+        let reported = matches!(trouble, Trouble::NotSent(_));
         self.settle(work, outcome).await;
-        if !told {
+        if !reported {
             self.tell(work, verdict_to, Said::UnderWay, false).await;
         }
     }
 
-    /// Looks an attempt up whose outcome was never recorded. Buys nothing.
+    /// Looks up an attempt without a recorded outcome. Buys nothing.
     async fn look_up(&self, work: &Claimed) {
-        match self.account.find(work.placement_id).await {
+        match self.calls.find(work.placement_id).await {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
                 self.record_units(work, units).await;
             }
             Ok(FindAnswer::NotFound) => {
-                let settled = work.attempt_age >= self.settle;
+                let settled = work.attempt_age >= self.settle_delay;
                 let look_in = self
-                    .settle
+                    .settle_delay
                     .saturating_sub(work.attempt_age)
                     .max(Duration::from_secs(1));
                 let outcome = if settled && work.attempt >= MAX_ATTEMPTS {
@@ -333,7 +334,7 @@ impl Placing {
             Err(trouble) => {
                 let reason = trouble.reason().to_owned();
                 let outcome = if work.attempt_age >= self.park_after && self.is_lasting(work, &trouble) {
-                    self.park(work, format!("nobody knows whether it was bought: {reason}"))
+                    self.park(work, format!("outcome unknown: {reason}"))
                 } else {
                     let look_in = placement::next_look(work.attempt_age).max(trouble.after(LONGEST_WAIT));
                     Outcome::Unknown { look_in, reason }
@@ -343,12 +344,12 @@ impl Placing {
         }
     }
 
-    /// Asks for the profiles that are missing.
+    /// Collects the missing profiles.
     async fn collect(&self, work: &Claimed) {
-        match self.account.collect(work.placement_id).await {
+        match self.calls.collect(work.placement_id).await {
             Ok(FindAnswer::Found(units)) => self.record_units(work, units).await,
             Ok(FindAnswer::NotFound) => {
-                tracing::error!(placement.id = %work.placement_id, "the provider does not know what it had");
+                tracing::error!(placement.id = %work.placement_id, "the provider no longer knows the purchase");
                 self.record_units(work, Vec::new()).await;
             }
             Err(trouble) => {
@@ -358,13 +359,13 @@ impl Placing {
                 }
                 let look_in = placement::next_collect(age, self.park_after).max(trouble.after(LONGEST_WAIT));
                 let reason = trouble.reason().to_owned();
-                tracing::warn!(placement.id = %work.placement_id, reason, "profiles were not collected");
+                tracing::warn!(placement.id = %work.placement_id, reason, "profiles not collected");
                 self.settle(work, Outcome::Unknown { look_in, reason }).await;
             }
         }
     }
 
-    /// Records what a look brought, and announces what became ready.
+    /// Records the units that the provider returned and announces the ready topups.
     async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>) {
         let announced = self.is_answered(work) && self.nats.is_connected();
         let settled = self.settle_bought(work, work.age, units, announced).await;
@@ -373,31 +374,31 @@ impl Placing {
         }
     }
 
-    /// Whether trouble with one placement has become the operator's. A busy provider is only busy, and
-    /// while one fails altogether that says nothing about this placement.
+    /// Whether an operator must resolve this placement. A busy provider, or one whose breaker is not
+    /// closed, says nothing about a single placement.
     fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
         !matches!(trouble, Trouble::Busy { .. }) && work.unknowns + 1 >= LASTING && self.breaker.is_closed()
     }
 
-    /// Tells the operator of a placement that is parked now.
+    /// Logs that the placement is parked.
     fn alarm(&self, work: &Claimed, reason: &str) {
         let (placement, order, partner) = (work.placement_id, work.order_id, work.partner_id);
         tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = work.attempt,
             provider.name = self.provider_name, reason, "parked");
     }
 
-    /// Nobody found out whether it was bought.
+    /// The outcome that parks the placement.
     fn park(&self, work: &Claimed, reason: String) -> Outcome {
         self.alarm(work, &reason);
         Outcome::Parked { reason }
     }
 
-    /// Whether webhooks may go out: `answer_by` is over, or an ingress told this process so.
+    /// Whether the order is released: `answer_by` has passed, or an ingress reported it as answered.
     fn is_answered(&self, work: &Claimed) -> bool {
         work.answered || self.answered.contains(work.order_id)
     }
 
-    /// `since_order`: how long ago the order was accepted.
+    /// Settles a purchase with its units. `since_order` is the age of the order.
     async fn settle_bought(
         &self,
         work: &Claimed,
@@ -419,7 +420,7 @@ impl Placing {
                 } => match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
                     Ok(profile) => Progress::Ready { iccid, profile },
                     Err(error) => {
-                        tracing::error!(topup.id = %topup_id, %error, "a profile cannot be stored");
+                        tracing::error!(topup.id = %topup_id, %error, "a profile cannot be encrypted");
                         Progress::Pending
                     }
                 },
@@ -449,8 +450,8 @@ impl Placing {
         settled
     }
 
-    /// Records an outcome, however long the database is away. A process that ends before it succeeds
-    /// has lost nothing: the attempt is recorded, and its purchase will be looked up.
+    /// Records an outcome, and retries until the database is back. A crash before that loses nothing:
+    /// the recorded attempt is looked up.
     async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
         let mut settlement = Settlement {
             placement_id: work.placement_id,
@@ -472,9 +473,9 @@ impl Placing {
             if error.is_about_data() && !matches!(settlement.outcome, Outcome::Disputed { .. }) {
                 let reason = match error.constraint() {
                     Some(constraint) => {
-                        format!("the provider's answer conflicts with what is stored ({constraint})")
+                        format!("the provider's response conflicts with stored data ({constraint})")
                     }
-                    None => "the provider's answer cannot be stored".to_owned(),
+                    None => "the provider's response cannot be stored".to_owned(),
                 };
                 tracing::error!(placement.id = %work.placement_id, %error, "an outcome cannot be stored");
                 self.alarm(work, &reason);
@@ -483,10 +484,10 @@ impl Placing {
             }
             refusals += u32::from(!error.is_transient());
             if refusals >= MAX_REFUSALS {
-                tracing::error!(placement.id = %work.placement_id, %error, "an outcome is not recorded; redrive looks the placement up when its lease ends");
+                tracing::error!(placement.id = %work.placement_id, %error, "outcome not recorded; redrive looks the placement up when its lease ends");
                 return Settled::default();
             }
-            tracing::warn!(placement.id = %work.placement_id, %error, "an outcome was not recorded yet");
+            tracing::warn!(placement.id = %work.placement_id, %error, "outcome not recorded yet; retrying");
             if self.shutdown.is_stopping() {
                 return Settled::default();
             }
@@ -499,13 +500,13 @@ impl Placing {
         let (placement, order) = (work.placement_id, work.order_id);
         if settled.unexpected {
             tracing::error!(placement.id = %placement, order.id = %order, attempt = work.attempt, provider.name = self.provider_name,
-                "parked: bought although nobody waited for it any more");
+                "parked: an unexpected purchase was found");
         } else if !settled.moved {
-            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "settled by somebody else meanwhile");
+            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "already settled");
         }
     }
 
-    /// Counts topups that have failed or are parked now.
+    /// Counts the topups that failed or are parked.
     fn count(&self, work: &Claimed, outcome: &Outcome, settled: &Settled) {
         let pending = work.topups.iter().filter(|topup| topup.pending).count();
         let (failed, parked) = match outcome {
@@ -532,7 +533,8 @@ impl Placing {
         }
     }
 
-    /// Tells a waiting ingress what the provider said; `placed`: whether it certainly has the purchase.
+    /// Sends the verdict to a waiting ingress and returns its reply. `placed`: the provider certainly has
+    /// the purchase.
     async fn tell(&self, work: &Claimed, to: Option<&VerdictTo>, said: Said, placed: bool) -> Option<Reply> {
         let verdict = Verdict::V1 {
             order_id: work.order_id,
@@ -548,8 +550,7 @@ impl Placing {
         reply
     }
 
-    /// Publishes that topups are ready. Only after their profiles are committed, and only when the
-    /// partner has its answer.
+    /// Publishes readiness events. Called only after the profiles are committed and the order is released.
     async fn announce(&self, work: &Claimed, ready: Vec<TopupId>) {
         for topup_id in ready {
             let span = trace::publish("TOPUP_READY", &topup_id);

@@ -81,7 +81,7 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     assert!(without_key.line(2).contains("MASTER_KEY"), "{without_key:?}");
 }
 
-/// Nothing dangerous happens without a reason and a confirmation, and both are recorded with the change.
+/// A dangerous command needs a reason and a confirmation, and is recorded with the change.
 #[tokio::test]
 async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     let operator = Operator::new().await;

@@ -1,4 +1,4 @@
-//! An operator at a database of the test's own, with the real program.
+//! Runs the real program on the test's own database.
 
 #![expect(
     clippy::unwrap_used,
@@ -25,12 +25,12 @@ use tokio::{
 };
 
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
-/// What a command that asks for a confirmation needs in a script.
+/// The arguments that a confirmed command needs in a script.
 pub const CONFIRMED: [&str; 3] = ["--yes", "--reason", "a test"];
 static TOPUP_IDS: LazyLock<TopupIds> = LazyLock::new(|| TopupIds::new(7));
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// `esimctl` with nothing of the test's own environment.
+/// `esimctl` with an empty environment.
 pub fn esimctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esimctl"));
     command
@@ -43,7 +43,7 @@ pub fn esimctl(arguments: &[&str]) -> Command {
     command
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
@@ -52,19 +52,19 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What it printed as JSON.
+    /// The JSON on standard output.
     pub fn json(&self) -> Value {
         assert_eq!(self.code, Some(0), "{self:?}");
         serde_json::from_str(&self.stdout).unwrap()
     }
 
-    /// What it printed for people.
+    /// The text on standard output.
     pub fn text(&self) -> &str {
         assert_eq!(self.code, Some(0), "{self:?}");
         &self.stdout
     }
 
-    /// The line with which it ended with this status, having printed nothing else.
+    /// The single error line of a run that ended with this status.
     pub fn line(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert_eq!(self.stdout, "");
@@ -73,7 +73,7 @@ impl Ended {
     }
 }
 
-/// Waits for the end of a program that was started with [`esimctl`].
+/// Waits for a program started with [`esimctl`].
 pub async fn ended(child: Child) -> Ended {
     let output = timeout(TIMEOUT, child.wait_with_output())
         .await
@@ -125,7 +125,7 @@ impl Operator {
         self.run(&[arguments, &["--json"]].concat()).await.json()
     }
 
-    /// With this text on standard input, all of which has to be taken.
+    /// Runs with this text on standard input. The program must read all of it.
     pub async fn run_with_input(&self, arguments: &[&str], input: String) -> Ended {
         let mut child = self.command(arguments).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
@@ -186,7 +186,7 @@ pub fn vault() -> Vault {
     Vault::parse(&MASTER_KEY.to_owned().into()).unwrap()
 }
 
-/// Records an attempt to which the endpoint answered 500; it gives up if `retry_in` is none.
+/// Records an attempt with the response 500. Without `retry_in` the delivery is exhausted.
 pub async fn record(
     connection: &mut PgConnection,
     partner_id: PartnerId,

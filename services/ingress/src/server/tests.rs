@@ -23,7 +23,7 @@ struct Program {
     limits: LimitsConfig,
 }
 
-/// A server, and the departures of its answers.
+/// A server and the signals that its responses have left.
 struct Served {
     address: SocketAddr,
     departures: mpsc::UnboundedReceiver<oneshot::Receiver<()>>,
@@ -74,7 +74,7 @@ async fn until_closed(mut client: TcpStream) -> String {
     answer
 }
 
-/// An answer, of which only a part may be there.
+/// A response that may be incomplete.
 async fn part(client: &mut TcpStream) -> String {
     let mut answer = vec![0; 1024];
     let length = client.read(&mut answer).await.unwrap();
@@ -98,7 +98,7 @@ async fn a_departure_is_reported_when_the_answer_is_readable() {
     served.shutdown.finished().await.unwrap();
 }
 
-/// Accepted or not, with a request on its way or not yet: no connection is cut.
+/// A stop cuts no connection, accepted or not, with or without a request.
 #[tokio::test]
 async fn a_connection_made_before_a_stop_is_answered_once_more() {
     let served = serve(LATER, &[]).await;
@@ -212,7 +212,7 @@ async fn an_answer_before_the_end_of_the_body_closes_the_connection() {
             "{answer}"
         );
     }
-    // Sent in spite of the answer: the close doesn't take the answer with it.
+    // The rest is sent after the response, and the close does not discard the response.
     let mut client = send(served.address, &head(2_000_000, "")).await;
     let answer = part(&mut client).await;
     assert!(answer.ends_with("refused"), "{answer}");

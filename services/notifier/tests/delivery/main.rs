@@ -128,7 +128,7 @@ async fn a_failed_attempt_is_tried_again_as_scheduled() {
 }
 
 #[tokio::test]
-async fn what_nobody_announced_is_delivered_when_it_is_due() {
+async fn an_unannounced_delivery_is_sent_when_it_is_due() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let topup = bench.ready(partner).await;
@@ -216,7 +216,7 @@ async fn endpoints_inside_of_our_network_are_refused() {
 }
 
 #[tokio::test]
-async fn a_broken_row_or_url_stands_in_nobodys_way() {
+async fn a_broken_row_or_url_delays_no_other_delivery() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let broken = bench.ready(partner).await;
@@ -311,7 +311,7 @@ async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
     for topup in &ready {
         bench.announce(partner, topup).await;
     }
-    // Some of the burst wait a moment; the rest wait in the database until they are due.
+    // Some of the burst wait for a slot; the rest wait in the database until they are due.
     bench.receiver.wait_for(4, PATIENCE).await.unwrap();
     sqlx::query("UPDATE deliveries SET redrive_at = now() + interval '1 second' WHERE state = 'pending'")
         .execute(&bench.pool)

@@ -1,4 +1,4 @@
-//! What is parked, and how it is settled.
+//! Parked placements and how they are resolved.
 
 use std::time::Duration;
 
@@ -52,7 +52,7 @@ async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
     );
 }
 
-/// Attempts of which nobody knows are parked only if that lasts: a long outage alone parks nothing.
+/// Repeated unknown outcomes park a placement; a long outage alone parks nothing.
 async fn in_doubt(bench: &Bench) -> String {
     bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
     let id = bench.accept(&["ready"]).await;
@@ -109,7 +109,7 @@ async fn an_operator_lets_what_is_not_bought_be_bought() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_finds_that_it_was_bought() {
     let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
-    // Bought by every call that reaches the provider, and never told.
+    // Every call that reaches the provider buys, and no response arrives.
     bench
         .sandbox
         .faults(json!({ "error_rate": 1.0, "error_buys": 1.0 }))

@@ -1,5 +1,4 @@
-//! Our account at a provider: every call of it goes through here, is paced by the rate limit, measured,
-//! and told to the breaker.
+//! The calls to a provider: paced by the rate limit, measured, and reported to the breaker.
 
 use std::{
     num::NonZeroU32,
@@ -17,12 +16,12 @@ use crate::{
     providers::{FindAnswer, PlaceAnswer, Provider, Purchase, Trouble},
 };
 
-/// With a rate limit, no more placements are under way than it lets through in this time: each waits
-/// for its turn at most this long for each of its two calls.
+/// The longest wait of a call for the rate limit. The placements in flight are limited so that each of
+/// their two calls waits no longer.
 pub const TURNS: Duration = Duration::from_secs(5);
 
-/// A provider and the limits under which it is called.
-pub struct Account {
+/// A provider, its rate limit and its breaker.
+pub struct Calls {
     name: String,
     provider: Arc<dyn Provider>,
     limiter: Option<DefaultDirectRateLimiter>,
@@ -30,8 +29,8 @@ pub struct Account {
     metrics: Metrics,
 }
 
-impl Account {
-    /// `rate`: calls per second, without a limit if it is 0.
+impl Calls {
+    /// Creates the calls to a provider. `rate` is in calls per second; 0 means no limit.
     pub fn new(
         name: String,
         provider: Arc<dyn Provider>,
@@ -39,7 +38,7 @@ impl Account {
         breaker: Arc<Breaker>,
         metrics: Metrics,
     ) -> Self {
-        // Evenly: what a burst saves, the provider's own limit takes back.
+        // No bursts: they would exceed the provider's own limit.
         let quota = NonZeroU32::new(rate).map(|rate| Quota::per_second(rate).allow_burst(NonZeroU32::MIN));
         Self {
             name,
@@ -50,7 +49,7 @@ impl Account {
         }
     }
 
-    /// Buys, unless its turn comes after `send_by`: `None` then, and nothing was sent.
+    /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`.
     pub async fn place(&self, purchase: &Purchase, send_by: Instant) -> Option<Result<PlaceAnswer, Trouble>> {
         self.turn().await;
         if Instant::now() > send_by {
@@ -64,14 +63,14 @@ impl Account {
         Some(self.measure("place", place, outcome).await)
     }
 
-    /// Looks a purchase up.
+    /// Looks up a purchase.
     pub async fn find(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.turn().await;
         let find = perform(Effect::Find, self.provider.find(placement_id));
         self.measure("find", find, found).await
     }
 
-    /// Asks for the profiles of a purchase.
+    /// Collects the profiles of a purchase.
     pub async fn collect(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.turn().await;
         let collect = perform(Effect::Collect, self.provider.collect(placement_id));

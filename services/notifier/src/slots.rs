@@ -1,11 +1,10 @@
-//! Each endpoint's share of the notifier, so that one which is slow can't take what all need.
+//! Schedules request slots fairly, so that a slow endpoint cannot take them all.
 //!
-//! A delivery that was taken up has a *seat*; while its request runs it also has a *slot*. Slots are
-//! what is scarce. They are given by turns, at most so many to one endpoint and to one host, and no
-//! endpoint has more than half as many as are free, in all and at its host: the more endpoints are
-//! slow, the less each of them has, and one that is not finds a slot. There are more seats than slots:
-//! a burst of readiness events waits a moment for slots instead of being left to the redrive loop.
-//! They are shared in the same way.
+//! A claimed delivery has a *seat*. While its request is in flight, it also has a *slot*. Slots are given
+//! round-robin, with a limit per endpoint and per host. No endpoint takes more than half of the free
+//! slots, in total and at its host: the more endpoints are slow, the fewer slots each has, and a fast
+//! endpoint still finds one. There are more seats than slots, so a burst of readiness events waits
+//! briefly for slots instead of for redrive. Seats are shared by the same rule.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -16,29 +15,29 @@ use domain::PartnerId;
 use store::deliveries::Room;
 use tokio::sync::oneshot;
 
-/// How many seats there are for each slot.
+/// The number of seats per slot.
 const SEATS: usize = 4;
 
-/// How many requests may run at once.
+/// The most requests in flight.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Altogether.
+    /// In total.
     pub all: usize,
     /// To one endpoint.
     pub per_endpoint: usize,
-    /// To one host, where several partners may have their endpoints.
+    /// To one host, which may serve several partners' endpoints.
     pub per_host: usize,
 }
 
 impl Limits {
-    /// How many deliveries may be taken up at once.
+    /// The most claimed deliveries.
     pub fn seats(&self) -> usize {
         self.all * SEATS
     }
 }
 
-/// Who has what.
-pub struct Endpoints {
+/// The seats and slots of all partners.
+pub struct Slots {
     limits: Limits,
     book: Mutex<Book>,
 }
@@ -48,9 +47,9 @@ struct Book {
     seats: usize,
     slots: usize,
     shares: HashMap<PartnerId, Share>,
-    /// The slots of each host.
+    /// The slots in use at each host.
     hosts: HashMap<String, usize>,
-    /// Partners that wait for slots, in the order of their turns.
+    /// The partners that wait for slots, in round-robin order.
     turns: VecDeque<PartnerId>,
 }
 
@@ -66,35 +65,35 @@ struct Waiting {
     slot: oneshot::Sender<Slot>,
 }
 
-/// What a partner's turn brings.
+/// The result of a partner's turn.
 enum Turn {
     Now(Waiting),
     NotNow,
-    NobodyWaits,
+    NoneWaits,
 }
 
-/// A seat; given back when it is dropped.
+/// A claimed delivery's seat; dropping returns it.
 pub struct Seat {
-    endpoints: Arc<Endpoints>,
+    owner: Arc<Slots>,
     partner: PartnerId,
     host: Option<String>,
 }
 
-/// A slot; given back when it is dropped.
+/// Permission for one request in flight; dropping returns it.
 pub struct Slot {
-    /// None once it isn't held any more.
-    endpoints: Option<Arc<Endpoints>>,
+    /// `None` after the slot was returned.
+    owner: Option<Arc<Slots>>,
     partner: PartnerId,
     host: Option<String>,
 }
 
-/// What nobody may exceed who wants some of so many that are free.
+/// The most slots one endpoint may take of those that are free.
 fn share(most: usize, free: usize) -> usize {
     most.min((free / 2).max(1))
 }
 
-impl Endpoints {
-    /// Shares that nobody has taken from yet.
+impl Slots {
+    /// Creates the slots, all free.
     pub fn new(limits: Limits) -> Arc<Self> {
         Arc::new(Self {
             limits,
@@ -102,7 +101,7 @@ impl Endpoints {
         })
     }
 
-    /// A seat for a delivery of this partner, whose endpoint is on this host, if one is left of its share.
+    /// Takes a seat for a partner's delivery to a host, if the partner's share allows it.
     pub fn seat(self: &Arc<Self>, partner: PartnerId, host: Option<&str>) -> Option<Seat> {
         let book = self.book();
         let free = self.limits.seats().saturating_sub(book.seats);
@@ -110,7 +109,7 @@ impl Endpoints {
         (free > 0 && taken < share(usize::MAX, free)).then(|| self.sit(book, partner, host))
     }
 
-    /// A seat for a delivery for which there was [room](Self::room).
+    /// Takes a seat for a delivery claimed within [`Self::room`].
     pub fn reserved(self: &Arc<Self>, partner: PartnerId, host: Option<&str>) -> Seat {
         self.sit(self.book(), partner, host)
     }
@@ -119,14 +118,14 @@ impl Endpoints {
         book.seats += 1;
         book.shares.entry(partner).or_default().seats += 1;
         Seat {
-            endpoints: Arc::clone(self),
+            owner: Arc::clone(self),
             partner,
             host: host.map(ToOwned::to_owned),
         }
     }
 
-    /// How many deliveries, and whose, would find slots at once: at most `most`, and half of what is
-    /// free, so that something is left for who comes next.
+    /// The deliveries per partner and host that would find slots now: at most `most`, and at most half of
+    /// the free slots, so that later arrivals find some.
     pub fn room(&self, most: usize) -> Room {
         let book = self.book();
         let free = self.limits.all.saturating_sub(book.slots);
@@ -145,7 +144,7 @@ impl Endpoints {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives slots, by turns, to those who wait and may have one.
+    /// Gives free slots round-robin to the waiting deliveries.
     fn give(self: &Arc<Self>) {
         let mut book = self.book();
         let mut refused = 0;
@@ -154,7 +153,7 @@ impl Endpoints {
                 return;
             };
             let waiting = match book.turn_of(partner, &self.limits) {
-                Turn::NobodyWaits => continue,
+                Turn::NoneWaits => continue,
                 Turn::NotNow => {
                     refused += 1;
                     book.turns.push_back(partner);
@@ -165,14 +164,14 @@ impl Endpoints {
             book.turns.push_back(partner);
             refused = 0;
             let slot = Slot {
-                endpoints: Some(Arc::clone(self)),
+                owner: Some(Arc::clone(self)),
                 partner,
                 host: waiting.host,
             };
             book.take_slot(&slot);
             if let Err(mut slot) = waiting.slot.send(slot) {
-                // Not by dropping it, which would need the book.
-                slot.endpoints = None;
+                // Dropping the slot would lock the book again.
+                slot.owner = None;
                 book.return_slot(&slot);
             }
         }
@@ -180,14 +179,14 @@ impl Endpoints {
 }
 
 impl Book {
-    /// Whether the next of this partner who waits may have a slot.
+    /// Takes the partner's next waiting delivery if it may have a slot.
     fn turn_of(&mut self, partner: PartnerId, limits: &Limits) -> Turn {
         let Some(shares) = self.shares.get_mut(&partner) else {
-            return Turn::NobodyWaits;
+            return Turn::NoneWaits;
         };
-        shares.forget_who_left();
+        shares.forget_cancelled();
         let Some(waiting) = shares.waiting.pop_front() else {
-            return Turn::NobodyWaits;
+            return Turn::NoneWaits;
         };
         let at_host = waiting.host.as_ref().and_then(|host| self.hosts.get(host));
         let free = limits.all.saturating_sub(self.slots);
@@ -226,7 +225,7 @@ impl Book {
         self.tidy(slot.partner);
     }
 
-    /// Forgets a partner that has nothing under way.
+    /// Removes a partner without seats and slots.
     fn tidy(&mut self, partner: PartnerId) {
         if self
             .shares
@@ -239,8 +238,8 @@ impl Book {
 }
 
 impl Share {
-    /// Whoever has waited longest leaves first.
-    fn forget_who_left(&mut self) {
+    /// Removes cancelled waits from the front of the queue.
+    fn forget_cancelled(&mut self) {
         while self
             .waiting
             .front()
@@ -252,13 +251,13 @@ impl Share {
 }
 
 impl Seat {
-    /// Waits for a slot. Whoever stops waiting loses the turn.
+    /// Waits for a slot. A cancelled wait loses its place in the queue.
     pub async fn slot(&self) -> Option<Slot> {
         let (slot, given) = oneshot::channel();
         {
-            let mut book = self.endpoints.book();
+            let mut book = self.owner.book();
             let shares = book.shares.entry(self.partner).or_default();
-            shares.forget_who_left();
+            shares.forget_cancelled();
             shares.waiting.push_back(Waiting {
                 host: self.host.clone(),
                 slot,
@@ -267,14 +266,14 @@ impl Seat {
                 book.turns.push_back(self.partner);
             }
         }
-        self.endpoints.give();
+        self.owner.give();
         given.await.ok()
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        let mut book = self.endpoints.book();
+        let mut book = self.owner.book();
         book.seats -= 1;
         if let Some(share) = book.shares.get_mut(&self.partner) {
             share.seats -= 1;
@@ -285,9 +284,9 @@ impl Drop for Seat {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if let Some(endpoints) = self.endpoints.take() {
-            endpoints.book().return_slot(self);
-            endpoints.give();
+        if let Some(owner) = self.owner.take() {
+            owner.book().return_slot(self);
+            owner.give();
         }
     }
 }
@@ -298,18 +297,18 @@ mod tests {
 
     use super::*;
 
-    fn endpoints(all: usize, per_endpoint: usize, per_host: usize) -> Arc<Endpoints> {
-        Endpoints::new(Limits {
+    fn slots(all: usize, per_endpoint: usize, per_host: usize) -> Arc<Slots> {
+        Slots::new(Limits {
             all,
             per_endpoint,
             per_host,
         })
     }
 
-    /// Takes slots for one partner until none is given at once.
-    fn fill(endpoints: &Arc<Endpoints>, partner: PartnerId, host: &str) -> Vec<(Seat, Slot)> {
+    /// Takes slots for one partner until it has to wait.
+    fn fill(slots: &Arc<Slots>, partner: PartnerId, host: &str) -> Vec<(Seat, Slot)> {
         let take = || {
-            let seat = endpoints.reserved(partner, Some(host));
+            let seat = slots.reserved(partner, Some(host));
             let slot = seat.slot().now_or_never()??;
             Some((seat, slot))
         };
@@ -317,50 +316,50 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_and_a_host_have_so_many_slots_and_no_more() {
-        let endpoints = endpoints(100, 3, 12);
+    fn slots_are_limited_per_endpoint_and_per_host() {
+        let slots = slots(100, 3, 12);
         let [one, other, third] = std::array::from_fn(|_| PartnerId::new());
-        let mut ones = fill(&endpoints, one, "shared");
-        let others = fill(&endpoints, other, "shared");
+        let mut ones = fill(&slots, one, "shared");
+        let others = fill(&slots, other, "shared");
         assert_eq!((ones.len(), others.len()), (3, 3));
-        let thirds = fill(&endpoints, third, "shared");
+        let thirds = fill(&slots, third, "shared");
         assert_eq!(thirds.len(), 2, "half of the four that are left");
-        assert_eq!(fill(&endpoints, PartnerId::new(), "elsewhere").len(), 3);
+        assert_eq!(fill(&slots, PartnerId::new(), "elsewhere").len(), 3);
 
         ones.pop();
-        ones.extend(fill(&endpoints, one, "shared"));
+        ones.extend(fill(&slots, one, "shared"));
         assert_eq!(ones.len(), 2, "it has half of the five that are left");
         drop(thirds);
         drop((ones, others));
-        assert_eq!(fill(&endpoints, one, "shared").len(), 3);
-        let book = endpoints.book();
+        assert_eq!(fill(&slots, one, "shared").len(), 3);
+        let book = slots.book();
         assert!(book.shares.is_empty() && book.hosts.is_empty() && book.seats == 0 && book.slots == 0);
     }
 
     #[test]
-    fn although_many_are_slow_the_next_finds_a_slot_and_a_seat() {
-        let endpoints = endpoints(512, 64, 256);
+    fn a_fast_endpoint_finds_a_slot_and_a_seat_beside_many_slow_ones() {
+        let slots = slots(512, 64, 256);
         let mut held = Vec::new();
         for _ in 0..12 {
             let slow = PartnerId::new();
-            held.push(fill(&endpoints, slow, "one host"));
-            while let Some(seat) = endpoints.seat(slow, Some("one host")) {
+            held.push(fill(&slots, slow, "one host"));
+            while let Some(seat) = slots.seat(slow, Some("one host")) {
                 std::mem::forget(seat);
             }
         }
         assert_eq!(held[0].len(), 64);
         let fast = PartnerId::new();
-        let seat = endpoints.seat(fast, Some("one host")).unwrap();
+        let seat = slots.seat(fast, Some("one host")).unwrap();
         assert!(seat.slot().now_or_never().flatten().is_some());
-        let room = endpoints.room(1_000);
+        let room = slots.room(1_000);
         assert!(room.all > 0 && room.per_partner > 0, "{room:?}");
     }
 
     #[test]
-    fn slots_are_given_by_turns_and_not_to_those_who_left() {
-        let endpoints = endpoints(2, 2, 2);
+    fn slots_are_given_round_robin_and_cancelled_waits_are_skipped() {
+        let slots = slots(2, 2, 2);
         let [busy, other] = std::array::from_fn(|_| PartnerId::new());
-        let seats: Vec<Seat> = (0..4).map(|_| endpoints.reserved(busy, None)).collect();
+        let seats: Vec<Seat> = (0..4).map(|_| slots.reserved(busy, None)).collect();
         let running = seats[0].slot().now_or_never().flatten().unwrap();
         let mut left = Box::pin(seats[1].slot());
         let mut second = Box::pin(seats[2].slot());
@@ -368,8 +367,8 @@ mod tests {
         assert!((&mut left).now_or_never().is_none());
         assert!((&mut second).now_or_never().is_none());
         assert!((&mut third).now_or_never().is_none());
-        // Half of the one that is free is one: the other partner isn't behind the queue of the first.
-        let others = endpoints.reserved(other, None);
+        // The other partner takes the free slot and does not wait behind the first one's queue.
+        let others = slots.reserved(other, None);
         assert!(others.slot().now_or_never().flatten().is_some());
         drop(left);
         drop(running);
@@ -378,18 +377,18 @@ mod tests {
         drop(running);
         assert!(third.now_or_never().flatten().is_some());
         drop((others, seats));
-        assert!(endpoints.book().shares.is_empty());
+        assert!(slots.book().shares.is_empty());
     }
 
     #[test]
     fn seats_are_shared_like_slots() {
-        let endpoints = endpoints(4, 4, 4);
+        let slots = slots(4, 4, 4);
         let [one, other] = std::array::from_fn(|_| PartnerId::new());
-        let take = |partner| std::iter::from_fn(|| endpoints.seat(partner, None)).collect::<Vec<_>>();
+        let take = |partner| std::iter::from_fn(|| slots.seat(partner, None)).collect::<Vec<_>>();
         let ones = take(one);
         assert_eq!(ones.len(), 5, "half of what was left of sixteen");
         assert_eq!(take(other).len(), 4);
-        let room = endpoints.room(3);
+        let room = slots.room(3);
         assert_eq!((room.all, room.per_partner), (2, 2));
         assert_eq!(room.partners, [(one, 5)]);
     }

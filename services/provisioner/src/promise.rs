@@ -1,5 +1,5 @@
-//! What this provisioner can promise for its provider: broadcast each second, so that an ingress
-//! waits for a verdict only where one will come in time.
+//! The verdict time that this process promises for a provider. It is broadcast each second, so that
+//! ingress waits only for verdicts that arrive in time.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -13,21 +13,21 @@ use crate::breaker::Breaker;
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// How long verdicts take.
-pub struct Pace(Mutex<Measured>);
+/// The expected time to a verdict.
+pub struct Promise(Mutex<Measured>);
 
 struct Measured {
-    /// The longest wait in the queue, in this period and in the one before.
+    /// The longest wait in the job queue, in this period and in the previous one.
     queued: [Duration; 2],
-    /// A moving average of how long an attempt takes.
+    /// The moving average of an attempt's duration.
     attempt: Duration,
     in_flight: usize,
     last_claim: Instant,
     most: usize,
 }
 
-impl Pace {
-    /// Of a provider that takes at most so many placements at once.
+impl Promise {
+    /// Creates the promise of a provider with at most `most` placements in flight.
     pub fn new(most: usize) -> Self {
         Self(Mutex::new(Measured {
             queued: [Duration::ZERO; 2],
@@ -42,7 +42,7 @@ impl Pace {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An attempt begins, of a placement that was queued for so long.
+    /// Records the start of an attempt whose job was queued for `queued`.
     pub fn begin(&self, queued: Duration) {
         let mut measured = self.lock();
         measured.queued[0] = measured.queued[0].max(queued);
@@ -50,14 +50,14 @@ impl Pace {
         measured.last_claim = Instant::now();
     }
 
-    /// An attempt that took so long has ended.
+    /// Records the end of an attempt that took `took`.
     pub fn end(&self, took: Duration) {
         let mut measured = self.lock();
         measured.attempt = (measured.attempt * 7 + took) / 8;
         measured.in_flight = measured.in_flight.saturating_sub(1);
     }
 
-    /// How long a job published now will take until its verdict.
+    /// The expected time from publishing a job to its verdict.
     fn verdict_in(&self) -> Duration {
         let measured = self.lock();
         let stuck = if measured.in_flight >= measured.most {
@@ -74,8 +74,8 @@ impl Pace {
         measured.queued = [Duration::ZERO, measured.queued[0]];
     }
 
-    /// Broadcasts the promise until the soft stop: no heartbeat is no promise, and neither is one of a
-    /// provider whose breaker isn't closed.
+    /// Broadcasts the promise until the soft stop. Without a heartbeat, or with a breaker that is not
+    /// closed, nothing is promised.
     pub async fn broadcast(
         &self,
         provider: &str,
@@ -100,7 +100,7 @@ impl Pace {
             if nats.is_connected()
                 && let Err(error) = nats.client().publish(subject.clone(), payload.into()).await
             {
-                tracing::warn!(%error, "a heartbeat was not sent");
+                tracing::warn!(%error, "heartbeat not sent");
             }
             self.next_period();
         }
@@ -114,15 +114,15 @@ mod tests {
 
     #[test]
     fn a_promise_covers_the_queue_and_the_attempt() {
-        let pace = Pace::new(2);
-        assert_eq!(pace.verdict_in(), Duration::ZERO);
-        pace.begin(Duration::from_secs(3));
-        pace.end(Duration::from_millis(80));
-        assert_eq!(pace.verdict_in(), Duration::from_millis(3_010));
-        // A long queue is remembered for one period after the one in which it was seen.
-        pace.next_period();
-        assert!(pace.verdict_in() > Duration::from_secs(3));
-        pace.next_period();
-        assert_eq!(pace.verdict_in(), Duration::from_millis(10));
+        let promise = Promise::new(2);
+        assert_eq!(promise.verdict_in(), Duration::ZERO);
+        promise.begin(Duration::from_secs(3));
+        promise.end(Duration::from_millis(80));
+        assert_eq!(promise.verdict_in(), Duration::from_millis(3_010));
+        // A long queue counts in its period and in the next one.
+        promise.next_period();
+        assert!(promise.verdict_in() > Duration::from_secs(3));
+        promise.next_period();
+        assert_eq!(promise.verdict_in(), Duration::from_millis(10));
     }
 }
