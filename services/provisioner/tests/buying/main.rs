@@ -5,7 +5,7 @@
 //! - [`breaker`]: placements of a failing provider.
 //! - [`callbacks`]: hints and their tokens.
 //! - [`operator`]: parked placements and how they are resolved.
-//! - [`unreadable`]: answers and outcomes that cannot be used.
+//! - [`unreadable`]: responses and outcomes that cannot be used.
 
 #![expect(
     clippy::unwrap_used,
