@@ -76,7 +76,7 @@ pub struct Config {
     /// Timeout of a call to a provider
     #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub provider_timeout: Duration,
-    /// The largest answer of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
+    /// The largest response of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
     /// each unit of `MAX_UNITS`
     #[arg(long, env = "PROVIDER_ANSWER_MAX", default_value_t = 1024 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024))]
     pub provider_answer_max: u32,

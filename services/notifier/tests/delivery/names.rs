@@ -1,5 +1,5 @@
 //! Names of endpoints, with a name server of the test's own: what they resolve to is judged, and one
-//! that never answers costs nobody else anything.
+//! that never responds delays no other endpoint.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
