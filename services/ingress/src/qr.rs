@@ -186,4 +186,12 @@ mod tests {
         first.await.unwrap().unwrap();
         drawing.run(|| Ok(())).await.unwrap();
     }
+
+    #[tokio::test]
+    async fn pictures_have_a_rate() {
+        let drawing = Drawing::new(9, NonZeroU32::MIN, Duration::from_millis(10));
+        drawing.run(|| Ok(())).await.unwrap();
+        let second = drawing.run(|| Ok(())).await;
+        assert!(matches!(second, Err(ApiError::Overloaded { reason: "qr", .. })));
+    }
 }
