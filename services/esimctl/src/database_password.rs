@@ -25,7 +25,7 @@ pub enum Command {
         /// The password [default: a random one]
         #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
         password: Option<SecretString>,
-        /// Don't fail if it exists
+        /// Don't fail if the files exist
         #[arg(long)]
         if_missing: bool,
     },

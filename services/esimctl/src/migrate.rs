@@ -28,16 +28,16 @@ names the oldest open transaction. A newer schema that serves this version is le
 
 /// How long the server may take to start.
 const WAIT: Duration = Duration::from_secs(30);
-/// The delay before a line says that we wait for the server.
+/// The delay before a line tells the operator that the server is not reachable yet.
 const SILENT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(250);
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
-    /// The longest wait for one lock; orders wait as long
+    /// The longest wait for one lock; orders wait during that time
     #[arg(long, env = "MIGRATE_LOCK_TIMEOUT", value_name = "DURATION", default_value = "500ms", value_parser = lock_timeout)]
     lock_timeout: Duration,
-    /// How long a migration is tried again while its lock is taken
+    /// How long to retry a migration whose lock is taken
     #[arg(long, env = "MIGRATE_GIVE_UP", value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
     give_up: Duration,
 }

@@ -47,10 +47,10 @@ After an interruption, `esimctl partner show` says whether it was done.";
 pub struct Rotate {
     #[command(flatten)]
     which: Which,
-    /// How long the old ones stay valid beside the new ones; 0 ends them at once
+    /// How long the old keys or secret stay valid beside the new; 0 ends them at once
     #[arg(long, value_name = "DURATION", default_value = "24h", allow_hyphen_values = true, value_parser = runtime::config::duration)]
     overlap: Duration,
-    /// Replace the new ones of the last rotation, which the partner never got, and keep the old ones
+    /// Replace what the last rotation created, because the partner never got it; the old keys or secret stay valid
     #[arg(long)]
     keep_old: bool,
     #[command(flatten)]
