@@ -10,8 +10,8 @@ use serde_json::json;
 use crate::{output::Output, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
-  esimctl database-password create secrets/                 fails if it exists
-  esimctl database-password create secrets/ --if-missing    keeps an existing one
+  esimctl database-password create secrets/                 fails if the files exist
+  esimctl database-password create secrets/ --if-missing    keeps existing files
 
 Writes `password` for the server (POSTGRES_PASSWORD_FILE) and `pgpass` for its clients (PGPASSFILE).";
 

@@ -23,7 +23,7 @@ pub const EXAMPLES: &str = "Examples:
   esimctl migrate --json             prints {\"schema_version\":6,\"was\":5}
   esimctl migrate --give-up 2h       while a long dump runs
 
-Orders go on while it runs. A lock that is not free within --lock-timeout is tried again after a pause, and a line
+Orders continue while it runs. A lock that is not free within --lock-timeout is tried again after a pause, and a line
 names the oldest open transaction. A newer schema that serves this version is left as it is.";
 
 /// How long the server may take to start.
@@ -65,7 +65,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
     let say = |wait: &Wait| eprintln!("esimctl: {wait}");
     let version = schema::apply(&mut connection, schema::migrations(), patience, say)
         .await
-        .context("the schema is not at this version; run the command again once the cause is gone")?;
+        .context("the schema is not at this version; remove the cause, then run the command again")?;
     output.print(&json!({ "schema_version": version, "was": was }), || {
         if was == version {
             format!("the schema is at version {version} already")

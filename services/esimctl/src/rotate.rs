@@ -27,9 +27,9 @@ pub const KEYS_EXAMPLES: &str = "Examples:
 
 The partner keeps its id and orders. Both pairs of keys are valid until the overlap ends; with --overlap 0 the old pair
 ends within a second. A rotation during the overlap of the last one is refused, except with
-  --keep-old     the partner never got the new keys: they are replaced, the old ones stay
+  --keep-old     the partner never got the new keys: replaces them, the old keys stay
   --overlap 0    all old keys end at once
-After an interruption, `esimctl partner show` says whether it was done.";
+After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
   esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567
@@ -39,9 +39,9 @@ pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
 Until the overlap ends, webhook-signature holds two signatures, the new secret's first. With --overlap 0 only the new
 secret signs from now on: a partner without it refuses webhooks, which are retried. A rotation during the overlap of the
 last one is refused, except with
-  --keep-old     the partner never got the new secret: it is replaced, the old one stays
+  --keep-old     the partner never got the new secret: replaces it, the old secret stays
   --overlap 0    the old secret ends at once
-After an interruption, `esimctl partner show` says whether it was done.";
+After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
