@@ -71,7 +71,7 @@ fn tell(event: &Event) {
         Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
         // Emitted for each failed attempt to reconnect.
         Event::ClientError(error) => tracing::debug!(%error, "no connection to NATS"),
-        event => tracing::info!(%event, "nats"),
+        event => tracing::info!(%event, "NATS connection event"),
     }
 }
 

@@ -226,7 +226,7 @@ async fn hear(
             StatusCode::OK
         }
         Err(error) => {
-            tracing::warn!(provider.name = name, %error, "callback lost");
+            tracing::warn!(provider.name = name, %error, "callback not recorded; its profiles are polled");
             callbacks.metrics.callback(&name, "lost");
             StatusCode::SERVICE_UNAVAILABLE
         }
