@@ -185,9 +185,9 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
     )
 }
 
-/// The server may execute a statement although its response never arrived.
+/// The error for a statement whose response never arrived: the server may have executed it.
 fn unknown() -> String {
-    "the result is unknown: see `esimctl partner show`; if it was done, rotate again, with `--keep-old` during an overlap"
+    "the result is unknown: see `esimctl partner show`; if the rotation took effect, rotate again, with `--keep-old` during an overlap"
         .to_owned()
 }
 

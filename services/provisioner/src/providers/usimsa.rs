@@ -217,7 +217,7 @@ impl Usimsa {
         let body = read(response, self.answer_max).await?;
         // serde's message would quote the response, which may hold activation codes.
         serde_json::from_slice(&body)
-            .map_err(|_| Trouble::Unknown("the answer is unreadable: not the protocol's JSON".into()))
+            .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
     }
 
     async fn get(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
