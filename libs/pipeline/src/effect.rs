@@ -167,7 +167,7 @@ fn reach(effect: Effect, side: Side) {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
     });
     if let Some(Err(error)) = died {
-        tracing::error!(point, %error, "could not die");
+        tracing::error!(point, %error, "cannot kill the process");
     }
 }
 

@@ -64,7 +64,7 @@ pub enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// The provider has the purchase, may have it, or gets it again later.
+    /// The provider has the purchase or may have it, or another attempt follows.
     UnderWay,
     /// The provider rejected the purchase.
     Refused {

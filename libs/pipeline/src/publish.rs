@@ -53,7 +53,7 @@ impl Nats {
         span: &Span,
     ) {
         if !self.is_connected() {
-            tracing::debug!(subject, "not published: NATS is away");
+            tracing::debug!(subject, "not published: NATS is disconnected");
             return;
         }
         let payload = match serde_json::to_vec(payload) {

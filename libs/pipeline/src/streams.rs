@@ -66,12 +66,12 @@ fn tell(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
-            tracing::warn!("NATS is away; nothing is published, redrive will pick the rows up");
+            tracing::warn!("NATS is disconnected; nothing is published, redrive picks the rows up");
         }
         Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
         // Emitted for each failed attempt to reconnect.
         Event::ClientError(error) => tracing::debug!(%error, "no connection to NATS"),
-        event => tracing::info!(%event, "nats"),
+        event => tracing::info!(%event, "NATS connection event"),
     }
 }
 
@@ -124,7 +124,7 @@ impl Nats {
         &self.client
     }
 
-    /// Whether a message would be sent now. Otherwise nothing is queued: redrive picks the rows up.
+    /// Whether NATS is connected. If not, messages are dropped, not queued: redrive picks the rows up.
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }

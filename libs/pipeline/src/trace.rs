@@ -48,7 +48,7 @@ pub fn publish(stream: &'static str, message_id: &impl std::fmt::Display) -> Spa
     )
 }
 
-/// The span of claiming the messages of a pull. Its context goes nowhere.
+/// The span of claiming the messages of a pull. Nothing carries its context on.
 pub fn receive(stream: &'static str, consumer: &str, messages: usize) -> Span {
     debug_span!(
         parent: None,
@@ -64,7 +64,7 @@ pub fn receive(stream: &'static str, consumer: &str, messages: usize) -> Span {
     )
 }
 
-/// The span of a statement that commits. Its context goes nowhere.
+/// The span of a statement that commits. Nothing carries its context on.
 pub fn statement(operation: &'static str, table: &'static str) -> Span {
     debug_span!(
         "statement",

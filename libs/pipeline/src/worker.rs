@@ -36,7 +36,7 @@ const PULL_AGAIN: Duration = Duration::from_millis(500);
 const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
 /// The interval between log lines about missing messages.
 const TOLD_EVERY: Duration = Duration::from_mins(1);
-/// The interval between two looks for due rows.
+/// The interval between two claims of due rows.
 const REDRIVE: Duration = Duration::from_millis(500);
 
 /// The kinds of messages.
@@ -179,7 +179,7 @@ impl Outage {
                 consumer,
                 error,
                 failures = self.failures,
-                "no messages come from NATS; redrive still picks the rows up, later"
+                "no messages come from NATS; redrive picks the rows up when they are due"
             );
         }
     }
@@ -384,13 +384,13 @@ impl<S: Stage> Worker<S> {
         let stop = self.shutdown.soft();
         let mut more = false;
         loop {
-            // After a full look, more rows may be due: a stage may have claimed only its share.
+            // After a claim that found rows, more may be due: a stage may have claimed only its share.
             let pause = if more { Duration::from_millis(20) } else { REDRIVE };
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(pause) => {}
             }
-            // Waits for its turn: a flood of messages must not starve due rows.
+            // Redrive queues for a permit like the messages, so a flood of messages cannot starve due rows.
             let mut permits = tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 permit = Arc::clone(&self.permits).acquire_owned() => permit?,
@@ -400,19 +400,22 @@ impl<S: Stage> Worker<S> {
                 permits.merge(free);
             }
             let limit = permits.num_permits();
-            // Before the claim: a stall between its commit and its response counts too.
+            // Taken before the claim, so that a stall between its commit and its response counts too.
             let taken = Instant::now();
             effect::before(S::KIND.claim_due());
             let due = match self.stage.claim_due(limit).await {
                 Ok(due) => due,
                 Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "cannot look for overdue rows");
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "cannot claim due rows; trying again"
+                    );
                     more = false;
                     continue;
                 }
             };
             more = !due.is_empty();
-            // A look that found nothing is not an effect.
+            // A claim that found nothing is not an effect.
             if more {
                 effect::after(S::KIND.claim_due());
                 self.jobs.claimed(due.len(), "redrive");

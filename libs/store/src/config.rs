@@ -30,7 +30,7 @@ pub struct PoolConfig {
     /// The most connections that this process opens
     #[arg(long, env = "DATABASE_CONNECTIONS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub database_connections: u32,
-    /// The longest time of a statement, after which the server ends it. Without a response 2 s later, the
+    /// Longest time of a statement; then the server ends it. If no response arrives within 2 s more, the
     /// connection is closed
     #[arg(long, env = "DATABASE_TIMEOUT", default_value = "8s", value_parser = database_timeout)]
     pub database_timeout: Duration,

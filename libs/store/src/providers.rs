@@ -90,7 +90,7 @@ impl From<Row> for ProviderBreaker {
 pub struct BreakerLimits {
     /// Consecutive failures that open it.
     pub failures: u32,
-    /// How long it stays open at first; doubles each time.
+    /// How long it stays open at first; doubles with each failed probe.
     pub open: Duration,
     /// Upper limit of that time.
     pub open_most: Duration,

@@ -17,7 +17,7 @@ pub const EXAMPLES: &str = "Examples:
   esimctl action list
   esimctl action list --since 7d --json
 
-Recorded are `delivery replay`, `placement resolve` and `recover`.";
+The record holds `delivery replay`, `placement resolve` and `recover`.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {

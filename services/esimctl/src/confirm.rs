@@ -43,7 +43,7 @@ impl Confirm {
         let mut stderr = std::io::stderr().lock();
         if !std::io::stdin().is_terminal() {
             bail!(
-                "nothing was changed: {}; confirm with --yes, or look first with --dry-run",
+                "nothing was changed: {}; confirm with --yes, or preview with --dry-run",
                 one_line(preview)
             );
         }

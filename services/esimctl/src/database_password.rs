@@ -10,8 +10,8 @@ use serde_json::json;
 use crate::{output::Output, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
-  esimctl database-password create secrets/                 fails if it exists
-  esimctl database-password create secrets/ --if-missing    keeps an existing one
+  esimctl database-password create secrets/                 fails if the files exist
+  esimctl database-password create secrets/ --if-missing    keeps existing files
 
 Writes `password` for the server (POSTGRES_PASSWORD_FILE) and `pgpass` for its clients (PGPASSFILE).";
 
@@ -25,7 +25,7 @@ pub enum Command {
         /// The password [default: a random one]
         #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
         password: Option<SecretString>,
-        /// Don't fail if it exists
+        /// Don't fail if the files exist
         #[arg(long)]
         if_missing: bool,
     },

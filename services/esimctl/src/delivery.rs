@@ -47,7 +47,7 @@ const REPLAY_EXAMPLES: &str = "Examples:
   esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z \\
     --until 2025-01-29T14:00:00Z --state all --limit 500 --reason 'endpoint lost them' --yes
 
-It shows how many webhooks it sends and asks. A replayed delivery is pending and due now, at the beginning of the
+It shows the number of webhooks to send, then asks. A replayed delivery is pending and due now, at the beginning of the
 schedule; its attempts stay. `all` and a single delivery include deliveries that wait for their next attempt. The
 webhook-id stays the same: a partner that has handled it may ignore it.";
 

@@ -22,7 +22,7 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl endpoint list
   esimctl endpoint list --json
 
-States: open; blocked (many consecutive attempts failed: nothing is sent until then, and no attempt is used up);
+States: open; blocked (many consecutive attempts failed: nothing is sent until the time shown, and no attempt is used up);
 probing (one delivery is sent as a probe); paused (by `endpoint pause`); no_url";
 
 const PAUSE_EXAMPLES: &str = "Examples:
@@ -34,7 +34,7 @@ finished.";
 const RESUME_EXAMPLES: &str = "Examples:
   esimctl endpoint resume ak_0123456789abcdef01234567
 
-Ends a pause or a block. All waiting webhooks become due, also those that wait for their next attempt.";
+Ends a pause or a block. All waiting webhooks become due, including those that wait for their next attempt.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {

@@ -117,7 +117,7 @@ fn read(file: &str) -> anyhow::Result<String> {
 
 /// Parses and checks the whole file; the error names each wrong entry and field.
 fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
-    let file: Value = serde_json::from_str(text).context("it is no JSON")?;
+    let file: Value = serde_json::from_str(text).context("it is not JSON")?;
     let mut file = match file {
         Value::Object(file) => file,
         _ => Map::new(),

@@ -88,7 +88,7 @@ pub enum Command {
     /// Replace a partner's keys and print the new ones once; the old ones stay valid for a while
     #[command(after_help = rotate::KEYS_EXAMPLES)]
     RotateKeys(Rotate),
-    /// Replace a partner's webhook secret and print the new one once; the old one signs, too, for a while
+    /// Replace a partner's webhook secret and print the new one once; the old one also signs for a while
     #[command(after_help = rotate::WEBHOOK_SECRET_EXAMPLES)]
     RotateWebhookSecret(Rotate),
 }

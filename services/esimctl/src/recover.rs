@@ -19,10 +19,10 @@ pub const EXAMPLES: &str = "Examples:
   esimctl recover --reason 'restored the dump of 03:00'
   esimctl recover --park-unanswered --reason 'restored the dump of 03:00' --yes
 
-Run it after a dump was restored and before provisioners start. The provider may have sold what the dump calls not
-bought. So every placement that is accepted or placing is looked up by its id, and bought only if the provider
-doesn't have it, SETTLE from now. It refuses to run while a provisioner is connected. A second run only starts SETTLE
-again.
+Run it after a dump was restored and before provisioners start. The provider may have sold placements that are not
+bought in the dump. So every placement that is accepted or placing is looked up by its id. It is bought only if the
+provider still does not have it after SETTLE. The command refuses to run while a provisioner is connected. A second run
+only starts SETTLE again.
 
 Orders that came after the dump are missing here, but may have been bought: see docs/operations.md.";
 

@@ -31,7 +31,7 @@ pub const REENCRYPT_EXAMPLES: &str = "Examples:
 
 Run it only when every replica of every stage has these keys: a replica without the first one answers all orders with
 500. It runs beside the live system in small batches. After an interruption, run it again.
-Exit status 1: values are left. It lists the ids of those that can't be encrypted again.";
+Exit status 1: some values are not under the first key yet. It lists the ids of values that can't be encrypted again.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Reencrypt {

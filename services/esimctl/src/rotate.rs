@@ -27,9 +27,9 @@ pub const KEYS_EXAMPLES: &str = "Examples:
 
 The partner keeps its id and orders. Both pairs of keys are valid until the overlap ends; with --overlap 0 the old pair
 ends within a second. A rotation during the overlap of the last one is refused, except with
-  --keep-old     the partner never got the new keys: they are replaced, the old ones stay
+  --keep-old     the partner never got the new keys: replaces them, the old keys stay
   --overlap 0    all old keys end at once
-After an interruption, `esimctl partner show` says whether it was done.";
+After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
   esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567
@@ -39,18 +39,18 @@ pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
 Until the overlap ends, webhook-signature holds two signatures, the new secret's first. With --overlap 0 only the new
 secret signs from now on: a partner without it refuses webhooks, which are retried. A rotation during the overlap of the
 last one is refused, except with
-  --keep-old     the partner never got the new secret: it is replaced, the old one stays
+  --keep-old     the partner never got the new secret: replaces it, the old secret stays
   --overlap 0    the old secret ends at once
-After an interruption, `esimctl partner show` says whether it was done.";
+After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
     #[command(flatten)]
     which: Which,
-    /// How long the old ones stay valid beside the new ones; 0 ends them at once
+    /// How long the old keys or secret stay valid beside the new; 0 ends them at once
     #[arg(long, value_name = "DURATION", default_value = "24h", allow_hyphen_values = true, value_parser = runtime::config::duration)]
     overlap: Duration,
-    /// Replace the new ones of the last rotation, which the partner never got, and keep the old ones
+    /// Replace what the last rotation created, because the partner never got it; the old keys or secret stay valid
     #[arg(long)]
     keep_old: bool,
     #[command(flatten)]
@@ -185,9 +185,9 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
     )
 }
 
-/// The server may execute a statement although its response never arrived.
+/// The error for a statement whose response never arrived: the server may have executed it.
 fn unknown() -> String {
-    "the result is unknown: see `esimctl partner show`; if it was done, rotate again, with `--keep-old` during an overlap"
+    "the result is unknown: see `esimctl partner show`; if the rotation took effect, rotate again, with `--keep-old` during an overlap"
         .to_owned()
 }
 

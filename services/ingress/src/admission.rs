@@ -106,7 +106,7 @@ impl Places {
 }
 
 impl Place {
-    /// Changes the weight. On an error it stays as it was.
+    /// Changes the weight. On an error the weight stays the same.
     fn resize(&mut self, weight: u64) -> Result<(), Full> {
         if weight > self.weight {
             self.places.add(self.partner, weight - self.weight, None)?;

@@ -1,4 +1,4 @@
-//! One HTTP connection. It reports when a response has left, because the webhook may only follow then. It
+//! One HTTP connection. It reports when a response has left, because the webhook must not go out earlier. It
 //! closes the connection instead of sending a late response, enforces timeouts, and gives the HTTP layer's
 //! own errors the specified shape.
 
@@ -32,7 +32,7 @@ use crate::observe::{Observer, Refused, request_id};
 /// How long a connection is read after a response that came before the request's end. Most clients read
 /// the response only after they have sent everything, and an early close would discard it.
 const LINGER: Duration = Duration::from_secs(2);
-/// The most bytes that are read and discarded meanwhile.
+/// The most bytes that are read and discarded during that time.
 const LINGER_BYTES: usize = 4 * 1024 * 1024;
 
 /// The timeouts of a connection.
@@ -44,7 +44,7 @@ pub(crate) struct Timeouts {
     pub(crate) idle: Duration,
 }
 
-/// A connection, as its socket and its requests share it.
+/// The state that a connection's socket and requests share.
 pub(crate) struct Connection {
     peer: SocketAddr,
     observer: Arc<Observer>,
@@ -142,8 +142,8 @@ struct AnswerBody {
     leaving: Option<Leaving>,
 }
 
-/// A body that sends to `left` once it, and the head before it, are in the socket's buffer; `left` is
-/// dropped if they never get there. After `deadline` the connection is closed instead.
+/// A body that sends to `left` once the whole response is in the socket's buffer. If the response never
+/// gets there, `left` is dropped. After `deadline` the connection is closed and the body is not sent.
 pub(crate) fn answer_body(
     bytes: Bytes,
     connection: Arc<Connection>,
@@ -161,8 +161,8 @@ impl http_body::Body for AnswerBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 
-    /// hyper encodes the piece into its buffer before it does anything else, and flushes the socket
-    /// only when that buffer is empty: the next flush is this answer's.
+    /// hyper first encodes the piece into its buffer, and flushes the socket only when that buffer is
+    /// empty. So the next flush means that this response has left.
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -182,7 +182,7 @@ impl http_body::Body for AnswerBody {
     }
 }
 
-/// What the socket's timer runs for.
+/// What the socket waits for while its timer runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Waiting {
     Nothing,
@@ -328,7 +328,7 @@ impl AsyncRead for Socket {
         if read.is_ready() {
             let some = buffer.filled().len() > before;
             match self.waiting {
-                // The time of the first head runs since the connection's start.
+                // The timer of the first head runs already: it started with the connection.
                 Waiting::First if some => self.waiting = Waiting::Head,
                 Waiting::Nothing | Waiting::Next if some && !self.connection.busy.load(Relaxed) => {
                     let within = self.timeouts.head;

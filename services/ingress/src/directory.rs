@@ -1,8 +1,8 @@
 //! Caches partners and catalogue in memory. Changes are read twice a second, so a revoked partner is
-//! denied within a second. An unknown key or option is looked up before it is denied, so a new partner
+//! denied within a second. An unknown key or option is queried before it is denied, so a new partner
 //! works at once. NATS is not needed, and the cache stays valid while the database is away.
 //!
-//! Keys that a rotation replaced have an end. After it they are denied, by this process's clock.
+//! A key that a rotation replaced has an end time. After that time, by this process's clock, it is denied.
 
 use std::{
     collections::HashMap,
@@ -24,9 +24,9 @@ use store::{
 };
 
 const REFRESH: Duration = Duration::from_millis(500);
-/// The longest wait of a look-up for its turn.
+/// The longest wait of a query for its turn.
 const TURN: Duration = Duration::from_secs(2);
-/// The most look-ups per second; further unknown keys and options are denied without one.
+/// The most queries per second; further unknown keys and options are denied without a query.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
 /// A partner, as seen by requests with one of its access keys.
@@ -122,7 +122,7 @@ pub(crate) struct Directory {
     partners: RwLock<Partners>,
     options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
     look_ups: DefaultDirectRateLimiter,
-    /// Held during a look-up.
+    /// Held during a query.
     looking: tokio::sync::Mutex<()>,
 }
 
@@ -138,7 +138,7 @@ struct Seen {
 }
 
 impl Directory {
-    /// Creates an empty cache. Until [`Directory::refresh`] fills it, everything is looked up.
+    /// Creates an empty cache. Until [`Directory::refresh`] fills it, every key and option is queried.
     pub(crate) fn new(database: Database, vault: Vault) -> Self {
         Self {
             database,
@@ -155,7 +155,7 @@ impl Directory {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
-        // One look-up at a time: a new partner's first requests cause only one.
+        // One query at a time: a new partner's first requests cause only one.
         let _turn = self.turn().await?;
         let known = self.known_partner(access_key);
         if known.is_some() || self.look_ups.check().is_err() {
@@ -172,7 +172,7 @@ impl Directory {
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
-    /// Waits for the right to look up. While the database is away, many requests wait here.
+    /// Waits for the right to query. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let turn = tokio::time::timeout(TURN, self.looking.lock()).await;
         turn.map_err(|_| Error::timed_out())
@@ -305,7 +305,7 @@ impl Directory {
             seen.options = seen.options.max(version);
             self.learn_option(option);
         }
-        // Only while the database responds: a dropped key would need a look-up.
+        // Keys are dropped only while the database responds: a dropped key needs a query.
         self.partners_mut().forget_ended();
         Ok(())
     }
@@ -350,7 +350,7 @@ mod tests {
         learn(&mut partners, one, 3, &[("c", None), ("a", Some(later))]);
         partners.forget_ended();
         assert_eq!(known(&partners), ["a", "b", "c"]);
-        // A look-up that was slower than the refresh.
+        // A query that was slower than the refresh.
         learn(&mut partners, one, 1, &[("a", None)]);
         assert_eq!(partners.by_access_key["a"].until, Some(later));
         learn(&mut partners, one, 4, &[("d", None)]);

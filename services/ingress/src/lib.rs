@@ -65,7 +65,7 @@ pub struct Config {
     /// Brand in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
     #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
     pub brand: String,
-    /// Longest wait for the provider's verdict, so that a rejected order gets a 422; 0 never waits
+    /// Longest wait for the verdict on an order; a rejection that arrives in time becomes a 422. 0 never waits
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = runtime::config::duration)]
     pub placement_wait: Duration,
     /// Most items in one order; large orders need a larger `MAX_BODY`

@@ -27,16 +27,16 @@ pub struct LimitsConfig {
     /// Longest time for a request's body to arrive; then it gets 408
     #[arg(long, env = "BODY_TIMEOUT", default_value = "15s", value_parser = positive_duration)]
     pub body_timeout: Duration,
-    /// Longest time between two requests of a connection; longer than a proxy keeps idle connections
+    /// Longest time between two requests of a connection; must be longer than a proxy's idle timeout
     #[arg(long, env = "IDLE_TIMEOUT", default_value = "75s", value_parser = positive_duration)]
     pub idle_timeout: Duration,
-    /// Most orders in flight; one partner takes at most half of what the others leave, more get 503
+    /// Most orders in flight; further ones get 503. One partner takes at most half of what the others leave
     #[arg(long, env = "MAX_IN_FLIGHT", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_in_flight: u32,
     /// Most memory for bodies and units of orders in flight, in MiB, shared like `MAX_IN_FLIGHT`
     #[arg(long, env = "MAX_IN_FLIGHT_MEMORY", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
     pub max_in_flight_memory: u32,
-    /// Longest time an order waits in the queue to be stored; then it is dropped and gets 503
+    /// Longest time that an order waits to be stored; then it is dropped and gets 503
     #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = positive_duration)]
     pub queue_deadline: Duration,
     /// Signed requests per second of one partner; more get 429
@@ -57,7 +57,7 @@ pub struct LimitsConfig {
     /// Longest time a request waits for its QR picture to be drawn; then it gets 503
     #[arg(long, env = "QR_WAIT", default_value = "1s", value_parser = positive_duration)]
     pub qr_wait: Duration,
-    /// Most log lines per second about refused requests; all are counted
+    /// Most log lines per second about refused requests; metrics count all of them
     #[arg(long, env = "REFUSALS_LOGGED", default_value_t = 20)]
     pub refusals_logged: u32,
 }

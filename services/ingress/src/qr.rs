@@ -66,8 +66,8 @@ impl Drawing {
     }
 }
 
-/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. Texts that are no
-/// activation codes and sizes outside of 64 to 1024 get 404.
+/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. A text that is no
+/// activation code gets 404, and so does a size outside of 64 to 1024.
 pub(crate) async fn draw(
     State(drawing): State<Arc<Drawing>>,
     path: Result<Path<(String, String)>, PathRejection>,

@@ -1,6 +1,6 @@
-//! Connections to endpoints. What one may send before the head of its answer is bounded: interim
-//! (1xx) answers and TLS records without content would otherwise keep a processor busy until the
-//! deadline, and hold all other webhooks up.
+//! Connections to endpoints. The bytes that an endpoint may send before the head of its response are
+//! bounded. Otherwise interim (1xx) responses and TLS records without content could keep a processor busy
+//! until the deadline and delay all other webhooks.
 
 use std::{
     io,
@@ -29,7 +29,7 @@ use tower::Service;
 
 use crate::dns::Dns;
 
-/// The deadline of a connection: name, TCP and TLS. A later one would leave no time for an answer.
+/// The deadline of a connection: name, TCP and TLS. A longer one would leave no time for a response.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an unused connection is kept.
 const IDLE: Duration = Duration::from_secs(30);
@@ -39,9 +39,9 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// The client of all endpoints.
 pub type Endpoints = Client<EndpointConnector, Full<Bytes>>;
 
-/// An endpoint sent too much before the head of its answer was complete.
+/// An endpoint sent too much before the head of its response was complete.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-#[error("the head of the answer is too large")]
+#[error("the head of the response is too large")]
 pub struct HeadTooLarge;
 
 /// A connection was not made in time.
@@ -49,8 +49,8 @@ pub struct HeadTooLarge;
 #[error("connecting took too long")]
 pub struct ConnectTimeout;
 
-/// A client over HTTP/1.1. `head_max`: bytes that a connection may receive after a request, before its
-/// reader has the head and stops reading; `idle`: unused connections kept for one endpoint.
+/// A client over HTTP/1.1. After a request, a connection may receive `head_max` bytes before the head is
+/// complete. `idle` is the number of unused connections kept for one endpoint.
 pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<Endpoints> {
     let mut http = HttpConnector::new_with_resolver(dns);
     http.enforce_http(false);
@@ -183,8 +183,8 @@ impl Service<Uri> for EndpointConnector {
     }
 }
 
-/// A connection on which a request begins the count of received bytes anew. Only a request does: what
-/// TLS sends by itself does not.
+/// A connection on which each request resets the count of received bytes. Bytes that TLS sends by itself
+/// do not reset it.
 pub struct Exchange(TokioIo<MaybeHttpsStream<TokioIo<Counted>>>);
 
 impl Exchange {

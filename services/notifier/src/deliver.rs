@@ -81,7 +81,7 @@ pub struct Work {
 }
 
 impl Deliver {
-    /// Creates the stage. After `stop`, nothing waits for a slot or for the database.
+    /// Creates the stage. After `stop`, no delivery waits for a slot or for the database.
     pub fn new(
         database: Database,
         vault: Vault,
@@ -131,7 +131,7 @@ impl Deliver {
             () = self.stop.cancelled() => None,
         };
         let Some(slot) = slot else {
-            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the endpoint is busy");
+            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: no slot was free");
             return self.metrics.delivery(DeliveryResult::Deferred);
         };
         let (at, began) = (clock::now(), Instant::now());

@@ -1,5 +1,5 @@
-//! Names of endpoints. Partners choose their name servers, so a lookup may take as long as somebody
-//! likes: it runs without a thread of its own and ends when its caller stops waiting.
+//! Names of endpoints. Partners choose their name servers, so a lookup may take any
+//! time: it runs without a thread of its own and ends when its caller stops waiting.
 
 use std::{
     io,
@@ -27,14 +27,14 @@ use tower::Service;
 
 use crate::guard::Guard;
 
-/// The longest wait for one answer of a name server. A lost packet is sent again within the deadline
+/// The longest wait for one response of a name server. A lost packet is sent again within the deadline
 /// of a connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// The longest time for which an answer is cached, whatever its TTL.
+/// The longest time for which an address is cached, whatever its TTL.
 const CACHED: Duration = Duration::from_mins(5);
-/// The same for "no such name": a name that is set up is found soon.
+/// The longest time for which "no such name" is cached: a new name is found soon.
 const ABSENT: Duration = Duration::from_secs(5);
-/// Cached answers.
+/// The most cached names.
 const CACHE: u64 = 4_096;
 /// Lookups in flight over one TCP connection to a name server.
 const IN_FLIGHT: usize = 1_024;
@@ -112,13 +112,13 @@ impl Dns {
         *builder.options_mut() = options;
         Ok(Self {
             guard,
-            // Without the file there are no names in it.
+            // A missing file holds no names.
             hosts: Arc::new(Hosts::from_system().unwrap_or_default()),
             resolver: builder.build().map_err(io::Error::other)?,
         })
     }
 
-    /// The addresses that `/etc/hosts` gives to a name. A name server is not asked about it then.
+    /// The addresses that `/etc/hosts` gives to a name. If there are any, no name server is asked.
     fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
         let Ok(name) = DnsName::from_utf8(name) else {
             return Vec::new();

@@ -1,6 +1,6 @@
-//! Where webhooks may go: partners choose their URLs and must not reach our own network with them. A
-//! name is judged by all addresses that it resolves to, when it is connected to; a literal address and
-//! the port before every request.
+//! Decides where webhooks may go: partners choose their URLs and must not reach our own network with them.
+//! The port and a literal address are judged before every request. A name is judged when a connection is
+//! made, by all addresses that it resolves to.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -35,7 +35,7 @@ const FORBIDDEN_V4: [Ipv4Net; 20] = [
     v4(203, 0, 113, 0, 24),  // documentation
     v4(224, 0, 0, 0, 4),     // multicast
     v4(240, 0, 0, 0, 4),     // reserved, and broadcast
-    // Public addresses that reach a cloud's own services, from inside of it only.
+    // Public addresses that reach a cloud's own services, only from inside that cloud.
     v4(168, 63, 129, 16, 32), // Azure: metadata, DNS, health
     v4(199, 36, 153, 4, 30),  // Google: restricted APIs
     v4(199, 36, 153, 8, 30),  // Google: private APIs
@@ -46,7 +46,7 @@ const FORBIDDEN_V4: [Ipv4Net; 20] = [
 /// All of IPv6 that is routed as global unicast. Outside of it are `::/8` (loopback, unspecified,
 /// IPv4 inside IPv6), NAT64, unique local, link-local, site-local and multicast addresses.
 const GLOBAL_V6: Ipv6Net = v6(0x2000, 0, 3);
-/// Networks inside of it that no public host has.
+/// Networks inside [`GLOBAL_V6`] that no public host has.
 const FORBIDDEN_V6: [Ipv6Net; 4] = [
     v6(0x2001, 0, 23),     // protocol assignments: Teredo, ORCHID, benchmarks
     v6(0x2001, 0xdb8, 32), // documentation
@@ -135,7 +135,7 @@ impl Guard {
         }
     }
 
-    /// Judges the host of a URL, if that is an address, and the port.
+    /// Judges the port of a URL, and its host if the host is an address.
     pub fn check_url(&self, url: &Url) -> Result<(), Forbidden> {
         match url.host() {
             Some(Host::Ipv4(address)) => self.check([address.into()])?,

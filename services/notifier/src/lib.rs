@@ -86,7 +86,7 @@ pub struct Config {
     /// Networks that webhooks never go to, such as the operator's own public ones, separated by commas
     #[arg(long, env = "WEBHOOK_DENY", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
     pub webhook_deny: Networks,
-    /// Ports that webhooks may go to, and ranges of ports, separated by commas
+    /// Ports and ranges of ports that webhooks may go to, separated by commas
     #[arg(long, env = "WEBHOOK_PORTS", default_value = guard::PORTS, value_parser = Ports::parse)]
     pub webhook_ports: Ports,
     /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
@@ -109,7 +109,7 @@ pub struct Config {
     /// Most requests in flight to one partner's endpoint
     #[arg(long, env = "ENDPOINT_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub endpoint_concurrency: u16,
-    /// Most requests in flight to one host; no endpoint takes more than half of its free slots
+    /// Most requests in flight to one host; no endpoint takes more than half of the host's free slots
     #[arg(long, env = "HOST_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub host_concurrency: u16,
     /// Consecutive failed attempts after which an endpoint is blocked; 0 means never
@@ -232,8 +232,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ack_wait: deliver::lease(config.webhook_timeout) * 2,
     };
     let stage = Deliver::new(database, vault, sender, settings, metrics, shutdown.soft());
-    // Twice the seats: messages are pulled although all seats are taken. A delivery without a seat
-    // stays in the database until it is due.
+    // Twice as many permits as seats, so that messages are pulled even when all seats are taken. A delivery
+    // without a seat stays in the database until it is due.
     worker::start(Arc::new(stage), &nats, source, limits.seats() * 2, &shutdown);
     tracing::info!(admin = %config.admin_listen, "notifier is running");
 

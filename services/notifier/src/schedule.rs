@@ -1,5 +1,5 @@
-//! What a response leads to, and when the next attempt is made. Pure: time and randomness come in as
-//! values.
+//! Decides what a response leads to and when the next attempt is made. Pure: time and randomness are
+//! arguments.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -69,8 +69,8 @@ pub enum Next {
 }
 
 impl Schedule {
-    /// What an attempt leads to that ended with `answer` (`None`: no response). `attempt` is the number
-    /// of earlier attempts of this schedule, `random` a number from 0 to 1.
+    /// Decides what an attempt leads to. `answer` is its response, `None` if there was none. `attempt` is the
+    /// number of earlier attempts of this schedule. `random` is a number from 0 to 1.
     pub fn next(&self, attempt: u32, answer: Option<Answer>, random: f64) -> Next {
         match answer.map(|answer| answer.status) {
             Some(200..=299) => return Next::Delivered,

@@ -87,7 +87,7 @@ pub struct Slot {
     host: Option<String>,
 }
 
-/// The most slots one endpoint may take of those that are free.
+/// The largest part of the free slots that one endpoint may take.
 fn share(most: usize, free: usize) -> usize {
     most.min((free / 2).max(1))
 }

@@ -34,8 +34,8 @@ const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
 const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
 /// The size of the QR picture, the last segment of its URL.
 const QR_SIZE: u16 = 300;
-/// How much of an answer's body is read. The connection of a larger answer is closed; the status is
-/// known by then.
+/// How much of a response's body is read. The connection of a larger response is closed; its status is
+/// already known.
 const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
@@ -95,7 +95,7 @@ pub fn headers(
     Ok(headers)
 }
 
-/// Why there is no answer. The text is stored and shown to operators: it never holds a URL.
+/// Why there is no response. The text is stored and shown to operators: it never holds a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
     /// Not an `http` or `https` URL with a host.
@@ -116,10 +116,10 @@ pub enum Unanswered {
     /// The endpoint takes no connections.
     #[error("connection failed")]
     Connect,
-    /// Too much came before the head of the answer was complete.
-    #[error("the head of the answer is too large (WEBHOOK_HEAD_MAX)")]
+    /// Too much came before the head of the response was complete.
+    #[error("the head of the response is too large (WEBHOOK_HEAD_MAX)")]
     HeadTooLarge,
-    /// The connection broke, or the answer is not HTTP.
+    /// The connection broke, or the response is not HTTP.
     #[error("no valid answer")]
     NoAnswer,
 }
@@ -145,7 +145,7 @@ impl Unanswered {
 pub struct Limits {
     /// The deadline of a whole exchange.
     pub timeout: Duration,
-    /// Bytes that an endpoint may send before the head of its answer is complete.
+    /// Bytes that an endpoint may send before the head of its response is complete.
     pub head_max: usize,
     /// Unused connections that are kept for one endpoint.
     pub idle: usize,
@@ -170,7 +170,7 @@ impl Sender {
         })
     }
 
-    /// Posts one webhook; returns the answer and the beginning of its body. Follows no redirect. A date
+    /// Posts one webhook; returns the response and the beginning of its body. Follows no redirect. A date
     /// in `Retry-After` is compared with `now`.
     pub async fn post(
         &self,

@@ -178,7 +178,7 @@ impl Breaker {
             Ok(Some(now)) => self.learn(now),
             // Another process changed the row; the next read shows it.
             Ok(None) => {}
-            Err(error) => tracing::warn!(provider.name = self.provider, %error, "breaker not updated"),
+            Err(error) => tracing::warn!(provider.name = self.provider, %error, "cannot update the breaker"),
         }
     }
 }
@@ -220,7 +220,7 @@ pub async fn watch(
             }
             Err(error) => {
                 readiness.unwell("database", "it does not respond");
-                tracing::warn!(%error, "breakers not read");
+                tracing::warn!(%error, "cannot read the breakers");
             }
         }
     }

@@ -60,7 +60,7 @@ const PER_UNIT: u8 = 2;
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the body.
 pub type Callers = HashMap<String, (Token, Arc<dyn Provider>)>;
 
-/// How many callbacks are served.
+/// The limits of callbacks.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Requests in flight at once.
@@ -93,14 +93,14 @@ impl Callbacks {
     }
 }
 
-/// Whether a callback costs a statement.
+/// The decision on a callback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Admission {
-    /// It does.
+    /// It may run a statement.
     Admitted,
-    /// It does not: enough statements name this unit already.
+    /// It runs no statement: this window has enough statements about the unit.
     Repeated,
-    /// It does not: this second has no room.
+    /// It runs no statement: the limit of this window is reached.
     Full,
 }
 
@@ -150,7 +150,7 @@ impl Recent {
     }
 }
 
-/// Everything that `LISTEN` serves.
+/// The router of `LISTEN`.
 fn router(callbacks: Arc<Callbacks>) -> Router {
     Router::new().route(ROUTE, post(take)).with_state(callbacks)
 }
@@ -195,7 +195,7 @@ async fn hear(
     let reading = to_bytes(request.into_body(), MAX_BODY);
     let body = match tokio::time::timeout(READ_TIMEOUT, reading).await {
         Ok(Ok(body)) => body,
-        // Too large, or cut off: then the client has gone.
+        // The body is too large, or it was cut off and the client has gone.
         Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
         Err(_) => return StatusCode::REQUEST_TIMEOUT,
     };
@@ -214,7 +214,7 @@ async fn hear(
             return StatusCode::SERVICE_UNAVAILABLE;
         }
     }
-    // Never closed, so this only waits.
+    // The semaphore is never closed, so this only waits.
     let _statement = callbacks.statements.acquire().await;
     let hinted = callbacks
         .database
@@ -226,7 +226,7 @@ async fn hear(
             StatusCode::OK
         }
         Err(error) => {
-            tracing::warn!(provider.name = name, %error, "callback lost");
+            tracing::warn!(provider.name = name, %error, "callback not recorded; its profiles are polled");
             callbacks.metrics.callback(&name, "lost");
             StatusCode::SERVICE_UNAVAILABLE
         }

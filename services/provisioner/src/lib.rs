@@ -80,11 +80,11 @@ pub struct Config {
     /// each unit of `MAX_UNITS`
     #[arg(long, env = "PROVIDER_ANSWER_MAX", default_value_t = 1024 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024))]
     pub provider_answer_max: u32,
-    /// How long after its attempt was recorded a purchase may still arrive at the provider. Must exceed
+    /// A purchase may still arrive at the provider this long after its attempt was recorded. Must exceed
     /// twice `PROVIDER_TIMEOUT` plus the delay of the provider's look-up
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
-    /// Parks purchases whose profiles are missing, or whose outcome stays unknown, for this long
+    /// How long profiles may be missing, or an outcome unknown, before the placement is parked
     #[arg(long, env = "PARK_AFTER", value_parser = runtime::config::duration, default_value = "30m")]
     pub park_after: Duration,
     /// Calls per second from this process to each provider; 0 means no limit
@@ -93,7 +93,7 @@ pub struct Config {
     /// Consecutive failed calls after which the breaker opens; a denied call (401, 403) opens it at once
     #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub breaker_failures: u32,
-    /// How long a breaker stays open at first, before one placement probes the provider; doubles each time
+    /// How long a breaker stays open at first, before one placement probes the provider; doubles with each failed probe
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
     /// Longest time that a breaker stays open, unless an operator opens it

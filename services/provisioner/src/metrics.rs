@@ -146,7 +146,7 @@ impl Metrics {
             let looked = database.run(async |connection| providers::backlogs(connection, &served).await);
             match looked.await {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
-                Err(error) => tracing::warn!(%error, "backlogs not read"),
+                Err(error) => tracing::warn!(%error, "cannot read the backlogs"),
             }
         }
         Ok(())

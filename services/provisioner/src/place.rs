@@ -47,10 +47,10 @@ const LASTING: u32 = 5;
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 /// The age of an order after which new work starts a trace of its own.
 const ONE_TRACE: Duration = Duration::from_mins(5);
-/// Tries to record an outcome when the error concerns neither the data nor the connection. After the
-/// last one the lease ends, and the placement is looked up again.
+/// The most tries to record an outcome after errors that concern neither the data nor the connection.
+/// After the last try the lease ends, and the placement is looked up again.
 const MAX_REFUSALS: u32 = 8;
-/// How long an answered order is remembered. Longer than the time to any `answer_by`.
+/// How long an answered order is remembered. This is longer than the time to any `answer_by`.
 const REMEMBERED: Duration = Duration::from_mins(1);
 
 /// The stage for one provider.
@@ -69,7 +69,7 @@ pub struct Placing {
     pub nats: Nats,
     /// The group commit of outcomes; all providers share it.
     pub settlements: GroupCommit<Settlements>,
-    /// How long after its attempt was recorded a purchase may still arrive at the provider.
+    /// A purchase may still arrive at the provider this long after its attempt was recorded.
     pub settle_delay: Duration,
     /// After this time, missing profiles and unknown outcomes are parked.
     pub park_after: Duration,
@@ -244,7 +244,7 @@ impl Placing {
             placement_id: work.placement_id,
             items: assign::items(&work.topups),
         };
-        // After a stall, a look-up may have missed this purchase already, so it is no longer sent.
+        // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.taken + self.settle_delay / 2;
         let Some(answer) = self.calls.place(&purchase, send_by).await else {
             tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");
@@ -262,7 +262,7 @@ impl Placing {
                 // A job without a verdict address was published after the 201.
                 let published_later = trigger.message.is_some() && verdict_to.is_none();
                 let known = published_later || self.is_answered(work);
-                // Without NATS the delivery is due at once instead.
+                // Without NATS no event can announce the delivery, so it is due at once.
                 let announced = (known || verdict_to.is_some()) && self.nats.is_connected();
                 let age = work.age + trigger.taken.elapsed();
                 let settled = self.settle_bought(work, age, units, announced).await;

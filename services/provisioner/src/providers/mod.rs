@@ -1,5 +1,5 @@
-//! What the pipeline asks of an eSIM provider, and the classes of its answers. An adapter that is not
-//! certain answers [`Trouble::Unknown`]: that costs a look-up, any other guess may cost money.
+//! The calls to an eSIM provider and the classes of its responses. An adapter that is not certain returns
+//! [`Trouble::Unknown`]: that costs a look-up. A wrong guess may cost money.
 
 mod text;
 pub mod usimsa;
@@ -20,7 +20,7 @@ pub struct Purchase {
     pub items: Vec<(String, usize)>,
 }
 
-/// A definite answer to a purchase.
+/// A definite response to a purchase.
 #[derive(Clone, Debug)]
 pub enum PlaceAnswer {
     /// The provider has the purchase, perhaps from an earlier attempt. The list may be incomplete.
@@ -34,7 +34,7 @@ pub enum PlaceAnswer {
     },
 }
 
-/// A definite answer to a look-up by our id.
+/// A definite response to a look-up by our id.
 #[derive(Clone, Debug)]
 pub enum FindAnswer {
     /// The provider has the purchase, with these units.
@@ -43,7 +43,7 @@ pub enum FindAnswer {
     NotFound,
 }
 
-/// Why a call brought no definite answer. Reasons are one short line without control and format
+/// Why a call got no definite response. Reasons are one short line without control and format
 /// characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
@@ -99,7 +99,7 @@ impl Trouble {
 pub struct ProviderUnit {
     /// The provider's id of the unit.
     pub unit_id: ProviderId,
-    /// The provider's option id; `None` if the answer omits it.
+    /// The provider's option id; `None` if the response omits it.
     pub option_id: Option<ProviderId>,
     /// The state of the unit.
     pub state: UnitState,

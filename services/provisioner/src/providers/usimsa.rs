@@ -2,9 +2,9 @@
 //!
 //! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error.
 //! The codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's.
-//! What the real service answers there is undocumented. Any other code counts as outcome unknown:
+//! The real service's codes for these cases are undocumented. Any other code counts as outcome unknown:
 //! the purchase is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all
-//! answers.
+//! responses.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ const FIRST_YEAR: i32 = 2000;
 pub struct Limits {
     /// The deadline of a whole call.
     pub timeout: Duration,
-    /// The largest answer, in bytes. A larger one is not read: its outcome is unknown.
+    /// The largest response, in bytes. A larger one is not read: its outcome is unknown.
     pub answer_max: usize,
 }
 
@@ -208,16 +208,16 @@ impl Usimsa {
                     reason: "the provider is busy (HTTP 429)".into(),
                 });
             }
-            // Also 503, with or without Retry-After: a proxy may answer so for an order that went through.
+            // This includes 503, with or without Retry-After: a proxy may send it for an order that went through.
             status if !status.is_success() => {
                 return Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())));
             }
             _ => {}
         }
         let body = read(response, self.answer_max).await?;
-        // serde's message would quote the answer, which may hold activation codes.
+        // serde's message would quote the response, which may hold activation codes.
         serde_json::from_slice(&body)
-            .map_err(|_| Trouble::Unknown("the answer is unreadable: not the protocol's JSON".into()))
+            .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
     }
 
     async fn get(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
@@ -290,11 +290,11 @@ impl Provider for Usimsa {
     }
 }
 
-/// Reads an answer of at most `most` bytes.
+/// Reads a response of at most `most` bytes.
 async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
     let too_large = || {
         Trouble::Unknown(format!(
-            "the answer has more than {most} bytes (PROVIDER_ANSWER_MAX)"
+            "the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"
         ))
     };
     let announced = response.content_length().unwrap_or_default();
@@ -316,7 +316,7 @@ async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
     Ok(body)
 }
 
-/// The trouble of a code that is not in the table, or that says that the outcome is unknown.
+/// The trouble of a code that is not in the table or that means "outcome unknown".
 fn unknown_code(answer: &Answer) -> Trouble {
     let message = answer.message.as_deref().unwrap_or_default();
     Trouble::Unknown(format!("code {}: {}", one_line(&answer.code), one_line(message)))
@@ -328,7 +328,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     value.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// A request that failed without an answer. Only one without a connection was certainly not sent.
+/// Classifies a request that got no response. It was certainly not sent only if there was no connection.
 fn failure(error: reqwest::Error) -> Trouble {
     let error = error.without_url();
     let reason = describe(&error);
@@ -348,14 +348,14 @@ fn describe(error: &reqwest::Error) -> String {
     one_line(&format!("{kind}{source}"))
 }
 
-/// The units of an answer. One bad id makes the whole answer unreadable: nothing of it is used.
+/// The units of a response. One bad id makes the whole response unreadable: no unit of it is used.
 fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
     let products = products.unwrap_or_default();
     let mut units = Vec::with_capacity(products.len());
     for (index, product) in products.into_iter().enumerate() {
         let bad = |field: &str, error: BadId| {
             Trouble::Unknown(format!(
-                "the answer is unreadable: {field} of unit {} {error}",
+                "the response is unreadable: {field} of unit {} {error}",
                 index + 1
             ))
         };
@@ -385,7 +385,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
 }
 
 /// The state of a unit, or the name of the field that is unreadable. A unit is ready when it has its
-/// whole profile: the names of statuses differ from account to account.
+/// whole profile, because the names of statuses differ from account to account.
 fn state(product: &Product) -> Result<UnitState, &'static str> {
     let profile = (
         &product.iccid,
