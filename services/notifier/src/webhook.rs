@@ -247,7 +247,9 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
         if current.is::<ConnectTimeout>() {
             return Unanswered::Timeout;
         }
-        if current.is::<HeadTooLarge>() {
+        // Our budget ends it, or hyper's own bounds on the buffer and on the number of headers.
+        let too_large = |error: &hyper::Error| error.is_parse_too_large();
+        if current.is::<HeadTooLarge>() || current.downcast_ref().is_some_and(too_large) {
             return Unanswered::HeadTooLarge;
         }
         if current.is::<rustls::Error>() {
@@ -433,7 +435,7 @@ mod tests {
         (0..10_000).for_each(|n| headers.extend_from_slice(format!("x-{n}: y\r\n").as_bytes()));
         assert_eq!(
             post(&sender, &endpoint(headers).await).await,
-            Err(Unanswered::NoAnswer)
+            Err(Unanswered::HeadTooLarge)
         );
 
         let free = TcpListener::bind("127.0.0.1:0")
