@@ -1,7 +1,6 @@
-//! Tells `version.rs` the commit that is built: `GIT_COMMIT`, else what git says of the checkout.
+//! Sets the commit for `version.rs`: `GIT_COMMIT`, else the checkout's.
 //!
-//! A development build has no commit, since everything that uses this crate would be compiled anew
-//! after each one.
+//! A development build has no commit: each commit would recompile every crate that uses this one.
 
 use std::{
     env,
@@ -39,7 +38,7 @@ fn checked_out() -> Option<String> {
     git(&["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
 }
 
-/// Builds again when the file changes. One that isn't there would mean: always.
+/// Builds again when the file changes. A missing file would mean: every time.
 fn watch(file: &Path) {
     if file.exists() {
         println!("cargo::rerun-if-changed={}", file.display());

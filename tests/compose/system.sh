@@ -174,7 +174,8 @@ load_ends() {
   [[ $status == 0 ]] || { head -n 60 "$report" >&2; tail -n 5 "$LOGS/load-$PHASE.log" >&2; fail "the load ended with exit status $status"; }
   python3 - "$report" <(curl --fail --silent --max-time 30 "$SANDBOX/ledger") <<'CHECK'
 import json, sys
-report, ledger = (json.load(open(name)) for name in sys.argv[1:])
+document, ledger = (json.load(open(name)) for name in sys.argv[1:])
+(report,) = document["runs"]
 twice = [order["order_id"] for order in ledger["orders"] if order["purchased_times"] != 1]
 print("%d orders accepted, %d topups, %d webhooks missing, %d errors; the sandbox sold %d orders, %d of them more than once" % (
     report["accepted_orders"], report["accepted_topups"], report["missing_webhooks"],

@@ -5,28 +5,27 @@ use std::{fmt, marker::PhantomData, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// A UUID that names a `Kind`.
+/// A UUID that identifies a `Kind`.
 #[derive(Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Id<Kind>(Uuid, #[serde(skip)] PhantomData<fn() -> Kind>);
 
-/// Names a partner account.
+/// Identifies a partner account.
 pub type PartnerId = Id<kind::Partner>;
-/// Names an order; what partners see in `API connection error (Order ID: …)`.
+/// Identifies an order; partners see it in `API connection error (Order ID: …)`.
 pub type OrderId = Id<kind::Order>;
-/// Names the part of an order that is bought from one provider in one purchase. It is the order id
-/// that the provider sees, the same in every attempt.
+/// Identifies a placement. It is the order id at the provider, the same in every attempt.
 pub type PlacementId = Id<kind::Placement>;
-/// Names a product option of the catalogue.
+/// Identifies an option of the catalogue.
 pub type OptionId = Id<kind::ProductOption>;
 
-/// The kinds of things that have ids.
+/// Markers for [`Id`].
 pub mod kind {
     /// A partner account.
     pub enum Partner {}
     /// An order.
     pub enum Order {}
-    /// The unit of purchase.
+    /// A placement.
     pub enum Placement {}
     /// A product option.
     pub enum ProductOption {}
@@ -59,7 +58,7 @@ impl<Kind> From<Uuid> for Id<Kind> {
 impl<Kind> FromStr for Id<Kind> {
     type Err = uuid::Error;
 
-    /// Takes the hyphenated form only, in either case.
+    /// Parses the hyphenated form, in either case.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse::<uuid::fmt::Hyphenated>()
             .map(|hyphenated| hyphenated.into_uuid().into())

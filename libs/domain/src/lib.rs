@@ -1,15 +1,15 @@
-//! The words of the ordering pipeline and its pure rules: ids, states and their transitions, the
-//! text forms of an eSIM profile. No I/O, no clock, no randomness of its own.
+//! The types and pure rules of the pipeline: ids, states and their transitions, the text forms of an eSIM profile.
+//! No I/O and no clock.
 
 pub mod ids;
 pub mod lane;
-pub mod lpa;
+mod lpa;
 pub mod placement;
 pub mod states;
 pub mod topup_id;
 
 pub use ids::{OptionId, OrderId, PartnerId, PlacementId};
 pub use lane::lane;
-pub use lpa::{ActivationCode, Iccid};
+pub use lpa::{ActivationCode, Iccid, InvalidProfile};
 pub use states::{Environment, PlacementState, TopupState};
 pub use topup_id::{TopupId, TopupIds};

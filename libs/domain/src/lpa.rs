@@ -4,10 +4,10 @@ use std::fmt;
 
 /// The longest SM-DP+ host name, as DNS allows.
 const MAX_HOST: usize = 253;
-/// The longest matching id we take; GSMA SGP.22 names no limit, QR codes do.
+/// The longest accepted matching id. GSMA SGP.22 has no limit, but a QR code has.
 const MAX_MATCHING_ID: usize = 255;
 
-/// A text has no place in an activation code.
+/// A text that is no part of an eSIM profile.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidProfile {
     /// The SM-DP+ address is no host name.
@@ -24,8 +24,7 @@ pub enum InvalidProfile {
     Iccid,
 }
 
-/// What installs an eSIM: a **bearer credential**, whoever has it can use the line. Never printed
-/// by `Debug`; [`ActivationCode::download_link`] is the one way to its text.
+/// Installs an eSIM. A **bearer credential**: anyone who has it can use the line. `Debug` doesn't print it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ActivationCode {
     smdp: String,
@@ -33,7 +32,7 @@ pub struct ActivationCode {
 }
 
 impl ActivationCode {
-    /// Takes the SM-DP+ host name and the matching id (GSMA: letters, digits and hyphens).
+    /// Checks the SM-DP+ host name and the matching id (GSMA: letters, digits and hyphens).
     pub fn new(smdp: &str, matching_id: &str) -> Result<Self, InvalidProfile> {
         let host = !smdp.is_empty()
             && smdp.len() <= MAX_HOST
@@ -88,12 +87,12 @@ impl fmt::Debug for ActivationCode {
     }
 }
 
-/// The number of an eSIM: 18 to 20 digits. Luhn isn't checked: published real ones fail it.
+/// The number of an eSIM: 18 to 20 digits. The Luhn digit isn't checked: published ICCIDs fail it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Iccid(String);
 
 impl Iccid {
-    /// Takes the digits, without the `F` with which providers pad them.
+    /// Parses the digits and drops the provider's `F` padding.
     pub fn parse(text: &str) -> Result<Self, InvalidProfile> {
         let digits = text.trim_end_matches(['F', 'f']);
         let valid = (18..=20).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());

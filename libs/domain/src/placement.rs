@@ -1,71 +1,68 @@
-//! The state machine of a placement, the unit of purchase. The statements of `libs/store` move
-//! rows along exactly these transitions; everything that could buy twice is decided here.
+//! The state machine of a placement. The statements of `libs/store` move rows along exactly these transitions.
 //!
-//! The rules that money rests on:
-//! - a purchase is sent only by the holder of a *fresh* attempt, recorded before it is sent;
-//! - an attempt whose outcome is unknown stays `placing` until it is looked up: only what certainly
-//!   bought nothing goes back to `accepted`, from where the next attempt may be recorded;
-//! - what was bought where nobody expected it is parked, and only an operator settles it.
+//! The rules against buying twice:
+//! - only the process that recorded an attempt sends its purchase, after the record is committed;
+//! - an attempt with an unknown outcome stays `placing` until a look-up decides: only an attempt that certainly
+//!   bought nothing goes back to `accepted`, where the next one may be recorded;
+//! - an unexpected purchase is parked, and an operator resolves it.
 
 use std::time::Duration;
 
 use crate::PlacementState;
 
-/// What the transitions depend on.
+/// The columns that the transitions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// Its state.
+    /// The stored state.
     pub state: PlacementState,
     /// The number of the last recorded attempt; 0 before the first.
     pub attempt: u32,
-    /// A look-up since the last attempt answered that there is no such purchase.
+    /// A look-up since the last attempt found no purchase.
     pub not_found: bool,
-    /// Parked although something of it is bought, for an operator alone: no late or repeated outcome
-    /// hides it again.
+    /// Parked although something is bought: only an operator moves it, no late or repeated outcome does.
     pub disputed: bool,
 }
 
-/// Something that happened to a placement. Events of an attempt name its number.
+/// An event of a placement. Events of an attempt carry its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A provisioner takes it up to buy it.
+    /// A provisioner claims it to buy it.
     Claim,
-    /// The provider has the purchase of this attempt (it answered so, or it was looked up).
+    /// The provider has the purchase of this attempt, by its response or a look-up.
     Bought(u32),
-    /// The provider refused: this attempt bought nothing and another would not either.
+    /// The provider rejected this attempt: it bought nothing, and a retry would not either.
     Rejected(u32),
-    /// This attempt certainly bought nothing, another may.
+    /// This attempt certainly bought nothing; another one may.
     NotBought(u32),
-    /// A look-up says that there is no such purchase. `settled`: it was made so long after the
-    /// attempt was recorded that the attempt can't arrive any more.
+    /// A look-up found no purchase.
     NotFound {
         /// The attempt that was looked up.
         attempt: u32,
-        /// Whether the settling delay has passed.
+        /// The look-up began after the settling delay: the purchase can't arrive any more.
         settled: bool,
     },
-    /// Ingress answers the order with 422. Only what certainly bought nothing is refused.
+    /// Ingress answers the order with 422. Only a placement that certainly bought nothing is refused.
     Refuse,
-    /// Nobody found out whether this attempt bought anything.
+    /// The outcome of this attempt stayed unknown for too long.
     Park(u32),
-    /// What the provider has of this attempt, or its own row, can't be stored or read.
+    /// The provider's response or the row of this attempt can't be stored or read.
     Dispute(u32),
-    /// An operator settles what is parked.
+    /// An operator resolves a parked placement.
     Resolve(Resolution),
 }
 
-/// What an operator found out about a parked placement.
+/// How an operator resolves a parked placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resolution {
-    /// The provider has it: its profiles are collected.
+    /// The provider has the purchase: its profiles are collected.
     Bought,
-    /// The provider doesn't have it, or gave its price back: its units fail.
+    /// The provider doesn't have the purchase, or refunded it: its units fail.
     NotBought,
-    /// The provider doesn't have it: it is bought by a new attempt.
+    /// The provider doesn't have the purchase: a new attempt buys it.
     Retry,
 }
 
-/// The event comes too late or doesn't apply: nothing changes.
+/// The event is late or doesn't apply; nothing changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ignored;
 
@@ -93,7 +90,7 @@ impl Placement {
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
             (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
-            // Money was spent where nobody expected it: never dropped, an operator must see it.
+            // An unexpected purchase: money was spent, so an operator must see it.
             (_, Event::Bought(attempt)) if attempt <= self.attempt => Ok(Self {
                 state: Parked,
                 disputed: true,
@@ -112,7 +109,7 @@ impl Placement {
                 }
             }
             (Accepted | Failed, Event::Refuse) => to(Refused),
-            // Not what is placed: somebody else's look found it meanwhile.
+            // Not from `placed`: another look-up found the purchase.
             (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
             (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
                 state: Parked,
@@ -134,9 +131,8 @@ impl Placement {
     }
 }
 
-/// When to ask again for profiles that weren't ready, by the age of the purchase: soon at first,
-/// then ever more rarely, at most once a minute; once it is overdue, after twice that time (hourly,
-/// where half an hour is overdue).
+/// The delay before the next collect, by the age of the purchase: half the age, from 1 s to 1 min. After `overdue`,
+/// twice `overdue`.
 pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     if age >= overdue {
         return overdue * 2;
@@ -144,12 +140,12 @@ pub fn next_collect(age: Duration, overdue: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(1), Duration::from_mins(1))
 }
 
-/// When to look up again what nobody knows of, by the age of the attempt.
+/// The delay before the next look-up of an unknown outcome, by the age of the attempt: from 2 s to 1 min.
 pub fn next_look(age: Duration) -> Duration {
     (age / 2).clamp(Duration::from_secs(2), Duration::from_mins(1))
 }
 
-/// When to try again what certainly bought nothing, by the number of attempts so far.
+/// The delay before the next attempt after one that certainly bought nothing: 2 s, doubled each time, up to 2 min.
 pub fn next_attempt(attempt: u32) -> Duration {
     Duration::from_secs(1 << attempt.clamp(1, 8)).min(Duration::from_mins(2))
 }

@@ -1,15 +1,15 @@
-//! The states of what the pipeline keeps, by the names the database and the operator see.
+//! The stored states, by the names that the database and operators see.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// A stored or given name is none of ours.
+/// An unknown name of a state or an environment.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is no {1}")]
 pub struct UnknownName(pub String, pub &'static str);
 
-/// Where a partner or an option belongs.
+/// The environment of a partner or an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Environment {
@@ -23,17 +23,17 @@ pub enum Environment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PlacementState {
-    /// Certainly nothing bought so far; may be bought by the next attempt.
+    /// Certainly not bought; the next attempt may buy it.
     Accepted,
-    /// An attempt is recorded whose outcome isn't known yet.
+    /// An attempt is recorded; its outcome is unknown so far.
     Placing,
     /// Bought; its topups finish one by one.
     Placed,
     /// Not bought, and its order was answered with 422.
     Refused,
-    /// Not bought and given up, after its order was answered with success.
+    /// Not bought and given up. It becomes `refused` if its order is answered with 422.
     Failed,
-    /// Can't be settled without an operator.
+    /// Automatic work has stopped; an operator resolves it.
     Parked,
 }
 
@@ -45,7 +45,7 @@ pub enum TopupState {
     Pending,
     /// Its profile is stored and its delivery exists.
     Ready,
-    /// Will never have a profile.
+    /// It never gets a profile.
     Failed,
 }
 

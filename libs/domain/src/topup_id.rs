@@ -9,7 +9,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// Names one unit of an order: 26 decimal digits.
+/// Identifies one unit of an order: 26 decimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct TopupId(String);
@@ -21,7 +21,7 @@ impl TopupId {
     }
 }
 
-/// A text isn't 26 decimal digits.
+/// A text that isn't 26 decimal digits.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("a topup id is 26 decimal digits")]
 pub struct NotATopupId;
@@ -55,28 +55,28 @@ impl fmt::Display for TopupId {
     }
 }
 
-/// How many ids there are for one second.
+/// The number of ids within one second.
 const RANGE: u64 = 1_000_000_000_000;
-/// The step between two ids, near the golden section and coprime to [`RANGE`]: every number of the
-/// range comes up once before one repeats, and neighbours don't show how many were sold.
+/// The step between two ids. It is coprime to [`RANGE`], so every number occurs once before one repeats. It is near
+/// the golden section, so neighbouring ids don't show how many units were sold.
 const STRIDE: u64 = 618_033_988_749;
 
-/// Makes topup ids without asking anybody. One generator never repeats an id (within one second it
-/// would have to make 10^12); two generators meet only if their random starts lie as close as the
-/// number of ids they make, and then the database's unique key makes the order retry with new ones.
+/// Generates topup ids without coordination. One generator never repeats an id: it would need 10^12 of them within
+/// one second. Two generators collide only if their random starts are closer than the number of ids they make. Then
+/// the unique key refuses the order, which retries with new ids.
 pub struct TopupIds {
     next: AtomicU64,
 }
 
 impl TopupIds {
-    /// A generator that starts at a random place of its own.
+    /// A generator that starts at `random_start`.
     pub fn new(random_start: u64) -> Self {
         Self {
             next: AtomicU64::new(random_start % RANGE),
         }
     }
 
-    /// The next id, at the UTC time `now`.
+    /// The next id for the UTC time `now`.
     pub fn next(&self, now: OffsetDateTime) -> TopupId {
         let step = self.next.fetch_add(1, Ordering::Relaxed) % RANGE;
         let unique = u128::from(step) * u128::from(STRIDE) % u128::from(RANGE);

@@ -1,5 +1,5 @@
-//! The twin of the group commit for messages: many tasks hand in one item each and go on; one task sends
-//! whatever has queued while its last send was under way. No timer, and no caller ever waits.
+//! The group commit's counterpart for messages: many tasks queue one item each and go on. One task sends
+//! everything that queued during its last send at once. There is no timer, and no caller ever waits.
 
 use std::{
     sync::{
@@ -13,12 +13,12 @@ use runtime::Shutdown;
 use tokio::sync::mpsc;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
-/// The most items that wait. More are dropped: their rows are in PostgreSQL, and redrive finds them.
+/// The longest queue. Further items are dropped: their rows are in PostgreSQL, and redrive picks them up.
 const WAITING: usize = 16 * 1024;
-/// How often dropped items are logged.
+/// The interval between log lines about dropped items.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 
-/// The way to the sender. Clones lead to the same one.
+/// A handle to the sender. Clones share the sender.
 pub struct Batcher<T> {
     queue: mpsc::Sender<(T, TaskTrackerToken)>,
     unsent: TaskTracker,
@@ -36,8 +36,8 @@ impl<T> Clone for Batcher<T> {
 }
 
 impl<T: Send + 'static> Batcher<T> {
-    /// Starts the task that sends batches of at most `most` items; it ends with the last clone.
-    /// `unsent` counts the items that wait. If `send` panics, the process stops with an error.
+    /// Starts the task that sends batches of at most `most` items. It ends when the last clone is dropped.
+    /// `unsent` counts the unsent items. If `send` panics, the process stops with an error.
     pub fn start<F, Sending>(
         name: &'static str,
         most: usize,
@@ -66,7 +66,7 @@ impl<T: Send + 'static> Batcher<T> {
                         tracing::warn!(
                             queue = name,
                             dropped,
-                            "messages were dropped: the queue is full; redrive finds their rows"
+                            "messages were dropped: the queue is full; redrive will pick their rows up"
                         );
                     }
                 }
@@ -79,7 +79,7 @@ impl<T: Send + 'static> Batcher<T> {
         }
     }
 
-    /// Queues one item, or drops it where too many wait.
+    /// Queues one item, or drops it if the queue is full.
     pub fn hand_in(&self, item: T) {
         if self.queue.try_send((item, self.unsent.token())).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
@@ -87,12 +87,12 @@ impl<T: Send + 'static> Batcher<T> {
     }
 }
 
-/// Waits for an item and takes what has queued, at most `most` together; false once no more can come.
+/// Waits for an item and takes everything in the queue, at most `most` items. `false`: no more can come.
 pub(crate) async fn queued<T>(items: &mut mpsc::Receiver<T>, batch: &mut Vec<T>, most: usize) -> bool {
     if items.recv_many(batch, most).await == 0 {
         return false;
     }
-    // The task that handed it in woke this one, and is often followed by others that are ready to run.
+    // The task that queued the item woke this one. Often other tasks are ready to queue theirs.
     tokio::task::yield_now().await;
     while batch.len() < most
         && let Ok(item) = items.try_recv()

@@ -1,33 +1,32 @@
-//! Everything that a stage does to the world outside of its process, by name, and the one helper
-//! through which it is done. In a build with the feature `failpoints` a process can be made to die
-//! right before or right after each of them; without it the helper is the effect and nothing else.
+//! Every external effect of a stage, by name, and the helper that runs it. In a build with the feature
+//! `failpoints`, a process can be made to die right before or after each effect; otherwise the helper adds
+//! nothing.
 //!
-//! Group commits, publishing, verdicts, claims and acknowledgements come with their points: what has
-//! to name an [`Effect`] can't be written without one. Provider calls, webhooks and what else goes
-//! out go through [`perform`].
+//! Group commits, publishing, verdicts, releases, leases, claims, sweeps and acknowledgements require an
+//! [`Effect`] by type. Provider calls, webhooks and other calls go through [`perform`].
 
 use std::fmt;
 
-/// `variant: stage, name` for each effect: a new one is in [`Effect::ALL`], and in the walk over all
-/// crash points, by being written down.
+/// `variant: stage, name` for each effect. The macro adds each effect to [`Effect::ALL`], and so to the walk
+/// over all crash points.
 macro_rules! effects {
     ($($(#[$doc:meta])* $variant:ident: $stage:literal, $name:literal;)*) => {
-        /// Something that a stage does to the world outside of its process.
+        /// An effect of a stage outside its process.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Effect {
             $($(#[$doc])* $variant,)*
         }
 
         impl Effect {
-            /// All of them, in the order of an order's way.
+            /// All effects, in the order of an order's path.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The binary that does it.
+            /// The binary that runs the effect.
             pub const fn stage(self) -> &'static str {
                 match self { $(Self::$variant => $stage,)* }
             }
 
-            /// What it does, as in `FAILPOINTS`.
+            /// The name of the effect, as in `FAILPOINTS`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
@@ -38,81 +37,80 @@ macro_rules! effects {
 effects! {
     /// The group commit that stores orders.
     CommitOrders: "ingress", "commit-orders";
-    /// Jobs are published.
+    /// The publication of jobs.
     PublishJobs: "ingress", "publish-jobs";
     /// The transaction that refuses an order as a whole.
     CommitRefusal: "ingress", "commit-refusal";
-    /// The 201 on its way into the socket.
+    /// The write of the response to the socket.
     Answer: "ingress", "answer";
-    /// Releases of answered orders are sent to a provisioner.
+    /// The send of releases of answered orders to a provisioner.
     SendReleases: "ingress", "send-releases";
 
-    /// The acknowledgement of a message of jobs, whose rows wait for a slot.
+    /// The acknowledgement of a message of jobs, whose rows wait for slots.
     AckJob: "provisioner", "ack-job";
-    /// Placements that jobs name are claimed, and their attempts recorded.
+    /// The claim of placements that jobs name, which records their attempts.
     ClaimJobs: "provisioner", "claim-jobs";
-    /// Placements without an outcome get their due rows.
+    /// The sweep that gives due rows to placements without an outcome.
     SweepJobs: "provisioner", "sweep-jobs";
-    /// Due placements are leased.
+    /// The lease of due placements.
     LeaseDueJobs: "provisioner", "lease-due-jobs";
-    /// Due placements are claimed.
+    /// The claim of due placements.
     ClaimDueJobs: "provisioner", "claim-due-jobs";
     /// The purchase.
     Place: "provisioner", "place";
-    /// The look-up of a purchase by our key.
+    /// The look-up of a purchase by its placement id.
     Find: "provisioner", "find";
     /// The request for a purchase's profiles.
     Collect: "provisioner", "collect";
-    /// A placement is due sooner, because the provider called back.
+    /// A placement becomes due earlier, because the provider called back.
     CommitHint: "provisioner", "commit-hint";
-    /// A provider's breaker is opened or closed.
+    /// The record that a provider's breaker opens or closes.
     CommitHealth: "provisioner", "commit-health";
-    /// One placement is let through an open breaker.
+    /// The claim of one placement through an open breaker, as a probe.
     CommitProbe: "provisioner", "commit-probe";
-    /// The group commit of attempts' outcomes.
+    /// The group commit of outcomes.
     CommitOutcomes: "provisioner", "commit-outcomes";
-    /// Verdicts are sent to an ingress.
+    /// The send of verdicts to an ingress.
     SendVerdicts: "provisioner", "send-verdicts";
-    /// Readiness events are published.
+    /// The publication of readiness events.
     PublishReady: "provisioner", "publish-ready";
-    /// An unreadable job is put aside.
+    /// The move of an unreadable job to the dead messages.
     BuryJob: "provisioner", "bury-job";
 
-    /// The acknowledgement of a readiness event, whose rows wait for a slot.
+    /// The acknowledgement of a readiness event, whose rows wait for slots.
     AckReady: "notifier", "ack-ready";
-    /// Deliveries that readiness events name are read.
+    /// The read of deliveries that readiness events name.
     ClaimReady: "notifier", "claim-ready";
-    /// Deliveries without an outcome get their due rows.
+    /// The sweep that gives due rows to deliveries without an outcome.
     SweepReady: "notifier", "sweep-ready";
-    /// Due deliveries are leased.
+    /// The lease of due deliveries.
     LeaseDueReady: "notifier", "lease-due-ready";
-    /// Due deliveries are read.
+    /// The read of due deliveries.
     ClaimDueReady: "notifier", "claim-due-ready";
     /// The webhook.
     Webhook: "notifier", "webhook";
-    /// The group commit of attempts to deliver.
+    /// The group commit of delivery attempts.
     CommitAttempts: "notifier", "commit-attempts";
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint: "notifier", "commit-no-endpoint";
-    /// An unreadable readiness event is put aside.
+    /// The move of an unreadable readiness event to the dead messages.
     BuryReady: "notifier", "bury-ready";
 }
 
 /// The side of an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Side {
-    /// Nothing of it has happened.
+    /// The effect has not happened.
     Before,
-    /// It has happened, and this process is the only one that knows what came of it.
+    /// The effect has happened, and only this process knows its result.
     After,
 }
 
-/// A place where a process can be made to die. Shown as `publish-job.after`.
+/// A point where a process can be made to die. Shown as `publish-jobs.after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
-    /// Of what.
     pub effect: Effect,
-    /// Of it.
+    /// Before or after the effect.
     pub side: Side,
 }
 
@@ -135,30 +133,20 @@ impl fmt::Display for Point {
     }
 }
 
-/// Does `effect`, with its two points around it.
+/// Runs `effect` between its two points.
 pub async fn perform<F: Future>(effect: Effect, act: F) -> F::Output {
-    before(effect);
-    let output = act.await;
-    after(effect);
-    output
-}
-
-/// For effects that are more than one future; [`after`] must follow.
-pub(crate) fn before(effect: Effect) {
     reach(effect, Side::Before);
-}
-
-/// See [`before`].
-pub(crate) fn after(effect: Effect) {
+    let output = act.await;
     reach(effect, Side::After);
+    output
 }
 
 #[cfg(not(feature = "failpoints"))]
 #[inline]
 fn reach(_: Effect, _: Side) {}
 
-/// `FAILPOINTS` says what happens at which point, as the crate `fail` reads it: `place.after=return`
-/// kills the process there, `place.after=2*off->return` at the third time. `sleep(ms)` stalls it.
+/// `FAILPOINTS` assigns actions to points, in the syntax of the crate `fail`: `place.after=return` kills the
+/// process there, `place.after=2*off->return` at the third time. `sleep(ms)` stalls it.
 #[cfg(feature = "failpoints")]
 fn reach(effect: Effect, side: Side) {
     use std::sync::LazyLock;
@@ -174,11 +162,11 @@ fn reach(effect: Effect, side: Side) {
     LazyLock::force(&CONFIGURED);
     let point = Point { effect, side }.to_string();
     let died = fail::eval(&point, |_| {
-        // As `kill -9` would: nothing is flushed, closed or dropped.
+        // Like `kill -9`: nothing is flushed, closed or dropped.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
     });
     if let Some(Err(error)) = died {
-        tracing::error!(point, %error, "could not die");
+        tracing::error!(point, %error, "cannot kill the process");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Group commit: many tasks hand in one item each and wait; one writer takes whatever has queued
-//! while its last write ran and writes it in one go. No timer: alone, an item waits for nobody.
+//! Group commit: many tasks queue one item each and wait. One writer writes everything that queued during its
+//! last write at once. There is no timer: a single item is written immediately.
 
 use std::{
     pin::pin,
@@ -20,17 +20,17 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
-/// Writes batches of items. What it returns matches the items one to one.
+/// Writes batches of items. The results match the items one to one.
 pub trait Writer: Send + Sync + 'static {
-    /// What a write is.
+    /// The effect of a write.
     const EFFECT: Effect;
-    /// What it does to which table, for its span.
+    /// Operation and table of a write, for its span.
     const STATEMENT: (&'static str, &'static str);
-    /// What is written.
+    /// A queued item.
     type Item: Send + Sync + 'static;
-    /// What is known of an item afterwards.
+    /// The result of one item.
     type Output: Send + 'static;
-    /// Why it wasn't written.
+    /// The error of a failed write.
     type Error: Clone + Send + 'static;
 
     /// Writes all items or none.
@@ -39,23 +39,24 @@ pub trait Writer: Send + Sync + 'static {
         items: &[Self::Item],
     ) -> impl Future<Output = Result<Vec<Self::Output>, Self::Error>> + Send;
 
-    /// Whether one item may be at fault, so that the others are worth writing without it.
+    /// Whether one item may have caused the error, so that writing the others alone is worth a try.
     fn one_is_at_fault(error: &Self::Error) -> bool;
 }
 
 type Entry<W> = (Slot<<W as Writer>::Item>, oneshot::Sender<Written<W>>);
 
-/// An item in the queue. Whoever takes it out decides: the writer writes it, the caller drops it.
+/// An item in the queue. Either the writer takes it out and writes it, or the caller takes it out and drops
+/// it.
 type Slot<T> = Arc<Mutex<Option<T>>>;
 
 fn take<T>(slot: &Slot<T>) -> Option<T> {
     slot.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// What became of an item, and how many were written with it.
+/// The result of an item, and the number of items written with it.
 type Written<W> = (Result<<W as Writer>::Output, <W as Writer>::Error>, usize);
 
-/// The way to the writer. Clones lead to the same one.
+/// A handle to the writer. Clones share the writer.
 pub struct GroupCommit<W: Writer> {
     queue: mpsc::Sender<Entry<W>>,
 }
@@ -69,22 +70,22 @@ impl<W: Writer> Clone for GroupCommit<W> {
 }
 
 impl<W: Writer> GroupCommit<W> {
-    /// Starts the writer, which ends with the last clone. `most` bounds a batch, and with it what may
-    /// wait. If the writer panics, the process stops with an error.
+    /// Starts the writer, which ends when the last clone is dropped. `most` limits a batch and the queue. If
+    /// the writer panics, the process stops with an error.
     pub fn start(writer: W, most: usize, shutdown: &Shutdown) -> Self {
         let (queue, entries) = mpsc::channel(most * 4);
         shutdown.supervise(W::EFFECT.name(), run(writer, entries, most));
         Self { queue }
     }
 
-    /// Writes one item together with whatever else is waiting.
+    /// Writes one item together with everything else in the queue.
     pub async fn write(&self, item: W::Item) -> Result<Result<W::Output, W::Error>, Closed> {
         let written = self.write_unless(item, std::future::pending()).await?;
         written.ok_or(Closed)
     }
 
-    /// Like [`GroupCommit::write`], but takes the item back out of the queue when `given_up` ends before
-    /// its batch is formed. Then nothing was or will be written, and the result is `None`.
+    /// Like [`GroupCommit::write`], but takes the item out of the queue if `given_up` ends before its batch
+    /// is formed. The result is then `None`, and the item is never written.
     pub async fn write_unless(
         &self,
         item: W::Item,
@@ -128,7 +129,7 @@ async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, most: 
         let results = write_batch(&writer, &items).await;
         let together = items.len();
         for (answer, result) in answers.into_iter().zip(results) {
-            // Whoever handed it in may have gone; it is written all the same.
+            // The caller may be gone; the item is written anyway.
             let _ = answer.send((result, together));
         }
     }

@@ -1,5 +1,5 @@
-//! The answer's handshake on the wire: verdicts from provisioners to the ingress that waits, releases
-//! back. Core NATS, batched; both are hints, and PostgreSQL decides.
+//! The messages of the answer's handshake: verdicts from a provisioner to the ingress that waits, and releases
+//! back. They travel in batches over core NATS. Both are hints; PostgreSQL decides.
 
 use std::sync::Arc;
 
@@ -14,10 +14,10 @@ use crate::{
     publish::parcels,
 };
 
-/// The most hints of one send.
+/// The most hints of one send, over all of its messages.
 const BATCH: usize = 1024;
 
-/// A verdict on its way to the ingress that waits at `to` (the job's `verdict_to`).
+/// A verdict for the ingress that waits at `to`, the job's `verdict_to`.
 pub struct Hint {
     /// The subject of the ingress.
     pub to: Arc<str>,
@@ -25,7 +25,7 @@ pub struct Hint {
     pub verdict: Verdict,
 }
 
-/// A placement whose webhooks may go out, for the provisioner at `to` (the verdicts' `release_to`).
+/// A placement whose webhooks may go out, for the provisioner at `to`, the verdicts' `release_to`.
 pub struct Release {
     /// The subject of the provisioner.
     pub to: Arc<str>,
@@ -34,7 +34,7 @@ pub struct Release {
 }
 
 impl Nats {
-    /// Starts the sender of verdicts; releases come back to the provisioner named `instance`.
+    /// Starts the sender of verdicts. Releases come back to the provisioner `instance`.
     pub fn verdicts(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Hint> {
         let nats = self.clone();
         let release_to = self.release_subject(instance);
@@ -76,15 +76,15 @@ impl Nats {
         )
     }
 
-    /// Sends one message to one process. `what` names the family of subjects: a message that would go
-    /// anywhere else is not sent, because its address came in a message.
+    /// Sends one message to one process. The address came in a message, so it must belong to the family of
+    /// subjects `what`; otherwise nothing is sent.
     async fn send(&self, effect: Effect, what: &'static str, to: &str, message: &impl Serialize) {
         let ours = to
             .strip_prefix(self.prefix())
             .and_then(|rest| rest.strip_prefix(what))
             .is_some_and(|rest| rest.starts_with('.'));
         if !ours {
-            tracing::warn!(subject = to, "not sent: no address of ours");
+            tracing::warn!(subject = to, "not sent: the address is none of the pipeline's");
             return;
         }
         if !self.is_connected() {
@@ -95,7 +95,7 @@ impl Nats {
         };
         let sending = async {
             if let Err(error) = self.client().publish(to.to_owned(), payload.into()).await {
-                tracing::warn!(subject = to, %error, "a hint was not sent");
+                tracing::warn!(subject = to, %error, "cannot send a hint");
             }
             #[cfg(feature = "failpoints")]
             self.send_now().await;
@@ -103,7 +103,7 @@ impl Nats {
         perform(effect, sending).await;
     }
 
-    /// Takes what comes on a subject until NATS takes the subscription away, which is an error.
+    /// Passes the messages of a subject to `take`. Returns an error when the subscription ends.
     pub async fn listen<M: DeserializeOwned>(
         &self,
         subject: String,
@@ -115,7 +115,7 @@ impl Nats {
         while let Some(message) = messages.next().await {
             match serde_json::from_slice(&message.payload) {
                 Ok(read) => take(read),
-                Err(error) => tracing::warn!(subject, %error, "unreadable hint"),
+                Err(error) => tracing::warn!(subject, %error, "ignored an unreadable hint"),
             }
         }
         anyhow::bail!("the subscription to {subject} ended")

@@ -1,8 +1,8 @@
-//! How work moves between the stages: streams and subjects, payloads, publishing, the loop that
-//! claims, acts, records and acknowledges, and the trace that runs through all of it.
+//! Work between the stages: streams and subjects, payloads, publishing in batches, the worker loop (wait in a
+//! lane, claim, act, record), the answer's handshake, and the trace through all of it.
 //!
-//! JetStream only makes things happen sooner. PostgreSQL is the truth: each stage also takes up its
-//! overdue rows by itself, so a message that is lost, repeated or late changes nothing.
+//! PostgreSQL is the truth; JetStream only makes work start sooner. Each stage also sweeps for unfinished
+//! rows and redrives its due rows, so a lost, repeated or late message changes nothing.
 
 pub mod batcher;
 pub mod effect;

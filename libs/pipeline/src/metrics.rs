@@ -1,4 +1,4 @@
-//! What the loop of every stage shows of itself: work under way, and how much waits in JetStream.
+//! Metrics of every stage's loop: rows in flight, and messages that wait in JetStream.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -14,10 +14,10 @@ use runtime::Shutdown;
 
 use crate::Nats;
 
-/// How often JetStream is asked.
+/// The interval between two reads of JetStream's state.
 const PERIOD: Duration = Duration::from_secs(5);
 
-/// The rows that a stage works on.
+/// Metrics of the rows that a stage works on.
 #[derive(Clone)]
 pub(crate) struct Jobs {
     in_flight: UpDownCounter<i64>,
@@ -30,13 +30,13 @@ pub(crate) struct Jobs {
     due: Arc<[KeyValue]>,
 }
 
-/// A row under way; it isn't any more when this is dropped.
+/// A row in flight, until this is dropped.
 pub(crate) struct UnderWay {
     jobs: Jobs,
     overdue: bool,
 }
 
-/// What due rows are counted by: the stage, and the provider if the stage has several.
+/// The attributes of due rows: the stage, and the provider if the stage has several.
 fn due_of(stage: &'static str, provider: Option<String>) -> Arc<[KeyValue]> {
     let provider = provider.map(|provider| KeyValue::new("provider", provider));
     std::iter::once(KeyValue::new("stage", stage))
@@ -44,21 +44,21 @@ fn due_of(stage: &'static str, provider: Option<String>) -> Arc<[KeyValue]> {
         .collect()
 }
 
-/// The rows that are due in PostgreSQL.
+/// The metric of the rows that are due in PostgreSQL.
 #[derive(Clone)]
 pub struct DueRows(Gauge<u64>, &'static str);
 
 impl DueRows {
-    /// Of a stage.
+    /// The metric for a stage.
     pub fn new(stage: &'static str) -> Self {
         let gauge = global::meter("pipeline")
             .u64_gauge("esim.due.rows")
-            .with_description("Rows that are due in PostgreSQL, counted up to a bound")
+            .with_description("Rows that are due in PostgreSQL, counted up to a limit")
             .build();
         Self(gauge, stage)
     }
 
-    /// Shows how many are due.
+    /// Records the number of due rows.
     pub fn show(&self, provider: Option<String>, rows: u64) {
         self.0.record(rows, &due_of(self.1, provider));
     }
@@ -135,7 +135,7 @@ impl Drop for UnderWay {
     }
 }
 
-/// A stream to be watched, with those of its consumers that are this process's.
+/// A stream to watch, with this process's consumers.
 #[derive(Clone, Debug)]
 pub struct Watched {
     /// The stream, without prefix.
@@ -144,7 +144,7 @@ pub struct Watched {
     pub consumers: Vec<String>,
 }
 
-/// What JetStream said last. Empty while it says nothing: an old number would look like a new one.
+/// The last state that JetStream reported. Empty during an outage: an old number would look current.
 #[derive(Default)]
 struct Seen {
     messages: Vec<(u64, [KeyValue; 1])>,
@@ -152,7 +152,7 @@ struct Seen {
     ack_pending: Vec<(u64, [KeyValue; 2])>,
 }
 
-/// Shows how much waits in streams, until the soft stop.
+/// Reports the number of waiting messages per stream, until the soft stop.
 pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> anyhow::Result<()> {
     let seen = Arc::new(Mutex::new(Seen::default()));
     show(&seen);
@@ -170,7 +170,7 @@ async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
         return seen;
     }
     for Watched { stream, consumers } in watched {
-        // One that is missing is made by who needs it.
+        // The publisher or consumer creates a missing stream.
         let Ok(found) = nats.context.get_stream(nats.stream_name(stream)).await else {
             continue;
         };
@@ -212,7 +212,7 @@ fn show(seen: &Arc<Mutex<Seen>>) {
     let with = lock(seen);
     meter
         .u64_observable_gauge("esim.consumer.pending")
-        .with_description("Messages that a consumer has not been given yet")
+        .with_description("Messages that are not delivered to a consumer yet")
         .with_callback(move |gauge| {
             with(&mut |seen| {
                 seen.pending
@@ -224,7 +224,7 @@ fn show(seen: &Arc<Mutex<Seen>>) {
     let with = lock(seen);
     meter
         .u64_observable_gauge("esim.consumer.ack_pending")
-        .with_description("Messages that a consumer was given and has not acknowledged yet")
+        .with_description("Messages that are delivered to a consumer and not acknowledged yet")
         .with_callback(move |gauge| {
             with(&mut |seen| {
                 seen.ack_pending

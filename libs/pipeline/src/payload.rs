@@ -1,28 +1,28 @@
-//! What travels in JetStream and between stages: ids and trace context, never credentials. Tagged
-//! and versioned; an old variant stays until no stream can hold it any more.
+//! Messages in JetStream and between stages: ids and trace context, never credentials. They are tagged and
+//! versioned; an old variant stays until no stream can hold it.
 
 use domain::{OrderId, PartnerId, PlacementId, TopupId};
 use serde::{Deserialize, Serialize};
 
-/// The most rows that one message names: one replica can run at least this many at once.
+/// The most rows in one message: one replica can run at least this many at once.
 pub const MOST: usize = 32;
 
 /// Placements wait to be bought. Subject `topup.job.<provider>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupJob {
-    /// One placement. Still read, never sent.
+    /// The first version: one placement. Still read, never sent.
     #[serde(rename = "topup.job.v1")]
     V1 {
         /// The placement to buy.
         placement_id: PlacementId,
     },
-    /// The placements of one commit, at most [`MOST`].
+    /// The placements of one group commit, at most [`MOST`].
     #[serde(rename = "topup.job.v2")]
     V2 {
         /// The placements to buy.
         placements: Vec<JobPlacement>,
-        /// The subject on which an ingress waits for [`Verdicts`]; absent once the orders are answered.
+        /// The subject on which an ingress waits for [`Verdicts`]; `None` if the orders are already answered.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         verdict_to: Option<String>,
     },
@@ -35,7 +35,7 @@ pub struct JobPlacement {
     pub placement_id: PlacementId,
     /// The partner that ordered it.
     pub partner_id: PartnerId,
-    /// The lane it is bought in.
+    /// The lane of the purchase.
     pub lane: String,
 }
 
@@ -43,16 +43,16 @@ pub struct JobPlacement {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum TopupReady {
-    /// One topup. Still read, never sent.
+    /// The first version: one topup. Still read, never sent.
     #[serde(rename = "topup.ready.v1")]
     V1 {
-        /// The topup.
+        /// The ready topup.
         topup_id: TopupId,
     },
     /// At most [`MOST`] topups.
     #[serde(rename = "topup.ready.v2")]
     V2 {
-        /// The topups.
+        /// The ready topups.
         topups: Vec<ReadyTopup>,
     },
 }
@@ -60,17 +60,17 @@ pub enum TopupReady {
 /// One topup of a readiness event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyTopup {
-    /// The topup.
+    /// The ready topup.
     pub topup_id: TopupId,
     /// The partner that ordered it.
     pub partner_id: PartnerId,
 }
 
-/// Hints to an ingress that orders may be answered: core NATS, subject `topup.verdict.<ingress>`.
+/// Verdicts for an ingress that waits: core NATS, subject `topup.verdict.<ingress>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Verdicts {
-    /// The verdicts of one settlement batch for one ingress.
+    /// The verdicts of one batch of outcomes for one ingress.
     #[serde(rename = "verdicts.v2")]
     V2 {
         /// The subject on which the provisioner waits for [`Releases`].
@@ -80,36 +80,36 @@ pub enum Verdicts {
     },
 }
 
-/// What the provider said of a placement. A hint: the answer rests on what PostgreSQL holds.
+/// The verdict on a placement. A hint: the answer rests on PostgreSQL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// The order that waits.
+    /// The order whose partner waits.
     pub order_id: OrderId,
-    /// The placement.
+    /// The placement of the verdict.
     pub placement_id: PlacementId,
-    /// What the provider said.
+    /// The content of the verdict.
     pub said: Said,
 }
 
-/// What a provider said, as far as the answer to the partner depends on it.
+/// The content of a verdict, as far as the partner's response depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// It has the purchase.
+    /// The provider has the purchase.
     Placed,
-    /// It may have the purchase, or is asked again later.
+    /// The provider may have the purchase, or another attempt follows.
     UnderWay,
-    /// It refused the purchase.
+    /// The provider rejected the purchase.
     Refused,
-    /// It certainly never got the request.
+    /// The request certainly never reached the provider.
     NotSent,
 }
 
-/// Tells a provisioner that answers have left: core NATS, subject `topup.release.<provisioner>`.
+/// Releases for a provisioner: core NATS, subject `topup.release.<provisioner>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Releases {
-    /// Webhooks of these placements may go out.
+    /// The webhooks of these placements may go out.
     #[serde(rename = "releases.v2")]
     V2 {
         /// The placements whose orders are answered, or never will be.
@@ -117,8 +117,7 @@ pub enum Releases {
     },
 }
 
-/// What a provisioner can promise for a provider, broadcast each second.
-/// Subject `topup.heartbeat.<provider>`.
+/// A provisioner's estimate for a provider, broadcast each second. Subject `topup.heartbeat.<provider>`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type")]
 pub enum Heartbeat {
@@ -127,23 +126,23 @@ pub enum Heartbeat {
     V1 {
         /// The provider.
         provider: String,
-        /// The provisioner that sends it; absent before version 2 of jobs.
+        /// The provisioner that sends it; empty before version 2 of jobs.
         #[serde(default)]
         instance: String,
-        /// How long a job published now will take until its verdict, in milliseconds.
+        /// The expected time from a job's publication to its verdict, in milliseconds.
         verdict_ms: u64,
-        /// Lanes in which it takes longer.
+        /// The lanes in which it takes longer.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         lanes: Vec<LanePromise>,
     },
 }
 
-/// How long a job of one lane takes until its verdict.
+/// A provisioner's estimate for one lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LanePromise {
     /// The lane.
     pub lane: String,
-    /// In milliseconds.
+    /// The expected time from a job's publication to its verdict, in milliseconds.
     pub verdict_ms: u64,
 }
 

@@ -1,5 +1,5 @@
-//! Publishing: never in the way of an order. A message that can't be published is dropped, because its
-//! rows are in PostgreSQL and redrive finds them.
+//! Publishing never blocks an order. A message that cannot be published is dropped: its rows are in
+//! PostgreSQL, and redrive picks them up.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -22,24 +22,24 @@ use crate::{
     trace,
 };
 
-/// How often unpublished messages are logged: with NATS in trouble that is each of them.
+/// The interval between log lines about unpublished messages: while NATS is down, every publish fails.
 const LOG_EVERY: Duration = Duration::from_secs(10);
 /// The most rows of one send, over all of its messages.
 const BATCH: usize = 1024;
 
-/// A placement that waits to be bought.
+/// A placement to announce.
 pub struct Job {
     /// The provider that sells it.
     pub provider: String,
     /// The placement.
     pub placement: JobPlacement,
-    /// An ingress waits for its verdict, on its own subject.
+    /// Whether an ingress waits for its verdict.
     pub waits: bool,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
 }
 
-/// A topup that has its profile.
+/// A ready topup to announce.
 pub struct Ready {
     /// The topup.
     pub topup: ReadyTopup,
@@ -47,7 +47,7 @@ pub struct Ready {
     pub traceparent: Option<String>,
 }
 
-/// What wasn't published, and wasn't logged either.
+/// Unpublished messages since the last log line.
 #[derive(Default)]
 pub(crate) struct Unpublished(Mutex<(Option<Instant>, u64)>);
 
@@ -59,7 +59,7 @@ impl Unpublished {
             *others += 1;
             return;
         }
-        tracing::warn!(subject, %error, others = *others, "not published; redrive finds the rows");
+        tracing::warn!(subject, %error, others = *others, "not published; redrive will pick the rows up");
         *state = (Some(Instant::now()), 0);
     }
 }
@@ -78,8 +78,8 @@ pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> V
 }
 
 impl Nats {
-    /// Starts the publisher of jobs. `instance` names the ingress, whose subject goes with the jobs that
-    /// wait for a verdict.
+    /// Starts the publisher of jobs. `instance` names the ingress; jobs that wait for a verdict carry its
+    /// subject.
     pub fn jobs(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Job> {
         let nats = self.clone();
         let verdict_to = self.verdict_subject(instance);
@@ -127,7 +127,7 @@ impl Nats {
         })
     }
 
-    /// Publishes messages together, and waits until the stream has them.
+    /// Publishes messages together, and waits until the stream has stored them.
     async fn publish_all<M: Serialize>(
         &self,
         effect: Effect,
@@ -142,8 +142,9 @@ impl Nats {
         join_all(publishing).await;
     }
 
-    /// Publishes a message on a stream's subject, and waits until the stream has it. A stream that is
-    /// missing is made, and the message sent once more. A failure is logged: the rows are redriven.
+    /// Publishes a message on a stream's subject, and waits until the stream has stored it. If the stream is
+    /// missing, it is created and the message sent once more. A failure is only logged: redrive picks the
+    /// rows up.
     pub async fn publish(
         &self,
         effect: Effect,
@@ -152,7 +153,7 @@ impl Nats {
         traceparent: Option<String>,
     ) {
         if !self.is_connected() {
-            tracing::debug!(subject, "not published: NATS is away");
+            tracing::debug!(subject, "not published: NATS is disconnected");
             return;
         }
         let published = async {
@@ -169,7 +170,7 @@ impl Nats {
         }
     }
 
-    /// Returns once the stream has the message.
+    /// Returns once the stream has stored the message.
     async fn store(&self, subject: &str, message: PublishMessage) -> anyhow::Result<()> {
         let sent = self
             .context
@@ -188,7 +189,8 @@ impl Nats {
         Ok(())
     }
 
-    /// Keeps a message that no handler can read, with the reason; returns once the stream has it.
+    /// Moves an unreadable message to the dead messages, with the reason; returns once the stream has stored
+    /// it.
     pub(crate) async fn bury(
         &self,
         kind: &str,

@@ -1,4 +1,4 @@
-//! The streams and consumers, made where they are missing, and the connection to them.
+//! The streams and consumers, created where missing, and the connection to NATS.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,25 +21,25 @@ use tokio_util::task::TaskTracker;
 use crate::publish::Unpublished;
 
 const MIB: i64 = 1024 * 1024;
-/// The most bytes of a stream of work.
+/// The most bytes of a stream of jobs or readiness events.
 const WORK_BYTES: i64 = 1024 * MIB;
-/// How long the end of a process may wait for what is still queued.
+/// The longest time that a flush may take at the end of a process.
 const FLUSH: Duration = Duration::from_secs(2);
-/// Hints older than this are dropped: their rows have been due for long.
+/// Older messages are dropped: their rows have been due for long.
 const MAX_AGE: Duration = Duration::from_mins(10);
-/// The most messages of one provider, so that one which is not served leaves room for the others.
+/// The most messages of one provider, so that an unserved provider leaves room for the others.
 const MAX_JOBS: i64 = 10_000;
-/// The largest message that a stream takes; ours have at most some 5 KiB.
+/// The largest message that a stream accepts; messages have at most some 5 KiB.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
-/// Where JetStream is and how its streams are made.
+/// The address of NATS, and the settings of its streams.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "NATS")]
 pub struct NatsConfig {
-    /// Where NATS is, e.g. `nats://user:password@host:4222`; several separated by commas
+    /// Address of NATS, e.g. `nats://user:password@host:4222`; several separated by commas
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
     pub nats_url: SecretString,
-    /// Put before the names of streams and subjects, so that several systems can share a server
+    /// Prefix of stream and subject names, so that several systems can share a server
     #[arg(long, env = "STREAM_PREFIX", default_value = "", value_parser = prefix)]
     pub stream_prefix: String,
     /// Copies of each stream; 3 in a cluster of three servers
@@ -74,16 +74,16 @@ fn tell(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
-            tracing::warn!("NATS is away; what it would have told is worked on when it is due");
+            tracing::warn!("NATS is disconnected; nothing is published, redrive picks the rows up");
         }
-        Event::ServerError(error) => tracing::warn!(%error, "NATS refuses something"),
-        // Each attempt to connect again is one.
+        Event::ServerError(error) => tracing::warn!(%error, "NATS reports an error"),
+        // Emitted for each failed attempt to reconnect.
         Event::ClientError(error) => tracing::debug!(%error, "no connection to NATS"),
-        event => tracing::info!(%event, "nats"),
+        event => tracing::info!(%event, "NATS connection event"),
     }
 }
 
-/// A connection to NATS with the names of everything on it. Cheap to clone.
+/// A connection to NATS, with the names of streams and subjects. Cheap to clone.
 #[derive(Clone)]
 pub struct Nats {
     client: Client,
@@ -95,8 +95,8 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Connects; when NATS isn't there yet, goes on trying in the background. `name` is what the
-    /// server shows for this connection.
+    /// Connects; if NATS is down, it keeps trying in the background. `name` is the connection's name on the
+    /// server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url
@@ -130,25 +130,24 @@ impl Nats {
         })
     }
 
-    /// The connection, for what isn't JetStream.
+    /// The connection for core NATS.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Whether a message would go out now. While it wouldn't, nothing is queued for later: whatever
-    /// it would announce is in PostgreSQL.
+    /// Whether NATS is connected. If not, messages are dropped, not queued: redrive picks the rows up.
     pub fn is_connected(&self) -> bool {
         self.client.connection_state() == State::Connected
     }
 
-    /// Waits until messages would go out, looking several times a second.
+    /// Waits until NATS is connected, polling several times a second.
     pub async fn connected(&self) {
         while !self.is_connected() {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// Sends what is still queued, here and in batchers. The last thing before a process ends.
+    /// Sends messages that are buffered here and in batchers. Called last before a process ends.
     pub async fn flush(&self) {
         if self.is_connected() {
             self.unsent.close();
@@ -160,7 +159,7 @@ impl Nats {
         }
     }
 
-    /// Sends what the connection still holds, so that what a failpoint follows has happened.
+    /// Sends what the connection has buffered, so that an effect has happened before its failpoint.
     #[cfg(feature = "failpoints")]
     pub(crate) async fn send_now(&self) {
         let _ = tokio::time::timeout(FLUSH, self.client.flush()).await;
@@ -176,12 +175,12 @@ impl Nats {
         format!("{}topup.ready.batch", self.config.stream_prefix)
     }
 
-    /// The subjects of all readiness events, of every version.
+    /// The subjects of the readiness events of all versions.
     pub fn ready_subjects(&self) -> String {
         format!("{}topup.ready.>", self.config.stream_prefix)
     }
 
-    /// The subject of what no handler could read, by the kind of message it should have been.
+    /// The subject of dead messages, by the kind of message.
     pub fn dead_subject(&self, kind: &str) -> String {
         format!("{}topup.dead.{kind}", self.config.stream_prefix)
     }
@@ -201,7 +200,7 @@ impl Nats {
         format!("{}topup.heartbeat.{provider}", self.config.stream_prefix)
     }
 
-    /// What precedes each name on this server.
+    /// The prefix of all names.
     pub(crate) fn prefix(&self) -> &str {
         &self.config.stream_prefix
     }
@@ -211,7 +210,7 @@ impl Nats {
         format!("{}{base}", self.config.stream_prefix)
     }
 
-    /// Makes the streams that are missing, and bounds those that an earlier version made.
+    /// Creates missing streams, and sets the limits of streams that an earlier version created.
     pub async fn ensure_streams(&self) -> anyhow::Result<()> {
         let work = |base: &str, subject: String| Config {
             name: self.stream_name(base),
@@ -261,7 +260,7 @@ impl Nats {
     async fn ensure_stream(&self, config: Config) -> Result<(), CreateStreamError> {
         let stream = self.context.get_or_create_stream(config.clone()).await?;
         let found = &stream.cached_info().config;
-        // What an operator has changed is left alone.
+        // A stream that an operator changed is left alone.
         if found.max_age.is_zero() && found.max_bytes == WORK_BYTES {
             let bounded = Config {
                 max_age: config.max_age,
@@ -270,12 +269,12 @@ impl Nats {
                 ..found.clone()
             };
             self.context.update_stream(bounded).await?;
-            tracing::info!(stream = config.name, "an older stream has its bounds now");
+            tracing::info!(stream = config.name, "set the limits of an older stream");
         }
         Ok(())
     }
 
-    /// The durable consumer `name` of a stream, and what it needs, made where missing.
+    /// The durable consumer of a source, created with its streams where missing.
     pub(crate) async fn consumer(&self, source: &Source) -> anyhow::Result<PullConsumer> {
         self.ensure_streams().await?;
         self.context
@@ -296,7 +295,7 @@ impl Nats {
     }
 }
 
-/// There are fewer servers than copies of a stream are asked for: nothing gets better by itself.
+/// The cluster has fewer servers than `STREAM_REPLICAS`; a retry does not help.
 #[derive(Debug)]
 pub(crate) struct TooFewServers(u8);
 
@@ -322,15 +321,15 @@ fn has_too_few_servers(error: &CreateStreamError) -> bool {
     .contains(&error.error_code())
 }
 
-/// Where a stage's messages come from.
+/// The source of a stage's messages.
 #[derive(Clone, Debug)]
 pub struct Source {
     /// The stream, without prefix.
     pub stream: &'static str,
     /// The consumer's durable name; replicas share it.
     pub durable: String,
-    /// Which of the stream's subjects.
+    /// The filter on the stream's subjects.
     pub subject: String,
-    /// After this time an unacknowledged message comes again: more than a handler may take.
+    /// The time until an unacknowledged message is redelivered: longer than a stage takes to accept it.
     pub ack_wait: Duration,
 }

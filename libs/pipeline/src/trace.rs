@@ -1,5 +1,5 @@
-//! One trace from the partner's POST to the webhook: its W3C context is stored with the order and
-//! travels in NATS headers and HTTP requests.
+//! One trace from the partner's POST to the webhook: its W3C context is stored with the order and travels in
+//! NATS headers and HTTP requests.
 
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use runtime::trace::parse;
@@ -7,9 +7,9 @@ pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent}
 use tracing::{Span, debug_span, field::Empty, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// Connects the span of working on a row with the span that led to it, which the message names or else
-/// the row: by a link, and as its child as long as the work `belongs` to that trace. A message of several
-/// orders is a trace of its own, and only linked.
+/// Connects the span of a row's work with the span that caused it, named by the message or else by the row.
+/// The connection is a link; if the work `belongs` to that trace, the span also becomes its child. A message
+/// about several orders has its own trace, and is only linked.
 pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bool) {
     let trace = |context: &str| parse(context).map(|context| context.trace_id());
     let of_row = |message: &&str| row.is_none_or(|row| trace(row) == trace(message));
@@ -19,8 +19,8 @@ pub fn follow(span: &Span, message: Option<&str>, row: Option<&str>, belongs: bo
     link(span, message.or(row));
 }
 
-/// Connects a batch's span with the spans of what is in it: a child of theirs where they are all of one
-/// trace, otherwise a trace of its own, linked to each.
+/// Connects a batch's span with the spans of its items. If all items share one trace, the batch's span is a
+/// child in it; otherwise it starts a new trace and links to each.
 pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str>>) {
     let contexts: Vec<SpanContext> = traceparents.flatten().filter_map(parse).collect();
     let mut rest = contexts.as_slice();
@@ -36,8 +36,7 @@ pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str
     }
 }
 
-/// The span of publishing the rows of these orders on a stream, linked to each order. The message carries
-/// its context.
+/// The span of publishing the rows of these orders, linked to each order; the message carries its context.
 pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
     if !is_recorded() {
         return Span::none();
@@ -57,7 +56,7 @@ pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
     span
 }
 
-/// The span of accepting what a pull brought, with the messages' contexts. A detail: it carries nothing on.
+/// The span of accepting the messages of a pull, with their contexts. Nothing carries its context on.
 pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, contexts: &[String]) -> Span {
     if !is_recorded() {
         return Span::none();
@@ -78,7 +77,7 @@ pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, con
     span
 }
 
-/// The span of a statement that commits. A detail: it carries nothing on.
+/// The span of a statement that commits. Nothing carries its context on.
 pub fn statement(operation: &'static str, table: &'static str) -> Span {
     if !is_recorded() {
         return Span::none();
@@ -95,9 +94,9 @@ pub fn statement(operation: &'static str, table: &'static str) -> Span {
     )
 }
 
-/// Notes on the span of a statement how many rows it was about, and whether it failed.
+/// Records on a statement's span the number of rows and whether it failed.
 pub fn executed(span: &Span, rows: usize, failed: bool) {
-    // The conventions speak of a batch from two on.
+    // In the semantic conventions, a batch has at least two items.
     if rows > 1 {
         span.record("db.operation.batch.size", rows);
     }

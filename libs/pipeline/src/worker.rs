@@ -1,8 +1,8 @@
-//! The loop of a stage. Tickets come from two sides, messages and due rows; they wait for slots in
+//! The loop of a stage. Tickets have two sources: messages and due rows. They wait for slots in
 //! [lanes](crate::lanes), are claimed in batches, and run.
 //!
-//! A message is acknowledged once its tickets wait: its rows are in PostgreSQL, and the sweep finds those
-//! that never finish. Nothing here publishes on behalf of a stage or changes a row: that is [`Stage`]'s.
+//! A message is acknowledged once its tickets wait or are left to redrive: its rows are in PostgreSQL, and
+//! the sweep finds those that never finish. Only the [`Stage`] publishes messages and changes rows.
 
 use std::{
     collections::HashMap,
@@ -33,36 +33,36 @@ use crate::{
 /// How long one pull stays open, and the most messages it brings.
 const PULL: Duration = Duration::from_secs(3);
 const PULL_MOST: usize = 64;
-/// How long a message waits to be delivered again when `TOPUP_DEAD` was away.
+/// The delay before the redelivery of an unreadable message that `TOPUP_DEAD` did not store.
 const RETRY: Duration = Duration::from_secs(1);
-/// The wait between failing pulls: first, and at most.
+/// The delay before the next pull after a failed one: the first delay, and the longest.
 const PULL_AGAIN: Duration = Duration::from_millis(500);
 const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
-/// How often it is logged that no messages come.
+/// The interval between log lines about missing messages.
 const LOG_EVERY: Duration = Duration::from_mins(1);
-/// How often due rows are looked for: while there are none, and at most.
+/// The interval between two looks for due rows: while none are due, and the shortest.
 const REDRIVE: Duration = Duration::from_millis(500);
 const REDRIVE_MOST: Duration = Duration::from_millis(5);
 /// The most due rows of one look.
 const DUE: usize = 256;
-/// For how long a claim is retried; then its rows are left to redrive.
+/// The time for which a claim is retried, and the delay before a retry. Then its rows are left to redrive.
 const CLAIM: Duration = Duration::from_secs(5);
 const CLAIM_AGAIN: Duration = Duration::from_millis(200);
-/// How long a stop lets tickets that wait get their slots; then they are left to redrive.
+/// The time for which a stop still gives slots to waiting tickets. Then they are left to redrive.
 const DRAIN: Duration = Duration::from_secs(2);
-/// How often rows are looked for whose first lease ended without an outcome.
+/// The interval between two sweeps.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// What a stage and its statements are called.
+/// The names of a stage and of its effects.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
-    /// The program, in metrics.
+    /// The name of the stage in metrics.
     pub stage: &'static str,
-    /// The kind of message, in dead letters.
+    /// The name of the kind of message for dead messages.
     pub kind: &'static str,
-    /// Operation and table of the claim of rows that messages name, in spans.
+    /// Operation and table of the statement that claims the rows of messages, for its span.
     pub claims: (&'static str, &'static str),
-    /// The claim of rows that messages name.
+    /// The claim of the rows of messages.
     pub claim: Effect,
     /// The lease of due rows.
     pub lease_due: Effect,
@@ -70,43 +70,45 @@ pub struct Names {
     pub claim_due: Effect,
     /// The acknowledgement of a message.
     pub acknowledge: Effect,
-    /// Putting an unreadable message aside.
+    /// The move of an unreadable message to the dead messages.
     pub bury: Effect,
 }
 
 /// One stage of the pipeline.
 pub trait Stage: Send + Sync + 'static {
-    /// What it is called.
+    /// The names of the stage.
     const NAMES: Names;
-    /// A message.
+    /// The content of a message.
     type Message: DeserializeOwned + Send;
     /// Identifies a row.
     type Id: Clone + Eq + Hash + Send + Sync + 'static;
-    /// What a message says to all of its rows.
+    /// The content of a message for all of its rows.
     type Hint: Send + Sync + 'static;
-    /// A claimed row: this process alone works on it until its lease ends.
+    /// A claimed row, which only this process works on until its lease ends.
     type Work: Send + 'static;
 
-    /// The rows that a message names, and what it says to all of them.
+    /// The rows of a message, and its content for all of them.
     fn open(&self, message: Self::Message) -> (Vec<Ticket<Self::Id>>, Self::Hint);
-    /// How many slots a lane may hold now; 0 while its breaker is open. Called often, with a lock held.
+    /// The number of slots that a lane may hold now; 0 while its breaker is open. Called often, with a lock
+    /// held.
     fn most(&self, _lane: &str) -> usize {
         usize::MAX
     }
     /// Looks for due rows; changes nothing.
     fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
-    /// Leases due rows; returns those that this process got.
+    /// Leases due rows; returns those whose lease this process got.
     fn lease(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<Vec<Self::Id>>> + Send;
-    /// Claims rows that messages named or, if `overdue`, that this process has leased. Returns those that
-    /// still need something.
+    /// Claims the rows of messages or, if `overdue`, due rows that this process has leased. Returns those
+    /// that still need work.
     fn claim(
         &self,
         rows: &[Self::Id],
         overdue: bool,
     ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
-    /// Identifies a claimed row.
+    /// The id of a claimed row.
     fn id(work: &Self::Work) -> &Self::Id;
     /// Acts, records and publishes. The slot is returned when it is dropped, at the latest at the end.
+    /// Returns when the row needs nothing more before it is next due.
     fn run(
         self: Arc<Self>,
         work: Self::Work,
@@ -120,13 +122,13 @@ pub trait Stage: Send + Sync + 'static {
 pub struct Ticket<Id> {
     /// The row.
     pub id: Id,
-    /// What it may fail together with; empty if that is not known.
+    /// The lane: rows that may fail together. Empty if it is not known.
     pub lane: Arc<str>,
-    /// Whose it is.
+    /// The partner of the row.
     pub partner: PartnerId,
 }
 
-/// Where a look for due rows begins and how much it may return.
+/// The limits of a look for due rows, and where it begins.
 #[derive(Clone, Debug)]
 pub struct Look {
     /// The most rows.
@@ -137,7 +139,7 @@ pub struct Look {
     pub after: Option<(String, PartnerId)>,
 }
 
-/// What a look for due rows found.
+/// The result of a look for due rows.
 #[derive(Clone, Debug)]
 pub struct Found<Id> {
     /// The rows, none of them leased.
@@ -146,12 +148,12 @@ pub struct Found<Id> {
     pub after: Option<(String, PartnerId)>,
 }
 
-/// What made a stage take a row up.
+/// The reason why a stage claimed a row.
 #[derive(Debug)]
 pub struct Trigger<Hint> {
-    /// The message; none when the row was due.
+    /// The message; `None` if the row was due.
     pub message: Option<Arc<Received<Hint>>>,
-    /// When this process set about claiming it; never later than the claim's commit.
+    /// When this process started the claim; never later than the claim's commit.
     pub claimed: Instant,
 }
 
@@ -162,22 +164,22 @@ impl<Hint> Trigger<Hint> {
     }
 }
 
-/// A message, apart from the rows that it names.
+/// A message without its rows.
 #[derive(Debug)]
 pub struct Received<Hint> {
-    /// What it says to all of its rows.
+    /// The content for all of its rows.
     pub hint: Hint,
-    /// Its trace context.
+    /// The message's trace context.
     pub traceparent: Option<String>,
 }
 
-/// What [`start`] needs beside the stage.
+/// The settings of [`start`].
 pub struct Settings {
-    /// Where messages come from; without it only due rows are worked on.
+    /// The source of messages; `None`: the stage works on due rows only.
     pub source: Option<Source>,
-    /// How much runs at once.
+    /// The limits of the lanes.
     pub limits: Limits,
-    /// The provider whose rows these are, in metrics.
+    /// The provider of the rows, for metrics; `None` if the stage has no provider.
     pub provider: Option<String>,
 }
 
@@ -202,9 +204,9 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
     shutdown.spawn("redrive loop", worker.redrive());
 }
 
-/// Runs `sweep` once a second until the soft stop, at once again where it says that more is left. It
-/// gives due rows to rows whose first lease ended without an outcome, and returns how many, and whether
-/// more are left.
+/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` gives
+/// due rows to rows whose first lease ended without an outcome. It returns their number, and whether more are
+/// left.
 pub async fn sweep<F, Sweeping>(
     stage: &'static str,
     effect: Effect,
@@ -227,7 +229,7 @@ where
                     }
                 }
                 Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "cannot sweep");
+                    tracing::warn!(error = format!("{error:#}"), "cannot sweep; trying again");
                     break;
                 }
             }
@@ -236,7 +238,7 @@ where
     Ok(())
 }
 
-/// How long nothing could be pulled, and what was logged of it.
+/// The duration of an outage of pulls, and the log lines about it.
 #[derive(Default)]
 struct Outage {
     failures: u32,
@@ -252,7 +254,7 @@ impl Outage {
         }
     }
 
-    /// One failure is what a lost stream or a restarted server costs. What comes again lasts.
+    /// A lost stream or a restarted server costs one failure. A second failure means an outage.
     fn failed(&mut self, consumer: &str, error: &anyhow::Error) {
         self.failures = self.failures.saturating_add(1);
         self.began.get_or_insert_with(Instant::now);
@@ -266,7 +268,7 @@ impl Outage {
                 consumer,
                 error,
                 failures = self.failures,
-                "no messages come from NATS; redrive still finds due rows, later"
+                "no messages come from NATS; redrive picks the rows up when they are due"
             );
         }
     }
@@ -292,7 +294,7 @@ struct Worker<S: Stage> {
     /// The most due rows of one lane and partner in one look.
     per_lane: usize,
     jobs: Jobs,
-    /// Cancelled once no more messages are taken.
+    /// Cancelled once no more messages are pulled.
     pulled: CancellationToken,
     shutdown: Shutdown,
 }
@@ -311,7 +313,7 @@ impl<S: Stage> Worker<S> {
                 () = stop.cancelled() => break,
                 () = self.nats.connected() => {}
             }
-            // Whatever was wrong, streams and consumer are made again where they are missing.
+            // After any error, missing streams and consumers are created again.
             if let Err(error) = self.pull_until_broken(&source, &mut outage).await {
                 outage.failed(&source.durable, &error);
             }
@@ -354,7 +356,7 @@ impl<S: Stage> Worker<S> {
                 }
             }
             if stop.is_cancelled() {
-                // What came with the pull and was not accepted goes to another replica at once.
+                // Messages of the pull that were not accepted go to another replica at once.
                 while let Some(Some(chunk)) = chunks.next().now_or_never() {
                     for message in chunk.into_iter().flatten() {
                         self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
@@ -366,7 +368,7 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Lets the rows that messages name wait for slots, then acknowledges the messages.
+    /// Offers the rows of messages to the lanes, then acknowledges the messages.
     async fn take(&self, source: &Source, messages: Vec<Message>) {
         let mut ackers = Vec::with_capacity(messages.len());
         let mut tickets = Vec::with_capacity(messages.len());
@@ -403,7 +405,7 @@ impl<S: Stage> Worker<S> {
         accepting.instrument(span).await;
     }
 
-    /// Claims tickets that got their slots, and runs them.
+    /// Claims the tickets that got slots, and starts the work.
     async fn claims(self: Arc<Self>, class: Class) -> anyhow::Result<()> {
         let mut ended = pin!(self.ended());
         loop {
@@ -414,7 +416,7 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Returns once the stage stops and nothing waits any more, or for too long.
+    /// Returns once the stage stops and no ticket waits, or [`DRAIN`] has passed.
     async fn ended(&self) {
         self.shutdown.soft().cancelled().await;
         self.pulled.cancelled().await;
@@ -460,7 +462,7 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// The span of the statement that claims rows, with the contexts of the messages that named them.
+    /// The span of the statement that claims rows, with the contexts of their messages.
     fn claim_span(granted: &[(Option<Arc<Received<S::Hint>>>, Slot)]) -> Span {
         let (operation, table) = S::NAMES.claims;
         let span = trace::statement(operation, table);
@@ -476,7 +478,7 @@ impl<S: Stage> Worker<S> {
         span
     }
 
-    /// Retries for a while: the database may only be away for a moment. `None`: left to redrive.
+    /// Claims rows, with retries for a short outage of the database. `None`: the rows are left to redrive.
     async fn claim_rows(&self, rows: &[S::Id], overdue: bool) -> Option<Vec<S::Work>> {
         let effect = if overdue {
             S::NAMES.claim_due
@@ -503,10 +505,11 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Puts an unreadable message aside. It is acknowledged only once the dead-letter stream has it.
+    /// Moves an unreadable message to the dead messages. It is acknowledged only once the stream has stored
+    /// it.
     async fn bury(&self, message: Message, reason: &str) {
         let (message, acker) = message.split();
-        // Rare, and too large to be part of every batch's future.
+        // Boxed, because it is rare and would enlarge every batch's future.
         let buried = Box::pin(self.nats.bury(S::NAMES.kind, &message, reason));
         match perform(S::NAMES.bury, buried).await {
             Ok(()) => {
@@ -516,7 +519,7 @@ impl<S: Stage> Worker<S> {
             Err(error) => {
                 tracing::warn!(
                     error = format!("{error:#}"),
-                    "cannot reach TOPUP_DEAD; the message comes again"
+                    "cannot reach TOPUP_DEAD; the message will be redelivered"
                 );
                 self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
             }
@@ -525,7 +528,7 @@ impl<S: Stage> Worker<S> {
 
     async fn acknowledge(&self, acker: &Acker, kind: AckKind) {
         let acknowledged = async {
-            // Without it the message comes again, and its rows are claimed once all the same.
+            // Without the acknowledgement, the message is redelivered; its rows are claimed only once.
             if let Err(error) = acker.ack_with(kind).await {
                 tracing::debug!(%error, "a message was not acknowledged");
             }
@@ -550,7 +553,10 @@ impl<S: Stage> Worker<S> {
             let leased = match self.lease_due(&mut after).await {
                 Ok(leased) => leased,
                 Err(error) => {
-                    tracing::warn!(error = format!("{error:#}"), "cannot look for due rows");
+                    tracing::warn!(
+                        error = format!("{error:#}"),
+                        "cannot lease due rows; trying again"
+                    );
                     after = None;
                     0
                 }
@@ -561,7 +567,7 @@ impl<S: Stage> Worker<S> {
                 REDRIVE_MOST
             };
             if leased > 0 && after.is_none() {
-                // More may be due in the same lanes, once what was leased has its slots.
+                // More rows of the same lanes may be due. The next look waits until one of them is drained.
                 tokio::select! {
                     () = stop.cancelled() => return Ok(()),
                     () = self.lanes.drained() => {}
@@ -571,7 +577,8 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Looks for due rows of lanes in which none wait yet, and lets those that it can lease wait.
+    /// Looks for due rows whose queue has no waiting due rows, leases them and offers them to the lanes.
+    /// Returns the number of leased rows.
     async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<usize> {
         let look = Look {
             limit: DUE,

@@ -6,17 +6,17 @@ use clap::{Args, Parser, ValueEnum, error::ErrorKind};
 
 use crate::{healthcheck, version};
 
-/// What every process of the pipeline can be told.
+/// Settings of every service.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Process")]
 pub struct CommonConfig {
-    /// What is logged: a level, or directives such as `info,ingress=debug`
+    /// Log level, or directives such as `info,ingress=debug`
     #[arg(long, env = "LOG", default_value = "info")]
     pub log: String,
-    /// How it is logged; `auto` is text on a terminal and JSON elsewhere
+    /// Log format; `auto` is text on a terminal and JSON elsewhere
     #[arg(long, env = "LOG_FORMAT", value_enum, default_value_t = LogFormat::Auto)]
     pub log_format: LogFormat,
-    /// How long a stop may take: what is in flight is finished until then
+    /// How long a stop may take to finish the work in flight
     #[arg(long, env = "SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "25s")]
     pub shutdown_timeout: Duration,
 }
@@ -36,16 +36,16 @@ impl Default for CommonConfig {
 pub enum LogFormat {
     /// Text on a terminal, JSON elsewhere.
     Auto,
-    /// For people.
+    /// One line of text per event.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// The longest duration that can be set: sums of such ones still fit every clock.
+/// The longest duration of a setting. Sums of a few of them fit every clock.
 const LONGEST: Duration = Duration::from_hours(365 * 24);
 
-/// Like [`duration`], for what can't be 0.
+/// Like [`duration`], but not 0.
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
     duration(text).and_then(|duration| {
         if duration.is_zero() {
@@ -73,13 +73,13 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// A setting can't be used. A service that fails with this error ends with one line on standard
-/// error and exit status 2, like one that clap refuses.
+/// An invalid setting. A service that fails with this error ends with one line on standard error and exit
+/// status 2, as for an argument that clap refuses.
 #[derive(Debug)]
 pub struct BadSetting(String);
 
 impl BadSetting {
-    /// Says which setting, and why.
+    /// An error whose `reason` names the setting.
     pub fn error(reason: impl std::fmt::Display) -> anyhow::Error {
         anyhow::Error::new(Self(reason.to_string()))
     }
@@ -93,8 +93,8 @@ impl std::fmt::Display for BadSetting {
 
 impl std::error::Error for BadSetting {}
 
-/// Reads the configuration of this process from its arguments and environment. A bad one ends the
-/// process with one line that names the setting, exit status 2. A service's `healthcheck` ends it too.
+/// Reads the configuration from arguments and environment. An invalid one ends the process with one line that
+/// names the setting and exit status 2. The subcommand `healthcheck` runs here and ends the process, too.
 pub fn parse<C: Parser>() -> C {
     match try_parse(std::env::args_os()) {
         Ok(Asked::Run(config)) => config,
@@ -115,7 +115,7 @@ pub fn parse<C: Parser>() -> C {
     }
 }
 
-/// What the arguments ask for.
+/// The arguments, parsed.
 #[derive(Debug)]
 enum Asked<C> {
     Run(C),
@@ -147,12 +147,12 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     })
 }
 
-/// The command line of `C` with what all our programs have.
+/// The command line of `C` with the version and, for services, `healthcheck`.
 fn command<C: Parser>() -> clap::Command {
     healthcheck::offer(C::command().version(version::DESCRIPTION))
 }
 
-/// clap's message without its usage block, folded into one line that also names the variables.
+/// clap's message on one line without the usage block, with the environment variables of the flags it names.
 fn one_line<C: Parser>(error: &clap::Error) -> String {
     let command = C::command();
     let text = error.to_string();

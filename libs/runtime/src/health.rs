@@ -1,5 +1,5 @@
-//! The admin endpoint: `/metrics` in the Prometheus text format; `/livez` answers as long as the process can answer at all; `/readyz`
-//! answers 200 when the service may be given work and 503 naming each reason when not.
+//! The admin endpoint: `/metrics` in the Prometheus text format; `/livez` responds 200 while the process runs;
+//! `/readyz` responds 200 if the service can take work, and 503 with the reasons otherwise.
 
 use std::{
     collections::BTreeMap,
@@ -11,8 +11,7 @@ use axum::{Json, Router, extract::State, http::StatusCode, response::IntoRespons
 
 use crate::{Shutdown, listener};
 
-/// What keeps a service from being ready: a reason for each named part, none when it is well.
-/// Clones are the same state.
+/// The parts of a service that aren't ready, each with a reason. Clones share their state.
 #[derive(Clone)]
 pub struct Readiness {
     missing: Arc<Mutex<BTreeMap<&'static str, String>>>,
@@ -20,7 +19,7 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Not ready until each of `parts` has been reported well.
+    /// Starts with all `parts` not ready.
     pub fn new(shutdown: &Shutdown, parts: &[&'static str]) -> Self {
         let missing = parts
             .iter()
@@ -32,17 +31,17 @@ impl Readiness {
         }
     }
 
-    /// Reports a part as well.
+    /// Marks a part as ready.
     pub fn well(&self, part: &'static str) {
         self.lock().remove(part);
     }
 
-    /// Reports why a part keeps the service from working.
+    /// Marks a part as not ready, with the reason.
     pub fn unwell(&self, part: &'static str, reason: impl Into<String>) {
         self.lock().insert(part, reason.into());
     }
 
-    /// The parts that are not well, with their reasons; empty means ready.
+    /// The parts that aren't ready, with their reasons.
     pub fn missing(&self) -> BTreeMap<&'static str, String> {
         let mut missing = self.lock().clone();
         if self.shutdown.is_stopping() {
@@ -56,8 +55,7 @@ impl Readiness {
     }
 }
 
-/// Serves the admin endpoint until every other tracked task of the service has ended: probes
-/// must get answers during a stop as well, so this task itself is not tracked.
+/// Serves the admin endpoint until the process ends. The task isn't tracked: probes need responses during a stop.
 pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<()> {
     let listener = listener::bind("ADMIN_LISTEN", address).await?;
     crate::process::observe();

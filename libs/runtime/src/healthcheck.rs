@@ -1,8 +1,7 @@
-//! The subcommand `healthcheck`: asks the process beside it for `/readyz`. What a container's health
-//! check runs, in an image that has no shell and no other program.
+//! The subcommand `healthcheck`: requests `/readyz` of the service in the same container. The image has no shell
+//! and no HTTP client.
 //!
-//! Healthy means able to work, as each service's `/readyz` sees it. Ingress is ready without NATS, and
-//! after its start without PostgreSQL too: partners then get the specified answers.
+//! Ingress is ready without NATS and, after its start, without PostgreSQL: partners then get the specified errors.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -14,14 +13,14 @@ use clap::Command;
 
 pub const NAME: &str = "healthcheck";
 
-/// For everything: shorter than a container's health check waits by default.
+/// The deadline of the whole check, below the default timeout of container health checks.
 const DEADLINE: Duration = Duration::from_secs(3);
 const LONGEST_ANSWER: usize = 16 * 1024;
 
-/// The flag that names the port to ask: an id in a service's configuration.
+/// The id of the flag with the admin address, in every service's configuration.
 const PORT: &str = "admin_listen";
 
-/// `command` with the subcommand, if it is that of a service.
+/// Adds the subcommand to the command line of a service; others stay as they are.
 pub fn offer(command: Command) -> Command {
     let Some(port) = command
         .get_arguments()
@@ -33,18 +32,18 @@ pub fn offer(command: Command) -> Command {
     command.subcommand_negates_reqs(true).subcommand(
         Command::new(NAME)
             .about(
-                "Ask the running service for /readyz: exit status 0 if it is ready, 1 and the reason if not",
+                "Request /readyz of the running service: exit status 0 if it is ready, else 1 and the reason",
             )
-            .arg(port.help("Where the service listens")),
+            .arg(port.help("The admin address of the service")),
     )
 }
 
-/// The address that the subcommand's arguments name.
+/// The admin address, if the subcommand was given.
 pub fn address(arguments: &clap::ArgMatches) -> Option<SocketAddr> {
     arguments.try_get_one::<SocketAddr>(PORT).ok().flatten().copied()
 }
 
-/// Asks. `Err` is the reason, in one line.
+/// Requests `/readyz`. `Err` is the reason, on one line.
 pub fn ask(address: SocketAddr) -> Result<String, String> {
     let address = reachable(address);
     let answer = exchange(address).map_err(|error| format!("{address} does not answer: {error}"))?;
@@ -58,7 +57,7 @@ pub fn ask(address: SocketAddr) -> Result<String, String> {
     }
 }
 
-/// A service that listens everywhere is asked on loopback.
+/// The loopback address for a service that listens on all addresses.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),
@@ -72,7 +71,7 @@ fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
     let began = Instant::now();
     let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
     stream.set_write_timeout(Some(DEADLINE))?;
-    // In one piece: who answers the first of several and closes breaks the pipe for the others.
+    // One write: a server that responds and closes early would break the pipe of a second write.
     let request = format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     stream.write_all(request.as_bytes())?;
     let mut answer = Vec::new();
@@ -93,7 +92,7 @@ fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
     Ok(answer)
 }
 
-/// `{"missing": {"database": "why"}}` as `database: why`.
+/// Turns `{"missing": {"database": "why"}}` into `database: why`.
 fn reasons(body: &str) -> String {
     let parsed: serde_json::Value = serde_json::from_str(body).unwrap_or_default();
     let Some(missing) = parsed["missing"].as_object() else {
@@ -112,7 +111,7 @@ mod tests {
 
     use super::*;
 
-    /// One connection that is answered with `answer`.
+    /// Serves one connection with `answer`.
     fn server(answer: &'static str) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

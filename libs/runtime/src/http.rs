@@ -1,5 +1,5 @@
-//! Each request that a server answers, as a span and in the metrics, by its route: its path is shown
-//! only where it can't hold anything.
+//! The span and the metric of each served request, by route. A path with parameters is never shown: it may
+//! hold a secret.
 
 use std::time::Instant;
 
@@ -12,21 +12,21 @@ use tracing::{Span, field, info_span};
 
 use crate::trace::TRACEPARENT;
 
-/// Bounds of the duration of a request, in seconds, as the semantic conventions give them.
+/// Bucket bounds of request durations in seconds, from the semantic conventions.
 const BOUNDS: [f64; 14] = [
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
 ];
 
-/// Requests to one server. Clones are the same ones.
+/// Records the requests of one server. Clones share the instruments.
 #[derive(Clone)]
 pub struct Requests {
     routes: &'static [&'static str],
     duration: Histogram<f64>,
 }
 
-/// A request that is being answered.
+/// A request in flight.
 pub struct Underway {
-    /// What the answer is made in.
+    /// The span around the handler.
     pub span: Span,
     method: &'static str,
     route: Option<&'static str>,
@@ -34,18 +34,18 @@ pub struct Underway {
 }
 
 impl Requests {
-    /// `routes` are all that there are.
+    /// Creates the instruments; `routes` lists all routes of the server.
     pub fn new(routes: &'static [&'static str]) -> Self {
         let duration = global::meter("runtime")
             .f64_histogram("http.server.request.duration")
             .with_unit("s")
             .with_boundaries(BOUNDS.into())
-            .with_description("How long requests took, until the head of the answer")
+            .with_description("Time from a request to the head of its response")
             .build();
         Self { routes, duration }
     }
 
-    /// A request that has come.
+    /// Starts the span of a request.
     pub fn begin(&self, request: &Request) -> Underway {
         let began = Instant::now();
         let method = method(request.method());
@@ -64,6 +64,7 @@ impl Requests {
             url.path = route.filter(|route| !route.contains('{')),
             http.response.status_code = field::Empty,
             error.type = field::Empty,
+            request.id = field::Empty,
             partner.id = field::Empty,
             order.id = field::Empty,
         );
@@ -75,7 +76,7 @@ impl Requests {
         }
     }
 
-    /// It is answered; without status its connection is given up instead.
+    /// Records the response; `None` if the connection closes without one.
     pub fn end(&self, request: &Underway, status: Option<StatusCode>) {
         let span = &request.span;
         let answered = if let Some(status) = status {
@@ -101,12 +102,12 @@ impl Requests {
 
 const NO_ANSWER: &str = "no_answer";
 
-/// The trace context that a request came with, whoever wrote it.
+/// The trace context in a request's header. The client controls its text.
 pub fn traceparent(request: &Request) -> Option<&str> {
     request.headers().get(TRACEPARENT)?.to_str().ok()
 }
 
-/// A method, if it is one that HTTP defines.
+/// The method's name, `_OTHER` for one that HTTP doesn't define.
 fn method(method: &Method) -> &'static str {
     const KNOWN: [&str; 9] = [
         "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",

@@ -1,17 +1,17 @@
-//! What every service of the pipeline needs to run: configuration, telemetry, a clock, a
-//! lifecycle of two stops, and the admin endpoint that tells whether the process is well.
+//! The frame of every service: configuration, telemetry, clock, lifecycle and admin endpoint.
 //!
-//! A service's `main.rs` is one call of [`main`]; its `run` is what tests start.
+//! A service's `main.rs` is one call of [`main`]; tests call its `run`.
 
 pub mod clock;
 pub mod config;
 pub mod health;
-pub mod healthcheck;
+mod healthcheck;
 pub mod http;
 pub mod lifecycle;
 pub mod listener;
 pub mod metrics;
 mod process;
+pub mod sampler;
 pub mod telemetry;
 pub mod trace;
 pub mod version;
@@ -24,11 +24,10 @@ use std::process::ExitCode;
 /// Exit status of a process that refuses its configuration.
 const BAD_CONFIGURATION: u8 = 2;
 
-/// Runs a service: reads its configuration, starts telemetry, runs until a signal or a failure,
-/// stops softly, then hard, flushes telemetry.
+/// Runs a service until a signal or a failure: configuration, telemetry, `run`, soft stop, hard stop, flush.
 ///
-/// Exit status 0 after a clean stop, 1 after a failure (logged once), 2 for a bad configuration
-/// (one line on standard error).
+/// Exit status: 0 after a clean stop, 1 after a failure (logged once), 2 for an invalid configuration (one line on
+/// standard error).
 pub fn main<C, F, R>(service: &'static str, run: F) -> ExitCode
 where
     C: clap::Parser + AsRef<CommonConfig>,
@@ -44,7 +43,7 @@ where
             return ExitCode::from(BAD_CONFIGURATION);
         }
     };
-    // reqwest and async-nats take the process's provider; a second installation is the same one.
+    // reqwest and async-nats use the process's provider. It may be installed already, by telemetry.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,5 +1,5 @@
-//! One lifecycle for every service: a soft stop (take nothing new, finish what is in flight), then
-//! a hard stop at a deadline. A task of ours that dies stops the process with a failure.
+//! The lifecycle of a service: a soft stop takes no new work and finishes the work in flight, a hard stop follows
+//! at a deadline. A task that ends unexpectedly stops the process with a failure.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,7 +13,7 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// Tells a service to stop, and keeps track of its tasks. Clones are the same lifecycle.
+/// The stop signal and the tasks of a service. Clones share their state.
 #[derive(Clone, Default)]
 pub struct Shutdown {
     soft: CancellationToken,
@@ -22,12 +22,12 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// A lifecycle that has not been told to stop.
+    /// A running lifecycle without tasks.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Cancelled when the service shall take nothing new and finish what is in flight.
+    /// Cancelled when the soft stop begins.
     pub fn soft(&self) -> CancellationToken {
         self.soft.clone()
     }
@@ -42,13 +42,13 @@ impl Shutdown {
         self.soft.is_cancelled()
     }
 
-    /// Tracks short tasks (one order, one delivery): the stop waits for them.
+    /// Tracks short tasks, such as one order or one delivery. The soft stop waits for them.
     pub fn tracker(&self) -> &TaskTracker {
         &self.tracker
     }
 
-    /// Runs a task that lives as long as the service. If it fails or panics, or ends although
-    /// nobody asked for a stop, the service stops with that failure.
+    /// Runs a task that lives as long as the service. If it fails, panics or ends before a stop, the service stops
+    /// with that failure.
     pub fn spawn<F>(&self, name: &'static str, task: F)
     where
         F: Future<Output = anyhow::Result<()>> + Send + 'static,
@@ -65,8 +65,8 @@ impl Shutdown {
         });
     }
 
-    /// Runs a task that serves others until they have all gone; the stop does not wait for it. If it
-    /// panics, the service stops with that failure.
+    /// Runs a task that serves other tasks until the last of them has ended; the soft stop does not wait for it. If
+    /// it panics, the service stops with that failure.
     pub fn supervise<F>(&self, name: &'static str, task: F)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -89,7 +89,7 @@ impl Shutdown {
         self.stop();
     }
 
-    /// For what is done at once and then once a period, until the soft stop.
+    /// Ticks at once and then once per period, until the soft stop.
     pub fn ticks(&self, period: Duration) -> Ticks {
         let mut interval = tokio::time::interval(period);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -99,7 +99,7 @@ impl Shutdown {
         }
     }
 
-    /// Waits until every tracked task has ended, and returns the first failure among them.
+    /// Waits for the end of all tracked tasks and returns the first failure.
     pub async fn finished(&self) -> anyhow::Result<()> {
         self.tracker.close();
         self.tracker.wait().await;
@@ -110,7 +110,7 @@ impl Shutdown {
     }
 }
 
-/// Once a period, see [`Shutdown::ticks`].
+/// The ticks of [`Shutdown::ticks`].
 #[derive(Debug)]
 pub struct Ticks {
     interval: Interval,
@@ -118,7 +118,7 @@ pub struct Ticks {
 }
 
 impl Ticks {
-    /// Waits for the next one; false when the soft stop has begun.
+    /// Waits for the next tick. `false`: the soft stop has begun.
     pub async fn next(&mut self) -> bool {
         tokio::select! {
             biased;
@@ -128,8 +128,8 @@ impl Ticks {
     }
 }
 
-/// Runs `service` until it ends, SIGTERM or SIGINT begin the soft stop, and `timeout` after that
-/// the hard stop: what still runs is abandoned and reported as a failure.
+/// Runs `service` until it ends. SIGTERM or SIGINT begin the soft stop. `timeout` later the hard stop drops the
+/// work in flight and returns a failure.
 pub(crate) async fn supervise(
     shutdown: &Shutdown,
     timeout: Duration,
@@ -140,7 +140,7 @@ pub(crate) async fn supervise(
     let whole = async {
         let result = service.await;
         shutdown.stop();
-        // The first cause counts: a service often fails because a task of its own died.
+        // A task's failure comes first: it is often the cause of the service's.
         shutdown.finished().await.and(result)
     };
     let deadline = async {
@@ -152,12 +152,12 @@ pub(crate) async fn supervise(
     for _ in 0..3 {
         tokio::select! {
             result = &mut whole => return result,
-            () = &mut deadline => bail!("the stop took longer than SHUTDOWN_TIMEOUT ({timeout:?}); gave up what was in flight"),
-            _ = terminate.recv() => tracing::info!("SIGTERM: finishing what is in flight"),
-            _ = interrupt.recv() => tracing::info!("SIGINT: finishing what is in flight"),
+            () = &mut deadline => bail!("the stop took longer than SHUTDOWN_TIMEOUT ({timeout:?}); the work in flight was dropped"),
+            _ = terminate.recv() => tracing::info!("SIGTERM: finishing the work in flight"),
+            _ = interrupt.recv() => tracing::info!("SIGINT: finishing the work in flight"),
         }
         if shutdown.is_stopping() {
-            tracing::info!("stopping already; a third signal ends the process at once");
+            tracing::info!("already stopping; a third signal ends the process at once");
         }
         shutdown.stop();
     }

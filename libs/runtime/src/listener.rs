@@ -1,24 +1,178 @@
-//! The sockets that services listen on.
+//! The sockets that services listen on, and the limits of their connections.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use anyhow::Context;
-use tokio::net::{TcpListener, TcpStream};
+use opentelemetry::{KeyValue, global, metrics::Counter};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
 
-use crate::Shutdown;
+use crate::{Shutdown, sampler::Sampler};
 
-/// How long no connection is accepted after one could not be.
+/// The pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
+/// The maximum number of refused connections that stay open until their client has read the refusal.
+const REFUSED: usize = 64;
+/// How long such a connection stays open.
+const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// Binds `address`, or says which setting to change.
+/// Binds `address`. The error names the setting to change.
 pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address)
         .await
         .with_context(|| format!("cannot listen on {setting}={address}"))
 }
 
-/// Serves each connection in a task that the stop waits for, until the soft stop. No connection that was
-/// made by then is reset.
+/// The connection limits of a listener.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// From all sources.
+    pub all: usize,
+    /// From one source: an IPv4 address, or an IPv6 network of 64 bits.
+    pub per_source: usize,
+}
+
+/// The open connections of one listener.
+#[derive(Debug)]
+pub struct Connections {
+    bounds: Bounds,
+    /// The response to a refused connection.
+    refusal: &'static [u8],
+    open: Mutex<Open>,
+    refused: Counter<u64>,
+    refused_held: Semaphore,
+    log: Sampler,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    all: usize,
+    by_source: HashMap<IpAddr, usize>,
+}
+
+/// One open connection among [`Connections`]. Dropping it frees its place.
+#[derive(Debug)]
+struct Place {
+    connections: Arc<Connections>,
+    source: IpAddr,
+}
+
+impl Connections {
+    /// Creates the counter. A connection beyond `bounds` gets `refusal` and is closed.
+    pub fn new(bounds: Bounds, refusal: &'static [u8]) -> Arc<Self> {
+        let meter = global::meter("runtime");
+        let refused = meter
+            .u64_counter("esim.connections.refused")
+            .with_description("Connections closed at once, by the bound that was reached")
+            .build();
+        for reason in ["all", "source"] {
+            refused.add(0, &[KeyValue::new("reason", reason)]);
+        }
+        let connections = Arc::new(Self {
+            bounds,
+            refusal,
+            open: Mutex::default(),
+            refused,
+            refused_held: Semaphore::new(REFUSED),
+            log: Sampler::new(1),
+        });
+        let observed = Arc::downgrade(&connections);
+        meter
+            .u64_observable_gauge("esim.connections")
+            .with_description("Open connections of clients")
+            .with_callback(move |gauge| {
+                let open = observed.upgrade().map_or(0, |connections| connections.lock().all);
+                gauge.observe(u64::try_from(open).unwrap_or(u64::MAX), &[]);
+            })
+            .build();
+        connections
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a place for a connection; the error is the limit that is reached.
+    fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<Place, &'static str> {
+        let source = source(peer);
+        let mut open = self.lock();
+        let of_source = open.by_source.get(&source).copied().unwrap_or_default();
+        if open.all >= self.bounds.all {
+            return Err("all");
+        }
+        if of_source >= self.bounds.per_source {
+            return Err("source");
+        }
+        open.all += 1;
+        open.by_source.insert(source, of_source + 1);
+        Ok(Place {
+            connections: Arc::clone(self),
+            source,
+        })
+    }
+
+    /// Responds to a connection without a place, and closes it.
+    fn refuse(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr, reason: &'static str) {
+        self.refused.add(1, &[KeyValue::new("reason", reason)]);
+        if let Some(suppressed) = self.log.pass() {
+            tracing::warn!(
+                bound = reason,
+                network.peer.address = %peer.ip(),
+                suppressed,
+                "connection refused: too many are open"
+            );
+        }
+        let connections = Arc::clone(self);
+        tokio::spawn(async move {
+            let Ok(_held) = connections.refused_held.try_acquire() else {
+                return;
+            };
+            // Unread bytes would turn the close into a reset, which discards the response.
+            let answering = async {
+                stream.write_all(connections.refusal).await?;
+                stream.shutdown().await?;
+                let mut unread = [0; 1024];
+                while stream.read(&mut unread).await? > 0 {}
+                std::io::Result::Ok(())
+            };
+            let _ = tokio::time::timeout(REFUSED_FOR, answering).await;
+        });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut open = self.connections.lock();
+        open.all -= 1;
+        if let Some(of_source) = open.by_source.get_mut(&self.source) {
+            *of_source -= 1;
+            if *of_source == 0 {
+                open.by_source.remove(&self.source);
+            }
+        }
+    }
+}
+
+/// One source of connections: an IPv6 client owns at least a network of 64 bits.
+fn source(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(address) => {
+            let [a, b, c, d, ..] = address.segments();
+            Ipv6Addr::new(a, b, c, d, 0, 0, 0, 0).into()
+        }
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
+/// Serves each connection in a tracked task, until the soft stop. Connections that exist then are not reset.
 pub async fn accept<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
@@ -27,6 +181,42 @@ pub async fn accept<F>(
 where
     F: Future<Output = ()> + Send + 'static,
 {
+    accept_each(listener, shutdown, |stream, _| {
+        shutdown.tracker().spawn(serve(stream));
+    })
+    .await
+}
+
+/// Like [`accept`], but refuses connections beyond the limits.
+pub async fn accept_bounded<F>(
+    listener: TcpListener,
+    shutdown: &Shutdown,
+    connections: &Arc<Connections>,
+    serve: impl Fn(TcpStream, SocketAddr) -> F,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    accept_each(listener, shutdown, |stream, peer| {
+        match connections.admit(peer.ip()) {
+            Ok(place) => {
+                let serving = serve(stream, peer);
+                shutdown.tracker().spawn(async move {
+                    serving.await;
+                    drop(place);
+                });
+            }
+            Err(reason) => connections.refuse(stream, peer, reason),
+        }
+    })
+    .await
+}
+
+async fn accept_each(
+    listener: TcpListener,
+    shutdown: &Shutdown,
+    mut serve: impl FnMut(TcpStream, SocketAddr),
+) -> anyhow::Result<()> {
     let stop = shutdown.soft();
     loop {
         let accepted = tokio::select! {
@@ -34,19 +224,73 @@ where
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, _)) => drop(shutdown.tracker().spawn(serve(stream))),
+            Ok((stream, peer)) => serve(stream, peer),
             Err(error) => {
-                // Out of file descriptors, most likely: some connections must end first.
+                // The usual cause is a lack of file descriptors: some connections must end first.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
-    // The kernel has made connections that wait to be accepted; closing the listener would reset them.
+    // The kernel queues connections that wait for an accept; closing the listener would reset them.
     let listener = listener.into_std()?;
-    while let Ok((stream, _)) = listener.accept() {
+    while let Ok((stream, peer)) = listener.accept() {
         stream.set_nonblocking(true)?;
-        shutdown.tracker().spawn(serve(TcpStream::from_std(stream)?));
+        serve(TcpStream::from_std(stream)?, peer);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_bounded_in_all_and_per_source() {
+        let connections = Connections::new(
+            Bounds {
+                all: 3,
+                per_source: 2,
+            },
+            b"",
+        );
+        let admit = |peer: &str| connections.admit(peer.parse().unwrap());
+        let first = admit("192.0.2.1").unwrap();
+        let _second = admit("::ffff:192.0.2.1").unwrap();
+        assert_eq!(admit("192.0.2.1").unwrap_err(), "source");
+        let _third = admit("2001:db8::1").unwrap();
+        assert_eq!(admit("192.0.2.2").unwrap_err(), "all");
+        drop(first);
+        let _fourth = admit("2001:db8::ffff:1").unwrap();
+        assert_eq!(
+            connections.lock().by_source.len(),
+            2,
+            "one network of 64 bits is one source"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_refused_client_reads_the_refusal() {
+        let connections = Connections::new(
+            Bounds {
+                all: 0,
+                per_source: 1,
+            },
+            b"too many",
+        );
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let shutdown = Shutdown::new();
+        shutdown.spawn("server", {
+            let shutdown = shutdown.clone();
+            async move { accept_bounded(listener, &shutdown, &connections, |_, _| async {}).await }
+        });
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(b"a request that is not read").await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        assert_eq!(answer, "too many");
+        shutdown.stop();
+        shutdown.finished().await.unwrap();
+    }
 }

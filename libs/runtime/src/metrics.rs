@@ -1,10 +1,10 @@
-//! The metrics that every service has.
+//! Metrics of every service.
 
 use opentelemetry::{KeyValue, global};
 
 use crate::version;
 
-/// Which version this process is. Lives as long as the process.
+/// Registers the metric with version and commit.
 pub(crate) fn build_info() {
     let build = [
         KeyValue::new("version", version::VERSION),
@@ -12,13 +12,12 @@ pub(crate) fn build_info() {
     ];
     global::meter("runtime")
         .u64_gauge("esim.build.info")
-        .with_description("Which version runs; always 1")
+        .with_description("Version and commit of the process; always 1")
         .build()
         .record(1, &build);
 }
 
-/// Shows a connection pool, of which `look` returns how many connections are open and how many of
-/// those are idle.
+/// Registers the metric of a connection pool. `look` returns the number of open and of idle connections.
 pub fn connections(look: impl Fn() -> (u32, usize) + Send + Sync + 'static) {
     let state = |state: &'static str| [KeyValue::new("state", state)];
     let (idle_state, used_state) = (state("idle"), state("used"));

@@ -1,12 +1,12 @@
-//! What this process takes of its machine, by OpenTelemetry's semantic conventions, and what its
-//! runtime has to do. Read when somebody looks. The former is Linux's to tell, and missing elsewhere.
+//! CPU, memory, files and tasks of this process, by OpenTelemetry's semantic conventions. Read at each scrape. All
+//! but the tasks come from Linux's `/proc` and are missing elsewhere.
 
 use std::fs;
 
 use opentelemetry::{KeyValue, global};
 use tokio::runtime::Handle;
 
-/// Shows it for as long as the process lives.
+/// Registers the metrics.
 pub(crate) fn observe() {
     runtime(&Handle::current());
     if Usage::read().is_some() {
@@ -19,13 +19,13 @@ fn runtime(handle: &Handle) {
     let tasks = handle.metrics();
     meter
         .u64_observable_gauge("tokio.runtime.tasks")
-        .with_description("Tasks that are not finished")
+        .with_description("Unfinished tasks")
         .with_callback(move |gauge| gauge.observe(count(tasks.num_alive_tasks()), &[]))
         .build();
     let queued = handle.metrics();
     meter
         .u64_observable_gauge("tokio.runtime.queued_tasks")
-        .with_description("Tasks that could run and wait in the queue of all threads")
+        .with_description("Runnable tasks in the global queue")
         .with_callback(move |gauge| gauge.observe(count(queued.global_queue_depth()), &[]))
         .build();
 }
@@ -37,7 +37,7 @@ fn usage() {
     meter
         .f64_observable_counter("process.cpu.time")
         .with_unit("s")
-        .with_description("Processor time that was used")
+        .with_description("Processor time used")
         .with_callback(move |counter| {
             if let Some(usage) = Usage::read() {
                 counter.observe(usage.user, &user);
@@ -73,7 +73,7 @@ fn usage() {
         .with_description("Open files and connections")
         .with_callback(|counter| {
             if let Ok(open) = fs::read_dir("/proc/self/fd") {
-                // One of them is the folder.
+                // Reading the folder opens one itself.
                 let open = i64::try_from(open.count()).unwrap_or(i64::MAX);
                 counter.observe(open.saturating_sub(1), &[]);
             }
@@ -102,7 +102,7 @@ impl Usage {
         Self::parse(&fs::read_to_string("/proc/self/stat").ok()?, ticks, page)
     }
 
-    /// `pid (name) state …`, of which a name may hold anything: see `man 5 proc_pid_stat`.
+    /// `pid (name) state …`; the name may hold any character, see `man 5 proc_pid_stat`.
     fn parse(stat: &str, ticks: u32, page: i64) -> Option<Self> {
         /// The number of the first field after the name.
         const STATE: usize = 3;
@@ -149,7 +149,7 @@ mod tests {
     fn this_process_is_read() {
         let before = Usage::read().unwrap();
         assert!(before.threads >= 1 && before.memory > 100_000, "{before:?}");
-        // Until the processor's time has gone on by a tick.
+        // Until the processor time has advanced by a tick.
         let mut after = before;
         while after.user + after.system <= before.user + before.system {
             after = Usage::read().unwrap();

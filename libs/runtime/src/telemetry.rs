@@ -1,6 +1,5 @@
-//! Logs, spans and metrics. Spans always carry W3C trace context, so that one trace runs through the
-//! whole pipeline whether or not somebody records it; they are recorded, and all three are sent over
-//! OTLP, where the standard `OTEL_*` variables ask for it. Nothing here ever waits for a collector.
+//! Logs, spans and metrics. Spans always carry W3C trace context through the pipeline. They are recorded, and all
+//! three are sent over OTLP, if the standard `OTEL_*` variables name an endpoint. Nothing waits for a collector.
 
 mod export;
 mod gate;
@@ -44,10 +43,10 @@ use self::{
 };
 use crate::{CommonConfig, config::LogFormat};
 
-/// How long the end of a process may wait for what is still buffered.
+/// How long the end of the process waits for the flush.
 const FLUSH: Duration = Duration::from_secs(2);
 
-/// What has to be flushed when the process ends.
+/// The providers to flush when the process ends.
 pub struct Telemetry {
     tracer: SdkTracerProvider,
     meter: SdkMeterProvider,
@@ -55,7 +54,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Sends what is still buffered, for a moment. Where nobody takes it, it is lost.
+    /// Sends what is buffered, with a short deadline. Then it is dropped.
     pub fn flush(self) {
         let Self {
             tracer,
@@ -65,7 +64,7 @@ impl Telemetry {
         let (tell, ended) = mpsc::channel();
         let shut_down = |shut_down: Box<dyn FnOnce() -> OTelSdkResult + Send>| {
             let tell = tell.clone();
-            // Each waits for its own exporter; one that hangs must not take the others' time.
+            // Each flush waits for its own exporter: one that hangs must not delay the others.
             thread::spawn(move || {
                 let _ = tell.send(shut_down());
             });
@@ -90,11 +89,10 @@ impl Telemetry {
     }
 }
 
-/// Set once spans may be recorded, or never will be (`None`).
+/// The gate of recorded spans, set by [`start`]; `None` if spans are never recorded.
 static RECORDED: OnceLock<Option<Gate>> = OnceLock::new();
 
-/// Whether spans are recorded now. A process that never started its telemetry is a test with a
-/// subscriber of its own, which records.
+/// Whether spans are recorded now. A process without [`start`] is a test with its own subscriber, which records.
 pub(crate) fn is_recorded() -> bool {
     match RECORDED.get() {
         None => true,
@@ -106,7 +104,7 @@ pub(crate) fn is_recorded() -> bool {
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
     check_filter(&config.log)?;
-    // reqwest, tonic and async-nats take the process's provider; a second installation is the same one.
+    // reqwest, tonic and async-nats use the process's provider. It may be installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
     let resource = Resource::builder_empty()
@@ -128,7 +126,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
             Some(OpenTelemetryTracingBridge::new(logger).with_filter(chosen.and(ours)))
         }
     };
-    // What only tells where time went is there if somebody records it: most spans of an order are.
+    // Most order spans are created only while an exporter is active.
     let detail = if settings.traces.is_some() {
         LevelFilter::DEBUG
     } else {
@@ -166,7 +164,7 @@ fn tracer(
 ) -> anyhow::Result<SdkTracerProvider> {
     let provider = SdkTracerProvider::builder().with_resource(resource.clone());
     let (Some(traces), Some(transport)) = (&settings.traces, transport) else {
-        // Nobody looks at them: they have ids and cost as little as that.
+        // Not exported: they only have ids.
         return Ok(provider.with_sampler(Sampler::AlwaysOff).build());
     };
     let Queue { size, batch, delay } = traces.queue;
@@ -213,7 +211,7 @@ fn logger(
     Ok(Some(provider))
 }
 
-/// Instruments come from `opentelemetry::global::meter`; the admin endpoint shows this registry.
+/// Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
 fn meter(
     settings: &Settings,
     transport: Option<&Transport>,
@@ -252,7 +250,7 @@ where
 }
 
 fn check_filter(log: &str) -> anyhow::Result<()> {
-    // A word that is no level would be taken for a target, and silence everything else.
+    // The filter would read an unknown word as a target and silence everything else.
     let is_filter = |part: &str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
     if let Some(odd) = log.split(',').map(str::trim).find(|part| !is_filter(part)) {
         bail!(
@@ -263,14 +261,13 @@ fn check_filter(log: &str) -> anyhow::Result<()> {
 }
 
 fn filter(log: &str) -> anyhow::Result<EnvFilter> {
-    // OpenTelemetry tells of each batch that fails; what is worth telling of that is told in `export`.
+    // OpenTelemetry logs each failed batch; `export` logs the beginning and the end of an outage.
     EnvFilter::try_new(format!("opentelemetry=off,{log}"))
         .with_context(|| format!("LOG={log:?} is not a log filter such as `info`"))
 }
 
-/// The spans that are recorded. Asked anew for each: where a library only asks whether something would
-/// be logged, as sqlx does, an answer that is remembered for good would be mixed up with the answer to
-/// that, and the next span would be lost.
+/// Selects the spans to record. It is evaluated for each span, without a cached interest: libraries such as sqlx
+/// probe whether a line would be logged, and a cached answer to that would drop the next span.
 fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
     let is_recorded = move |metadata: &Metadata<'_>| is_ours(metadata) && *metadata.level() <= detail;
     let is_wanted = move |metadata: &Metadata<'_>, _: &layer::Context<'_, S>| {
@@ -287,13 +284,13 @@ fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
         .with_max_level_hint(detail)
 }
 
-/// Whether a span is one that we made to be seen. Libraries have spans, too, and say in them what they
-/// like; what is logged is sent as logs, not once more with the spans.
+/// Whether a span is ours. Libraries' spans are not recorded: they may hold anything. Events are sent as logs, not
+/// with the spans.
 fn is_ours(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && metadata.fields().field("otel.kind").is_some()
 }
 
-/// Whether a line is of what sends lines: sending it would make another one.
+/// Whether a log line comes from the exporters: sending it would create another one.
 fn is_transport(metadata: &Metadata<'_>) -> bool {
     const TRANSPORT: [&str; 7] = [
         "opentelemetry",

@@ -1,19 +1,19 @@
-//! W3C trace context in headers, of HTTP and of NATS.
+//! W3C trace context in HTTP and NATS headers.
 
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
-/// The header that carries the context, in NATS messages as in HTTP.
+/// The header of the context, in HTTP and NATS.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Whether spans are recorded now. Where they are not, building them is wasted work, and the context
-/// that came with a request or a row is passed on as it is.
+/// Whether spans are recorded now. If not, no span needs to be created, and the context of a request or a row is
+/// passed on unchanged.
 pub fn is_recorded() -> bool {
     crate::telemetry::is_recorded()
 }
 
-/// The context of a span, as text for a header; none if the span isn't part of a trace.
+/// The header value for a span; `None` if the span isn't part of a trace.
 pub fn context_of(span: &Span) -> Option<String> {
     let context = span.context();
     let span = context.span();
@@ -28,24 +28,23 @@ pub fn context_of(span: &Span) -> Option<String> {
     })
 }
 
-/// Makes `span` a child of the span that a header names. Anything but a valid context is ignored: a
-/// trace must not stop an order.
+/// Makes `span` a child of the span in a header value. An invalid value is ignored: tracing must not stop an order.
 pub fn set_parent(span: &Span, traceparent: Option<&str>) {
     if let Some(parent) = traceparent.and_then(parse) {
         let context = opentelemetry::Context::new().with_remote_span_context(parent);
-        // Fails only where no tracer runs, in tests for example.
+        // Fails only without a tracer, in tests.
         let _ = span.set_parent(context);
     }
 }
 
-/// Links `span` to the span that a header names, without trusting it as a parent.
+/// Links `span` to the span in a header value, without making it the parent.
 pub fn link(span: &Span, traceparent: Option<&str>) {
     if let Some(linked) = traceparent.and_then(parse) {
         span.add_link(linked);
     }
 }
 
-/// Reads a header; none if it isn't a valid context.
+/// Parses a header value; `None` if it is invalid.
 pub fn parse(text: &str) -> Option<SpanContext> {
     let mut parts = text.split('-');
     let (version, trace, span, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

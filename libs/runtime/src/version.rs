@@ -1,11 +1,10 @@
-//! Which version of the program this is.
+//! Version and commit of the program.
 
-/// The version of all our programs.
+/// The version of all programs of the workspace.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The commit that it was built from, with `-dirty` if files differed from it; `None` in a development build
-/// (see `build.rs`).
+/// The commit of the build, with `-dirty` if files differed; `None` in a development build (see `build.rs`).
 pub const COMMIT: Option<&str> = option_env!("BUILD_COMMIT");
 
-/// What `--version` prints after the program's name.
-pub const DESCRIPTION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD"), ")");
+/// The text after the program's name in `--version`.
+pub(crate) const DESCRIPTION: &str = concat!(env!("CARGO_PKG_VERSION"), " (", env!("BUILD"), ")");

@@ -1,10 +1,10 @@
-//! Every signature of the system, and the only user of `hmac` and `subtle`.
+//! All signatures of the system. No other crate uses `hmac` or `subtle`.
 //!
-//! - [`request`]: what a partner puts in `X-Service-Signature`.
-//! - [`webhook`]: what we put in `webhook-signature` (Standard Webhooks).
-//! - [`usimsa`]: what we put in `x-gat-signature` when we call a provider of that protocol.
+//! - [`request`]: `X-Service-Signature` of partners' requests.
+//! - [`webhook`]: `webhook-signature` of our webhooks (Standard Webhooks).
+//! - [`usimsa`]: `x-gat-signature` of our calls to a USIMSA provider.
 //!
-//! All comparisons take the same time wherever the first difference is.
+//! Comparisons take constant time.
 
 pub mod request;
 pub mod usimsa;
@@ -20,35 +20,35 @@ use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use sha2::Sha256;
 use subtle::ConstantTimeEq;
 
-/// Standard Base64 that also takes input without padding: partners paste keys from many tools.
+/// Standard Base64; decoding accepts missing padding, because partners' tools differ.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// A secret isn't usable as a key.
+/// An unusable secret.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidSecret {
     /// The text isn't Base64.
     #[error("the secret is not valid Base64")]
     NotBase64,
-    /// The text decodes to no bytes at all: anybody could sign with that.
+    /// The text decodes to no bytes, so anyone could sign with it.
     #[error("the secret is empty")]
     Empty,
     /// A webhook secret must start with `whsec_`.
     #[error("the webhook secret does not start with whsec_")]
     MissingPrefix,
-    /// A token is part of a URL, and mustn't be guessed.
+    /// A token is part of a URL and must not be guessable.
     #[error("the token is not at least 16 letters, digits, `-` or `_`")]
     NotAToken,
 }
 
-/// The bytes of an HMAC key. Prints as `[REDACTED]`, is wiped when dropped.
+/// An HMAC key. `Debug` prints `[REDACTED]`; dropping it wipes the bytes.
 #[derive(Clone, Debug)]
 pub struct SecretKey(SecretSlice<u8>);
 
 impl SecretKey {
-    /// Takes the decoded bytes of a key.
+    /// Wraps the decoded bytes; they must not be empty.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, InvalidSecret> {
         if bytes.is_empty() {
             return Err(InvalidSecret::Empty);
@@ -56,25 +56,25 @@ impl SecretKey {
         Ok(Self(bytes.into()))
     }
 
-    /// Decodes a key from Base64, the form in which it is handed to partners.
+    /// Decodes the Base64 form that partners get.
     pub fn from_base64(text: &str) -> Result<Self, InvalidSecret> {
         let bytes = BASE64.decode(text.trim()).map_err(|_| InvalidSecret::NotBase64)?;
         Self::from_bytes(bytes)
     }
 
-    /// The key in Base64: a secret, for the one who is to hold it.
+    /// The Base64 form for the partner: a secret.
     pub fn to_base64(&self) -> String {
         BASE64.encode(self.0.expose_secret())
     }
 
-    /// The key's bytes: a secret, for encryption at rest.
+    /// The bytes for encryption at rest: a secret.
     pub fn expose(&self) -> &[u8] {
         self.0.expose_secret()
     }
 
-    /// HMAC-SHA256 over the parts, one after the other.
+    /// HMAC-SHA256 over the concatenated parts.
     fn mac(&self, parts: &[&[u8]]) -> [u8; 32] {
-        // HMAC takes keys of every length, so this never fails; an all-zero result would still deny.
+        // HMAC accepts every key length, so this never fails; an all-zero MAC would still be denied.
         let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(self.0.expose_secret()) else {
             return [0; 32];
         };
@@ -85,12 +85,12 @@ impl SecretKey {
     }
 }
 
-/// A secret that a caller has to know, as part of a URL. Prints as `[REDACTED]`.
+/// A secret in a callback URL. `Debug` prints `[REDACTED]`.
 #[derive(Clone, Debug)]
 pub struct Token(SecretString);
 
 impl Token {
-    /// Takes a text of at least 16 letters, digits, `-` or `_`.
+    /// Checks for at least 16 letters, digits, `-` or `_`.
     pub fn parse(text: &str) -> Result<Self, InvalidSecret> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         if text.len() >= 16 && text.bytes().all(plain) {
@@ -100,7 +100,7 @@ impl Token {
         }
     }
 
-    /// Whether this is what the caller gave.
+    /// Compares in constant time.
     pub fn is(&self, given: &str) -> bool {
         same(self.0.expose_secret().as_bytes(), given.as_bytes())
     }

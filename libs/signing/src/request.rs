@@ -38,7 +38,7 @@ mod tests {
         SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap()
     }
 
-    /// The expected value is openssl's: `printf 'POST\n/api/v1/api_partner/orders\n1700000000\nAK' |
+    /// The expected value comes from openssl: `printf 'POST\n/api/v1/api_partner/orders\n1700000000\nAK' |
     /// openssl dgst -sha256 -hmac secret-key`.
     #[test]
     fn signs_as_openssl_does() {

@@ -34,7 +34,7 @@ pub fn verify(
 mod tests {
     use super::*;
 
-    /// The expected value is openssl's, as in [`crate::request`].
+    /// The expected value comes from openssl, as in [`crate::request`].
     #[test]
     fn signs_as_openssl_does() {
         let secret = SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap();

@@ -11,7 +11,7 @@ const PREFIX: &str = "whsec_";
 pub struct Secret(SecretKey);
 
 impl Secret {
-    /// Takes the decoded bytes of the key.
+    /// Wraps the decoded bytes; they must not be empty.
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Self, InvalidSecret> {
         SecretKey::from_bytes(bytes).map(Self)
     }
@@ -25,12 +25,12 @@ impl Secret {
         SecretKey::from_base64(encoded).map(Self)
     }
 
-    /// The form that is handed to the partner: a secret.
+    /// The `whsec_` form for the partner: a secret.
     pub fn to_text(&self) -> String {
         format!("{PREFIX}{}", self.0.to_base64())
     }
 
-    /// The key's bytes: a secret, for encryption at rest.
+    /// The bytes for encryption at rest: a secret.
     pub fn expose(&self) -> &[u8] {
         self.0.expose()
     }
@@ -44,8 +44,7 @@ impl Secret {
         format!("v1,{}", BASE64.encode(mac))
     }
 
-    /// Whether one of the space-separated signatures of the header is this secret's. The caller
-    /// checks how old the timestamp is.
+    /// Whether one of the header's space-separated signatures is valid. The caller checks the age of the timestamp.
     pub fn verify(&self, id: &str, timestamp: i64, body: &[u8], header: &str) -> bool {
         let expected = self.sign(id, timestamp, body);
         header

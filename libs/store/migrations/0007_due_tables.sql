@@ -126,6 +126,8 @@ BEGIN
     IF NEW.state = 'parked' THEN
         INSERT INTO placement_parked (placement_id, provider) VALUES (NEW.placement_id, NEW.provider)
         ON CONFLICT DO NOTHING;
+    ELSE
+        DELETE FROM placement_parked WHERE placement_id = NEW.placement_id;
     END IF;
     RETURN NULL;
 END

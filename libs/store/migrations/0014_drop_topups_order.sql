@@ -1,4 +1,4 @@
 -- no-transaction
 -- serves: 7
--- contract: narrow tables answer what this index was for, and an index on `state` prevents updates in place
+-- contract: programs of schema 7 find topups by their placement, and each entry of an unused index costs a write
 DROP INDEX CONCURRENTLY IF EXISTS topups_order

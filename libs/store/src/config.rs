@@ -1,4 +1,4 @@
-//! The settings of what touches the database, shared by every binary.
+//! Settings of the database and the master key, shared by all programs.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -11,26 +11,26 @@ use crate::{
     vault::{Vault, VaultError},
 };
 
-/// Where the database is.
+/// The address of the database.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct DatabaseConfig {
-    /// Where PostgreSQL is, e.g. `postgres://user:password@host:5432/database`
+    /// PostgreSQL's URL, e.g. `postgres://user:password@host:5432/database`; not that of a connection pooler
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub database_url: SecretString,
 }
 
-/// The database, and how much of it a service may use.
+/// The database, the connections of a service and their deadline.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct PoolConfig {
-    /// Where it is.
+    /// The address.
     #[command(flatten)]
     pub server: DatabaseConfig,
-    /// The most connections this process opens
+    /// The most connections that this process opens
     #[arg(long, env = "DATABASE_CONNECTIONS", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub database_connections: u32,
-    /// What a statement may take; the server ends it then. Where nothing comes 2 s after that, the
+    /// Longest time of a statement; then the server ends it. If no response arrives within 2 s more, the
     /// connection is closed
     #[arg(long, env = "DATABASE_TIMEOUT", default_value = "8s", value_parser = database_timeout)]
     pub database_timeout: Duration,
@@ -45,22 +45,21 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
     Ok(timeout)
 }
 
-/// Every statement here finds its rows by an index. Statistics of tables that grow from nothing make
-/// the planner believe otherwise, and a cached plan keeps its belief: plans must not depend on them.
-/// With that settled, compiling statements just in time would only cost.
+/// Every statement finds its rows by an index. Statistics of a young table would suggest sequential scans, and cached
+/// plans keep them when the table has grown. So plans don't depend on statistics, and JIT would only cost time.
 const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
 
 /// A setting of ours that every session has. A pooler that drops `options` drops it with the others, so
 /// [`crate::schema::check`] finds it missing.
 pub(crate) const STARTUP_OPTIONS: (&str, &str) = ("esim.startup_options", "kept");
 
-/// `DATABASE_URL` can't be understood. Doesn't show it: it holds a password.
+/// `DATABASE_URL` can't be parsed. The error doesn't show it: it holds a password.
 #[derive(Debug, thiserror::Error)]
 #[error("DATABASE_URL is not of the form postgres://user:password@host:port/database")]
 pub struct BadDatabaseUrl;
 
 impl DatabaseConfig {
-    /// How to connect; `application` is what the server shows for it.
+    /// The options of a connection; the server shows `application` for it.
     pub fn options(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
         // sqlx takes any scheme.
         let url = self.database_url.expose_secret();
@@ -71,21 +70,21 @@ impl DatabaseConfig {
             return Err(BadDatabaseUrl);
         }
         let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
-        // Whole statements in the log help nobody; the server can log slow ones.
+        // The server can log slow statements; whole statements in our log are noise.
         let options = options.application_name(application).options([STARTUP_OPTIONS]);
         Ok(options.disable_statement_logging())
     }
 }
 
 impl PoolConfig {
-    /// How its connections are made, with the settings that the statements here rely on.
+    /// The options of a connection with the session settings that the statements rely on.
     pub fn session(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
         let limit = format!("{}ms", self.database_timeout.as_millis());
         let options = self.server.options(application)?;
         Ok(options.options(PLANS).options([("statement_timeout", limit)]))
     }
 
-    /// A pool that connects when first used; `application` is what the server shows for it.
+    /// A pool that connects at its first use; the server shows `application` for it.
     pub fn open(&self, application: &str) -> Result<Database, BadDatabaseUrl> {
         let session = self.session(application)?;
         Ok(Database::open(
@@ -108,10 +107,10 @@ pub struct MasterKeyConfig {
     pub master_key_file: Option<PathBuf>,
 }
 
-/// There is no usable master key.
+/// The master keys are missing or unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum MasterKeyError {
-    /// Two answers to one question.
+    /// Both settings are given.
     #[error("both MASTER_KEY and MASTER_KEY_FILE are set: set one")]
     Both,
     /// The file can't be read.

@@ -1,4 +1,4 @@
-//! How a service uses the database: through a pool, and never without a deadline.
+//! The services' pool: nothing waits for the database without a deadline.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,22 +13,22 @@ use sqlx::{
 
 use crate::Error;
 
-/// How long a connection may take to be had.
+/// The longest wait for a connection of the pool.
 const ACQUIRE: Duration = Duration::from_secs(3);
-/// What an answer may take beyond the server's own limit: longer, and there is nobody who answers.
+/// How long after the server's own limit a connection without a response counts as dead.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// A pool of connections, and how long one may be used for one thing. Clones are the same pool.
+/// A pool of connections with a deadline for each use. Clones share the pool.
 #[derive(Clone, Debug)]
 pub struct Database {
     pool: PgPool,
-    /// After which the server ends a statement.
+    /// The server ends a statement after this time.
     timeout: Duration,
     silent: Silent,
 }
 
-/// When a connection last fell silent. Whatever made it so, a failover or a firewall, is likely to have
-/// met those that were open with it: they are closed, instead of being waited for one by one.
+/// When a connection last stopped responding. The cause (a failover, a firewall) probably hit all connections that
+/// were open at that time. They are closed at their next use, without another wait.
 #[derive(Clone, Debug, Default)]
 struct Silent(Arc<Mutex<Option<Instant>>>);
 
@@ -37,7 +37,7 @@ impl Silent {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
-    /// Whether a connection of this age may be silent too.
+    /// Whether a connection of this age was open at that time.
     fn met(&self, age: Duration) -> bool {
         let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.is_some_and(|last| last.elapsed() <= age)
@@ -45,14 +45,14 @@ impl Silent {
 }
 
 impl Database {
-    /// Connects when first used: a service starts without its database.
+    /// Connects at the first use: a service starts without its database.
     pub(crate) fn open(session: PgConnectOptions, connections: u32, timeout: Duration) -> Self {
         let silent = Silent::default();
         let known = silent.clone();
         let pool = PgPoolOptions::new()
             .max_connections(connections)
             .acquire_timeout(ACQUIRE)
-            // A connection that died is noticed when it is used; a ping before each use costs a round trip.
+            // A dead connection is noticed at its use; a ping before each use would cost a round trip.
             .test_before_acquire(false)
             .before_acquire(move |_, about| {
                 let usable = !known.met(about.age);
@@ -65,8 +65,8 @@ impl Database {
         }
     }
 
-    /// Does something with a connection. Where no answer comes in time, nobody knows what became of it,
-    /// and the connection is closed.
+    /// Runs `work` on a connection. Without a response in time the connection is closed, and it is unknown whether
+    /// the statement was executed.
     pub async fn run<T, E: From<Error>>(
         &self,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
@@ -107,14 +107,14 @@ impl Database {
         }
     }
 
-    /// How many connections are open, and how many of those are idle.
+    /// The numbers of open and of idle connections.
     pub fn connections(&self) -> (u32, usize) {
         (self.pool.size(), self.pool.num_idle())
     }
 }
 
-/// A connection that goes back to the pool when it is dropped, also in the midst of a statement. The pool
-/// waits until it is done with that; without a deadline, where nobody answers any more, for ever.
+/// A connection that returns to the pool when it is dropped, even during a statement. The pool waits for the end of
+/// that statement; this adds the deadline.
 struct Borrowed {
     connection: Option<PoolConnection<Postgres>>,
     deadline: Duration,

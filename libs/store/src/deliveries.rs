@@ -1,4 +1,4 @@
-//! Deliveries: found when due, leased and read by notifiers, recorded in batches.
+//! Deliveries: found when due, leased, read by notifiers, recorded in batches.
 
 use std::time::Duration;
 
@@ -15,38 +15,37 @@ use crate::{
     unsigned,
 };
 
-/// A delivery that is due.
+/// A due delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueDelivery {
-    /// The topup.
+    /// The topup of the delivery.
     pub topup_id: TopupId,
-    /// The partner whose endpoint gets it.
+    /// The partner that receives the webhook.
     pub partner_id: PartnerId,
 }
 
-/// Where a look for due deliveries begins and how much it may return. Its work is bounded by `limit`,
-/// not by what is stored.
+/// The start and the size of a look at due deliveries. Its work is bounded by `limit`, not by the number of stored rows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeliveryPage {
-    /// The most deliveries, and the most partners that are looked at.
+    /// The most deliveries to return, and the most partners to look at.
     pub limit: usize,
     /// The most deliveries of one partner.
     pub per_partner: usize,
-    /// The partner after which the look begins.
+    /// The look begins after this partner.
     pub after: Option<PartnerId>,
 }
 
-/// What a look for due deliveries found.
+/// The result of a look at due deliveries.
 #[derive(Clone, Debug, Default)]
 pub struct FoundDeliveries {
     /// The oldest due deliveries of each partner, by turns. Nothing is claimed yet.
     pub due: Vec<DueDelivery>,
-    /// Where the next look begins; `None` after the last partner.
+    /// The start of the next look; `None` after the last partner.
     pub after: Option<PartnerId>,
 }
 
-/// Looks for deliveries that are due: none of an endpoint that is blocked, one of an endpoint whose
-/// block has ended. Changes nothing.
+/// Looks for due deliveries. Deliveries of a blocked endpoint are skipped; after a block ends, one due delivery is
+/// found as a probe. Changes nothing.
 pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries, Error> {
     // Walks from partner to partner by index: a partner without due rows costs nothing.
     let rows = sqlx::query!(
@@ -96,8 +95,8 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
     Ok(FoundDeliveries { due, after })
 }
 
-/// Leases due deliveries: no other process takes them up until `lease` has passed. What is leased of an
-/// endpoint whose block has ended is its probe. Returns those that this process got.
+/// Leases due deliveries: no other process claims them until `lease` has passed. A delivery of an endpoint whose block
+/// has ended becomes its probe. Returns those that this process leased.
 pub async fn lease(
     connection: &mut PgConnection,
     topups: &[TopupId],
@@ -124,7 +123,7 @@ pub async fn lease(
     leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
 }
 
-/// Gives a due row to every delivery whose first lease of `lag` has ended without an outcome.
+/// Inserts a due row for each delivery without an outcome after its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let Some(fence) = Fence::take(&mut transaction, "deliveries", lag).await? else {
@@ -146,36 +145,35 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     Ok(swept)
 }
 
-/// A delivery to be attempted now.
+/// A claimed delivery.
 #[derive(Clone, Debug)]
 pub struct Delivery {
-    /// What it tells of; also the webhook's id, the same in every attempt.
+    /// The topup that is ready; also the webhook's id, the same in every attempt.
     pub topup_id: TopupId,
-    /// The order.
     pub order_id: OrderId,
-    /// Whom it tells.
+    /// The partner that receives the webhook.
     pub partner_id: PartnerId,
     /// The partner's own order id.
     pub external_order_id: String,
-    /// What was ordered.
+    /// The ordered option.
     pub option_id: OptionId,
-    /// The eSIM's number.
+    /// The ICCID of the eSIM.
     pub iccid: String,
     /// The sealed profile.
     pub profile: Vec<u8>,
-    /// Where to, if the partner has said so.
+    /// The partner's webhook URL, if one is set.
     pub webhook_url: Option<String>,
     /// The host of that URL.
     pub webhook_host: Option<String>,
     /// The partner's sealed webhook-signing key.
     pub webhook_secret: Vec<u8>,
-    /// The one before it, while the overlap of a rotation lasts.
+    /// The previous key, during the overlap of a rotation.
     pub old_webhook_secret: Option<Vec<u8>>,
-    /// How many attempts have ended.
+    /// The number of ended attempts.
     pub attempt: u32,
-    /// How many of them belong to earlier rounds: a replay begins the schedule again.
+    /// The number of attempts before the current schedule; a replay starts a new schedule.
     pub schedule_start: u32,
-    /// How long ago it was ordered.
+    /// The time since the order was stored.
     pub age: Duration,
     /// W3C trace context of the order's POST.
     pub traceparent: Option<String>,
@@ -209,8 +207,8 @@ impl TryFrom<Row> for Delivery {
             partner_id: row.partner_id.into(),
             external_order_id: row.external_order_id,
             option_id: row.option_id.into(),
-            // Never null where a delivery exists. If one is, that is found when its profile is opened,
-            // and concerns this delivery alone.
+            // Never null where a delivery exists. If one is null, opening its profile fails, and only this
+            // delivery is affected.
             iccid: row.iccid.unwrap_or_default(),
             profile: row.profile.unwrap_or_default(),
             webhook_url: row.webhook_url,
@@ -225,18 +223,18 @@ impl TryFrom<Row> for Delivery {
     }
 }
 
-/// Which deliveries may be read for an attempt.
+/// Conditions on deliveries that may be read for an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// First attempts that readiness events name, younger than this and of endpoints that aren't blocked:
-    /// the whole attempt must end within the first lease.
+    /// First attempts of the deliveries that readiness events name. A delivery must be younger than this, so that
+    /// a whole attempt fits into the rest of its first lease, and its endpoint must not be blocked.
     Young(Duration),
-    /// Any pending one: this process has [leased](lease) it.
+    /// Pending deliveries that this process has [leased](lease).
     Leased,
 }
 
-/// Reads deliveries, with everything that their webhooks need. What is no longer pending is left out and
-/// loses its due row. A row that can't be read is logged and left out.
+/// Reads deliveries with everything that their webhooks need. A delivery that is no longer pending is left out and
+/// loses its due row. An unreadable row is logged and skipped.
 pub async fn read(
     connection: &mut PgConnection,
     topups: &[TopupId],
@@ -293,48 +291,48 @@ async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Resu
     Ok(())
 }
 
-/// One attempt that has ended.
+/// One ended attempt.
 #[derive(Clone, Debug)]
 pub struct Attempted {
-    /// The delivery.
+    /// The topup of the delivery.
     pub topup_id: TopupId,
-    /// The partner whose endpoint got it.
+    /// The partner that owns the delivery.
     pub partner_id: PartnerId,
-    /// How many attempts had ended before this one.
+    /// The number of attempts that ended before this one.
     pub attempt: u32,
-    /// When it began.
+    /// When the attempt began.
     pub at: OffsetDateTime,
-    /// How long it took.
+    /// The duration of the attempt.
     pub duration: Duration,
-    /// The answer's status, if there was an answer.
+    /// The HTTP status of the response, if one arrived.
     pub status: Option<u16>,
-    /// The class of its result, in a word.
+    /// The result class, one word.
     pub class: &'static str,
-    /// The beginning of the answer, sealed; only of one that did not acknowledge.
+    /// The start of the response body, sealed; only if the endpoint did not acknowledge.
     pub answer: Option<Vec<u8>>,
-    /// Its result.
+    /// The result of the attempt.
     pub result: AttemptResult,
 }
 
 /// The result of one attempt.
 #[derive(Clone, Debug)]
 pub enum AttemptResult {
-    /// The endpoint acknowledged it.
+    /// The endpoint acknowledged the webhook.
     Delivered,
-    /// It failed.
+    /// The attempt failed.
     Failed {
-        /// The cause, without the URL and without anything of the answer.
+        /// The cause, without the URL and without response text.
         error: String,
-        /// When to try again; `None` when the schedule has ended.
+        /// The delay until the next attempt; `None` after the end of the schedule.
         retry_in: Option<Duration>,
-        /// The endpoint is what failed; it isn't where we could not make the webhook.
+        /// Whether the endpoint failed; false if the webhook could not be built.
         endpoint: bool,
     },
 }
 
-/// Records a batch of attempts, and what they say of the endpoints. A result that was recorded before
-/// changes nothing, except that a delivery which arrived is delivered. Recording the same batch again
-/// changes nothing but the count of failures that may block an endpoint.
+/// Records a batch of attempts and their effect on the endpoints. If another process recorded a result first,
+/// this result changes nothing, except that an acknowledged delivery becomes delivered. Recording the same
+/// batch again changes only the failure count that may block an endpoint.
 pub async fn record(
     connection: &mut PgConnection,
     attempts: &[Attempted],
@@ -433,7 +431,7 @@ async fn record_once(
     Ok(())
 }
 
-/// Attempts as the statement takes them: a column each.
+/// Attempts in the shape of the statement: one vector per column.
 #[derive(Default)]
 struct Batch {
     topups: Vec<String>,
@@ -486,9 +484,8 @@ impl Batch {
     }
 }
 
-/// Holds deliveries of partners without a webhook URL until one is set. The partners' rows are locked
-/// and read here, so that a URL that is just being set is seen either here or by
-/// [`crate::partners::set_webhook`].
+/// Moves deliveries of partners without a URL to `no_endpoint`. The statement locks and reads the partners'
+/// rows: either this statement or [`crate::partners::set_webhook`] sees a URL that is set at the same time.
 pub async fn set_no_endpoint(connection: &mut PgConnection, topups: &[TopupId]) -> Result<u64, Error> {
     let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
     let held = sqlx::query!(

@@ -1,4 +1,4 @@
-//! Partners' endpoints: blocked for a while when they don't answer, paused by operators.
+//! Partners' endpoints: blocked for a while when they fail, paused by operators.
 
 use std::time::Duration;
 
@@ -9,46 +9,45 @@ use uuid::Uuid;
 
 use crate::{Error, age, seconds};
 
-/// What is due later than this waits for a retry; what is due sooner may be leased.
+/// A due time later than this is a retry; an earlier one may be a lease.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
 /// The most partners whose oldest delivery is looked at.
 const MOST_PARTNERS: i32 = 1000;
 
-/// When an endpoint is blocked, and for how long. What waits meanwhile loses no attempt.
+/// When and how long an endpoint is blocked. Waiting deliveries lose no attempt.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockPolicy {
-    /// Consecutive failures after which it is blocked; 0 means never.
+    /// Consecutive failures that block an endpoint; 0 disables blocks.
     pub failures: u32,
-    /// How long it stays blocked at first; doubles each time its probe fails.
+    /// Duration of the first block; it doubles after each failed probe.
     pub first: Duration,
-    /// The longest block.
+    /// Upper limit of the duration.
     pub longest: Duration,
 }
 
 /// An endpoint, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Endpoint {
-    /// Whose it is.
+    /// The partner that owns the endpoint.
     pub partner_id: Uuid,
     /// The partner's name.
     pub name: String,
-    /// Where webhooks go.
+    /// The URL that receives the webhooks.
     pub webhook_url: Option<String>,
-    /// `open`, `blocked` (it did not answer), `probing` (it is tried with one delivery), `paused`, or
-    /// `no_url`.
+    /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or `no_url`.
     pub state: String,
-    /// Until when it is blocked.
+    /// The end of the block.
     #[serde(with = "time::serde::rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
-    /// Attempts that failed in a row, as far as they were counted.
+    /// Consecutive failed attempts.
     pub failures: i32,
-    /// Deliveries that still have to go out.
+    /// Deliveries with a due row; those within their first lease do not count.
     pub pending: i64,
-    /// Deliveries that were given up, and can be replayed.
+    /// Deliveries in state `exhausted`; an operator can replay them.
     pub exhausted: i64,
 }
 
-/// Every partner's endpoint, or one partner's.
+/// Lists every partner's endpoint, or one partner's.
 pub async fn list(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
@@ -76,7 +75,7 @@ pub async fn list(
     Ok(endpoints)
 }
 
-/// Keeps a partner's deliveries waiting until [`resume`]. What is under way is finished.
+/// Holds a partner's deliveries until [`resume`]. Attempts in flight continue.
 pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
     sqlx::query!(
         "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
@@ -88,8 +87,8 @@ pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
     Ok(())
 }
 
-/// Lets a partner's deliveries go out again, whether they were paused or blocked, and makes those due
-/// that wait for another attempt. Returns how many deliveries are due now.
+/// Ends a pause or block of a partner's endpoint, and makes deliveries that wait for a retry due. Returns the
+/// number of due deliveries.
 pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     sqlx::query!("DELETE FROM endpoints WHERE partner_id = $1", partner_id.uuid())
@@ -106,8 +105,8 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
     Ok(u64::try_from(due).unwrap_or_default())
 }
 
-/// What is known of a partner's endpoint says nothing of its new URL: it is no longer blocked, and what
-/// waits for another attempt is due. A pause stays. Returns how many deliveries became due.
+/// Clears the state of a partner's endpoint after a URL change: a block ends, and deliveries that wait for a
+/// retry become due. A pause stays. Returns the number of deliveries that became due.
 pub(crate) async fn forget(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
     sqlx::query!(
         "DELETE FROM endpoints WHERE partner_id = $1 AND coalesce(blocked_until, '-infinity') < 'infinity'",
@@ -118,9 +117,9 @@ pub(crate) async fn forget(connection: &mut PgConnection, partner_id: PartnerId)
     retry_now(connection, partner_id).await
 }
 
-/// Makes those deliveries due that wait for another attempt; returns how many.
+/// Makes deliveries that wait for a retry due; returns their number.
 async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
-    // What is due sooner than this may be somebody's lease.
+    // A due time closer than this may be a lease.
     let made_due = sqlx::query!(
         "UPDATE delivery_due SET at = now()
          WHERE partner_id = $1 AND at > now() + make_interval(secs => $2)",
@@ -132,23 +131,23 @@ async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
     Ok(made_due.rows_affected())
 }
 
-/// How deliveries stand, all together.
+/// The state of all deliveries and endpoints, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Standing {
-    /// For how long the delivery that is overdue longest has been so; those that wait for a blocked or
-    /// paused endpoint don't count.
+    /// How long the oldest due delivery has been overdue; deliveries of blocked or paused endpoints do not
+    /// count.
     pub overdue: Duration,
-    /// Deliveries that are due now, those of blocked endpoints included.
+    /// Deliveries that are due now; those of blocked endpoints count too.
     pub due: u64,
-    /// Endpoints that are blocked because they did not answer.
+    /// Endpoints that are blocked after failures.
     pub blocked: u64,
-    /// Endpoints that an operator has paused.
+    /// Endpoints that an operator paused.
     pub paused: u64,
-    /// Deliveries that were given up, and can be replayed.
+    /// Exhausted deliveries, which an operator can replay.
     pub exhausted: u64,
 }
 
-/// How deliveries stand. Looks at each partner's first due delivery and at what is exhausted.
+/// Reads [`Standing`]. The statement looks at each partner's first due delivery and at exhausted deliveries.
 pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> {
     let row = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (

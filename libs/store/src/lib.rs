@@ -1,9 +1,7 @@
-//! PostgreSQL, the truth of the pipeline: the schema and every statement, as free functions over a
-//! connection. Nothing else knows SQL.
+//! PostgreSQL, the source of truth: the schema and all statements, as free functions over a connection.
 //!
-//! What is hot works on batches: one statement moves many rows. Each statement that moves a
-//! placement moves it along a transition of [`domain::placement`], by a condition on its state and
-//! attempt, so that doing it twice changes nothing.
+//! Hot statements work on batches. A statement moves a placement along a transition of [`domain::placement`], with a
+//! condition on its state and attempt, so a repetition changes nothing.
 
 pub mod config;
 pub mod database;
@@ -28,36 +26,36 @@ pub use database::Database;
 pub use sqlx::PgConnection;
 pub use sweep::Swept;
 
-/// What can go wrong with the database. Cheap to clone: one failed batch fails all who are in it.
+/// An error of the database. Cheap to clone: a failed batch fails all its members.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
-    /// The database didn't do it, or nobody knows whether it did.
+    /// A statement failed, or its result is unknown.
     #[error("database: {}", told(.0))]
     Database(Arc<sqlx::Error>),
-    /// None of its connections was to be had.
+    /// No connection was available in time.
     #[error(
-        "database: no connection to {address} within {waited:?}: it doesn't answer (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
+        "database: no connection to {address} within {waited:?}: it doesn't respond (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
     )]
     NoConnection {
         /// Host and port, or the socket's folder.
         address: String,
-        /// How long was waited.
+        /// The time that was waited.
         waited: Duration,
-        /// How many there may be.
+        /// The size of the pool.
         most: u32,
     },
-    /// The database said nothing for so long: nobody knows whether it did it.
-    #[error("database: no answer within {0:?}")]
+    /// No response for this long: the result is unknown.
+    #[error("database: no response within {0:?}")]
     Silent(Duration),
     /// A stored secret can't be used.
     #[error(transparent)]
     Vault(#[from] vault::VaultError),
-    /// A stored text is none that we write.
-    #[error("the database holds what this version does not know: {0}")]
+    /// A stored text that this version doesn't know.
+    #[error("the database holds a value that this version does not know: {0}")]
     Unreadable(String),
 }
 
-/// Without the server's place in its own source, which looks like a place in ours.
+/// The error's text without the server's source position, which looks like one of ours.
 fn told(error: &sqlx::Error) -> String {
     let Some(refused) = error.as_database_error() else {
         return error.to_string();
@@ -88,12 +86,12 @@ impl From<domain::topup_id::NotATopupId> for Error {
 }
 
 impl Error {
-    /// The database didn't answer in time.
+    /// No connection was available in time.
     pub fn timed_out() -> Self {
         sqlx::Error::PoolTimedOut.into()
     }
 
-    /// The constraint that was violated, if that is what happened.
+    /// The violated constraint, if there is one.
     pub fn constraint(&self) -> Option<&str> {
         match self {
             Self::Database(error) => error
@@ -151,12 +149,11 @@ impl Error {
     }
 }
 
-/// How often a statement that met a conflict is run again at once.
+/// How often a statement is retried at once after a conflict.
 const CONFLICTS: u32 = 5;
 
-/// Runs a statement, or a whole transaction, again while it loses a deadlock or meets another conflict
-/// of serialisation: nothing of it was done. A macro, because a future that holds an async closure is not
-/// `Send` for the compiler.
+/// Retries a statement, or a whole transaction, that lost a deadlock or a serialisation conflict: nothing of it was
+/// done. A macro, because a future that holds an async closure is not `Send` for the compiler.
 macro_rules! retry_conflicts {
     ($statement:expr) => {{
         let mut conflicts = 0;
@@ -172,12 +169,12 @@ macro_rules! retry_conflicts {
 }
 use retry_conflicts;
 
-/// Seconds, as the statements take them.
+/// Seconds for a statement's argument.
 fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-/// A stored number that can't be negative.
+/// A stored number that is never negative.
 fn unsigned(number: i32) -> u32 {
     u32::try_from(number).unwrap_or_default()
 }
@@ -187,7 +184,7 @@ fn signed(number: impl TryInto<i32>) -> i32 {
     number.try_into().unwrap_or(i32::MAX)
 }
 
-/// An age in seconds that the database computed.
+/// An age that the database computed in seconds.
 fn age(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds.max(0.0)).unwrap_or_default()
 }

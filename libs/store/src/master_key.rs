@@ -1,8 +1,7 @@
-//! Which master keys stored values need, and sealing them anew with the first one.
+//! Counts the stored values of each master key, and seals them again under the first one.
 //!
-//! Beside the live system: tables are read in pages by their primary key, each batch is written by a
-//! statement of its own, and only where the value is still the one that was read. So it may be broken off
-//! and begun again at any time.
+//! It runs beside the live system. Tables are read in pages by primary key. Each batch is one statement that writes a
+//! value only if it is still the one that was read. So it can be interrupted and repeated at any time.
 
 use std::collections::BTreeMap;
 
@@ -16,52 +15,52 @@ use crate::{
     vault::{self, Purpose, Vault, VaultError},
 };
 
-/// Rows of a page, and at most so many in a statement that writes.
+/// The rows of a page, and the most rows of a writing statement.
 const PAGE: usize = 500;
 
-/// How many values need a key.
+/// The number of values under a key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
     /// Partners' keys and webhook secrets, old ones included.
     pub partner_secrets: u64,
     /// Profiles of topups.
     pub profiles: u64,
-    /// What endpoints answered.
+    /// Recorded responses of endpoints.
     pub answers: u64,
 }
 
 impl Usage {
-    /// Of all kinds.
+    /// The sum of all kinds.
     pub fn total(self) -> u64 {
         self.partner_secrets + self.profiles + self.answers
     }
 }
 
-/// The usage of each key by its id; `None` is of values that name no key.
+/// The usage by key id; `None` for values without a key id.
 pub type Usages = BTreeMap<Option<String>, Usage>;
 
-/// A value that could not be sealed anew.
+/// A value that could not be sealed again.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Failed {
-    /// What it is, as its column is called.
+    /// The column.
     pub what: &'static str,
-    /// Of whom: a partner id or a topup id, for an answer with the number of the attempt.
+    /// The partner id or topup id; for a response with the number of the attempt.
     pub id: String,
-    /// Why not.
+    /// The error.
     pub reason: String,
 }
 
-/// What one pass over everything has done.
+/// The result of one pass over all tables.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    /// How many values were sealed anew.
+    /// The number of values that were sealed again.
     pub reencrypted: u64,
-    /// Those that can't be.
+    /// The values that could not be sealed again.
     pub failed: Vec<Failed>,
 }
 
 impl Pass {
-    /// Seals a value anew; `None` if it can't be.
+    /// Seals a value again; `None` if that fails.
     fn reseal(
         &mut self,
         vault: &Vault,
@@ -82,8 +81,8 @@ impl Pass {
     }
 }
 
-/// As services do: statements find their rows by an index, whatever the statistics say. Those that write
-/// name the ids once more for that.
+/// As in services: statements find their rows by an index, whatever the statistics say. Writing statements repeat the
+/// ids for that.
 async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
     sqlx::query("SET enable_seqscan = off")
         .execute(connection)
@@ -91,7 +90,7 @@ async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
     Ok(())
 }
 
-/// Counts what each key is needed for. What is changed meanwhile may be missed.
+/// Counts the values of each key. Values that change meanwhile may be missed.
 pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
     plan_by_index(connection).await?;
     let mut usages = Usages::new();
@@ -134,8 +133,8 @@ pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
     }
 }
 
-/// Seals everything anew that another key than the first has sealed, once through. `progress` is told of
-/// each page. What somebody changes or holds meanwhile is left for another pass.
+/// One pass: seals all values of other keys again under the first. Calls `progress` after each page. Values that
+/// other sessions change or lock meanwhile are left for another pass.
 pub async fn reencrypt(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -210,8 +209,8 @@ async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<Part
     Ok(page)
 }
 
-/// One at a time: each change of a partner takes the row of the configuration's version, and a statement
-/// that holds it must not wait for another partner.
+/// One partner at a time: each change locks the row of the configuration version, and a statement with that lock must
+/// not wait for another partner.
 async fn reencrypt_partner(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -264,9 +263,9 @@ async fn reencrypt_partner(
 
 struct ProfileRow {
     topup_id: String,
-    /// The beginning of the profile, if there is one.
+    /// The first bytes of the profile, if there is one.
     head: Option<Vec<u8>>,
-    /// The profile, if it doesn't begin with the prefix.
+    /// The profile, unless it begins with the prefix.
     sealed: Option<Vec<u8>>,
 }
 
@@ -311,7 +310,7 @@ async fn reencrypt_profiles(
     if topups.is_empty() {
         return Ok(());
     }
-    // Waits for nobody: outcomes are being recorded in batches of other orders than this one's.
+    // SKIP LOCKED: outcomes are recorded in batches with another row order.
     let done = sqlx::query!(
         "WITH free AS MATERIALIZED (
              SELECT t.ctid, new.sealed
@@ -392,7 +391,7 @@ async fn reencrypt_answers(
     if topups.is_empty() {
         return Ok(());
     }
-    // Rows of attempts are written once and nobody else changes them.
+    // Rows of attempts are written once, so no other session changes them.
     let done = sqlx::query!(
         "UPDATE delivery_attempts a SET answer = new.sealed
          FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bytea[], $5::bytea[])

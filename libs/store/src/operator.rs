@@ -1,5 +1,6 @@
-//! What operators look up and change with `esimctl`.
+//! What operators look up and change with `esimctl`. Each change is previewed or recorded with its reason.
 
+pub mod actions;
 pub mod deliveries;
 pub mod orders;
 pub mod placements;

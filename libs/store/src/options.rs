@@ -6,21 +6,21 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// A product option, as operators import and list it.
+/// A product option.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProductOption {
-    /// What partners send as `option_id`.
+    /// The `option_id` of partners' orders.
     pub option_id: OptionId,
-    /// Its name, for people.
+    /// The display name.
     pub name: String,
     /// The provider that sells it.
     pub provider: String,
-    /// What the provider calls it.
+    /// The provider's id of the option.
     pub provider_option_id: String,
-    /// Where it belongs.
+    /// Partners of this environment may order it.
     pub environment: Environment,
-    /// Whether it can be ordered.
+    /// Only enabled options can be ordered.
     #[serde(default = "enabled")]
     pub enabled: bool,
 }
@@ -53,7 +53,7 @@ impl OptionRow {
     }
 }
 
-/// Adds an option or changes the one with its id. Returns whether anything changed.
+/// Inserts or updates an option. Returns whether anything changed.
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool, Error> {
     let changed = sqlx::query!(
         "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled)
@@ -74,7 +74,7 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
     Ok(changed.rows_affected() > 0)
 }
 
-/// Every option that changed after `version`, with the version of its change; 0 for the whole catalogue.
+/// The options that changed after `version`, each with the version of its change; all for 0.
 pub async fn changed_since(
     connection: &mut PgConnection,
     version: i64,

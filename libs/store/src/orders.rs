@@ -1,4 +1,4 @@
-//! Orders: stored in batches, refused whole.
+//! Orders: stored in batches, refused as a whole.
 
 use std::time::Duration;
 
@@ -8,56 +8,53 @@ use uuid::Uuid;
 
 use crate::{Error, age, retry_conflicts, seconds, signed};
 
-/// An order to be stored.
+/// An order to store.
 #[derive(Clone, Debug)]
 pub struct NewOrder {
-    /// The order.
     pub order_id: OrderId,
-    /// The partner that sent it.
+    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The partner's own order id, unique for this partner.
+    /// The partner's order id, unique per partner.
     pub external_order_id: String,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
-    /// The request will be answered within this time from now, or never.
+    /// Ingress answers within this time from now, or never.
     pub answer_within: Duration,
-    /// Its request waits for verdicts, and may be answered with 422 because of them.
+    /// Its request waits for verdicts, and ingress may answer it with 422.
     pub refusable: bool,
-    /// What is bought from whom; together they have one topup per unit.
+    /// The purchases of the order; together they have one topup per unit.
     pub placements: Vec<NewPlacement>,
 }
 
 /// The part of a new order that is bought from one provider.
 #[derive(Clone, Debug)]
 pub struct NewPlacement {
-    /// The placement.
     pub placement_id: PlacementId,
-    /// The provider.
+    /// The provider that sells it.
     pub provider: String,
-    /// The lane it is bought in.
+    /// The lane of its purchase.
     pub lane: String,
-    /// Its units.
+    /// The units to buy.
     pub topups: Vec<NewTopup>,
 }
 
 /// One unit of a new order.
 #[derive(Clone, Debug)]
 pub struct NewTopup {
-    /// The topup.
     pub topup_id: TopupId,
-    /// Its place in the answer, from 0.
+    /// The index in the response, from 0.
     pub position: usize,
-    /// What was ordered.
+    /// The ordered option.
     pub option_id: OptionId,
-    /// The provider's name for that option.
+    /// The provider's id of that option.
     pub provider_option_id: String,
 }
 
 /// Stores a batch of orders with all their parts in one statement. Returns for each order whether it was
 /// stored; if not, its external id was taken.
 ///
-/// The rows are written in the order of their unique key, so that two replicas that store the same
-/// keys wait for each other instead of deadlocking.
+/// The rows are written in the order of their unique key: two replicas that store the same keys wait for each
+/// other instead of deadlocking.
 pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>, Error> {
     let mut sorted: Vec<&NewOrder> = orders.iter().collect();
     sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
@@ -162,7 +159,7 @@ struct Topups<'a> {
     provider_options: Vec<&'a str>,
 }
 
-/// Whether an external id is taken for this partner.
+/// Whether a partner has already used an external id.
 pub async fn is_taken(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -180,16 +177,16 @@ pub async fn is_taken(
     Ok(taken)
 }
 
-/// How the order with an external id stands.
+/// Whether an order is final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stands {
-    /// It can't be refused any more.
+    /// Ingress can't refuse it any more.
     pub decided: bool,
-    /// Otherwise it is decided after this time at the latest.
+    /// The longest time until it is decided.
     pub undecided_for: Duration,
 }
 
-/// How the order with this external id stands; `None` if there is none (any more).
+/// Whether the order with this external id is final; `None` if there is no such order.
 pub async fn stands(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -215,7 +212,7 @@ pub async fn stands(
 /// Why a placement of a refused order was not bought.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The provider refused it.
+    /// The provider rejected it.
     Rejected {
         /// The provider's code.
         status: String,
@@ -226,9 +223,9 @@ pub enum Refusal {
     NotSent,
 }
 
-/// The transition [`domain::placement::Event::Refuse`] for all placements of an order at once, on what is
-/// stored of them: something of it was rejected or could not be sent, and nothing was bought or is being
-/// bought. Either all move and the order is refused, or nothing changes and `None` is returned.
+/// Applies [`domain::placement::Event::Refuse`] to all placements of an order at once, on their stored states: at
+/// least one was rejected or not sent, nothing was bought and no attempt is open. Either all placements move and the
+/// order is refused, or nothing changes and the result is `None`.
 pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let moved = sqlx::query!(

@@ -16,75 +16,75 @@ use crate::{
 /// A partner account without its secrets.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Partner {
-    /// Its id.
+    /// The partner's id.
     pub partner_id: Uuid,
-    /// Its name, for people.
+    /// The display name.
     pub name: String,
     /// `sandbox` or `live`.
     pub environment: String,
-    /// What it sends in `X-Service-Access-Key`.
+    /// The value of `X-Service-Access-Key`.
     pub access_key: String,
-    /// Whether it has a key to sign requests with.
+    /// The partner has a key to sign requests.
     pub has_secret_key: bool,
-    /// What it may send beside it, while the overlap of a rotation lasts.
+    /// The access key before the last rotation, during the overlap.
     pub old_access_key: Option<String>,
-    /// When the old keys end; null when there are none.
+    /// When the old keys end; `None` if there are none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_keys_until: Option<OffsetDateTime>,
-    /// Where its webhooks go.
+    /// The URL of the webhooks.
     pub webhook_url: Option<String>,
-    /// Until when webhooks are signed with the old secret, too; null when there is none.
+    /// Until when webhooks are signed with the old secret, too; `None` if there is none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_webhook_secret_until: Option<OffsetDateTime>,
-    /// Since when its requests are denied.
+    /// Since when the partner's requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
-    /// When it was made.
+    /// When the account was created.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
 
-/// A partner account to be made.
+/// A partner account to be created.
 pub struct NewPartner<'a> {
-    /// Its id.
+    /// The partner's id.
     pub partner_id: PartnerId,
-    /// Its name, for people.
+    /// The display name.
     pub name: &'a str,
-    /// Where it belongs.
+    /// A sandbox partner buys nothing real.
     pub environment: Environment,
-    /// What it will send in `X-Service-Access-Key`.
+    /// The value of `X-Service-Access-Key`.
     pub access_key: &'a str,
-    /// What it will sign requests with.
+    /// The key that signs requests.
     pub secret_key: &'a SecretKey,
-    /// Where its webhooks go.
+    /// The URL of the webhooks.
     pub webhook_url: Option<&'a str>,
-    /// What its webhooks are signed with.
+    /// The secret that signs webhooks.
     pub webhook_secret: &'a webhook::Secret,
 }
 
-/// What ingress needs to authenticate a partner's request.
+/// The data that authenticates a partner's request.
 #[derive(Clone, Debug)]
 pub struct Credentials {
-    /// Its id.
+    /// The partner's id.
     pub partner_id: PartnerId,
-    /// Where it belongs.
+    /// A sandbox partner buys nothing real.
     pub environment: Environment,
-    /// Its keys; and the old ones while the overlap of a rotation lasts.
+    /// The valid keys: the current pair and, during an overlap, the old one.
     pub keys: Vec<Keys>,
-    /// Whether its requests are denied.
+    /// All requests of the partner are denied.
     pub disabled: bool,
-    /// The configuration version of its last change.
+    /// The configuration version of the last change.
     pub version: i64,
 }
 
-/// What a partner's requests are known by.
+/// A pair of access key and secret key.
 #[derive(Clone, Debug)]
 pub struct Keys {
-    /// What it sends in `X-Service-Access-Key`.
+    /// The value of `X-Service-Access-Key`.
     pub access_key: String,
-    /// The sealed key, if it has one; opened with [`open_secret_key`].
+    /// The sealed secret key, if there is one; see [`open_secret_key`].
     pub secret_key: Option<Vec<u8>>,
-    /// For how long they are valid, if they end.
+    /// How long the pair is still valid; `None` if it doesn't end.
     pub ends_in: Option<Duration>,
 }
 
@@ -111,7 +111,7 @@ pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartn
     Ok(())
 }
 
-/// Every partner, oldest first.
+/// All partners, oldest first.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> {
     let partners = sqlx::query_as!(
         Partner,
@@ -127,7 +127,7 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> 
     Ok(partners)
 }
 
-/// One partner, by its id, its access key or the one before it.
+/// A partner by id, access key or the access key before the last rotation.
 pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>, Error> {
     let partner = sqlx::query_as!(
         Partner,
@@ -144,11 +144,10 @@ pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Resu
     Ok(partner)
 }
 
-/// Sets or removes a partner's webhook URL; deliveries that waited for one, or for another attempt at the
-/// old one, become due now. In one transaction, in this order: the notifier gives up on a delivery only
-/// while it holds the partner's row.
+/// Sets or removes a partner's webhook URL. Deliveries that waited for a URL or for their next attempt become due.
+/// One transaction, in this order: the notifier gives up on a delivery only while it holds the partner's row.
 ///
-/// Returns how many deliveries became due, `None` if there is no such partner.
+/// Returns the number of due deliveries, or `None` if there is no such partner.
 pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -187,8 +186,7 @@ pub async fn set_webhook(
     Ok(Some(due))
 }
 
-/// Denies (or allows again) a partner's requests; what was accepted goes on. Returns whether there is
-/// such a partner.
+/// Denies a partner's requests or allows them again; accepted orders go on. Returns whether the partner exists.
 pub async fn set_disabled(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -204,28 +202,26 @@ pub async fn set_disabled(
     Ok(found.rows_affected() > 0)
 }
 
-/// What stays valid beside what a rotation makes.
+/// What stays valid beside the new keys or secret.
 #[derive(Clone, Copy, Debug)]
 pub struct Overlap {
-    /// For how long; 0 ends everything old at once.
+    /// How long the old ones stay valid; 0 ends them at once.
     pub lasts: Duration,
-    /// What the last rotation replaced stays, and what it made is replaced: nobody has that yet. Otherwise it
-    /// is what was valid alone.
+    /// Keeps the old ones of the last rotation and replaces its new ones, which the partner never got.
     pub keep_old: bool,
 }
 
-/// What a rotation came to.
+/// The result of a rotation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rotated {
-    /// It is done; what was replaced is valid until then, or not at all any more.
+    /// Done. The old ones are valid until then, or not at all.
     Until(Option<OffsetDateTime>),
-    /// The overlap of the last rotation is still on (or it isn't, and was to be kept), or there is no such
-    /// partner: nothing was done.
+    /// Nothing was changed: the last overlap hasn't ended, there is no overlap to keep, or no such partner.
     Refused,
 }
 
-/// Replaces a partner's keys; the old ones stay valid during the overlap. While those of the last rotation
-/// are, it has to keep them or end them, since a partner has one old pair at most.
+/// Replaces a partner's keys; the old ones stay valid during the overlap. During the last overlap it must keep or end
+/// the old pair: a partner has one at most.
 pub async fn rotate_keys(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -254,8 +250,8 @@ pub async fn rotate_keys(
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 
-/// Replaces a partner's webhook secret; webhooks are signed with the old one, too, during the overlap.
-/// As with [`rotate_keys`], there is one old secret at most.
+/// Replaces a partner's webhook secret; during the overlap webhooks are signed with the old one, too. As with
+/// [`rotate_keys`], there is one old secret at most.
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -319,7 +315,7 @@ impl TryFrom<CredentialsRow> for Credentials {
     }
 }
 
-/// The credentials of every partner that changed after `version`.
+/// The credentials of partners that changed after `version`.
 pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>, Error> {
     sqlx::query_as!(
         CredentialsRow,
@@ -337,7 +333,7 @@ pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Resul
     .collect()
 }
 
-/// The credentials of the partner with this access key, be it an old one that is still valid.
+/// The credentials of the partner with this access key, current or old and still valid.
 pub async fn by_access_key(
     connection: &mut PgConnection,
     access_key: &str,
@@ -357,12 +353,10 @@ pub async fn by_access_key(
     .transpose()
 }
 
-/// Whether the master keys open what is stored: of each key that partners' secrets need, those of the
-/// newest partners are tried, ten at most. A key that is missing is an error; so is it if none of all those
-/// secrets opens, which means that a key is another one, and not that a row is damaged.
+/// Checks that the master keys open the stored secrets. For each key in use it tries the secrets of the ten newest
+/// partners. Errors: a key is missing, or none of its secrets opens. One that doesn't open is a damaged row.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
-    // A sealed value begins with the length of its key's id, and the id. Rotations seal one secret of a
-    // partner and leave the others.
+    // A sealed value begins with the length and the id of its key. A partner's secrets may have different keys.
     let newest = sqlx::query!(
         r#"SELECT partner_id, for_webhooks AS "for_webhooks!", sealed AS "sealed!" FROM (
              SELECT partner_id, for_webhooks, sealed,

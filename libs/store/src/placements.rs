@@ -14,7 +14,7 @@ use crate::{
     sweep::{Fence, Swept},
 };
 
-/// Gives a due row to every placement whose first lease of `lag` has ended without an outcome.
+/// Inserts a due row for each placement without an outcome after its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let Some(fence) = Fence::take(&mut transaction, "placements", lag).await? else {

@@ -1,4 +1,4 @@
-//! The part of an eSIM profile that is a credential, as it is stored: sealed.
+//! The secret part of an eSIM profile, sealed for storage.
 
 use domain::{ActivationCode, TopupId};
 use serde::{Deserialize, Serialize};
@@ -8,12 +8,12 @@ use crate::{
     vault::{Purpose, Vault, VaultError},
 };
 
-/// What the webhook tells beside the ICCID.
+/// The profile without its ICCID.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Profile {
-    /// What installs the eSIM.
+    /// SM-DP+ address and activation code.
     pub code: ActivationCode,
-    /// When it expires, `YYYY-MM-DD`.
+    /// The expiry date, `YYYY-MM-DD`.
     pub expired_date: String,
 }
 
@@ -25,7 +25,7 @@ struct Stored {
 }
 
 impl Profile {
-    /// Seals it for a topup.
+    /// Seals the profile of a topup.
     pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<Vec<u8>, Error> {
         let stored = Stored {
             smdp: self.code.smdp().to_owned(),
@@ -36,7 +36,7 @@ impl Profile {
         Ok(vault.seal(Purpose::Profile(topup_id), &bytes)?)
     }
 
-    /// Opens what was sealed for this topup.
+    /// Opens the sealed profile of a topup.
     pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self, Error> {
         let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;

@@ -1,4 +1,4 @@
-//! Providers: their breakers, what their callbacks hint at, and how far behind their queues are.
+//! Providers: their breakers, their callbacks' hints, and the backlog of their queues.
 
 use std::time::Duration;
 
@@ -8,20 +8,20 @@ use time::OffsetDateTime;
 
 use crate::{Error, age, seconds, signed};
 
-/// Whether a provider's queue is worked on.
+/// The state of a provider's breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BreakerState {
-    /// It is.
+    /// The provider's placements are claimed.
     Closed,
-    /// It isn't, until the time of [`Breaker::open_until`].
+    /// No placement is claimed until [`ProviderBreaker::open_until`].
     Open,
-    /// It isn't, but one placement may be tried.
+    /// One placement may be claimed as a probe.
     HalfOpen,
 }
 
 impl BreakerState {
-    /// The name that the operator sees.
+    /// The name that operators see.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Closed => "closed",
@@ -31,23 +31,23 @@ impl BreakerState {
     }
 }
 
-/// A provider's breaker, as it is stored.
+/// A provider's breaker as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Breaker {
-    /// The provider.
+pub struct ProviderBreaker {
+    /// The provider's name.
     pub name: String,
-    /// By the database's clock, when it was read.
+    /// The state at the time of the read, by the database's clock.
     pub state: BreakerState,
-    /// Until then it is open.
+    /// When it stops being open.
     #[serde(with = "time::serde::rfc3339::option")]
     pub open_until: Option<OffsetDateTime>,
-    /// Why it opened, or what failed last.
+    /// Why it opened, or the last failure.
     pub reason: Option<String>,
-    /// Calls that failed in a row.
+    /// Consecutive failed calls.
     pub failures: i32,
-    /// How often it has opened in a row.
+    /// Consecutive openings.
     pub openings: i32,
-    /// Names the time between two changes.
+    /// Changes whenever the breaker opens, closes or lets a probe through.
     #[serde(skip)]
     pub version: i64,
     /// When it last opened, closed or let a probe through.
@@ -66,7 +66,7 @@ struct Row {
     changed_at: OffsetDateTime,
 }
 
-impl From<Row> for Breaker {
+impl From<Row> for ProviderBreaker {
     fn from(row: Row) -> Self {
         Self {
             name: row.name,
@@ -88,15 +88,15 @@ impl From<Row> for Breaker {
 /// When a breaker opens by itself, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerLimits {
-    /// Consecutive failed calls after which the breaker opens.
+    /// Consecutive failures that open it.
     pub failures: u32,
-    /// How long it stays open at first; doubles each time.
+    /// How long it stays open at first; doubles with each failed probe.
     pub open: Duration,
-    /// The longest time for which it opens by itself.
+    /// Upper limit of that time.
     pub open_most: Duration,
 }
 
-/// Makes sure that there is a row for each of these providers.
+/// Inserts missing rows for these providers.
 pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result<(), Error> {
     sqlx::query!(
         "INSERT INTO providers (name) SELECT * FROM unnest($1::text[]) ORDER BY 1 ON CONFLICT DO NOTHING",
@@ -108,7 +108,7 @@ pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result
 }
 
 /// Every provider that was ever configured, by name.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<Breaker>, Error> {
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>, Error> {
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT name, open_until > now() IS TRUE AS "is_open!", open_until, reason, failures, openings, version,
@@ -117,11 +117,11 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Breaker>, Error> 
     )
     .fetch_all(connection)
     .await?;
-    Ok(rows.into_iter().map(Breaker::from).collect())
+    Ok(rows.into_iter().map(ProviderBreaker::from).collect())
 }
 
-/// Counts a failed call that began at this version, and opens the breaker if that was one too many, it
-/// was a probe, or `at_once` says so. `None`: the version is another by now.
+/// Counts a failed call that began at this version. Opens the breaker if the limit is reached, if the call
+/// was a probe, or if `at_once` is set. Returns `None` if the version has changed.
 pub async fn failed(
     connection: &mut PgConnection,
     name: &str,
@@ -129,7 +129,7 @@ pub async fn failed(
     at_once: bool,
     limits: &BreakerLimits,
     reason: &str,
-) -> Result<Option<Breaker>, Error> {
+) -> Result<Option<ProviderBreaker>, Error> {
     let row = sqlx::query_as!(
         Row,
         r#"WITH counted AS (
@@ -156,16 +156,16 @@ pub async fn failed(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(row.map(Breaker::from))
+    Ok(row.map(ProviderBreaker::from))
 }
 
-/// Closes the breaker, or forgets the failures it counted, after a call that began at this version and
-/// that the provider answered. `None`: the version is another by now.
+/// Closes the breaker, or clears its failures, after a call that began at this version and got a response.
+/// Returns `None` if the version has changed.
 pub async fn answered(
     connection: &mut PgConnection,
     name: &str,
     version: i64,
-) -> Result<Option<Breaker>, Error> {
+) -> Result<Option<ProviderBreaker>, Error> {
     let row = sqlx::query_as!(
         Row,
         r#"UPDATE providers p
@@ -179,16 +179,16 @@ pub async fn answered(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(row.map(Breaker::from))
+    Ok(row.map(ProviderBreaker::from))
 }
 
-/// Lets one probe through a breaker that has been open for long enough, if something is due to be tried
-/// with; for `lease` nobody else gets one. The probe's calls begin at the version that this answers.
+/// Lets one probe through a breaker whose open time has passed, if a placement is due. No other process gets
+/// a probe during `lease`. The probe's calls begin at the returned version.
 pub async fn probe(
     connection: &mut PgConnection,
     name: &str,
     lease: Duration,
-) -> Result<Option<Breaker>, Error> {
+) -> Result<Option<ProviderBreaker>, Error> {
     let row = sqlx::query_as!(
         Row,
         r#"UPDATE providers
@@ -201,16 +201,16 @@ pub async fn probe(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(row.map(Breaker::from))
+    Ok(row.map(ProviderBreaker::from))
 }
 
-/// Opens a provider's breaker on an operator's word. `None`: there is no such provider.
+/// Opens a provider's breaker on an operator's command. Returns `None` if there is no such provider.
 pub async fn open(
     connection: &mut PgConnection,
     name: &str,
     duration: Duration,
     reason: &str,
-) -> Result<Option<Breaker>, Error> {
+) -> Result<Option<ProviderBreaker>, Error> {
     let row = sqlx::query_as!(
         Row,
         r#"UPDATE providers
@@ -223,11 +223,11 @@ pub async fn open(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(row.map(Breaker::from))
+    Ok(row.map(ProviderBreaker::from))
 }
 
-/// Closes a provider's breaker on an operator's word. `None`: there is no such provider.
-pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<Breaker>, Error> {
+/// Closes a provider's breaker on an operator's command. Returns `None` if there is no such provider.
+pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>, Error> {
     let row = sqlx::query_as!(
         Row,
         r#"UPDATE providers
@@ -238,11 +238,11 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<B
     )
     .fetch_optional(connection)
     .await?;
-    Ok(row.map(Breaker::from))
+    Ok(row.map(ProviderBreaker::from))
 }
 
-/// A callback spoke of this unit: its placement, if it waits for profiles, is looked at now, or one
-/// second after the look that the callback before it caused. Says whether anything moved.
+/// Handles a callback for this unit: if its placement waits for profiles, it becomes due now, or one second
+/// after the collect that the previous callback caused. Returns whether anything moved.
 pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool, Error> {
     let moved = sqlx::query!(
         "WITH hinted AS (
@@ -264,11 +264,11 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
     Ok(moved > 0)
 }
 
-/// How long a replica's share of a rate limit stays reserved for it.
+/// The lease of a replica's share of a rate limit.
 const SHARE: Duration = Duration::from_secs(3);
 
-/// Leases this replica's share of a provider's rate limit; to be renewed each second. `wanted` and the
-/// result are calls per second. The shares that are leased at any time add up to at most `limit`.
+/// Leases this replica's share of a provider's rate limit; the caller renews it each second. `wanted` and the
+/// result are calls per second. The sum of all leased shares is at most `limit`.
 pub async fn allowance(
     connection: &mut PgConnection,
     provider: &str,
@@ -313,8 +313,8 @@ pub async fn allowance(
     Ok(share)
 }
 
-/// The share of a replica beside others, each with what it wants and what it has leased: what it wants, but
-/// not more than an equal part of what those leave who want less. What nobody wants is shared equally.
+/// The share of a replica beside `others`, each with its wanted and its leased rate. A replica gets what it wants, but
+/// at most an equal part of what is left by the replicas that want less. The unwanted rest is split equally.
 fn share(limit: f64, wanted: f64, others: &[(f64, f64)]) -> f64 {
     let count = |length: usize| u32::try_from(length).map_or(f64::MAX, f64::from);
     let replicas = count(others.len() + 1);
@@ -339,21 +339,21 @@ fn share(limit: f64, wanted: f64, others: &[(f64, f64)]) -> f64 {
     fair.min(limit - leased).max(0.0)
 }
 
-/// How far behind a provider's queue is.
+/// The backlog of a provider's queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backlog {
-    /// Whose queue.
+    /// The provider's name.
     pub provider: String,
-    /// How many placements wait for an operator.
+    /// The number of parked placements.
     pub parked: i64,
-    /// How many placements are due now.
+    /// The number of due placements.
     pub due: i64,
-    /// How long the oldest due placement has been due; zero if none is.
+    /// How long the oldest due placement has been overdue; zero if none is due.
     pub oldest_overdue: Duration,
 }
 
-/// Looks at the queues, by index: of `served` providers, and of all that the catalogue names, so that
-/// work for one that nobody serves is seen.
+/// Reads the backlogs, by index: of `served` providers and of all providers in the catalogue. So the backlog
+/// of an unserved provider shows too.
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
     let rows = sqlx::query!(
         r#"SELECT provider AS "provider!",

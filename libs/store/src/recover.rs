@@ -1,30 +1,32 @@
-//! After an old dump was restored: what the database believes of purchases that aren't finished may be
-//! long out of date.
+//! After a restore of an old dump, the states of unfinished purchases are out of date.
 
 use domain::{OrderId, PartnerId};
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 
-use crate::Error;
+use crate::{
+    Error,
+    operator::actions::{self, Mode},
+};
 
-/// The longest wait for others who write placements.
+/// The longest wait for sessions that write placements.
 const LOCK_TIMEOUT: &str = "10s";
 
-/// What was moved, or would be.
+/// The placements that were moved, or would be.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recovered {
-    /// Placements that were `accepted`: looked up now, although this database knows of no attempt.
+    /// Placements that were `accepted`; they are looked up although no attempt is recorded.
     pub accepted: i64,
-    /// Placements that were `placing`: looked up as if their attempt had been recorded just now.
+    /// Placements that were `placing`; they are looked up as if their attempt was recorded now.
     pub placing: i64,
-    /// Of both, those that were parked instead.
+    /// Placements of both kinds that were parked instead.
     pub parked: i64,
-    /// Orders of both that the dump doesn't know to be answered: they may have been refused after it.
+    /// Orders without an answer in the dump: they may have been refused after it.
     pub unanswered: Vec<Unanswered>,
-    /// Placements that had been parked before. Operators may have settled them after the dump.
+    /// Placements that are parked in the dump. Operators may have resolved them after it.
     pub parked_before: i64,
-    /// When the newest order was stored, so the dump is not much younger. What was ordered later is lost.
+    /// When the newest order was stored. Later orders are lost.
     #[serde(with = "time::serde::rfc3339::option")]
     pub newest_order_at: Option<OffsetDateTime>,
 }
@@ -32,11 +34,11 @@ pub struct Recovered {
 /// An order that may have been answered with 422 after the dump.
 #[derive(Clone, Debug, Serialize)]
 pub struct Unanswered {
-    /// Its id.
+    /// Our order id.
     pub order_id: OrderId,
-    /// Whose it is.
+    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The partner's id of it.
+    /// The partner's own order id.
     pub external_order_id: String,
 }
 
@@ -44,11 +46,9 @@ pub struct Unanswered {
 #[derive(Debug, thiserror::Error)]
 pub enum NotRecovered {
     /// Provisioners are connected to this database.
-    #[error(
-        "{0} provisioners' connections are open: stop all provisioners first, they may be buying already"
-    )]
+    #[error("{0} connections of provisioners are open: stop all provisioners first, they may be buying")]
     Provisioners(i64),
-    /// The database didn't do it.
+    /// The database refused a statement or didn't respond.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -59,25 +59,24 @@ impl From<sqlx::Error> for NotRecovered {
     }
 }
 
-/// Moves every placement that is `accepted` or `placing` to "outcome unknown": `placing`, with an attempt
-/// recorded now. So each is looked up by its id before anything is bought, and "no such purchase"
-/// counts only after the settling delay, from now on, like that of any attempt.
+/// Moves every `accepted` or `placing` placement to "outcome unknown": `placing`, with an attempt recorded now. So each
+/// is looked up before anything is bought, and the settling delay starts now.
 ///
-/// What was `accepted` moves along [`domain::placement::Event::Claim`], by a claimant who sends nothing.
-/// `park_unanswered` moves those of orders that may have been answered with 422 on to `parked`.
+/// An `accepted` placement moves by [`domain::placement::Event::Claim`], and nothing is sent. `park_unanswered` parks
+/// the placements of orders that may have been answered with 422.
 ///
-/// Doing it twice moves nothing further but begins the settling delay again. Provisioners must not run:
-/// one that connects while this runs waits for it.
+/// A second run only restarts the settling delay. It fails while provisioners are connected; one that connects
+/// meanwhile waits for the commit.
 pub async fn recover(
     connection: &mut PgConnection,
     park_unanswered: bool,
-    dry_run: bool,
+    mode: Mode<'_>,
 ) -> Result<Recovered, NotRecovered> {
     let mut transaction = connection.begin().await?;
     sqlx::query!("SELECT set_config('lock_timeout', $1, true)", LOCK_TIMEOUT)
         .fetch_one(&mut *transaction)
         .await?;
-    // No claim between the look at who is connected and the commit.
+    // No claim between the check for provisioners and the commit.
     sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
         .execute(&mut *transaction)
         .await?;
@@ -133,12 +132,8 @@ pub async fn recover(
     )
     .fetch_all(&mut *transaction)
     .await?;
-    if dry_run {
-        transaction.rollback().await?;
-    } else {
-        transaction.commit().await?;
-    }
     let count = |matching: usize| i64::try_from(matching).unwrap_or(i64::MAX);
+    actions::finish(transaction, mode, count(rows.len())).await?;
     let accepted = rows.iter().filter(|row| row.was == "accepted").count();
     let mut unanswered: Vec<Unanswered> = rows
         .iter()

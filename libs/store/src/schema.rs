@@ -4,7 +4,7 @@ mod migrate;
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, migrate::Migrator};
+use sqlx::{AssertSqlSafe, PgConnection, Row, migrate::Migrator};
 
 pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
 
@@ -16,7 +16,7 @@ use crate::{
 
 static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 
-/// This program can't work with the database.
+/// This program does not work with the database.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
     /// Migrations of this version are missing.
@@ -46,10 +46,10 @@ pub enum SchemaError {
          PostgreSQL itself, not PgBouncer or another pooler; DATABASE_CONNECTIONS bounds the connections"
     )]
     Pooler,
-    /// The master key doesn't open the stored secrets.
+    /// The master key does not open the stored secrets.
     #[error("the master key is not the one that the stored secrets were encrypted under: {0}")]
     MasterKey(VaultError),
-    /// A statement failed, or the database doesn't answer.
+    /// A statement failed, or the database does not respond.
     #[error(transparent)]
     Store(Error),
 }
@@ -89,8 +89,8 @@ fn newest(migrations: &Migrator) -> i64 {
     versions.max().unwrap_or_default()
 }
 
-/// Waits until the database answers and makes the checks of [`check_all`], twice a second. Errors that waiting
-/// doesn't cure end it at once. The caller ends it when the process stops.
+/// Waits until the database responds, with the checks of [`check_all`] twice a second. Errors that do not go
+/// away by waiting end it at once. The caller ends it when the process stops.
 pub async fn wait(database: &Database, vault: &Vault) -> Result<(), SchemaError> {
     loop {
         let checked = database.run(async |connection| check_all(connection, vault).await);
@@ -114,12 +114,13 @@ pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(
 /// Checks that the session has the settings of [`crate::config`] and that the schema serves this version.
 /// Returns the schema's version.
 pub async fn check(connection: &mut PgConnection) -> Result<i64, SchemaError> {
-    // Not a checked statement: it must work on an empty database.
     let (name, expected) = STARTUP_OPTIONS;
-    let applied: Option<String> = sqlx::query_scalar("SELECT current_setting($1, true)")
-        .bind(name)
+    // Not a prepared statement: through a pooler its name may be taken by another session's.
+    let session = format!("SELECT current_setting('{name}', true)");
+    let applied: Option<String> = sqlx::raw_sql(AssertSqlSafe(session))
         .fetch_one(&mut *connection)
         .await
+        .and_then(|row| row.try_get(0))
         .map_err(Error::from)?;
     if applied.as_deref() != Some(expected) {
         return Err(SchemaError::Pooler);

@@ -1,5 +1,5 @@
-//! The sweep finds rows whose first lease ended without an outcome. A row that finishes in time costs it
-//! one read, and never has a due row.
+//! The sweep finds rows without an outcome after their first lease. A row that finishes in time costs one read and
+//! never has a due row.
 
 use std::time::Duration;
 
@@ -8,37 +8,37 @@ use time::OffsetDateTime;
 
 use crate::{Error, seconds};
 
-/// The longest stretch of time that one sweep looks at: what was created in it must fit into one
-/// statement, also after a long stop of the stage.
+/// The longest time range of one sweep: the rows of that range must fit into one statement, also after a long stop of
+/// the stage.
 const STRETCH: f64 = 10.0;
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Rows that are due now.
+    /// The number of rows that became due.
     pub late: u64,
-    /// Older rows are left to look at: sweep again at once.
+    /// Older rows are left: sweep again at once.
     pub more: bool,
 }
 
-/// The stretch of one sweep, held by one process at a time. Its end becomes the next beginning only once
-/// every transaction that may have created rows in it has ended: a slow commit is not passed by.
+/// The time range of one sweep; one process holds it at a time. Its end becomes the start of the next range only after
+/// every transaction that may have created rows in it has ended, so a slow commit is not missed.
 pub(crate) struct Fence {
     stage: &'static str,
-    /// Rows created after this time are looked at.
+    /// The start of the range, exclusive.
     pub(crate) from: OffsetDateTime,
-    /// Rows created up to this time are looked at.
+    /// The end of the range, inclusive.
     pub(crate) until: OffsetDateTime,
-    /// Where the next sweep begins.
+    /// The start of the next range.
     next: OffsetDateTime,
-    /// The fence was passed, or there is none yet. Otherwise it stays: moved on each time, it would
-    /// never be passed beside a long transaction.
+    /// The fence was passed, or there is none yet. Otherwise it stays: a fence that moves with each sweep would never
+    /// be passed beside a long transaction.
     renew: bool,
     more: bool,
 }
 
 impl Fence {
-    /// `None`: another process sweeps now, or nothing is old enough.
+    /// Returns `None` if another process sweeps now or nothing is old enough.
     pub(crate) async fn take(
         connection: &mut PgConnection,
         stage: &'static str,
@@ -70,7 +70,7 @@ impl Fence {
         }))
     }
 
-    /// Moves the beginning of the next sweep, and sets the fence for the one after it.
+    /// Moves the start of the next range and sets the fence.
     pub(crate) async fn done(self, connection: &mut PgConnection, late: u64) -> Result<Swept, Error> {
         sqlx::query!(
             "UPDATE sweeps

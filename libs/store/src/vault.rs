@@ -15,14 +15,14 @@ use secrecy::{ExposeSecret, SecretString};
 const NONCE: usize = 24;
 /// The longest id of a key.
 const LONGEST_ID: usize = 32;
-/// How many bytes of a sealed value tell its key.
+/// The bytes of a sealed value that hold its key id.
 pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 
-/// The id of keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are
-/// refused, and so is a key of zeros whatever it is called: what everybody can read protects nothing.
-pub const EXAMPLE_ID: &str = "example";
+/// The id of keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are refused, and so
+/// is a key of zeros under any id: published keys protect nothing.
+const EXAMPLE_ID: &str = "example";
 
-/// What a sealed value is; it opens only as what it was sealed for.
+/// What a sealed value holds; it opens only for the same purpose and row.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
     /// A partner's request-signing key.
@@ -31,7 +31,7 @@ pub enum Purpose<'a> {
     WebhookSecret(PartnerId),
     /// The profile of a topup.
     Profile(&'a TopupId),
-    /// What an endpoint answered to an attempt (how many had ended before it) to deliver a topup.
+    /// An endpoint's response to a delivery attempt, which is numbered from 0.
     Answer(&'a TopupId, u32),
 }
 
@@ -46,7 +46,7 @@ impl Purpose<'_> {
     }
 }
 
-/// Master keys or a sealed value can't be used. Says which, never shows a secret.
+/// Master keys or a sealed value can't be used. The texts show no secret.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VaultError {
     /// Not `<id>:<Base64 of 32 bytes>`.
@@ -54,10 +54,10 @@ pub enum VaultError {
         "master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters"
     )]
     BadKey(usize),
-    /// Everybody knows it.
+    /// The key is published in an example.
     #[error("master key number {0} is an example; make one with `esimctl master-key create FILE`")]
     Example(usize),
-    /// There is no key at all.
+    /// No key is configured.
     #[error(
         "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)"
     )]
@@ -65,7 +65,7 @@ pub enum VaultError {
     /// Two keys have one id.
     #[error("two master keys have the id {0:?}")]
     DuplicateKey(String),
-    /// The value was sealed under a key that isn't there.
+    /// The value was sealed under a key that isn't configured.
     #[error("a stored secret needs the master key {0:?}, which is not configured")]
     MissingKey(String),
     /// The value was changed, or belongs to another row.
@@ -118,12 +118,12 @@ impl Vault {
         }
     }
 
-    /// The ids of the keys; the first is the one that seals.
+    /// The ids of the keys; the first one seals.
     pub fn key_ids(&self) -> impl Iterator<Item = &str> {
         self.0.iter().map(|key| key.id.as_str())
     }
 
-    /// What a value that the first key sealed begins with.
+    /// The prefix of values that the first key sealed.
     pub(crate) fn first_prefix(&self) -> Result<Vec<u8>, VaultError> {
         let id = &self.0.first().ok_or(VaultError::NoKey)?.id;
         let id_length = u8::try_from(id.len()).map_err(|_| VaultError::Damaged)?;
@@ -148,12 +148,12 @@ impl Vault {
         Ok([&self.first_prefix()?, &nonce[..], &sealed].concat())
     }
 
-    /// Seals what another key has sealed with the first one.
-    pub fn reseal(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
+    /// Opens a value and seals it again with the first key.
+    pub(crate) fn reseal(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         self.seal(purpose, &self.open(purpose, sealed)?)
     }
 
-    /// Opens what was sealed for the same purpose.
+    /// Opens a value that was sealed for the same purpose.
     pub fn open(&self, purpose: Purpose<'_>, sealed: &[u8]) -> Result<Vec<u8>, VaultError> {
         let (id, rest) = split(sealed).ok_or(VaultError::Damaged)?;
         let (nonce, ciphertext) = rest.split_first_chunk::<NONCE>().ok_or(VaultError::Damaged)?;

@@ -10,11 +10,11 @@ use store::{
     schema::{self, SchemaError},
 };
 
-/// The name that the server shows for our connections.
+/// The application name of the connections.
 pub const APPLICATION: &str = "esimctl";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The head of the error for a server that cannot be reached.
+/// The start of the error for an unreachable server.
 pub const UNREACHABLE: &str = "cannot connect to PostgreSQL; check DATABASE_URL and that the server is up";
 
 /// Connects to a database whose schema serves this version.
@@ -28,7 +28,7 @@ pub async fn connect(database: &DatabaseConfig) -> anyhow::Result<PgConnection> 
     Ok(connection)
 }
 
-/// A pooler that refuses the session settings has an error of its own.
+/// Names a pooler that refuses the session settings in the error.
 pub fn unreachable(error: sqlx::Error) -> anyhow::Error {
     match SchemaError::refused(&error) {
         Some(pooler) => pooler.into(),

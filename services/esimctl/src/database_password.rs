@@ -1,4 +1,4 @@
-//! `esimctl database-password`: the password of the database's role, for a start that has none yet.
+//! `esimctl database-password`: creates the password of the database's role for a first start.
 
 use std::path::PathBuf;
 
@@ -10,22 +10,22 @@ use serde_json::json;
 use crate::{output::Output, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
-  esimctl database-password create secrets/                 refuses if there is one already
-  esimctl database-password create secrets/ --if-missing    leaves the one that is there
+  esimctl database-password create secrets/                 fails if the files exist
+  esimctl database-password create secrets/ --if-missing    keeps existing files
 
-Makes `password`, for the server (POSTGRES_PASSWORD_FILE), and `pgpass`, for its clients (PGPASSFILE).";
+Writes `password` for the server (POSTGRES_PASSWORD_FILE) and `pgpass` for its clients (PGPASSFILE).";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Make a random password, or write down a given one, in files that only their owner may read
+    /// Write a random password, or a given one, to files that only their owner may read
     #[command(after_help = EXAMPLES)]
     Create {
-        /// Where `password` and `pgpass` are made
+        /// The folder for `password` and `pgpass`
         folder: PathBuf,
         /// The password [default: a random one]
         #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
         password: Option<SecretString>,
-        /// Don't fail if it is there already
+        /// Don't fail if the files exist
         #[arg(long)]
         if_missing: bool,
     },
@@ -41,7 +41,7 @@ pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
     let given = given.filter(|password| !password.is_empty());
     let password = match given {
         Some(password) if password.contains(['\n', '\r', '\0']) => {
-            bail!("the password holds a line break, which such a file can't hold")
+            bail!("the password has a line break or a NUL, which the file can't hold")
         }
         Some(password) => password.to_owned(),
         None => hex::encode(rand::random::<[u8; 24]>()),
@@ -50,24 +50,24 @@ pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
     let path = file.display();
     let made = secret_file::make(&file, &format!("{password}\n"))?;
     if !made && !if_missing {
-        bail!("{path} exists already; it is never overwritten");
+        bail!("{path} exists; it is never overwritten");
     }
     let stored = std::fs::read_to_string(&file).with_context(|| format!("cannot read {path}"))?;
     let stored = stored.trim_end_matches('\n');
     if given.is_some_and(|given| given != stored) {
         bail!(
-            "{path} holds another password, and so does the database that was made with it: change it there \
-             (ALTER ROLE) and in the files beside it, or leave POSTGRES_PASSWORD as it was"
+            "{path} holds another password, and so does the database that was created with it: change it there \
+             (ALTER ROLE) and in both files, or restore the old POSTGRES_PASSWORD"
         );
     }
-    // A crash between the two files is mended by the next call.
+    // After a crash between the two files, the next call writes the second.
     let escaped = stored.replace('\\', "\\\\").replace(':', "\\:");
     secret_file::make(&folder.join("pgpass"), &format!("*:*:*:*:{escaped}\n"))?;
     output.print(&json!({ "file": file, "created": made }), || {
         if made {
             format!("{path} holds the database's password")
         } else {
-            format!("{path} is there already")
+            format!("{path} exists already")
         }
     })
 }

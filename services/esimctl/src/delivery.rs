@@ -1,102 +1,115 @@
-//! `esimctl delivery`: webhooks with their attempts, and sending them again.
+//! `esimctl delivery`: shows webhooks with their attempts, and replays them.
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use domain::TopupId;
-use runtime::clock;
 use serde_json::json;
 use store::{
     PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
-    operator::deliveries::{self, AttemptView, DeliveryView, Filter},
+    operator::{
+        actions::Mode,
+        deliveries::{self, AttemptView, DeliveryView, Filter, Replayed},
+    },
     vault::{Purpose, Vault},
 };
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 
 use crate::{
+    confirm::Confirm,
     database::connect,
     lookup::{Which, find},
+    moment::past,
     output::{Output, moment, printable, properties, table},
 };
 
 pub const EXAMPLES: &str = "Examples:
   esimctl delivery list --state exhausted
   esimctl delivery show 20250129123456618033988749
-  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h";
+  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h --dry-run";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl delivery list --state exhausted
   esimctl delivery list --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z --limit 500
   esimctl delivery list --since 30m --json
 
---since means: its last attempt began, or there was something to tell, since then.";
+--since and --until compare the time of the last attempt, or of readiness if there was none.";
 
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl delivery show 20250129123456618033988749
   MASTER_KEY_FILE=master.key esimctl delivery show 20250129123456618033988749 --answers
 
-Endpoints echo what they got: --answers may show activation codes.";
+An endpoint may echo its request, so --answers may show activation codes.";
 
 const REPLAY_EXAMPLES: &str = "Examples:
-  esimctl delivery replay 20250129123456618033988749
-  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h
-  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z --state all
+  esimctl delivery replay 20250129123456618033988749 --reason 'ticket 4711'
+  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h --dry-run
+  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z \\
+    --until 2025-01-29T14:00:00Z --state all --limit 500 --reason 'endpoint lost them' --yes
 
-A replayed delivery is pending again, due now, at the beginning of the schedule; its attempts stay. `all` and
-a single delivery include what waits for its next attempt. The webhook-id stays the same: a partner that
-has handled it may ignore it.";
+It shows the number of webhooks to send, then asks. A replayed delivery is pending and due now, at the beginning of the
+schedule; its attempts stay. `all` and a single delivery include deliveries that wait for their next attempt. The
+webhook-id stays the same: a partner that has handled it may ignore it.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
     /// List deliveries, newest units first
     #[command(after_help = LIST_EXAMPLES)]
     List(List),
-    /// Show a delivery with each of its attempts
+    /// Show a delivery with its attempts
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// The unit it tells of
+        /// The topup id of the delivery
         topup_id: TopupId,
-        /// Show how the answers began that did not acknowledge it; needs the master key
+        /// Show the first bytes of responses that did not acknowledge it; needs the master key
         #[arg(long)]
         answers: bool,
         #[command(flatten)]
         master_key: MasterKeyConfig,
     },
-    /// Send again: one delivery, or those of a partner since a time
+    /// Replay webhooks: one, or those of a partner since a time
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(Replay),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct List {
-    /// Only of this partner, by id or access key
+    /// Only deliveries of this partner, by id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY")]
     partner: Option<String>,
-    /// Only in this state
+    /// Only deliveries in this state
     #[arg(long, value_parser = PossibleValuesParser::new(["pending", "delivered", "exhausted", "no_endpoint"]))]
     state: Option<String>,
-    /// Only since then: a time such as `2025-01-29T12:00:00Z`, or how long ago, such as `2h`
-    #[arg(long, value_name = "TIME", value_parser = since)]
+    /// Only deliveries since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
-    /// At most so many
+    /// The most deliveries to list
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     limit: u32,
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Replay {
-    /// The unit it tells of
-    #[arg(required_unless_present = "partner", conflicts_with_all = ["partner", "since", "state"])]
+    /// The topup id of the delivery
+    #[arg(required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
     topup_id: Option<TopupId>,
-    /// All of this partner, by id or access key
+    /// All deliveries of this partner, by id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
     partner: Option<String>,
-    /// Since then: a time such as `2025-01-29T12:00:00Z`, or how long ago, such as `2h`
-    #[arg(long, value_name = "TIME", value_parser = since)]
+    /// Only deliveries since this time: a time such as `2025-01-29T12:00:00Z`, or an age such as `2h`
+    #[arg(long, value_name = "TIME", value_parser = past)]
     since: Option<OffsetDateTime>,
-    /// Those in this state
+    /// Only deliveries until this time, in the same form
+    #[arg(long, value_name = "TIME", value_parser = past)]
+    until: Option<OffsetDateTime>,
+    /// Only deliveries in this state
     #[arg(long, default_value = "exhausted", value_parser = PossibleValuesParser::new(["exhausted", "delivered", "all"]))]
     state: String,
+    /// The most deliveries to replay, oldest units first
+    #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    limit: u32,
+    #[command(flatten)]
+    confirm: Confirm,
 }
 
 pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
@@ -196,7 +209,7 @@ async fn show(
     })
 }
 
-/// How the answer began, if that is kept and may be shown.
+/// The first bytes of the response, if they are stored and the vault is given.
 fn answer(vault: Option<&Vault>, topup_id: &TopupId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
@@ -248,30 +261,85 @@ async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> a
     let mut filter = Filter {
         topup_id: asked.topup_id.as_ref(),
         since: asked.since,
+        until: asked.until,
         ..Filter::default()
     };
     if let Some(partner) = &asked.partner {
         filter.partner_id = Some(partner_id(&mut connection, partner).await?);
         filter.state = Some(asked.state.as_str()).filter(|state| *state != "all");
     }
-    let replayed = deliveries::replay(&mut connection, &filter).await?;
-    if let (Some(topup_id), 0) = (&asked.topup_id, replayed) {
+    let preview = deliveries::replay(&mut connection, &filter, asked.limit, Mode::Preview).await?;
+    if let (Some(topup_id), 0) = (&asked.topup_id, preview.replayed) {
         let found = deliveries::list(&mut connection, &filter, 1).await?;
         match found.first().map(|delivery| delivery.state.as_str()) {
             None => bail!("there is no delivery of {topup_id}; see `esimctl order show`"),
             Some("no_endpoint") => {
                 bail!(
-                    "its partner has no webhook URL; `esimctl partner set-webhook` sends what waits for one"
+                    "the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks"
                 )
             }
             Some(_) => {}
         }
     }
-    output.print(&json!({ "replayed": replayed }), || match replayed {
-        0 => "nothing to replay, or it is due anyway".to_owned(),
-        1 => "1 delivery is due now".to_owned(),
-        more => format!("{more} deliveries are due now"),
+    if asked.confirm.dry_run || preview.replayed == 0 {
+        return output.print(&shown(&preview, asked.confirm.dry_run), || {
+            describe_replay(&preview, asked, "would be sent")
+        });
+    }
+    asked
+        .confirm
+        .ask(&describe_replay(&preview, asked, "are sent again at once"))?;
+    let target = target(asked);
+    let mode = asked.confirm.apply("delivery replay", &target);
+    let replayed = deliveries::replay(&mut connection, &filter, asked.limit, mode).await?;
+    output.print(&shown(&replayed, false), || {
+        describe_replay(&replayed, asked, "are due now")
     })
+}
+
+fn shown(replayed: &Replayed, dry_run: bool) -> serde_json::Value {
+    let mut shown = json!(replayed);
+    shown["dry_run"] = json!(dry_run);
+    shown
+}
+
+fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
+    let Replayed {
+        replayed,
+        delivered,
+        exhausted,
+        pending,
+        oldest,
+        newest,
+    } = replayed;
+    if *replayed == 0 {
+        return "nothing to replay: no such delivery, or all are due anyway".to_owned();
+    }
+    let mut text = format!(
+        "{replayed} webhooks {verb}: {delivered} were delivered, {exhausted} exhausted, {pending} pending; last attempts \
+         from {} to {} UTC",
+        at(*oldest),
+        at(*newest),
+    );
+    if *replayed >= i64::from(asked.limit) && asked.topup_id.is_none() {
+        text.push_str("; more may match (--limit): repeat the command for the next ones");
+    }
+    text
+}
+
+/// The filter of a replay, as recorded.
+fn target(asked: &Replay) -> String {
+    if let Some(topup_id) = &asked.topup_id {
+        return format!("topup {topup_id}");
+    }
+    format!(
+        "partner {} state {} since {} until {} limit {}",
+        asked.partner.as_deref().unwrap_or("-"),
+        asked.state,
+        at(asked.since),
+        at(asked.until),
+        asked.limit,
+    )
 }
 
 async fn partner_id(connection: &mut PgConnection, partner: &str) -> anyhow::Result<domain::PartnerId> {
@@ -281,45 +349,10 @@ async fn partner_id(connection: &mut PgConnection, partner: &str) -> anyhow::Res
     Ok(find(connection, &which).await?.partner_id.into())
 }
 
-/// A time, or how long ago it is.
-fn since(text: &str) -> Result<OffsetDateTime, String> {
-    if let Ok(at) = OffsetDateTime::parse(text, &Rfc3339) {
-        return Ok(at);
-    }
-    let ago = runtime::config::duration(text)
-        .map_err(|_| "write it like `2025-01-29T12:00:00Z` or `2h`".to_owned())?;
-    let ago = time::Duration::try_from(ago).map_err(|_| "that is too long ago".to_owned())?;
-    clock::now()
-        .checked_sub(ago)
-        .ok_or_else(|| "that is too long ago".to_owned())
-}
-
 fn at(at: Option<OffsetDateTime>) -> String {
     at.map_or_else(dash, moment)
 }
 
 fn dash() -> String {
     "-".to_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    use time::macros::datetime;
-
-    use super::*;
-
-    #[test]
-    fn since_is_a_time_or_how_long_ago() {
-        assert_eq!(
-            since("2025-01-29T13:00:00+01:00").unwrap(),
-            datetime!(2025-01-29 12:00 UTC)
-        );
-        let before = clock::now();
-        let then = since("2h").unwrap();
-        let ago = before - then..=clock::now() - then;
-        assert!(*ago.start() <= time::Duration::HOUR * 2 && *ago.end() >= time::Duration::HOUR * 2);
-        for bad in ["", "yesterday", "2025-01-29", "99999999999y"] {
-            assert!(since(bad).is_err(), "{bad}");
-        }
-    }
 }

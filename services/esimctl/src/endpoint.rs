@@ -1,4 +1,4 @@
-//! `esimctl endpoint`: whether partners' endpoints get webhooks, and why not.
+//! `esimctl endpoint`: the state of partners' endpoints, and pausing them.
 
 use clap::Subcommand;
 use serde_json::json;
@@ -22,19 +22,19 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl endpoint list
   esimctl endpoint list --json
 
-States: open; blocked (many attempts in a row failed: nothing is sent until then, and no attempt is lost);
-probing (one delivery tries whether it answers again); paused (by `endpoint pause`); no_url";
+States: open; blocked (many consecutive attempts failed: nothing is sent until the time shown, and no attempt is used up);
+probing (one delivery is sent as a probe); paused (by `endpoint pause`); no_url";
 
 const PAUSE_EXAMPLES: &str = "Examples:
   esimctl endpoint pause ak_0123456789abcdef01234567
 
-Its webhooks wait, without loss and without losing attempts, until `esimctl endpoint resume`. Requests
-that are under way are finished.";
+Its webhooks wait until `esimctl endpoint resume`. No webhook is lost and no attempt is used up. Requests in flight are
+finished.";
 
 const RESUME_EXAMPLES: &str = "Examples:
   esimctl endpoint resume ak_0123456789abcdef01234567
 
-Ends a pause, or a block after failures, and makes everything due that waits, also for its next attempt.";
+Ends a pause or a block. All waiting webhooks become due, including those that wait for their next attempt.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -44,7 +44,7 @@ pub enum Command {
     /// Send nothing to a partner's endpoint until it is resumed
     #[command(after_help = PAUSE_EXAMPLES)]
     Pause(Which),
-    /// Send again, beginning with what waited
+    /// End a pause or a block and send the waiting webhooks
     #[command(after_help = RESUME_EXAMPLES)]
     Resume(Which),
 }

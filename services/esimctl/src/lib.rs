@@ -1,10 +1,10 @@
-//! The operator's command line: partner accounts and their endpoints, the catalogue of options, orders
-//! and webhooks as they are stored, and the database's schema.
+//! The operator's command line: partners, options, orders, deliveries, providers, keys and the database's schema.
 //!
-//! It is the only program that migrates and the only one that makes partners, so it is where their
-//! secrets are shown: once, when they are made or replaced. What can be wrong with the input is checked before
-//! anything is written, and each command writes in one transaction, but for `master-key reencrypt`.
+//! Only this program migrates and creates partners. It shows their secrets once, when they are created or replaced.
+//! Each command checks its input first and writes in one transaction; `master-key reencrypt` writes in batches.
 
+mod action;
+mod confirm;
 mod database;
 mod database_password;
 mod delivery;
@@ -12,6 +12,7 @@ mod endpoint;
 mod lookup;
 mod master_key;
 mod migrate;
+mod moment;
 mod option;
 mod order;
 mod output;
@@ -32,9 +33,9 @@ use store::config::{BadDatabaseUrl, DatabaseConfig, MasterKeyError};
 
 use crate::output::{Output, one_line};
 
-/// Exit status when what was asked for could not be done.
+/// Exit status of a command that failed.
 const FAILED: u8 = 1;
-/// Exit status when the arguments or settings are wrong.
+/// Exit status for wrong arguments or settings.
 const USAGE: u8 = 2;
 
 const EXAMPLES: &str = "Examples:
@@ -48,7 +49,7 @@ Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wron
 
 /// The command line for operators of the eSIM ordering pipeline
 #[derive(Parser, Clone, Debug)]
-// Not every command needs the database; those that do say so.
+// Some commands need no database; the others check for the URL themselves.
 #[command(name = "esimctl", version, after_help = EXAMPLES, mut_arg("database_url", |url| url.required(false)))]
 pub struct Config {
     /// Print JSON instead of text, before or after the command
@@ -62,44 +63,47 @@ pub struct Config {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
-    /// Partner accounts: who may order, and where their webhooks go
+    /// Partner accounts with their keys and webhook URLs
     #[command(subcommand, after_help = partner::EXAMPLES)]
     Partner(partner::Command),
-    /// The catalogue: the options that partners may order
+    /// The catalogue of options that partners may order
     #[command(subcommand, after_help = option::EXAMPLES)]
     Option(option::Command),
-    /// Webhooks: what became of each, and sending them again
+    /// Webhooks with their attempts, and replays
     #[command(subcommand, after_help = delivery::EXAMPLES)]
     Delivery(delivery::Command),
-    /// Partners' endpoints: whether they get webhooks
+    /// Partners' endpoints: list, pause, resume
     #[command(subcommand, after_help = endpoint::EXAMPLES)]
     Endpoint(endpoint::Command),
-    /// Orders, as they are stored
+    /// Stored orders, stage by stage
     #[command(subcommand, after_help = order::EXAMPLES)]
     Order(order::Command),
-    /// Placements: purchases, above all those that wait for an operator
+    /// Placements (purchases): list them, resolve parked ones
     #[command(subcommand, after_help = placement::EXAMPLES)]
     Placement(placement::Command),
-    /// Providers: whether their queues are worked on
+    /// Providers and their breakers
     #[command(subcommand, after_help = provider::EXAMPLES)]
     Provider(provider::Command),
-    /// The keys that secrets at rest are encrypted under
+    /// The keys that encrypt stored secrets
     #[command(subcommand, after_help = master_key::EXAMPLES)]
     MasterKey(master_key::Command),
-    /// The password of the database's role
+    /// The password file of the database's role
     #[command(subcommand, after_help = database_password::EXAMPLES)]
     DatabasePassword(database_password::Command),
+    /// The record of what operators changed, and why
+    #[command(subcommand, after_help = action::EXAMPLES)]
+    Action(action::Command),
     /// Bring the database's schema to this version; waits up to 30 s for the server
     #[command(after_help = migrate::EXAMPLES)]
     Migrate(migrate::Command),
-    /// After an old dump was restored: have every unfinished purchase looked up before anything is bought
+    /// After a restore: look up every unfinished purchase before anything is bought
     #[command(after_help = recover::EXAMPLES)]
     Recover(recover::Command),
 }
 
-/// A command that needs the database isn't told where it is.
+/// A command needs the database, and no URL is set.
 #[derive(Debug, thiserror::Error)]
-#[error("where is the database? Set --database-url (environment: DATABASE_URL)")]
+#[error("no database is named: set --database-url (environment: DATABASE_URL)")]
 pub struct NoDatabase;
 
 /// Runs one command. A failure is one line on standard error.
@@ -120,7 +124,7 @@ pub fn run(config: &Config) -> ExitCode {
     }
 }
 
-/// The error with what caused it. The text of some errors has their cause already.
+/// The error with its causes. Some texts include their cause already.
 fn with_causes(error: &anyhow::Error) -> String {
     let mut said = String::new();
     for cause in error.chain().map(ToString::to_string) {
@@ -144,6 +148,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Order(command) => order::run(command, database()?, &output).await,
         Command::Placement(command) => placement::run(command, database()?, &output).await,
         Command::Provider(command) => provider::run(command, database()?, &output).await,
+        Command::Action(command) => action::run(command, database()?, &output).await,
         Command::MasterKey(command) => master_key::run(command, database, &output).await,
         Command::DatabasePassword(command) => database_password::run(command, &output),
         Command::Migrate(command) => migrate::run(command, database()?, &output).await,

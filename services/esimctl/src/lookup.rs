@@ -1,4 +1,4 @@
-//! Finding the partner that a command names.
+//! Finds the partner that a command names.
 
 use anyhow::Context;
 use clap::Args;
@@ -14,14 +14,14 @@ pub struct Which {
     pub partner: String,
 }
 
-/// The partner with this id or access key.
+/// Reads the partner with this id or access key.
 pub async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Result<Partner> {
     partners::show(connection, &which.partner)
         .await?
         .with_context(|| unknown(which))
 }
 
-/// The error for a partner that does not exist.
+/// The error for an unknown partner.
 pub fn unknown(which: &Which) -> String {
     format!(
         "there is no partner with the id or access key {:?}; see `esimctl partner list`",

@@ -1,4 +1,4 @@
-//! `esimctl master-key`: the keys that secrets at rest are encrypted under.
+//! `esimctl master-key`: the keys that encrypt stored secrets.
 
 use std::{
     collections::BTreeSet,
@@ -20,33 +20,33 @@ use store::{
 use crate::{NoDatabase, output::Output, reencrypt, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
-  esimctl master-key create master.key                 refuses if there is one already
-  esimctl master-key create master.key --if-missing    leaves the one that is there
+  esimctl master-key create master.key                 fails if the file exists
+  esimctl master-key create master.key --if-missing    keeps an existing file
   MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
-                                                       puts new keys beside the old ones
+                                                       adds new keys to the old ones
   esimctl master-key status
   esimctl master-key reencrypt --replicas-restarted
 
-Keep a copy of it elsewhere: without it nobody can read the stored secrets again.";
+Keep a copy of the file elsewhere: without it the stored secrets can't be read.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Make a new key, or write down given ones, in a file that only its owner may read
+    /// Write a new key, or given ones, to a file that only its owner may read
     #[command(after_help = EXAMPLES)]
     Create {
         /// The value for `MASTER_KEY_FILE`
         file: PathBuf,
-        /// The keys, as services take them [default: a new one]
+        /// Keys in the form of `MASTER_KEY` [default: a new random one]
         #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
         keys: Option<SecretString>,
-        /// Don't fail if the file is there. Given keys then replace what it holds if they have all of that
+        /// Don't fail if the file exists. Given keys replace its content if they include all of its keys
         #[arg(long)]
         if_missing: bool,
     },
-    /// Show which keys encrypt how many stored values
+    /// Show how many stored values each key encrypts
     #[command(after_help = reencrypt::STATUS_EXAMPLES)]
     Status(MasterKeyConfig),
-    /// Encrypt everything that is stored anew under the first key
+    /// Encrypt all stored values again under the first key
     #[command(after_help = reencrypt::REENCRYPT_EXAMPLES)]
     Reencrypt(reencrypt::Reencrypt),
 }
@@ -92,20 +92,23 @@ fn create(file: &Path, keys: Option<&SecretString>, if_missing: bool, output: &O
     let (what, text) = match old {
         None => {
             if !secret_file::make(file, &content)? {
-                bail!("{path} was made by somebody else just now");
+                bail!("another process created {path} just now");
             }
-            ("created", format!("{path} is made. Keep a copy of it elsewhere"))
+            (
+                "created",
+                format!("{path} is created. Keep a copy of it elsewhere"),
+            )
         }
         Some(_) if !if_missing => bail!(
-            "{path} exists already; a master key is never overwritten, since what it encrypted could not be read again"
+            "{path} exists; a master key is never overwritten, because the values under it could not be read again"
         ),
-        Some(old) if given.is_none() || old == content => ("kept", format!("{path} is there already")),
+        Some(old) if given.is_none() || old == content => ("kept", format!("{path} exists already")),
         Some(old) => {
             let new: BTreeSet<&str> = entries(&content).collect();
             if !entries(&old).all(|key| new.contains(key)) {
                 bail!(
-                    "{path} holds a key that MASTER_KEY doesn't: what was encrypted under it could not be read again. \
-                     Name the old keys after the new one, separated by commas"
+                    "{path} holds a key that MASTER_KEY doesn't: values under it could not be read again. Append the old keys to \
+                     the new one, separated by commas"
                 );
             }
             secret_file::replace(file, &content)?;
@@ -115,7 +118,7 @@ fn create(file: &Path, keys: Option<&SecretString>, if_missing: bool, output: &O
     output.print(&json!({ "file": file, "outcome": what }), || text)
 }
 
-/// Each `<id>:<key>` of a text as services read it.
+/// The `<id>:<key>` entries of a text, as services parse them.
 fn entries(text: &str) -> impl Iterator<Item = &str> {
     text.split(['\n', ','])
         .map(str::trim)

@@ -23,21 +23,21 @@ pub const EXAMPLES: &str = "Examples:
   esimctl migrate --json             prints {\"schema_version\":6,\"was\":5}
   esimctl migrate --give-up 2h       while a long dump runs
 
-Orders go on while it runs. A lock that is not free within --lock-timeout is tried again after a pause, and a line
+Orders continue while it runs. A lock that is not free within --lock-timeout is tried again after a pause, and a line
 names the oldest open transaction. A newer schema that serves this version is left as it is.";
 
 /// How long the server may take to start.
 const WAIT: Duration = Duration::from_secs(30);
-/// The delay before a line says that we wait for the server.
+/// The delay before a line tells the operator that the server is not reachable yet.
 const SILENT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(250);
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
-    /// The longest wait for one lock; orders wait as long
+    /// The longest wait for one lock; orders wait during that time
     #[arg(long, env = "MIGRATE_LOCK_TIMEOUT", value_name = "DURATION", default_value = "500ms", value_parser = lock_timeout)]
     lock_timeout: Duration,
-    /// How long a migration is tried again while its lock is taken
+    /// How long to retry a migration whose lock is taken
     #[arg(long, env = "MIGRATE_GIVE_UP", value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
     give_up: Duration,
 }
@@ -65,7 +65,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
     let say = |wait: &Wait| eprintln!("esimctl: {wait}");
     let version = schema::apply(&mut connection, schema::migrations(), patience, say)
         .await
-        .context("the schema is not at this version; run the command again once the cause is gone")?;
+        .context("the schema is not at this version; remove the cause, then run the command again")?;
     output.print(&json!({ "schema_version": version, "was": was }), || {
         if was == version {
             format!("the schema is at version {version} already")

@@ -38,12 +38,12 @@ The file:
   {\"options\": [{\"option_id\": \"d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11\", \"name\": \"Japan 7 days 1 GB\",
                 \"provider\": \"usimsa\", \"provider_option_id\": \"JP-7D-1G\", \"environment\": \"live\"}]}
 
-environment is sandbox or live; \"enabled\": false keeps an option from being ordered. Options that are not
-in the file stay as they are. If anything in the file is wrong, nothing is imported.";
+environment is sandbox or live. An option with \"enabled\": false can't be ordered. Options that are not in the file
+stay as they are. A file with any fault imports nothing.";
 
 /// The largest file, in bytes.
 const LARGEST: u64 = 64 << 20;
-/// The most faults that are reported at once.
+/// The most faults in one error.
 const MOST_FAULTS: usize = 10;
 const LONGEST_TEXT: usize = 255;
 const FIELDS: [&str; 6] = [
@@ -60,7 +60,7 @@ pub enum Command {
     /// List the catalogue
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Add options, or change those that are there; doing it again changes nothing
+    /// Add options and update existing ones; a repetition changes nothing
     #[command(after_help = IMPORT_EXAMPLES)]
     Import {
         /// A JSON file, or - for standard input
@@ -80,7 +80,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
 }
 
 async fn import(file: &str, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    // First of all: whoever writes into our standard input shall not see it break.
+    // First: the process that writes to our standard input must not see a broken pipe.
     let text = read(file)?;
     let catalogue = parse(&text).with_context(|| format!("nothing was imported from {file}"))?;
     let mut connection = connect(database).await?;
@@ -115,9 +115,9 @@ fn read(file: &str) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Parses and checks the whole file; the error names every entry and field that is wrong.
+/// Parses and checks the whole file; the error names each wrong entry and field.
 fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
-    let file: Value = serde_json::from_str(text).context("it is no JSON")?;
+    let file: Value = serde_json::from_str(text).context("it is not JSON")?;
     let mut file = match file {
         Value::Object(file) => file,
         _ => Map::new(),
@@ -151,7 +151,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     Ok(catalogue)
 }
 
-/// Reads one entry and collects what is wrong with it.
+/// Reads one entry and collects its faults.
 struct Fields<'a> {
     faults: &'a mut Vec<String>,
     entry: String,
@@ -228,7 +228,7 @@ impl Fields<'_> {
         id
     }
 
-    /// A provider's name is a part of the subjects that carry its jobs.
+    /// Checks a provider's name, which is part of the subjects of its jobs.
     fn provider(&mut self, text: String) -> Option<String> {
         let allowed =
             |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');

@@ -1,4 +1,4 @@
-//! `esimctl order`: what became of an order, stage by stage.
+//! `esimctl order`: shows an order stage by stage.
 
 use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
@@ -21,19 +21,21 @@ pub const EXAMPLES: &str = "Examples:
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show acme-1001                               a partner's external_order_id
   esimctl order show 20250129123456618033988749              a topup_id
-  esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our id, as API connection errors name it
+  esimctl order show 8981000000000000001                     an ICCID
+  esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455    our order id, as API connection errors name it,
+                                                             or a placement id, the order id at the provider
 
 It shows no activation codes. --json prints {\"orders\":[…]}";
 
-/// The most orders that the store finds for one id.
+/// The most orders that the store returns for one id.
 const MOST: usize = 20;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Show an order: its purchases, its units and their webhooks, and how long each stage took
+    /// Show an order with its purchases, units and webhooks, and the duration of each stage
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// Our order id, a topup id, or a partner's external order id
+        /// Our order id, a placement id (the provider's order id), a topup id, an ICCID, or an external order id
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         id: String,
     },
@@ -45,7 +47,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
     let found = orders::find(&mut connection, id).await?;
     if found.is_empty() {
         bail!(
-            "there is no order {id:?}; `order show` takes our order id, a topup id or a partner's external order id"
+            "there is no order {id:?}; `order show` takes our order id, a placement id, a topup id, an ICCID or an external order id"
         );
     }
     output.print(&json!({ "orders": found }), || {
@@ -104,7 +106,7 @@ fn describe(order: &OrderView) -> String {
     if !notes.is_empty() {
         parts.push(notes.join("\n"));
     }
-    parts.push("Times are UTC; +… is how long it took since the stage before.".to_owned());
+    parts.push("Times are UTC; +… is the time since the stage before.".to_owned());
     parts.join("\n\n")
 }
 
@@ -140,12 +142,12 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> [String; 8] {
     ]
 }
 
-/// A line for each part of the order that has a story.
+/// One line for each placement or topup that needed a retry, failed or waits.
 fn notes(order: &OrderView) -> Vec<String> {
     let placements = order.placements.iter().enumerate().map(|(index, placement)| {
         let due = placement
             .redrive_at
-            .map(|at| format!("taken up again {}", moment_after(order.created_at, at)));
+            .map(|at| format!("redrive {}", moment_after(order.created_at, at)));
         (
             format!("placement {}", index + 1),
             list([placement.reason.clone(), due]),
@@ -154,7 +156,7 @@ fn notes(order: &OrderView) -> Vec<String> {
     let topups = order.topups.iter().map(|topup| {
         (
             format!("topup {}", topup.topup_id),
-            list([topup.reason.clone(), webhook_story(order, topup)]),
+            list([topup.reason.clone(), webhook_attempts(order, topup)]),
         )
     });
     placements
@@ -164,7 +166,7 @@ fn notes(order: &OrderView) -> Vec<String> {
         .collect()
 }
 
-/// When a stage ended, and how long it took.
+/// The end of a stage and its duration.
 fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetDateTime>) -> String {
     let Some(ended) = ended else { return dash() };
     let at = moment_after(order.created_at, ended);
@@ -174,8 +176,8 @@ fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetD
     }
 }
 
-/// What there is to say of a delivery that did not arrive at its first attempt.
-fn webhook_story(order: &OrderView, topup: &TopupView) -> Option<String> {
+/// The attempts of a delivery, unless the first one was acknowledged.
+fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
     let attempts = topup.delivery_attempts.filter(|attempts| *attempts > 0)?;
     let status = topup.delivery_status.map(|status| format!("answered {status}"));
     let delivered = topup.delivered_at.is_some();

@@ -1,4 +1,4 @@
-//! What the operator sees: tables for people, one JSON value for programs.
+//! The output of a command: text, or one JSON value.
 
 use std::io::Write;
 
@@ -7,7 +7,7 @@ use comfy_table::{LineStyle, Table, TableStyle};
 use serde::Serialize;
 use time::{Duration, OffsetDateTime, macros::format_description};
 
-/// Columns under a ruled header, and nothing else: easy to read, to copy from and to cut apart.
+/// Columns under a ruled header, without other lines: easy to copy and to cut.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
 /// Prints the result of a command on standard output.
@@ -20,7 +20,7 @@ impl Output {
         Self { json }
     }
 
-    /// Prints `value` as JSON, or the text instead if that is what was asked for.
+    /// Prints `value` with `--json`, else the text.
     pub fn print<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
         let text = if self.json {
             serde_json::to_string(value)?
@@ -34,7 +34,7 @@ impl Output {
     }
 }
 
-/// A table with a row for each item. Never wrapped: ids are there to be copied.
+/// A table with a row per item. Never wrapped, so that ids can be copied.
 pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
     let mut table = Table::new();
     table.load_style(STYLE).set_header(header);
@@ -44,7 +44,7 @@ pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [
     table.trim_fmt()
 }
 
-/// One thing: a line for each of its properties. Never wrapped either.
+/// A line per property. Never wrapped.
 pub fn properties(rows: &[(&str, &str)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     let lines: Vec<String> = rows
@@ -54,8 +54,7 @@ pub fn properties(rows: &[(&str, &str)]) -> String {
     lines.join("\n")
 }
 
-/// The text without control characters: part of what we show was chosen by partners and their
-/// endpoints, and must not steer the operator's terminal.
+/// Escapes control characters: text of partners and endpoints must not control the operator's terminal.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -68,7 +67,7 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// The text with its lines joined by blanks, without control characters.
+/// Joins the lines by blanks and escapes control characters.
 pub fn one_line(text: &str) -> String {
     let lines: Vec<String> = text
         .lines()
@@ -79,13 +78,13 @@ pub fn one_line(text: &str) -> String {
     lines.join(" ")
 }
 
-/// A moment, UTC: `2025-01-29 12:34:56.789`.
+/// A UTC time: `2025-01-29 12:34:56.789`.
 pub fn moment(at: OffsetDateTime) -> String {
     let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second].[subsecond digits:3]");
     at.format(format).unwrap_or_else(|_| at.to_string())
 }
 
-/// A moment of a story that began at `start`: without its date while that is the same.
+/// A time after `start`, without the date if it is the same.
 pub fn moment_after(start: OffsetDateTime, at: OffsetDateTime) -> String {
     let text = moment(at);
     match text.split_once(' ') {
@@ -94,7 +93,7 @@ pub fn moment_after(start: OffsetDateTime, at: OffsetDateTime) -> String {
     }
 }
 
-/// How long something took: `0.123 s`, `2m 5s`, `3h 20m`.
+/// A duration: `0.123 s`, `2m 5s`, `3h 20m`.
 pub fn took(duration: Duration) -> String {
     match duration.whole_seconds() {
         ..60 => format!("{:.3} s", duration.as_seconds_f64()),

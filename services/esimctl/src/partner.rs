@@ -1,4 +1,4 @@
-//! `esimctl partner`: who may order, and where their webhooks go.
+//! `esimctl partner`: accounts, keys and webhook URLs.
 
 use anyhow::Context;
 use clap::{
@@ -33,8 +33,8 @@ const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
   esimctl partner create --name 'Acme Travel' --environment live --webhook-url https://acme.example/webhooks --json
 
-The secrets are stored encrypted under the master key and shown this once: hand them to the partner over
-a safe channel. Without a webhook URL the webhooks wait until `esimctl partner set-webhook` sets one.";
+The secrets are shown only once and stored encrypted: hand them to the partner over a safe channel. Without a webhook
+URL, webhooks wait until `esimctl partner set-webhook` sets one.";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl partner list
@@ -48,12 +48,12 @@ const SET_WEBHOOK_EXAMPLES: &str = "Examples:
   esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
   esimctl partner set-webhook ak_0123456789abcdef01234567 --remove
 
-Webhooks that waited for a URL become due when one is set.";
+A new URL makes waiting webhooks due.";
 
 const DISABLE_EXAMPLES: &str = "Examples:
   esimctl partner disable ak_0123456789abcdef01234567
 
-Its requests are denied within a second. Orders that were accepted go on, with their webhooks.";
+Its requests are denied within a second. Accepted orders and their webhooks go on.";
 
 const ENABLE_EXAMPLES: &str = "Examples:
   esimctl partner enable ak_0123456789abcdef01234567";
@@ -62,7 +62,7 @@ const LONGEST_NAME: usize = 255;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// Make a partner account and print its secrets, this once
+    /// Create a partner and print its secrets once
     #[command(after_help = CREATE_EXAMPLES)]
     Create(Create),
     /// List the partners, oldest first
@@ -71,7 +71,7 @@ pub enum Command {
     /// Show a partner, without its secrets
     #[command(after_help = SHOW_EXAMPLES)]
     Show(Which),
-    /// Set or remove where a partner's webhooks go
+    /// Set or remove a partner's webhook URL
     #[command(after_help = SET_WEBHOOK_EXAMPLES)]
     SetWebhook {
         #[command(flatten)]
@@ -82,26 +82,26 @@ pub enum Command {
     /// Deny a partner's requests
     #[command(after_help = DISABLE_EXAMPLES)]
     Disable(Which),
-    /// Allow the requests of a partner that was disabled
+    /// Allow the requests of a disabled partner
     #[command(after_help = ENABLE_EXAMPLES)]
     Enable(Which),
-    /// Give a partner new keys and print them, this once; the old ones stay valid for a while
+    /// Replace a partner's keys and print the new ones once; the old ones stay valid for a while
     #[command(after_help = rotate::KEYS_EXAMPLES)]
     RotateKeys(Rotate),
-    /// Give a partner a new webhook secret and print it, this once; the old one signs, too, for a while
+    /// Replace a partner's webhook secret and print the new one once; the old one also signs for a while
     #[command(after_help = rotate::WEBHOOK_SECRET_EXAMPLES)]
     RotateWebhookSecret(Rotate),
 }
 
 #[derive(Args, Clone, Debug)]
 pub struct Create {
-    /// Its name, for people
+    /// The display name
     #[arg(long, value_parser = name)]
     name: String,
-    /// Where it belongs: a sandbox partner buys nothing real
+    /// The environment; a sandbox partner buys nothing real
     #[arg(long, value_parser = PossibleValuesParser::new(["sandbox", "live"]).try_map(|name| name.parse::<Environment>()))]
     environment: Environment,
-    /// Where its webhooks go
+    /// The webhook URL
     #[arg(long, value_name = "URL", value_parser = WebhookUrlParser)]
     webhook_url: Option<WebhookUrl>,
     #[command(flatten)]
@@ -111,10 +111,10 @@ pub struct Create {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Endpoint {
-    /// Where its webhooks go from now on
+    /// The new webhook URL
     #[arg(long, value_parser = WebhookUrlParser)]
     url: Option<WebhookUrl>,
-    /// It gets no webhooks until a URL is set again
+    /// Remove the URL; webhooks wait until one is set
     #[arg(long)]
     remove: bool,
 }
@@ -157,7 +157,7 @@ async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> any
     let mut connection = connect(database).await?;
     partners::check_master_key(&mut connection, &vault)
         .await
-        .context("this is not the master key of the services; nothing was made")?;
+        .context("this is not the master key of the services; nothing was created")?;
     let partner_id = PartnerId::new();
     let (access_key, secret_key) = new_keys()?;
     let webhook_secret = new_webhook_secret()?;
@@ -185,7 +185,7 @@ async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> any
         .print(&created, || describe_created(&created))
         .with_context(|| {
             format!(
-                "nobody has seen the secrets of the new partner {partner_id}; disable it and create another"
+                "the secrets of the new partner {partner_id} were not shown; disable it and create another"
             )
         })
 }
@@ -219,7 +219,7 @@ async fn set_webhook(
     output.print(&result, || {
         let name = crate::output::printable(&name);
         match (url, due) {
-            (None, _) => format!("{name} gets no webhooks until a URL is set again"),
+            (None, _) => format!("webhooks of {name} wait until a URL is set"),
             (Some(url), 0) => format!("webhooks of {name} go to {url}; none was waiting"),
             (Some(url), due) => {
                 format!("webhooks of {name} go to {url}; waiting webhooks that are due now: {due}")
@@ -300,7 +300,7 @@ fn state(partner: &Partner) -> String {
     }
 }
 
-/// The state, and what is old and not over yet.
+/// The state, with old keys and secrets that are still valid.
 fn with_rotations(mut state: String, partner: &Partner) -> String {
     for (what, until) in [
         ("keys", partner.old_keys_until),

@@ -1,6 +1,6 @@
-//! `esimctl placement`: purchases, above all those that wait for an operator.
+//! `esimctl placement`: lists placements, and resolves parked ones.
 
-use anyhow::bail;
+use anyhow::anyhow;
 use clap::{
     Args, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
@@ -9,62 +9,68 @@ use domain::{PlacementId, PlacementState, placement::Resolution};
 use serde_json::json;
 use store::{
     config::DatabaseConfig,
-    operator::placements::{self, Listed, NotResolved, Resolved},
+    operator::{
+        actions::Mode,
+        placements::{self, Listed, NotResolved, Resolved},
+    },
 };
 
 use crate::{
+    confirm::Confirm,
     database::connect,
     output::{Output, moment, table},
 };
 
 pub const EXAMPLES: &str = "Examples:
   esimctl placement list --state parked
-  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought";
+  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought --dry-run";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl placement list --state parked
   esimctl placement list --state parked --provider usimsa --json
   esimctl placement list --provider sandbox --limit 20
 
-What is parked is listed oldest first, everything else newest first. --json prints {\"placements\":[…]}";
+Parked placements are listed oldest first, all others newest first. --json prints {\"placements\":[…]}";
 
 const RESOLVE_EXAMPLES: &str = "Examples:
-  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought
-  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --not-bought
-  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --retry
+  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought --reason 'their portal lists it'
+  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --not-bought --reason 'refunded, ticket 4711'
+  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --retry --dry-run
 
-Look the placement id up at the provider first: there it is the order id.
-  --bought      it is there: its profiles are collected and delivered
-  --not-bought  it isn't there, or its price was given back: units without a profile fail
-  --retry       it isn't there: it is bought by a new attempt. If it was there after all, it is bought twice,
+Look up the placement id at the provider first: there it is the order id.
+  --bought      the provider has the purchase: its profiles are collected and delivered
+  --not-bought  the provider doesn't have it, or refunded it: units without a profile fail
+  --retry       the provider doesn't have it: a new attempt buys it. If the provider has it, it is bought twice,
                 unless the provider refuses an order id that it knows";
 
 const MOST: i64 = 10_000;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List placements: the parts of orders that are bought from one provider in one purchase
+    /// List placements: each is the part of an order that is bought in one purchase
     #[command(after_help = LIST_EXAMPLES)]
     List {
-        /// Only those in this state
+        /// Only placements in this state
         #[arg(long, value_parser = PossibleValuesParser::new(PlacementState::ALL.map(PlacementState::as_str))
             .try_map(|name| name.parse::<PlacementState>()))]
         state: Option<PlacementState>,
-        /// Only those of this provider
+        /// Only placements of this provider
         #[arg(long)]
         provider: Option<String>,
-        /// The most to list
+        /// The most placements to list
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(i64).range(1..=MOST))]
         limit: i64,
     },
-    /// Settle a placement that is parked
+    /// Resolve a parked placement; --retry buys
     #[command(after_help = RESOLVE_EXAMPLES)]
     Resolve {
-        /// Its id
+        /// The placement id, which is the order id at the provider
         #[arg(value_name = "ID")]
         placement_id: PlacementId,
         #[command(flatten)]
         found: Found,
+        #[command(flatten)]
+        confirm: Confirm,
     },
 }
 
@@ -72,13 +78,13 @@ pub enum Command {
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Found {
-    /// The provider has it
+    /// The provider has the purchase: collect and deliver it
     #[arg(long)]
     bought: bool,
-    /// The provider doesn't have it, or gave its price back: give it up
+    /// The provider does not have the purchase, or refunded it: fail it
     #[arg(long)]
     not_bought: bool,
-    /// The provider doesn't have it: buy it
+    /// The provider does not have the purchase: buy it
     #[arg(long)]
     retry: bool,
 }
@@ -91,6 +97,15 @@ impl Found {
             Resolution::Retry
         } else {
             Resolution::NotBought
+        }
+    }
+
+    /// The command, as recorded.
+    fn command(&self) -> &'static str {
+        match self.resolution() {
+            Resolution::Bought => "placement resolve --bought",
+            Resolution::NotBought => "placement resolve --not-bought",
+            Resolution::Retry => "placement resolve --retry",
         }
     }
 }
@@ -106,16 +121,60 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             let found = placements::list(&mut connection, *state, provider.as_deref(), *limit).await?;
             output.print(&json!({ "placements": found }), || list(&found, *limit))
         }
-        Command::Resolve { placement_id, found } => {
-            match placements::resolve(&mut connection, *placement_id, found.resolution()).await {
-                Ok(resolved) => output.print(&resolved, || describe(&resolved)),
-                Err(NotResolved::Unknown) => {
-                    bail!("there is no placement {placement_id}; see `esimctl placement list --state parked`")
+        Command::Resolve {
+            placement_id,
+            found,
+            confirm,
+        } => {
+            let mut resolve = async |mode| {
+                let resolved = placements::resolve(&mut connection, *placement_id, found.resolution(), mode);
+                resolved
+                    .await
+                    .map_err(|error| not_resolved(*placement_id, &error))
+            };
+            if confirm.wants_preview() {
+                let preview = resolve(Mode::Preview).await?;
+                if confirm.dry_run {
+                    return output.print(&preview, || foretell(&preview));
                 }
-                Err(reason) => bail!("placement {placement_id} was not settled: {reason}"),
+                confirm.ask(&foretell(&preview))?;
             }
+            let (command, target) = (found.command(), format!("placement {placement_id}"));
+            let resolved = resolve(confirm.apply(command, &target)).await?;
+            output.print(&resolved, || describe(&resolved))
         }
     }
+}
+
+fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error {
+    match error {
+        NotResolved::Unknown => {
+            anyhow!("there is no placement {placement_id}; see `esimctl placement list --state parked`")
+        }
+        reason => anyhow!("placement {placement_id} was not settled: {reason}"),
+    }
+}
+
+/// The effect of the command, for the preview.
+fn foretell(preview: &Resolved) -> String {
+    let Resolved {
+        placement_id,
+        provider,
+        attempt,
+        pending,
+        failed,
+        ready,
+        ..
+    } = preview;
+    let consequence = match preview.state {
+        PlacementState::Placed => format!("{pending} units are collected from {provider} and delivered"),
+        PlacementState::Accepted => format!(
+            "BUYS {pending} units from {provider} by attempt {}; if {provider} has the purchase, it is bought twice",
+            attempt + 1
+        ),
+        _ => format!("{failed} units fail for good, and the partner gets no webhook for them"),
+    };
+    format!("placement {placement_id}: {consequence} (units with a profile: {ready})")
 }
 
 fn list(found: &[Listed], limit: i64) -> String {

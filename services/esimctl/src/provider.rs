@@ -1,4 +1,4 @@
-//! `esimctl provider`: whether a provider's queue is worked on.
+//! `esimctl provider`: the breakers of the providers.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
     config::DatabaseConfig,
-    providers::{self, Breaker},
+    providers::{self, ProviderBreaker},
 };
 
 use crate::{
@@ -29,35 +29,35 @@ const LIST_EXAMPLES: &str = "Examples:
 const OPEN_EXAMPLES: &str = "Examples:
   esimctl provider open usimsa --for 1h --reason 'their maintenance until 3:00'
 
-From then on nothing new is sent to it; what is under way is finished. Orders are accepted and kept. When
-the time is over, one placement is tried, and if the provider answers, its work goes on.";
+Nothing new is sent to the provider; requests in flight are finished. Orders are accepted and wait. After the time,
+one probe is sent, and work goes on if the provider responds.";
 
 const CLOSE_EXAMPLES: &str = "Examples:
   esimctl provider close usimsa
 
-Its work goes on at once, and its breaker opens again by itself if calls fail.";
+Work goes on at once. The breaker opens again if calls fail.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
-    /// List the providers that were ever configured, with their breakers
+    /// List all providers that were ever configured, with their breakers
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Open a provider's breaker: its work is kept
+    /// Open a provider's breaker: its work waits
     #[command(after_help = OPEN_EXAMPLES)]
     Open {
-        /// The provider
+        /// The provider's name
         name: String,
-        /// For how long
+        /// How long the breaker stays open
         #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
         duration: Duration,
-        /// Why, for whoever looks at it later
+        /// Why; `esimctl provider list` shows it
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
     },
     /// Close a provider's breaker: its work goes on
     #[command(after_help = CLOSE_EXAMPLES)]
     Close {
-        /// The provider
+        /// The provider's name
         name: String,
     },
 }
@@ -87,17 +87,14 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
         ),
         Command::Close { name } => (name, providers::close(&mut connection, name).await?),
     };
-    let breaker = changed.with_context(|| {
-        format!(
-            "there is no provider {name:?}; `esimctl provider list` shows those that a provisioner was started with"
-        )
-    })?;
+    let breaker =
+        changed.with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;
     output.print(&breaker, || describe(&breaker))
 }
 
-fn list(all: &[Breaker]) -> String {
+fn list(all: &[ProviderBreaker]) -> String {
     if all.is_empty() {
-        return "There are no providers yet: provisioners write theirs when they start.".to_owned();
+        return "There are no providers yet: a provisioner adds its own when it starts.".to_owned();
     }
     let rows = all.iter().map(|breaker| {
         [
@@ -117,11 +114,11 @@ fn list(all: &[Breaker]) -> String {
     )
 }
 
-fn describe(breaker: &Breaker) -> String {
+fn describe(breaker: &ProviderBreaker) -> String {
     let name = printable(&breaker.name);
     match breaker.open_until {
         Some(until) => format!(
-            "nothing new is sent to {name} until {} UTC; its work is kept",
+            "nothing new is sent to {name} until {} UTC; its work waits",
             moment(until)
         ),
         None => format!("the work of {name} goes on"),

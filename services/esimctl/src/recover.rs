@@ -1,56 +1,73 @@
-//! `esimctl recover`: after an old dump was restored, before provisioners start.
+//! `esimctl recover`: prepares a restored dump before provisioners start.
 
 use clap::Args;
 use serde_json::json;
 use store::{
     config::DatabaseConfig,
+    operator::actions::Mode,
     recover::{self, Recovered},
 };
 
 use crate::{
+    confirm::Confirm,
     database::connect,
     output::{Output, moment, table},
 };
 
 pub const EXAMPLES: &str = "Examples:
-  esimctl recover --dry-run             says what it would move
-  esimctl recover                       after a dump was restored, before provisioners start
-  esimctl recover --park-unanswered     what may have been refused is left to you
+  esimctl recover --dry-run
+  esimctl recover --reason 'restored the dump of 03:00'
+  esimctl recover --park-unanswered --reason 'restored the dump of 03:00' --yes
 
-A dump is older than the world: what it calls not bought may have been bought since. So every placement that is
-accepted or placing is looked up by its id, and bought only if the provider doesn't have it, SETTLE from now.
-Refused while a provisioner is connected. Doing it again only begins SETTLE again.
+Run it after a dump was restored and before provisioners start. The provider may have sold placements that are not
+bought in the dump. So every placement that is accepted or placing is looked up by its id. It is bought only if the
+provider still does not have it after SETTLE. The command refuses to run while a provisioner is connected. A second run
+only starts SETTLE again.
 
-What was ordered after the dump is lost here, but may have been bought: see docs/operations.md.";
+Orders that came after the dump are missing here, but may have been bought: see docs/operations.md.";
 
-/// How many orders are named.
+/// The most orders that the text lists.
 const NAMED: usize = 20;
 
 #[derive(Args, Clone, Debug)]
 pub struct Command {
-    /// Move nothing
-    #[arg(long)]
-    dry_run: bool,
-    /// Park placements of orders that may have been answered with 422 after the dump: those that were waiting
-    /// for their answer when it was taken. Otherwise they are bought if the provider doesn't have them
+    #[command(flatten)]
+    confirm: Confirm,
+    /// Park placements of orders that had no answer yet when the dump was taken: the answer may have been 422.
+    /// Without this option they are bought if the provider does not have them
     #[arg(long)]
     park_unanswered: bool,
 }
 
 pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
     let Command {
-        dry_run,
+        confirm,
         park_unanswered,
-    } = *command;
+    } = command;
     let mut connection = connect(database).await?;
-    let recovered = recover::recover(&mut connection, park_unanswered, dry_run).await?;
-    let mut shown = json!(recovered);
-    shown["dry_run"] = json!(dry_run);
-    shown["moved"] = json!(recovered.accepted + recovered.placing);
-    output.print(&shown, || describe(&recovered, command))
+    let print = |recovered: &Recovered| {
+        let mut shown = json!(recovered);
+        shown["dry_run"] = json!(confirm.dry_run);
+        shown["moved"] = json!(recovered.accepted + recovered.placing);
+        output.print(&shown, || describe(recovered, command, confirm.dry_run))
+    };
+    if confirm.wants_preview() {
+        let preview = recover::recover(&mut connection, *park_unanswered, Mode::Preview).await?;
+        if confirm.dry_run {
+            return print(&preview);
+        }
+        confirm.ask(&describe(&preview, command, true))?;
+    }
+    let target = if *park_unanswered {
+        "all placements, --park-unanswered"
+    } else {
+        "all placements"
+    };
+    let mode = confirm.apply("recover", target);
+    print(&recover::recover(&mut connection, *park_unanswered, mode).await?)
 }
 
-fn describe(recovered: &Recovered, command: &Command) -> String {
+fn describe(recovered: &Recovered, command: &Command, preview: bool) -> String {
     let Recovered {
         accepted,
         placing,
@@ -59,11 +76,7 @@ fn describe(recovered: &Recovered, command: &Command) -> String {
         parked_before,
         newest_order_at,
     } = recovered;
-    let verb = if command.dry_run {
-        "would be moved"
-    } else {
-        "moved"
-    };
+    let verb = if preview { "would be moved" } else { "moved" };
     let mut lines = vec![format!(
         "{} placements {verb}: {accepted} were accepted, {placing} were placing; {} of them will be looked up, {parked} are parked",
         accepted + placing,
@@ -71,14 +84,14 @@ fn describe(recovered: &Recovered, command: &Command) -> String {
     )];
     match newest_order_at {
         Some(at) => lines.push(format!(
-            "The newest order is of {} UTC; what was ordered later is lost",
+            "The newest order is of {} UTC; later orders are lost",
             moment(*at)
         )),
         None => lines.push("There are no orders".to_owned()),
     }
     if *parked_before > 0 {
         lines.push(format!(
-            "{parked_before} placements were parked before. They may have been settled after the dump: look each up at the provider again"
+            "{parked_before} placements were parked before. An operator may have settled them after the dump: look up each at the provider again"
         ));
     }
     if !unanswered.is_empty() {
@@ -88,7 +101,7 @@ fn describe(recovered: &Recovered, command: &Command) -> String {
             if command.park_unanswered {
                 "; their placements are parked"
             } else {
-                ", and are bought all the same (--park-unanswered leaves them to you)"
+                "; they are bought all the same (--park-unanswered parks them)"
             }
         ));
         let rows = unanswered.iter().take(NAMED).map(|order| {
@@ -100,7 +113,7 @@ fn describe(recovered: &Recovered, command: &Command) -> String {
         });
         lines.push(table(["order_id", "partner_id", "external_order_id"], rows));
         if unanswered.len() > NAMED {
-            lines.push("… and more; --json names all".to_owned());
+            lines.push("… and more; --json lists all".to_owned());
         }
     }
     lines.join("\n")

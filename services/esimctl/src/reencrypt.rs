@@ -1,4 +1,4 @@
-//! `esimctl master-key status` and `reencrypt`: which keys are in use, and everything under the first.
+//! `esimctl master-key status` and `reencrypt`: which keys are in use, and encrypting all values under the first.
 
 use std::io::{IsTerminal, Write};
 
@@ -23,39 +23,38 @@ pub const STATUS_EXAMPLES: &str = "Examples:
   esimctl master-key status
   MASTER_KEY_FILE=master.key esimctl master-key status --json
 
-A key that encrypts nothing any more may be taken out of MASTER_KEY_FILE. Backups that are older than that need it.";
+A key with no values may be removed from MASTER_KEY_FILE. Backups from before the last `reencrypt` still need it.";
 
 pub const REENCRYPT_EXAMPLES: &str = "Examples:
   esimctl master-key reencrypt --replicas-restarted
   MASTER_KEY_FILE=master.key esimctl master-key reencrypt --replicas-restarted --json
 
-Only once every replica of every stage has these keys: one that lacks the first can read no partner's key any more,
-and answers its orders with 500.
-It runs beside the live system, in small batches; broken off, it goes on where it was when it is run again.
-Exit status 1: something is left, and the ids of what can't be encrypted anew are named.";
+Run it only when every replica of every stage has these keys: a replica without the first one answers all orders with
+500. It runs beside the live system in small batches. After an interruption, run it again.
+Exit status 1: some values are not under the first key yet. It lists the ids of values that can't be encrypted again.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Reencrypt {
-    /// Every ingress, provisioner and notifier has been restarted with the first of these keys
+    /// Confirm that every ingress, provisioner and notifier was restarted with the first of these keys
     #[arg(long)]
     replicas_restarted: bool,
     #[command(flatten)]
     master_key: MasterKeyConfig,
 }
 
-/// One after another, as long as somebody holds or changes what is to be written.
+/// The most passes: other sessions may lock or change values meanwhile.
 const PASSES: usize = 3;
-/// How many failures are named for people.
+/// The most failures that the text lists.
 const NAMED: usize = 20;
 
-/// What a key is needed for.
+/// The values under a key.
 #[derive(Serialize)]
 struct Row {
-    /// Its id; null for values that name no key.
+    /// The key's id; null for values without one.
     key: Option<String>,
-    /// Whether it is among the given ones.
+    /// The key is configured.
     configured: bool,
-    /// Whether it is what new values are encrypted under.
+    /// The key encrypts new values.
     encrypts: bool,
     #[serde(flatten)]
     usage: Usage,
@@ -92,7 +91,7 @@ pub async fn status(
         let header = ["key", "state", "partner secrets", "profiles", "answers"];
         let table = table(header, rows.iter().map(cells));
         match left {
-            0 => format!("{table}\n\nNothing is encrypted under another key than the first."),
+            0 => format!("{table}\n\nAll values are encrypted under the first key."),
             left => {
                 format!(
                     "{table}\n\nNot encrypted under the first key: {left}; see `esimctl master-key reencrypt --help`."
@@ -100,11 +99,11 @@ pub async fn status(
             }
         }
     })?;
-    // After the table, which says which keys are needed.
+    // After the table, which shows the needed keys.
     checked
 }
 
-/// Ids of keys are not enough: another key may have the same.
+/// Checks the keys themselves: another key may have the same id.
 async fn check(connection: &mut PgConnection, vault: &Vault) -> anyhow::Result<()> {
     partners::check_master_key(connection, vault)
         .await
@@ -127,7 +126,7 @@ fn cells(row: &Row) -> [String; 5] {
     ]
 }
 
-/// How many values are not under the first key.
+/// The number of values that are not under the first key.
 fn left(usages: &Usages, vault: &Vault) -> u64 {
     let first = vault.key_ids().next();
     let others = usages.iter().filter(|(key, _)| key.as_deref() != first);
@@ -142,8 +141,8 @@ pub async fn run(asked: &Reencrypt, database: &DatabaseConfig, output: &Output) 
     let mut left_now = left(&master_key::usages(&mut connection).await?, &vault);
     if left_now > 0 && !asked.replicas_restarted {
         bail!(
-            "nothing was changed: {left_now} values are to be encrypted under {key:?}, which every replica must have by \
-             then, or it answers all orders with 500; once each was restarted with it, say `--replicas-restarted`"
+            "nothing was changed: {left_now} values would be encrypted under {key:?}. A replica without that key answers \
+             all orders with 500: restart every replica with it, then add `--replicas-restarted`"
         );
     }
     let (all, mut reencrypted) = (left_now, 0);
@@ -166,18 +165,18 @@ pub async fn run(asked: &Reencrypt, database: &DatabaseConfig, output: &Output) 
     output.print(&shown, || describe(key, reencrypted, &failed, left_now))?;
     if left_now > failed.len() as u64 {
         bail!(
-            "some of what is left was written meanwhile: run it again once every replica has {key:?} as its first key"
+            "some values were written under another key meanwhile: run it again when every replica has {key:?} as its first key"
         );
     }
     if left_now > 0 {
-        bail!("what failed is still encrypted as it was; keep the other keys");
+        bail!("the failed values are unchanged; keep the other keys");
     }
     Ok(())
 }
 
 fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String {
     let mut lines = vec![format!(
-        "encrypted anew under {}: {reencrypted}; failed: {}; left: {left}",
+        "encrypted again under {}: {reencrypted}; failed: {}; left: {left}",
         printable(key),
         failed.len()
     )];
@@ -189,16 +188,16 @@ fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String
         lines.push(table(["failed", "id", "reason"], rows));
     }
     if failed.len() > NAMED {
-        lines.push("… and more; --json names all".to_owned());
+        lines.push("… and more; --json lists all".to_owned());
     }
     lines.join("\n")
 }
 
-/// For people who watch; a log has no use for it.
+/// Shows the progress on a terminal.
 fn progress(done: u64, all: u64) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
-        let _ = write!(stderr, "\r{done} of {all} encrypted anew");
+        let _ = write!(stderr, "\r{done} of {all} encrypted again");
     }
 }
 

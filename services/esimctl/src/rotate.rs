@@ -1,5 +1,4 @@
-//! `esimctl partner rotate-…`: what a partner signs and verifies with, replaced in place. The old stays
-//! valid beside the new for a while, in which the partner moves over.
+//! `esimctl partner rotate-…`: replaces a partner's keys or webhook secret. The old ones stay valid during an overlap.
 
 use std::time::Duration;
 
@@ -24,34 +23,34 @@ use crate::{
 pub const KEYS_EXAMPLES: &str = "Examples:
   esimctl partner rotate-keys ak_0123456789abcdef01234567
   esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 7d --json
-  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 0      the old keys are known to others
+  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 0      the old keys have leaked
 
-The partner stays the same, with its orders. Until the overlap ends, its requests may be signed with either
-pair; then the old access key is an unknown one. Without an overlap that is so within a second.
-During the overlap of the last rotation it is refused, unless --keep-old says that the partner doesn't have the new
-keys yet (those are replaced, the old ones stay), or --overlap is 0 (everything old ends at once).
-Broken off, it may be done all the same: see `esimctl partner show`.";
+The partner keeps its id and orders. Both pairs of keys are valid until the overlap ends; with --overlap 0 the old pair
+ends within a second. A rotation during the overlap of the last one is refused, except with
+  --keep-old     the partner never got the new keys: replaces them, the old keys stay
+  --overlap 0    all old keys end at once
+After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 pub const WEBHOOK_SECRET_EXAMPLES: &str = "Examples:
   esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567
   esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 7d --json
-  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 0      the old one is known to others
+  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 0      the old secret has leaked
 
-Until the overlap ends, webhook-signature holds two signatures, the new secret's first. Without an overlap
-webhooks are signed with the new secret only from now on: a partner that doesn't have it yet refuses them,
-and they are tried again.
-During the overlap of the last rotation it is refused, unless --keep-old says that the partner doesn't have the new
-secret yet (that is replaced, the old one stays), or --overlap is 0 (everything old ends at once).
-Broken off, it may be done all the same: see `esimctl partner show`.";
+Until the overlap ends, webhook-signature holds two signatures, the new secret's first. With --overlap 0 only the new
+secret signs from now on: a partner without it refuses webhooks, which are retried. A rotation during the overlap of the
+last one is refused, except with
+  --keep-old     the partner never got the new secret: replaces it, the old secret stays
+  --overlap 0    the old secret ends at once
+After an interruption, `esimctl partner show` says whether the rotation took effect.";
 
 #[derive(Args, Clone, Debug)]
 pub struct Rotate {
     #[command(flatten)]
     which: Which,
-    /// For how long the old stays valid beside the new; 0 ends it at once
+    /// How long the old keys or secret stay valid beside the new; 0 ends them at once
     #[arg(long, value_name = "DURATION", default_value = "24h", allow_hyphen_values = true, value_parser = runtime::config::duration)]
     overlap: Duration,
-    /// The last rotation's new one was lost before the partner had it: replace that, and keep the old one
+    /// Replace what the last rotation created, because the partner never got it; the old keys or secret stay valid
     #[arg(long)]
     keep_old: bool,
     #[command(flatten)]
@@ -146,11 +145,8 @@ pub async fn webhook_secret(
             ("webhook_secret", &secret),
         ]);
         let old = match until {
-            Some(until) => format!(
-                "Webhooks are signed with the old one, too, until {} UTC",
-                moment(until)
-            ),
-            None => "The old one signs nothing any more".to_owned(),
+            Some(until) => format!("The old secret signs webhooks, too, until {} UTC", moment(until)),
+            None => "The old secret signs nothing any more".to_owned(),
         };
         format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old}.")
     };
@@ -162,7 +158,9 @@ async fn prepare(
     database: &DatabaseConfig,
 ) -> anyhow::Result<(PgConnection, Vault, Partner)> {
     if rotate.keep_old && rotate.overlap.is_zero() {
-        bail!("nothing was changed: `--keep-old` keeps the old one, `--overlap 0` ends it; say one of them");
+        bail!(
+            "nothing was changed: `--keep-old` keeps the old one and `--overlap 0` ends it; say one of them"
+        );
     }
     let vault = rotate.master_key.vault()?;
     let mut connection = connect(database).await?;
@@ -182,19 +180,19 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
     };
     bail!(
         "nothing was changed: the old {what} of {name} {is} valid until {} UTC; rotate again after that, or with \
-         `--keep-old` if the partner doesn't have the new yet, or with `--overlap 0`, which ends everything old at once",
+         `--keep-old` if the partner never got the new ones, or with `--overlap 0`, which ends all old ones at once",
         moment(until),
     )
 }
 
-/// A statement that the server has may be done also when nobody waits for it any more.
+/// The error for a statement whose response never arrived: the server may have executed it.
 fn unknown() -> String {
-    "it may be done or not: see `esimctl partner show`; if it is, rotate again, with `--keep-old` during an overlap"
+    "the result is unknown: see `esimctl partner show`; if the rotation took effect, rotate again, with `--keep-old` during an overlap"
         .to_owned()
 }
 
 fn unseen() -> String {
-    "it is done, but nobody has seen what is new; rotate again, with `--keep-old` during an overlap"
+    "it is done, but the new values were not shown; rotate again, with `--keep-old` during an overlap"
         .to_owned()
 }
 

@@ -1,5 +1,4 @@
-//! Files of secrets: whole or not there, their owner's only, and never overwritten by accident, since what they
-//! hold can't be made again.
+//! Secret files: complete or absent, readable by their owner only, never overwritten by accident.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,12 +9,12 @@ use std::{
 
 use anyhow::Context;
 
-/// Makes a file. `false`: there is one already, which stays.
+/// Creates a file. `false`: it exists already and stays.
 pub fn make(path: &Path, content: &str) -> anyhow::Result<bool> {
     put(path, content, |unfinished| fs::hard_link(unfinished, path))
 }
 
-/// Puts a file in the place of another.
+/// Replaces a file.
 pub fn replace(path: &Path, content: &str) -> anyhow::Result<()> {
     put(path, content, |unfinished| fs::rename(unfinished, path)).map(|_| ())
 }
@@ -27,7 +26,7 @@ fn put(
 ) -> anyhow::Result<bool> {
     let (folder, name) = (path.parent(), path.file_name());
     let (Some(folder), Some(name)) = (folder, name) else {
-        anyhow::bail!("{} is no file's name", path.display());
+        anyhow::bail!("{} is not the name of a file", path.display());
     };
     let folder = if folder.as_os_str().is_empty() {
         Path::new(".")
@@ -47,7 +46,7 @@ fn put(
 }
 
 fn write(path: &Path, content: &str) -> std::io::Result<()> {
-    // What a crash may have left under this name is nobody's.
+    // A crash may have left an unfinished file under this name.
     let _ = fs::remove_file(path);
     let mut file = OpenOptions::new()
         .write(true)

@@ -1,16 +1,16 @@
-//! New keys and secrets for partners, from the operating system's random source.
+//! Creates keys and secrets for partners from the operating system's random source.
 
 use anyhow::Context;
 use rand::{TryRng, rngs::SysRng};
 use signing::{SecretKey, webhook};
 
-/// A new access key and secret key.
+/// Creates an access key and a secret key.
 pub fn new_keys() -> anyhow::Result<(String, SecretKey)> {
     let access_key = format!("ak_{}", hex::encode(random::<12>()?));
     Ok((access_key, SecretKey::from_bytes(random::<32>()?.into())?))
 }
 
-/// A new webhook secret of 32 bytes.
+/// Creates a webhook secret of 32 bytes.
 pub fn new_webhook_secret() -> anyhow::Result<webhook::Secret> {
     Ok(webhook::Secret::from_bytes(random::<32>()?.into())?)
 }

@@ -12,8 +12,8 @@ use url::Url;
 /// The longest URL, in bytes.
 const LONGEST: usize = 2048;
 
-/// An `http` or `https` URL that is safe to store, show and log, as it was given. Whether its host may
-/// be reached is the notifier's to decide, each time it connects.
+/// An `http` or `https` URL as it was given, safe to store, show and log. The notifier decides at each connection
+/// whether its host may be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookUrl(String);
 
@@ -23,7 +23,7 @@ impl WebhookUrl {
     }
 }
 
-/// Why a text is no webhook URL, and what to do. Doesn't repeat it: it may hold a password.
+/// Why a text is no webhook URL, with the remedy. It doesn't show the text, which may hold a password.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadWebhookUrl {
     #[error("it is {0} bytes long and {LONGEST} are allowed; use a shorter one")]

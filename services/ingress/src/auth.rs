@@ -1,27 +1,21 @@
-//! Who sends a request: the checks of section 5 of the specification, in its sequence.
+//! Authenticates requests: the checks of section 5 of the specification, in its sequence.
 
 use std::sync::Arc;
 
-use axum::{
-    extract::FromRequestParts,
-    http::{HeaderValue, request::Parts},
-};
+use axum::http::{HeaderValue, request::Parts};
 
 use crate::{
-    App,
-    directory::{Key, Partner},
+    directory::{Directory, Key, Partner},
     error::ApiError,
+    metrics::Metrics,
 };
 
-/// How far a request's timestamp may be from our clock, either side, in seconds.
+/// The largest difference between a request's timestamp and our clock, in seconds.
 const WINDOW: u64 = 300;
 
-/// A partner whose request has passed every check. There is no other way to get one.
-pub struct AuthenticatedPartner(pub Arc<Partner>);
-
-/// The names of the three headers, lowercase, and how the access key's is spelled to partners.
+/// The names of the three headers, in lower case, and the access key's as partners write it.
 #[derive(Clone, Debug)]
-pub struct HeaderNames {
+struct HeaderNames {
     access_key: String,
     signature: String,
     timestamp: String,
@@ -30,7 +24,7 @@ pub struct HeaderNames {
 
 impl HeaderNames {
     /// `X-<Brand>-Access-Key` and so on.
-    pub fn new(brand: &str) -> Self {
+    fn new(brand: &str) -> Self {
         let name = |last: &str| format!("X-{brand}-{last}").to_ascii_lowercase();
         Self {
             access_key: name("Access-Key"),
@@ -41,15 +35,38 @@ impl HeaderNames {
     }
 }
 
-impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
-    type Rejection = ApiError;
+/// Finds the partner that signed a request.
+pub(crate) struct Authenticator {
+    names: HeaderNames,
+    directory: Arc<Directory>,
+    metrics: Metrics,
+}
 
-    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
-        let names = &app.headers;
+impl Authenticator {
+    /// Creates the authenticator. `brand` is part of the header names.
+    pub(crate) fn new(brand: &str, directory: Arc<Directory>, metrics: Metrics) -> Self {
+        Self {
+            names: HeaderNames::new(brand),
+            directory,
+            metrics,
+        }
+    }
+
+    /// Returns the partner of a request that passes every check.
+    pub(crate) async fn partner(&self, parts: &Parts) -> Result<Arc<Partner>, ApiError> {
+        let names = &self.names;
         let denied = |reason: &'static str, message: String| {
-            app.metrics.auth_failure(reason);
-            ApiError::Unauthorized(message)
+            self.metrics.auth_failure(reason);
+            ApiError::Unauthorized { reason, message }
         };
+        for name in [&names.access_key, &names.signature, &names.timestamp] {
+            if parts.headers.get_all(name).iter().nth(1).is_some() {
+                return Err(ApiError::BadRequest {
+                    reason: "repeated_header",
+                    message: format!("Header {name} is repeated"),
+                });
+            }
+        }
         let header = |name: &str| parts.headers.get(name).filter(|value| !is_blank(value));
         let (Some(access_key), Some(signature), Some(timestamp)) = (
             header(&names.access_key),
@@ -76,9 +93,9 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
             let message = format!("Invalid or missing access key. Please provide a valid {header} header.");
             denied(reason, message)
         };
-        // Anything but visible ASCII is present, but can't be anybody's key.
+        // A value with other characters than visible ASCII is no key.
         let access_key = access_key.to_str().map_err(|_| unknown("access_key"))?;
-        let partner = app
+        let partner = self
             .directory
             .partner(access_key)
             .await
@@ -96,7 +113,7 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
                 ));
             }
             Key::Unusable => {
-                let id = partner.partner_id;
+                let id = partner.id;
                 return Err(ApiError::Internal(anyhow::anyhow!(
                     "the secret key of partner {id} is unusable"
                 )));
@@ -107,7 +124,7 @@ impl FromRequestParts<Arc<App>> for AuthenticatedPartner {
         if !signing::request::verify(secret, method, path, timestamp, access_key, signature.as_bytes()) {
             return Err(denied("signature", "Invalid signature.".into()));
         }
-        Ok(Self(partner))
+        Ok(partner)
     }
 }
 

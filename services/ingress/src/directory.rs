@@ -1,8 +1,8 @@
-//! Partners and catalogue in memory. Refreshed twice a second by what changed, so that a revoked
-//! partner stops within a second; what isn't there is looked up before it is denied, so that a new
-//! partner works at once. Neither needs NATS, and what is known outlives the database.
+//! Caches partners and catalogue in memory. Changes are read twice a second, so a revoked partner is
+//! denied within a second. An unknown key or option is queried before it is denied, so a new partner
+//! works at once. NATS is not needed, and the cache stays valid while the database is away.
 //!
-//! Keys that a rotation replaced know when they end, and are denied from then on by our own clock.
+//! A key that a rotation replaced has an end time. After that time, by this process's clock, it is denied.
 
 use std::{
     collections::HashMap,
@@ -24,22 +24,22 @@ use store::{
 };
 
 const REFRESH: Duration = Duration::from_millis(500);
-/// How long a look-up waits for those before it.
+/// The longest wait of a query for its turn.
 const TURN: Duration = Duration::from_secs(2);
-/// How many unknown keys or options are looked up per second before they are denied unseen.
+/// The most queries per second; further unknown keys and options are denied without a query.
 const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 
-/// A partner, as far as the requests of one of its access keys are concerned.
+/// A partner, as seen by requests with one of its access keys.
 #[derive(Clone, Debug)]
-pub struct Partner {
-    /// Its id.
-    pub partner_id: PartnerId,
-    /// Where it belongs.
-    pub environment: Environment,
+pub(crate) struct Partner {
+    pub(crate) id: PartnerId,
+    /// Sandbox or live.
+    pub(crate) environment: Environment,
     /// Whether its requests are denied.
-    pub disabled: bool,
-    /// What its requests are signed with.
-    pub key: Key,
+    pub(crate) disabled: bool,
+    /// The key that its signatures are made with.
+    pub(crate) key: Key,
+    pub(crate) limits: PartnerLimits,
     /// When this access key ends, if a rotation has replaced it.
     until: Option<Instant>,
 }
@@ -50,14 +50,22 @@ impl Partner {
     }
 }
 
-/// What a partner's requests are signed with.
+/// A partner's own limits. `None` means the setting's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PartnerLimits {
+    /// Most orders in flight.
+    pub(crate) max_in_flight: Option<u32>,
+    pub(crate) requests_per_second: Option<u32>,
+    pub(crate) units_per_second: Option<u32>,
+}
+
+/// The key that a partner's requests are signed with.
 #[derive(Clone, Debug)]
-pub enum Key {
-    /// The partner has none.
+pub(crate) enum Key {
+    /// The partner has no secret key.
     Missing,
-    /// It is stored, but can't be decrypted.
+    /// The stored key cannot be decrypted.
     Unusable,
-    /// It is known.
     Known(SecretKey),
 }
 
@@ -65,14 +73,14 @@ pub enum Key {
 #[derive(Default)]
 struct Partners {
     by_access_key: HashMap<String, Arc<Partner>>,
-    /// The version of each partner that is known, and its access keys.
+    /// The version and the access keys of each known partner.
     known: HashMap<PartnerId, (i64, Vec<String>)>,
-    /// Access keys that end.
+    /// The access keys that have an end.
     ending: Vec<String>,
 }
 
 impl Partners {
-    /// Replaces everything that is known of a partner, unless that is newer.
+    /// Replaces a partner's keys, unless a newer version is known.
     fn learn(&mut self, partner_id: PartnerId, version: i64, keys: Vec<(String, Partner)>) {
         let (known, access_keys) = self.known.entry(partner_id).or_default();
         if version < *known {
@@ -91,7 +99,7 @@ impl Partners {
         }
     }
 
-    /// Drops the keys whose time is over, secret and all.
+    /// Drops the keys that have ended, with their secrets.
     fn forget_ended(&mut self) {
         let by_access_key = &mut self.by_access_key;
         self.ending.retain(|access_key| {
@@ -108,30 +116,30 @@ impl Partners {
 }
 
 /// Partners by access key, options by id.
-pub struct Directory {
+pub(crate) struct Directory {
     database: Database,
     vault: Vault,
     partners: RwLock<Partners>,
     options: RwLock<HashMap<OptionId, Arc<ProductOption>>>,
     look_ups: DefaultDirectRateLimiter,
-    /// Held by the one who looks something up.
+    /// Held during a query.
     looking: tokio::sync::Mutex<()>,
 }
 
-/// What was read from the database.
+/// The progress of reading the database.
 #[derive(Default)]
 struct Seen {
-    /// Its schema, and that it is the right one.
+    /// Whether the schema has been checked.
     schema: bool,
-    /// The newest version of a partner.
+    /// The newest version of a partner that was read.
     partners: i64,
-    /// The newest version of an option.
+    /// The newest version of an option that was read.
     options: i64,
 }
 
 impl Directory {
-    /// Knows nothing yet, and looks everything up until [`Directory::refresh`] runs.
-    pub fn new(database: Database, vault: Vault) -> Self {
+    /// Creates an empty cache. Until [`Directory::refresh`] fills it, every key and option is queried.
+    pub(crate) fn new(database: Database, vault: Vault) -> Self {
         Self {
             database,
             vault,
@@ -142,12 +150,12 @@ impl Directory {
         }
     }
 
-    /// The partner with this access key.
-    pub async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
+    /// Returns the partner with this access key.
+    pub(crate) async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
-        // One at a time: however many requests a new partner begins with, it is looked up once.
+        // One query at a time: a new partner's first requests cause only one.
         let _turn = self.turn().await?;
         let known = self.known_partner(access_key);
         if known.is_some() || self.look_ups.check().is_err() {
@@ -164,7 +172,7 @@ impl Directory {
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
-    /// The right to look something up. While the database is away, those who wait for it are many.
+    /// Waits for the right to query. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let turn = tokio::time::timeout(TURN, self.looking.lock()).await;
         turn.map_err(|_| Error::timed_out())
@@ -186,8 +194,11 @@ impl Directory {
             .collect()
     }
 
-    /// Those of `ids` that are options, by id.
-    pub async fn options(&self, ids: &[OptionId]) -> Result<HashMap<OptionId, Arc<ProductOption>>, Error> {
+    /// Returns the known options among `ids`.
+    pub(crate) async fn options(
+        &self,
+        ids: &[OptionId],
+    ) -> Result<HashMap<OptionId, Arc<ProductOption>>, Error> {
         let known = self.known_options(ids);
         if ids.iter().all(|id| known.contains_key(id)) {
             return Ok(known);
@@ -210,7 +221,7 @@ impl Directory {
         Ok(known)
     }
 
-    /// `asked` is when the database was: what it says of the time left counts from then.
+    /// Caches the keys of a partner. Their remaining time counts from `asked`, the time of the query.
     fn learn_partner(&self, credentials: Credentials, asked: Instant) {
         let Credentials {
             partner_id,
@@ -221,10 +232,11 @@ impl Directory {
         } = credentials;
         let partner = |keys: Keys| {
             let partner = Partner {
-                partner_id,
+                id: partner_id,
                 environment,
                 disabled,
                 key: self.open(partner_id, keys.secret_key.as_deref()),
+                limits: PartnerLimits::default(),
                 until: keys.ends_in.map(|left| asked + left),
             };
             (keys.access_key, partner)
@@ -253,9 +265,13 @@ impl Directory {
         option
     }
 
-    /// Keeps up with the database until the soft stop. The first time it is reached, its schema is
-    /// checked; a wrong one is an error.
-    pub async fn refresh(self: Arc<Self>, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
+    /// Reads the database's changes until the soft stop. A wrong schema is an error; it is checked once,
+    /// when the database is first reached.
+    pub(crate) async fn refresh(
+        self: Arc<Self>,
+        readiness: Readiness,
+        shutdown: Shutdown,
+    ) -> anyhow::Result<()> {
         let stop = shutdown.soft();
         let mut seen = Seen::default();
         loop {
@@ -263,8 +279,8 @@ impl Directory {
             match self.database.run(changes).await {
                 Ok(()) => readiness.well("database"),
                 Err(SchemaError::Store(error)) => {
-                    // Ready all the same once it was there: partners get the specified 500.
-                    tracing::warn!(%error, "partners and catalogue were not refreshed");
+                    // Readiness stays as it is: partners get the specified 500.
+                    tracing::warn!(%error, "cannot read changes of partners and catalogue; will retry");
                 }
                 Err(wrong) => return Err(wrong.into()),
             }
@@ -289,7 +305,7 @@ impl Directory {
             seen.options = seen.options.max(version);
             self.learn_option(option);
         }
-        // Not while the database is away: what isn't known any more would have to be looked up there.
+        // Keys are dropped only while the database responds: a dropped key needs a query.
         self.partners_mut().forget_ended();
         Ok(())
     }
@@ -306,10 +322,11 @@ mod tests {
     fn learn(partners: &mut Partners, id: PartnerId, version: i64, keys: &[(&str, Option<Instant>)]) {
         let keys = keys.iter().map(|(access_key, until)| {
             let partner = Partner {
-                partner_id: id,
+                id,
                 environment: Environment::Sandbox,
                 disabled: false,
                 key: Key::Missing,
+                limits: PartnerLimits::default(),
                 until: *until,
             };
             ((*access_key).to_owned(), partner)
@@ -333,7 +350,7 @@ mod tests {
         learn(&mut partners, one, 3, &[("c", None), ("a", Some(later))]);
         partners.forget_ended();
         assert_eq!(known(&partners), ["a", "b", "c"]);
-        // A look-up that was slower than the refresh.
+        // A query that was slower than the refresh.
         learn(&mut partners, one, 1, &[("a", None)]);
         assert_eq!(partners.by_access_key["a"].until, Some(later));
         learn(&mut partners, one, 4, &[("d", None)]);

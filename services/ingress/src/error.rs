@@ -1,4 +1,6 @@
-//! Every answer that isn't a success, in the shapes of section 7 of the specification.
+//! Error responses, in the shapes of section 7 of the specification.
+
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Json,
@@ -7,88 +9,160 @@ use axum::{
 };
 use serde_json::json;
 
-/// An answer that isn't a success.
+use crate::orders;
+
+/// An error response.
 #[derive(Debug)]
-pub enum ApiError {
+pub(crate) enum ApiError {
     /// 400: the body isn't JSON.
     InvalidJson,
-    /// 401, with what was wrong.
-    Unauthorized(String),
-    /// 422, with everything that is wrong. Nothing was bought and nothing will be.
+    /// 400: the head of the request is malformed.
+    BadRequest { reason: &'static str, message: String },
+    /// 401.
+    Unauthorized { reason: &'static str, message: String },
+    /// 422 with all errors of the request. Nothing is bought, now or later.
     Unprocessable(Vec<String>),
+    /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
+    Refused(Vec<String>),
     /// 404.
     NotFound,
     /// 405.
     MethodNotAllowed,
-    /// 408: the body didn't come.
+    /// 408: the body did not arrive within `BODY_TIMEOUT`.
     BodyTimeout,
     /// 413, with the limit in bytes.
     BodyTooLarge(usize),
+    /// 429: the partner exceeded a rate limit.
+    TooManyRequests(Limited),
+    /// 429: the partner has its limit of orders in flight.
+    TooManyInFlight(u32),
+    /// 503: this process is overloaded. Nothing was stored.
+    Overloaded {
+        reason: &'static str,
+        message: &'static str,
+    },
     /// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
     QueuedTooLong,
-    /// 503: another request with the same external id may still be refused.
+    /// 503: an earlier request with the same external id may still be refused.
     Undecided,
-    /// 500. The cause is logged here and not told.
+    /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
 }
 
-impl IntoResponse for ApiError {
-    fn into_response(self) -> Response {
-        let simple =
-            |status: StatusCode, message: &str| (status, Json(json!({ "error": message }))).into_response();
+/// An exceeded rate limit of a partner.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limited {
+    /// The limited quantity: `requests`, `orders`, `units`.
+    pub(crate) what: &'static str,
+    /// The limit's name in logs and metrics.
+    pub(crate) reason: &'static str,
+    pub(crate) per_second: u32,
+    /// The wait until the request would pass.
+    pub(crate) wait: Duration,
+}
+
+/// Why a request was refused, for the log and the metrics. An extension of the response.
+#[derive(Clone, Debug)]
+pub(crate) struct Refusal {
+    /// The reason, from a fixed list.
+    pub(crate) reason: &'static str,
+    /// The cause of a 500.
+    pub(crate) cause: Option<Arc<str>>,
+}
+
+impl ApiError {
+    fn reason(&self) -> &'static str {
         match self {
-            Self::InvalidJson => simple(StatusCode::BAD_REQUEST, "Invalid JSON format"),
-            Self::Unauthorized(message) => {
-                let body = json!({ "error": { "code": "unauthorized", "message": message } });
-                (StatusCode::UNAUTHORIZED, Json(body)).into_response()
-            }
-            Self::Unprocessable(errors) => (
-                StatusCode::UNPROCESSABLE_ENTITY,
-                Json(json!({ "errors": errors })),
-            )
-                .into_response(),
-            Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
-            Self::MethodNotAllowed => simple(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
-            Self::BodyTimeout => closing(simple(
-                StatusCode::REQUEST_TIMEOUT,
-                "Request body did not arrive in time",
-            )),
-            Self::BodyTooLarge(limit) => {
-                let message = format!("Request body is larger than {limit} bytes");
-                closing(simple(StatusCode::PAYLOAD_TOO_LARGE, &message))
-            }
-            Self::QueuedTooLong => {
-                let message = "The order could not be stored in time; nothing was bought. Try again later";
-                let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
-                (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
-            }
-            Self::Undecided => {
-                let message =
-                    "Another request with this external order id is not decided yet. Try again later";
-                let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
-                (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
-            }
-            Self::Internal(cause) => {
-                tracing::error!(error = format!("{cause:#}"), "answered with 500");
-                internal()
-            }
+            Self::InvalidJson => "invalid_json",
+            Self::BadRequest { reason, .. }
+            | Self::Unauthorized { reason, .. }
+            | Self::Overloaded { reason, .. } => reason,
+            Self::Unprocessable(errors) if orders::is_taken(errors) => "taken",
+            Self::Unprocessable(_) => "invalid",
+            Self::Refused(_) => "provider",
+            Self::NotFound => "not_found",
+            Self::MethodNotAllowed => "method",
+            Self::BodyTimeout => "body_timeout",
+            Self::BodyTooLarge(_) => "body_too_large",
+            Self::TooManyRequests(limited) => limited.reason,
+            Self::TooManyInFlight(_) => "max_in_flight",
+            Self::QueuedTooLong => "queue_deadline",
+            Self::Undecided => "undecided",
+            Self::Internal(_) => "internal",
         }
     }
 }
 
-/// The specified 500.
-pub fn internal() -> Response {
-    (
-        StatusCode::INTERNAL_SERVER_ERROR,
-        Json(json!({ "error": "Internal server error" })),
-    )
-        .into_response()
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let reason = self.reason();
+        let mut cause = None;
+        let mut response = match self {
+            Self::InvalidJson => simple(StatusCode::BAD_REQUEST, "Invalid JSON format"),
+            Self::BadRequest { message, .. } => simple(StatusCode::BAD_REQUEST, &message),
+            Self::Unauthorized { message, .. } => {
+                let body = json!({ "error": { "code": "unauthorized", "message": message } });
+                (StatusCode::UNAUTHORIZED, Json(body)).into_response()
+            }
+            Self::Unprocessable(errors) | Self::Refused(errors) => {
+                let body = Json(json!({ "errors": errors }));
+                (StatusCode::UNPROCESSABLE_ENTITY, body).into_response()
+            }
+            Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
+            Self::MethodNotAllowed => simple(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
+            Self::BodyTimeout => simple(StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time"),
+            Self::BodyTooLarge(limit) => {
+                let message = format!("Request body is larger than {limit} bytes");
+                simple(StatusCode::PAYLOAD_TOO_LARGE, &message)
+            }
+            Self::TooManyRequests(Limited {
+                what,
+                per_second,
+                wait,
+                ..
+            }) => {
+                let message = format!("Rate limit exceeded: at most {per_second} {what} per second");
+                let response = simple(StatusCode::TOO_MANY_REQUESTS, &message);
+                limited(response, per_second, wait)
+            }
+            Self::TooManyInFlight(limit) => {
+                let message = format!("Limit exceeded: at most {limit} requests at once");
+                let response = simple(StatusCode::TOO_MANY_REQUESTS, &message);
+                limited(response, limit, Duration::from_secs(1))
+            }
+            Self::Overloaded { message, .. } => unavailable(message),
+            Self::QueuedTooLong => {
+                unavailable("The order could not be stored in time; nothing was bought. Try again later")
+            }
+            Self::Undecided => {
+                unavailable("Another request with this external order id is not decided yet. Try again later")
+            }
+            Self::Internal(error) => {
+                cause = Some(format!("{error:#}").into());
+                simple(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
+            }
+        };
+        response.extensions_mut().insert(Refusal { reason, cause });
+        response
+    }
 }
 
-/// The rest of the body is not going to be read, so the connection can't be used again.
-fn closing(mut response: Response) -> Response {
-    response
-        .headers_mut()
-        .insert(header::CONNECTION, HeaderValue::from_static("close"));
+fn simple(status: StatusCode, message: &str) -> Response {
+    (status, Json(json!({ "error": message }))).into_response()
+}
+
+fn unavailable(message: &str) -> Response {
+    let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+    (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
+}
+
+/// The rate-limit headers. `limit` is the partner's limit, used up for `wait`.
+fn limited(mut response: Response, limit: u32, wait: Duration) -> Response {
+    let seconds = (wait.as_secs() + u64::from(wait.subsec_nanos() > 0)).max(1);
+    let headers = response.headers_mut();
+    headers.insert(header::RETRY_AFTER, seconds.into());
+    headers.insert("ratelimit-limit", limit.into());
+    headers.insert("ratelimit-remaining", 0.into());
+    headers.insert("ratelimit-reset", seconds.into());
     response
 }

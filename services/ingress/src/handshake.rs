@@ -1,5 +1,5 @@
-//! Ingress's side of the answer handshake: verdicts of provisioners come in while partners wait, and
-//! releases go back once the answer has left. Also which provisioners promise a verdict in time.
+//! Ingress's side of the answer handshake: receives verdicts while orders wait for them, sends releases once
+//! the response has left, and keeps the provisioners' promises of verdict times.
 
 use std::{
     collections::HashMap,
@@ -17,16 +17,16 @@ use runtime::Shutdown;
 use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
 
-/// A heartbeat older than this promises nothing.
+/// The age after which a heartbeat promises nothing.
 const FRESH: Duration = Duration::from_secs(3);
 
 /// The orders of this process that wait for verdicts, and the promises of provisioners.
-pub struct Handshake {
+pub(crate) struct Handshake {
     nats: Nats,
     instance: String,
     waiting: Mutex<HashMap<OrderId, Heard>>,
     releases: Batcher<Release>,
-    /// For each provider that orders may go to, by provisioner.
+    /// By provider, then by provisioner. Only configured providers have an entry.
     promises: Mutex<HashMap<String, HashMap<String, Promise>>>,
     started: Instant,
 }
@@ -34,7 +34,7 @@ pub struct Handshake {
 /// The verdicts of an order that waits.
 struct Heard {
     placements: usize,
-    /// Each with what to release once the answer has left; of one placement the last one counts.
+    /// The last verdict of a placement counts.
     verdicts: Vec<(Said, Release)>,
     /// Sent to once the verdicts settle the answer.
     settled: Option<oneshot::Sender<()>>,
@@ -46,9 +46,9 @@ struct Promise {
     lanes: HashMap<String, Duration>,
 }
 
-/// An order's place among those that wait. When dropped, its placements are released: the answer has left,
-/// or never will.
-pub struct Waiting {
+/// An order that waits for verdicts. Dropping it releases its placements: the response has left, or is
+/// never sent.
+pub(crate) struct Waiting {
     handshake: Arc<Handshake>,
     order_id: OrderId,
     settled: oneshot::Receiver<()>,
@@ -59,8 +59,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Handshake {
-    /// For orders to these providers. `instance` names this process; [`Handshake::listen`] must run.
-    pub fn new<'a>(
+    /// Creates the receiver for orders to `providers`. `instance` names this process. [`Handshake::listen`]
+    /// must run.
+    pub(crate) fn new<'a>(
         nats: &Nats,
         instance: String,
         providers: impl Iterator<Item = &'a str>,
@@ -77,15 +78,14 @@ impl Handshake {
         })
     }
 
-    /// Whether a verdict for each of these placements is promised within `wait`. A job goes to whichever
-    /// provisioner has room, so the best one counts for a provider; in a lane that is slow somewhere, no
-    /// verdict is promised.
-    pub fn promised(&self, placements: &[NewPlacement], wait: Duration) -> bool {
+    /// Whether a verdict on every placement is promised within `wait`. The fastest provisioner of a provider
+    /// counts, because a job goes to one that has room. A lane that is slow in one process promises nothing.
+    pub(crate) fn promised(&self, placements: &[NewPlacement], wait: Duration) -> bool {
         if !self.nats.is_connected() {
             return false;
         }
         let promises = lock(&self.promises);
-        // Right after the start no heartbeat can have come: wait as if promised.
+        // Right after the start no heartbeat can have arrived, so a promise is assumed.
         let is_young = self.started.elapsed() < FRESH;
         placements.iter().all(|placement| {
             let of_provider = promises.get(&placement.provider);
@@ -106,8 +106,8 @@ impl Handshake {
         })
     }
 
-    /// Begins to wait for an order's verdicts; before its jobs are published.
-    pub fn wait_for(self: &Arc<Self>, order: &NewOrder) -> Waiting {
+    /// Starts to wait for an order's verdicts. Called before its jobs are published.
+    pub(crate) fn wait_for(self: &Arc<Self>, order: &NewOrder) -> Waiting {
         let (sender, settled) = oneshot::channel();
         let heard = Heard {
             placements: order.placements.len(),
@@ -122,9 +122,9 @@ impl Handshake {
         }
     }
 
-    /// Takes verdicts and heartbeats until the end of the process, also during a stop: orders may
-    /// still wait. Returns only when NATS takes a subscription away.
-    pub async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
+    /// Receives verdicts and heartbeats. Continues during a stop, because orders may still wait. Returns
+    /// only if a subscription ends.
+    pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<()> {
         let verdicts = self.nats.verdict_subject(&self.instance);
         let heartbeats = self.nats.heartbeat_subject("*");
         let taking = self.nats.listen(verdicts, |verdicts| self.take(verdicts));
@@ -147,8 +147,7 @@ impl Handshake {
             };
             match waiting.get_mut(&order_id) {
                 Some(heard) => heard.add(said, release),
-                // Only this process was given this subject, and the order does not wait any more: its
-                // answer has left, or never will.
+                // The order no longer waits: its response has left, or its partner hung up.
                 None => self.releases.hand_in(release),
             }
         }
@@ -198,10 +197,10 @@ impl Heard {
 }
 
 impl Waiting {
-    /// Waits until all placements have a verdict or one of them is under way (which settles the answer), or
-    /// until this time. Returns the verdicts so far.
-    pub async fn verdicts(&mut self, until: Instant) -> HashMap<PlacementId, Said> {
-        // Out of time is a result like any other: the order stands, and the pipeline goes on.
+    /// Waits until every placement has a verdict, one is under way, or `until` passes. Returns the verdicts
+    /// so far.
+    pub(crate) async fn verdicts(&mut self, until: Instant) -> HashMap<PlacementId, Said> {
+        // After the timeout the order stands.
         let _ = tokio::time::timeout_at(until.into(), &mut self.settled).await;
         let waiting = lock(&self.handshake.waiting);
         waiting.get(&self.order_id).map(Heard::said).unwrap_or_default()

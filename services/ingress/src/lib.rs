@@ -1,26 +1,29 @@
-//! Ingress takes orders: it authenticates a partner's request, checks it, stores the order and
-//! publishes a job for each of its placements.
+//! Ingress accepts orders: it authenticates a partner's request, validates it, stores the order and
+//! publishes a job for each placement.
 //!
-//! Its guarantee: a 201 is sent only after the order is committed, a 4xx only when nothing was
-//! bought and nothing will be. What it publishes only makes things happen sooner: provisioners take
-//! up what was never published.
+//! Guarantee: a 201 is sent only after the order is committed. A 4xx or 503 is sent only if nothing is
+//! bought, now or later. Jobs only save time: provisioners find placements without a job in the database.
 //!
-//! Its cast: [`server`] writes answers and knows when they have left, [`auth`] says who asks,
-//! [`request`] what is asked, [`directory`] which partners and options there are, [`orders`] sees an
-//! order through, [`handshake`] takes provisioners' verdicts and releases what they hold back, [`qr`] draws pictures,
-//! [`observe`] and [`metrics`] show how it goes.
+//! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
+//! partner. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
+//! [`directory`] caches partners and options. [`orders`] stores and answers orders. [`handshake`] receives
+//! the provisioners' verdicts and releases their orders. [`qr`] draws QR codes. [`observe`] and [`metrics`] record requests.
 
-pub mod auth;
-pub mod directory;
-pub mod error;
-pub mod handshake;
-pub mod metrics;
-pub mod observe;
-pub mod orders;
-pub mod qr;
-pub mod request;
-pub mod routes;
-pub mod server;
+mod admission;
+mod auth;
+mod connection;
+mod directory;
+mod error;
+mod handshake;
+mod limits;
+mod metrics;
+mod observe;
+mod orders;
+mod qr;
+mod rates;
+mod request;
+mod routes;
+mod server;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -36,42 +39,50 @@ use store::config::{MasterKeyConfig, PoolConfig};
 use uuid::Uuid;
 
 use crate::{
-    auth::HeaderNames, directory::Directory, handshake::Handshake, metrics::Metrics, orders::Orders,
+    admission::Admission,
+    auth::Authenticator,
+    directory::Directory,
+    handshake::Handshake,
+    limits::{LimitsConfig, size},
+    metrics::Metrics,
+    observe::Observer,
+    orders::Orders,
+    qr::Drawing,
     request::Limits,
+    routes::App,
+    server::Server,
 };
 
-/// Takes signed orders from partners
+/// Accepts signed orders from partners
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ingress", version)]
 pub struct Config {
-    /// Where partners are served
+    /// Address of the partner API
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
-    /// Where `/livez`, `/readyz` and `/metrics` are served
+    /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8081")]
     pub admin_listen: SocketAddr,
-    /// The word in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
+    /// Brand in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
     #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
     pub brand: String,
-    /// How long an answer waits for the provider's verdict, so that a refusal can be told; 0 never waits
+    /// Longest wait for the verdict on an order; a rejection that arrives in time becomes a 422. 0 never waits
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = runtime::config::duration)]
     pub placement_wait: Duration,
-    /// The longest time an order waits in the queue to be stored; then it is dropped and answered with 503
-    #[arg(long, env = "QUEUE_DEADLINE", default_value = "2s", value_parser = runtime::config::positive_duration)]
-    pub queue_deadline: Duration,
-    /// The most requests that wait for the fate of another one with the same external id, because that one
-    /// may still be refused
+    /// Most requests that wait for an undecided order with the same external id; more get a 503
     #[arg(long, env = "DUPLICATES_WAITING", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub duplicates_waiting: u16,
-    /// The most items of an order
+    /// Most items in one order; large orders need a larger `MAX_BODY`
     #[arg(long, env = "MAX_ITEMS", default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..))]
     pub max_items: u16,
-    /// The most units of an order
+    /// Most units in one order
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
-    /// The providers that provisioners are configured for; options of others don't exist for live partners
+    /// Providers that the provisioners serve; live partners can order only their options
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
+    #[command(flatten)]
+    pub limits: LimitsConfig,
     #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]
@@ -100,17 +111,7 @@ fn brand(text: &str) -> Result<String, String> {
     }
 }
 
-/// What requests are handled with.
-pub struct App {
-    headers: HeaderNames,
-    limits: Limits,
-    directory: Arc<Directory>,
-    orders: Arc<Orders>,
-    metrics: Metrics,
-    requests: Requests,
-}
-
-/// Serves partners until the soft stop.
+/// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("ingress").map_err(BadSetting::error)?;
     runtime::metrics::connections({
@@ -121,7 +122,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
-    // Ready without NATS: orders are accepted and flow when it is back.
+    // Ingress is ready without NATS: redrive picks the orders up.
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let directory = Arc::new(Directory::new(database.clone(), vault));
@@ -148,27 +149,30 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         rand::random(),
         config.providers,
         config.placement_wait,
-        config.queue_deadline,
+        config.limits.queue_deadline,
         config.duplicates_waiting,
         metrics.clone(),
         shutdown.clone(),
     );
+    let limits = &config.limits;
     let app = App {
-        headers: HeaderNames::new(&config.brand),
+        authenticator: Authenticator::new(&config.brand, directory, metrics.clone()),
+        admission: Admission::new(limits, config.max_units),
         limits: Limits {
             items: config.max_items.into(),
             units: config.max_units.into(),
         },
-        directory,
+        max_body: size(limits.max_body),
+        body_timeout: limits.body_timeout,
         orders: Arc::new(orders),
-        metrics,
-        requests: Requests::new(&routes::ROUTES),
+        metrics: metrics.clone(),
     };
+    let observer = Observer::new(Requests::new(&routes::ROUTES), metrics, limits.refusals_logged);
+    let drawing = Drawing::new(limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
+    let router = routes::router(Arc::new(app), drawing, Arc::clone(&observer));
+    let server = Server::new(limits, router, observer, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
-    shutdown.spawn(
-        "server",
-        server::serve(listener, routes::router(Arc::new(app)), shutdown.clone()),
-    );
+    shutdown.spawn("server", server.serve(listener));
 
     let stop = shutdown.soft();
     let listened = tokio::select! {
@@ -176,7 +180,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ended = &mut listening => ended.map_err(anyhow::Error::from).flatten(),
     };
     shutdown.stop();
-    // What is in flight still listens for its verdicts.
+    // Orders in flight still receive verdicts.
     let finished = shutdown.finished().await;
     listening.abort();
     nats.flush().await;

@@ -1,31 +1,47 @@
-//! What operators watch. Attributes are few and bounded: never an id, a path or a text of others.
+//! The metrics of ingress. Attributes are bounded and never hold a path or text from a request.
 
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use domain::PartnerId;
 use opentelemetry::{KeyValue, global, metrics::Counter};
 use pipeline::payload::Said;
 
-/// The instruments. Clones are the same ones.
+/// The most partners with their own series. The others share `other`.
+const PARTNERS: usize = 100;
+
+/// The instruments. Clones share them.
 #[derive(Clone)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     orders: Counter<u64>,
     units: Counter<u64>,
     auth_failures: Counter<u64>,
     verdicts: Counter<u64>,
+    refused: Counter<u64>,
+    /// The partners with their own series.
+    partners: Arc<Mutex<HashSet<PartnerId>>>,
 }
 
-/// What became of a request of a known partner to create an order.
+/// The result of a known partner's create-order request.
 #[derive(Clone, Copy, Debug)]
-pub enum Outcome {
+pub(crate) enum OrderResult {
     /// 201.
     Accepted,
-    /// 4xx: something was wrong with it.
+    /// 4xx: the request is invalid.
     Invalid,
+    /// 429: the partner exceeded its rate limit.
+    Limited,
+    /// 503: this process is overloaded.
+    Shed,
     /// 422: its external id is taken.
     Duplicate,
-    /// 422: the provider refused.
+    /// 422: the provider rejected the purchase.
     Refused,
     /// 422: the provider could not be reached.
     Unreachable,
-    /// 503: it was dropped from the queue before it was stored.
+    /// 503: the order left the queue before it was stored.
     Expired,
     /// 500.
     Error,
@@ -37,7 +53,7 @@ impl Default for Metrics {
         Self {
             orders: meter
                 .u64_counter("esim.orders")
-                .with_description("Orders of known partners, by what became of the request")
+                .with_description("Create-order requests of known partners, by outcome")
                 .build(),
             units: meter
                 .u64_counter("esim.units.accepted")
@@ -45,41 +61,48 @@ impl Default for Metrics {
                 .build(),
             auth_failures: meter
                 .u64_counter("esim.auth.failures")
-                .with_description("Requests that were answered with 401, by the check that failed")
+                .with_description("Requests answered with 401, by the check that failed")
                 .build(),
             verdicts: meter
                 .u64_counter("esim.verdicts")
-                .with_description("Placements whose verdict was waited for, by what the provisioner said")
+                .with_description("Placements that ingress waited for, by verdict")
                 .build(),
+            refused: meter
+                .u64_counter("esim.requests.refused")
+                .with_description("Requests answered with 4xx or 503, by partner and reason")
+                .build(),
+            partners: Arc::default(),
         }
     }
 }
 
 impl Metrics {
-    /// An order's request, and of one that was accepted its units.
-    pub fn order(&self, outcome: Outcome, units: usize) {
-        let name = match outcome {
-            Outcome::Accepted => "accepted",
-            Outcome::Invalid => "invalid",
-            Outcome::Duplicate => "duplicate",
-            Outcome::Refused => "refused",
-            Outcome::Unreachable => "unreachable",
-            Outcome::Expired => "expired",
-            Outcome::Error => "error",
+    /// Counts a create-order request, and its units if it was accepted.
+    pub(crate) fn order(&self, result: OrderResult, units: usize) {
+        let name = match result {
+            OrderResult::Accepted => "accepted",
+            OrderResult::Invalid => "invalid",
+            OrderResult::Limited => "limited",
+            OrderResult::Shed => "shed",
+            OrderResult::Duplicate => "duplicate",
+            OrderResult::Refused => "refused",
+            OrderResult::Unreachable => "unreachable",
+            OrderResult::Expired => "expired",
+            OrderResult::Error => "error",
         };
         self.orders.add(1, &[KeyValue::new("outcome", name)]);
-        if matches!(outcome, Outcome::Accepted) {
+        if matches!(result, OrderResult::Accepted) {
             self.units.add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
         }
     }
 
-    /// A request that was denied.
-    pub fn auth_failure(&self, reason: &'static str) {
+    /// Counts a 401 response by the failed check.
+    pub(crate) fn auth_failure(&self, reason: &'static str) {
         self.auth_failures.add(1, &[KeyValue::new("reason", reason)]);
     }
 
-    /// What was heard, or not, of a placement.
-    pub fn verdict(&self, said: Option<Said>) {
+    /// Counts a placement by its verdict.
+    pub(crate) fn verdict(&self, said: Option<Said>) {
         let verdict = match said {
             Some(Said::Placed) => "placed",
             Some(Said::UnderWay) => "later",
@@ -88,5 +111,41 @@ impl Metrics {
             None => "none",
         };
         self.verdicts.add(1, &[KeyValue::new("verdict", verdict)]);
+    }
+
+    /// Counts a 4xx or 503 response. `partner` is known only if the signature is valid.
+    pub(crate) fn refused(&self, partner: Option<PartnerId>, reason: &'static str) {
+        let partner = partner.map_or_else(String::new, |partner| self.label(partner));
+        let attributes = [KeyValue::new("partner", partner), KeyValue::new("reason", reason)];
+        self.refused.add(1, &attributes);
+    }
+
+    fn label(&self, partner: PartnerId) -> String {
+        let mut partners = self.partners.lock().unwrap_or_else(PoisonError::into_inner);
+        if partners.len() < PARTNERS {
+            partners.insert(partner);
+        }
+        if partners.contains(&partner) {
+            partner.to_string()
+        } else {
+            "other".into()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hundred_partners_have_a_series_of_their_own() {
+        let metrics = Metrics::default();
+        let known = PartnerId::new();
+        assert_eq!(metrics.label(known), known.to_string());
+        for _ in 1..PARTNERS {
+            assert_ne!(metrics.label(PartnerId::new()), "other");
+        }
+        assert_eq!(metrics.label(PartnerId::new()), "other");
+        assert_eq!(metrics.label(known), known.to_string());
     }
 }

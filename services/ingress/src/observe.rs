@@ -1,24 +1,122 @@
-//! Each request as a span and in the metrics.
+//! Records each request as a span and in the metrics, and logs refused ones.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use axum::{
+    Extension,
     extract::{Request, State},
+    http::{HeaderName, HeaderValue, StatusCode},
     middleware::Next,
     response::Response,
 };
+use domain::PartnerId;
 use pipeline::trace;
-use runtime::http::traceparent;
-use tracing::Instrument;
+use runtime::{
+    http::{Requests, traceparent},
+    sampler::Sampler,
+};
+use tracing::{Instrument, field};
+use uuid::Uuid;
 
-use crate::App;
+use crate::{connection::Connection, error::Refusal, metrics::Metrics};
 
-/// Wraps every route, and what no route matches.
-pub async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let underway = app.requests.begin(&request);
-    // Whoever sent it may write anything there: it doesn't decide what is recorded, nor where.
+/// The response header with the id that also appears in the log.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Records requests.
+pub(crate) struct Observer {
+    requests: Requests,
+    metrics: Metrics,
+    log: Sampler,
+}
+
+/// A request with a 4xx or 503 response.
+pub(crate) struct Refused<'a> {
+    pub(crate) status: StatusCode,
+    /// The reason, from a fixed list.
+    pub(crate) reason: &'static str,
+    /// The partner, if the request's signature is valid.
+    pub(crate) partner: Option<PartnerId>,
+    pub(crate) request_id: &'a HeaderValue,
+    pub(crate) peer: SocketAddr,
+}
+
+/// Creates a response id of letters and digits.
+pub(crate) fn request_id() -> HeaderValue {
+    let mut text = Uuid::encode_buffer();
+    let text = Uuid::now_v7().simple().encode_lower(&mut text);
+    HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static("none"))
+}
+
+impl Observer {
+    /// Creates the observer. It logs at most `logged` refused requests per second.
+    pub(crate) fn new(requests: Requests, metrics: Metrics, logged: u32) -> Arc<Self> {
+        Arc::new(Self {
+            requests,
+            metrics,
+            log: Sampler::new(logged),
+        })
+    }
+
+    /// Counts a refused request, and logs it unless the log limit is reached.
+    pub(crate) fn refused(&self, refused: &Refused<'_>) {
+        self.metrics.refused(refused.partner, refused.reason);
+        if let Some(suppressed) = self.log.pass() {
+            tracing::info!(
+                http.response.status_code = refused.status.as_u16(),
+                reason = refused.reason,
+                partner.id = refused.partner.map(field::display),
+                request.id = refused.request_id.to_str().unwrap_or_default(),
+                network.peer.address = %refused.peer.ip(),
+                suppressed,
+                "request refused"
+            );
+        }
+    }
+
+    fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
+        let status = response.status();
+        let Some(Refusal { reason, cause }) = response.extensions().get() else {
+            return;
+        };
+        let partner = response.extensions().get::<PartnerId>().copied();
+        if status == StatusCode::INTERNAL_SERVER_ERROR {
+            tracing::error!(
+                error = cause.as_deref(),
+                partner.id = partner.map(field::display),
+                request.id = request_id.to_str().unwrap_or_default(),
+                "answered with 500"
+            );
+            return;
+        }
+        self.refused(&Refused {
+            status,
+            reason,
+            partner,
+            request_id,
+            peer,
+        });
+    }
+}
+
+/// Wraps every route, and requests that match none.
+pub(crate) async fn observe(
+    State(observer): State<Arc<Observer>>,
+    Extension(connection): Extension<Arc<Connection>>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let id = request_id();
+    let underway = observer.requests.begin(&request);
+    underway
+        .span
+        .record("request.id", id.to_str().unwrap_or_default());
+    // The client controls this header, so its trace is linked, not continued.
     trace::link(&underway.span, traceparent(&request));
-    let response = next.run(request).instrument(underway.span.clone()).await;
-    app.requests.end(&underway, Some(response.status()));
+    let mut response = next.run(request).instrument(underway.span.clone()).await;
+    observer.requests.end(&underway, Some(response.status()));
+    let record = || observer.answered(&response, &id, connection.peer());
+    underway.span.in_scope(record);
+    response.headers_mut().insert(REQUEST_ID, id);
     response
 }

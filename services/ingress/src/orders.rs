@@ -1,8 +1,8 @@
-//! An order's way through ingress: checked, stored in a group commit, its jobs published, and
-//! answered, by the provider's verdict if that comes in time.
+//! Checks orders, stores them by group commit, publishes their jobs and answers them. An answer waits for
+//! the verdicts if the provisioners promise them in time.
 //!
-//! Everything from the commit on runs in a task of its own: a partner that hangs up ends the
-//! request's future, and must not end what follows its order's commit.
+//! The commit and everything after it run in a separate task. A partner that hangs up cancels only the
+//! request's future.
 
 use std::{
     collections::HashMap,
@@ -32,42 +32,42 @@ use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::{
+    admission::Admitted,
     directory::{Directory, Partner},
     error::ApiError,
     handshake::Handshake,
-    metrics::{self, Metrics},
+    metrics::{Metrics, OrderResult},
     request::{Draft, Item},
 };
 
-/// The provider that sells to sandbox partners, whatever they order.
+/// The provider of every order from a sandbox partner.
 pub(crate) const SANDBOX: &str = "sandbox";
-/// The most orders of one commit.
+/// The most orders in one commit.
 const BATCH: usize = 256;
-/// How long the answer may take beyond the wait for the verdict, counted from the commit.
+/// The time from the commit to the answer's deadline, in addition to `PLACEMENT_WAIT`.
 const ANSWER: Duration = Duration::from_secs(4);
-/// The first wait between two looks at an order with the same external id that may still be refused; it
-/// doubles each time.
+/// The first wait before an undecided order with the same external id is read again; it doubles.
 const UNDECIDED: Duration = Duration::from_millis(50);
-/// How often an order gets fresh topup ids because others had them.
+/// The most retries with fresh topup ids after a conflict.
 const FRESH_IDS: usize = 3;
 
-/// What the request's handler is told to answer.
-pub enum Outcome {
-    /// 201 with this body, to be sent before the deadline; `left` wants to know when it has left.
+/// The response that the handler sends.
+pub(crate) enum Answer {
+    /// 201 with `body`, sent before `deadline`.
     Created {
-        /// The response's JSON.
+        /// The JSON body.
         body: Bytes,
-        /// After this it must not be sent.
+        /// The time after which the response is not sent.
         deadline: Instant,
-        /// To be told when it has left.
+        /// Signals that the response has left.
         left: oneshot::Sender<()>,
     },
-    /// Anything else.
+    /// An error response.
     Error(ApiError),
 }
 
-/// What orders need.
-pub struct Orders {
+/// Stores and answers orders.
+pub(crate) struct Orders {
     database: Database,
     commit: GroupCommit<InsertOrders>,
     directory: Arc<Directory>,
@@ -76,25 +76,22 @@ pub struct Orders {
     topup_ids: TopupIds,
     providers: Vec<String>,
     placement_wait: Duration,
-    /// How long an order may wait in the queue of the group commit.
+    /// The longest wait in the queue of the group commit.
     queue_deadline: Duration,
-    /// Requests that may wait for the fate of another one with the same external id.
+    /// The requests that may wait for an earlier, undecided order with the same external id.
     duplicates: Semaphore,
     metrics: Metrics,
     shutdown: Shutdown,
 }
 
-/// The group commit of orders: one statement for a batch, and its jobs right after it.
-struct InsertOrders {
-    database: Database,
-    jobs: Batcher<Job>,
-}
+/// The group commit of orders: one statement per batch.
+struct InsertOrders(Database);
 
-/// What is known of an order after its commit.
+/// The result of storing an order.
 struct Inserted {
-    /// Whether it was stored; if not, its external id was taken.
+    /// Whether it was stored; otherwise its external id is taken.
     stored: bool,
-    /// When the statement was sent: the database's clock for this order started later.
+    /// When the statement was sent, shortly before the database accepted the order.
     sent: Instant,
 }
 
@@ -138,12 +135,12 @@ struct CreatedProduct<'a> {
 }
 
 impl Orders {
-    /// Ready to take orders for the providers that are configured.
+    /// Starts the group commit of orders.
     #[expect(
         clippy::too_many_arguments,
-        reason = "called once, with what the service is made of"
+        reason = "called once, with all parts of the service"
     )]
-    pub fn new(
+    pub(crate) fn new(
         database: Database,
         directory: Arc<Directory>,
         handshake: Arc<Handshake>,
@@ -179,8 +176,8 @@ impl Orders {
         }
     }
 
-    /// Turns a draft into an order, or says everything that is wrong with it.
-    pub async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
+    /// Turns a draft into an order, or returns all its errors.
+    pub(crate) async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
         let Draft {
             external_order_id,
             items,
@@ -206,7 +203,7 @@ impl Orders {
                 let placements = self.placements(partner, &items, &options);
                 Ok(NewOrder {
                     order_id: OrderId::new(),
-                    partner_id: partner.partner_id,
+                    partner_id: partner.id,
                     external_order_id,
                     traceparent: trace::context_of(&Span::current()),
                     answer_within: ANSWER,
@@ -214,10 +211,10 @@ impl Orders {
                     placements,
                 })
             }
-            // The id is checked too, so that all that is wrong is said at once.
+            // The external id is checked too, so that one response lists all errors.
             Some(external_order_id) => {
                 let taken = self.database.run(async |connection| {
-                    store::orders::is_taken(connection, partner.partner_id, &external_order_id).await
+                    store::orders::is_taken(connection, partner.id, &external_order_id).await
                 });
                 if taken.await.map_err(internal)? {
                     errors.insert(0, TAKEN.into());
@@ -228,7 +225,7 @@ impl Orders {
         }
     }
 
-    /// One placement for each provider, in the order in which the items name them.
+    /// Creates one placement per provider, in the order of the items.
     fn placements(
         &self,
         partner: &Partner,
@@ -242,7 +239,7 @@ impl Orders {
             let Some(option) = item.option_id.and_then(|id| options.get(&id)) else {
                 continue;
             };
-            // A sandbox partner never buys for real: other providers' options go by our own id.
+            // A sandbox partner buys only at the sandbox, which knows other providers' options by our id.
             let (provider, provider_option_id) = match partner.environment {
                 Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
                 _ => (option.provider.as_str(), option.provider_option_id.clone()),
@@ -281,20 +278,23 @@ impl Orders {
         placements
     }
 
-    /// Stores an order and sees it through to its answer, which the handler gets; the handler may be
-    /// gone by then.
-    pub fn submit(self: &Arc<Self>, order: NewOrder) -> oneshot::Receiver<Outcome> {
-        let (answer, outcome) = oneshot::channel();
+    /// Stores an order in a task that sends its answer to the handler. The task continues if the handler
+    /// is gone. The order is in flight until `admitted` is dropped.
+    pub(crate) fn submit(self: &Arc<Self>, order: NewOrder, admitted: Admitted) -> oneshot::Receiver<Answer> {
+        let (sender, answer) = oneshot::channel();
         let orders = Arc::clone(self);
-        let task = async move { orders.store_and_answer(order, answer).await };
-        // What the task does belongs to the request's trace. The request's span ends with its answer,
-        // and doesn't wait for the task.
+        let task = async move {
+            orders.store_and_answer(order, sender).await;
+            drop(admitted);
+        };
+        // The task belongs to the request's trace. The request's span ends with its response and does not
+        // wait for the task.
         let context = Span::current().context();
         self.shutdown.tracker().spawn(task.with_context(context));
-        outcome
+        answer
     }
 
-    async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Outcome>) {
+    async fn store_and_answer(&self, mut order: NewOrder, mut answer: oneshot::Sender<Answer>) {
         order.refusable =
             !self.placement_wait.is_zero() && self.handshake.promised(&order.placements, self.placement_wait);
         if order.refusable {
@@ -305,24 +305,24 @@ impl Orders {
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
-                self.metrics.order(metrics::Outcome::Duplicate, 0);
+                self.metrics.order(OrderResult::Duplicate, 0);
                 let taken = ApiError::Unprocessable(vec![TAKEN.into()]);
-                let _ = answer.send(Outcome::Error(taken));
+                let _ = answer.send(Answer::Error(taken));
                 return;
             }
             Err(error) => {
-                let outcome = match error {
-                    ApiError::QueuedTooLong | ApiError::Undecided => metrics::Outcome::Expired,
-                    _ => metrics::Outcome::Error,
+                let result = match error {
+                    ApiError::QueuedTooLong | ApiError::Undecided => OrderResult::Expired,
+                    _ => OrderResult::Error,
                 };
-                self.metrics.order(outcome, 0);
-                let _ = answer.send(Outcome::Error(error));
+                self.metrics.order(result, 0);
+                let _ = answer.send(Answer::Error(error));
                 return;
             }
         };
         let deadline = sent + order.answer_within;
         let Some(mut waiting) = waiting else {
-            self.metrics.order(metrics::Outcome::Accepted, units(&order));
+            self.metrics.order(OrderResult::Accepted, units(&order));
             answered(&order, deadline, answer).await;
             publish(&self.jobs, &order);
             return;
@@ -333,25 +333,25 @@ impl Orders {
         }
         match self.refuse(&order, &said).await {
             Ok(None) => {
-                self.metrics.order(metrics::Outcome::Accepted, units(&order));
+                self.metrics.order(OrderResult::Accepted, units(&order));
                 answered(&order, deadline, answer).await;
             }
             Ok(Some(refusals)) => {
                 tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
                 let by_provider = |refusal: &Refusal| matches!(refusal, Refusal::Rejected { .. });
                 let outcome = if refusals.iter().any(by_provider) {
-                    metrics::Outcome::Refused
+                    OrderResult::Refused
                 } else {
-                    metrics::Outcome::Unreachable
+                    OrderResult::Unreachable
                 };
                 self.metrics.order(outcome, 0);
                 let errors = refusal_errors(order.order_id, &refusals);
-                let _ = answer.send(Outcome::Error(ApiError::Unprocessable(errors)));
+                let _ = answer.send(Answer::Error(ApiError::Refused(errors)));
             }
-            // Whether it is refused is unknown; what the provisioner recorded stands or is refused.
+            // The refusal's outcome is unknown: the order is refused or stands as PostgreSQL has it.
             Err(error) => {
-                self.metrics.order(metrics::Outcome::Error, 0);
-                let _ = answer.send(Outcome::Error(internal(error)));
+                self.metrics.order(OrderResult::Error, 0);
+                let _ = answer.send(Answer::Error(internal(error)));
             }
         }
     }
@@ -362,7 +362,7 @@ impl Orders {
     async fn store_unless_taken(
         &self,
         order: &mut NewOrder,
-        answer: &mut oneshot::Sender<Outcome>,
+        answer: &mut oneshot::Sender<Answer>,
     ) -> Result<Option<Instant>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
         let mut wait = UNDECIDED;
@@ -403,7 +403,7 @@ impl Orders {
     async fn store(
         &self,
         order: &mut NewOrder,
-        answer: &mut oneshot::Sender<Outcome>,
+        answer: &mut oneshot::Sender<Answer>,
     ) -> Result<Inserted, ApiError> {
         let deadline = tokio::time::Instant::now() + self.queue_deadline;
         let mut tries = 0;
@@ -434,15 +434,83 @@ impl Orders {
         }
     }
 
-    /// Refuses the order if the verdicts suggest it and PostgreSQL agrees: nothing of it is bought or being
-    /// bought. `None` if the order stands.
-    async fn refuse(
+    async fn publish(&self, order: &NewOrder, verdict: Option<VerdictTo>) {
+        for placement in &order.placements {
+            let span = trace::publish("TOPUP_JOBS", &placement.placement_id);
+            let job = TopupJob::V1 {
+                placement_id: placement.placement_id,
+                verdict: verdict.clone(),
+            };
+            let subject = self.nats.job_subject(&placement.provider);
+            let id = placement.placement_id.to_string();
+            self.nats
+                .publish(Effect::PublishJob, subject, &id, &job, &span)
+                .instrument(span.clone())
+                .await;
+        }
+    }
+
+    /// Publishes the jobs and answers by the verdicts that arrive in time.
+    async fn answer_by_verdict(
         &self,
         order: &NewOrder,
-        said: &HashMap<PlacementId, Said>,
-    ) -> Result<Option<Vec<Refusal>>, store::Error> {
-        let is_under_way = |said: &Said| matches!(said, Said::Placed | Said::UnderWay);
-        if said.is_empty() || said.values().any(is_under_way) {
+        sent: Instant,
+        deadline: Instant,
+        answer: oneshot::Sender<Answer>,
+    ) {
+        let mut waiting = self.verdicts.wait_for(order.order_id);
+        let until = sent + self.placement_wait;
+        let left_over = deadline.saturating_duration_since(Instant::now());
+        self.publish(order, Some(self.verdicts.address(left_over))).await;
+
+        let mut said = Vec::with_capacity(order.placements.len());
+        collect(&mut waiting, order.placements.len(), until, &mut said).await;
+        for placement in &order.placements {
+            let heard = said.iter().find(|one| one.placement_id == placement.placement_id);
+            self.metrics.verdict(heard.map_or("none", Arrived::verdict));
+        }
+        match self.refuse(order, &said).await {
+            Ok(None) => {
+                self.metrics.order(OrderResult::Accepted, units(order));
+                let mut answered = std::pin::pin!(answered(order, deadline, answer));
+                loop {
+                    tokio::select! {
+                        () = &mut answered => break,
+                        Some(late) = waiting.next() => said.push(late),
+                    }
+                }
+                for arrived in said {
+                    waiting.reply(arrived, Reply::Answered).await;
+                }
+                waiting.end(Reply::Answered).await;
+            }
+            Ok(Some(errors)) => {
+                tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
+                let by_provider = |one: &Arrived| matches!(one.said, Said::Refused { .. });
+                let result = if said.iter().any(by_provider) {
+                    OrderResult::Refused
+                } else {
+                    OrderResult::Unreachable
+                };
+                self.metrics.order(result, 0);
+                let _ = answer.send(Answer::Error(ApiError::Refused(errors)));
+                for arrived in said {
+                    waiting.reply(arrived, Reply::Refused).await;
+                }
+                waiting.end(Reply::Refused).await;
+            }
+            // The refusal's outcome is unknown. Without a reply, the provisioner settles the placements.
+            Err(error) => {
+                self.metrics.order(OrderResult::Error, 0);
+                let _ = answer.send(Answer::Error(ApiError::Internal(error.into())));
+            }
+        }
+    }
+
+    /// Refuses the order if the verdicts demand it and no placement is bought or being bought. Returns the
+    /// errors of the response, or `None` if the order stands.
+    async fn refuse(&self, order: &NewOrder, said: &[Arrived]) -> Result<Option<Vec<String>>, store::Error> {
+        let Some(errors) = refusal(order, said) else {
             return Ok(None);
         }
         let refusing = self
@@ -458,8 +526,8 @@ fn internal(error: store::Error) -> ApiError {
 
 const TAKEN: &str = "External order id has already been taken";
 
-/// Whether an order was denied for its external id and nothing else.
-pub fn is_taken(errors: &[String]) -> bool {
+/// Whether the taken external id is the only error.
+pub(crate) fn is_taken(errors: &[String]) -> bool {
     errors == [TAKEN]
 }
 
@@ -471,7 +539,7 @@ fn units(order: &NewOrder) -> usize {
         .sum()
 }
 
-/// Lets an order's jobs be published.
+/// Hands an order's jobs to the publisher.
 fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
     for placement in &order.placements {
         jobs.hand_in(Job {
@@ -504,8 +572,8 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<String> {
     errors
 }
 
-/// Hands the 201 to the handler and waits until it has left, or never will.
-async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Outcome>) {
+/// Hands the 201 to the handler and waits until it has left or its deadline has passed.
+async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Answer>) {
     let mut topups: Vec<&NewTopup> = order
         .placements
         .iter()
@@ -523,14 +591,14 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<O
         return;
     };
     let (left, departure) = oneshot::channel();
-    let created = Outcome::Created {
+    let created = Answer::Created {
         body: body.into(),
         deadline,
         left,
     };
     perform(Effect::Answer, async {
         if answer.send(created).is_ok() {
-            // Past the deadline nothing leaves any more, whatever became of the connection.
+            // After the deadline the response is never sent.
             let _ = tokio::time::timeout_at(deadline.into(), departure).await;
         }
     })

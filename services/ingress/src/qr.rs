@@ -1,14 +1,18 @@
-//! The QR picture that `qrcode_img_url` names. The path is a bearer credential: it is never logged
-//! and nobody may keep the picture.
+//! Draws the QR code of `qrcode_img_url`. The path is a bearer credential: it is never logged, and the
+//! response forbids caching.
+
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use axum::{
-    extract::{Path, rejection::PathRejection},
+    extract::{Path, State, rejection::PathRejection},
     http::header,
     response::{IntoResponse, Response},
 };
 use domain::ActivationCode;
-use qrcode::{Color, EcLevel, QrCode};
+use governor::{DefaultDirectRateLimiter, Quota};
+use qrcode::{Color, EcLevel, QrCode, bits::encode_auto};
+use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 
@@ -17,18 +21,65 @@ const SIZES: std::ops::RangeInclusive<usize> = 64..=1024;
 /// The blank border that the standard asks for, in modules.
 const QUIET_ZONE: usize = 4;
 
-/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. Other texts than
-/// activation codes and other sizes than 64 to 1024 don't exist.
-pub async fn draw(path: Result<Path<(String, String)>, PathRejection>) -> Result<Response, ApiError> {
+/// Bounds the processor time of pictures: anyone can ask for them, and orders come first.
+pub(crate) struct Drawing {
+    places: Arc<Semaphore>,
+    rate: DefaultDirectRateLimiter,
+    wait: Duration,
+}
+
+impl Drawing {
+    /// Draws at most `concurrency` pictures at once and `per_second` per second. A request waits at most
+    /// `wait`.
+    pub(crate) fn new(concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
+        Arc::new(Self {
+            places: Arc::new(Semaphore::new(concurrency.into())),
+            rate: DefaultDirectRateLimiter::direct(Quota::per_second(per_second)),
+            wait,
+        })
+    }
+
+    /// Runs `draw` on a thread of its own, or returns 503 after `wait`. A flood waits instead of being
+    /// refused at once, so that each of its connections costs next to nothing.
+    async fn run<T: Send + 'static>(
+        &self,
+        draw: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let turn = async {
+            let place = Arc::clone(&self.places).acquire_owned().await;
+            self.rate.until_ready().await;
+            place
+        };
+        let Ok(Ok(place)) = tokio::time::timeout(self.wait, turn).await else {
+            return Err(ApiError::Overloaded {
+                reason: "qr",
+                message: "Too many pictures are being drawn; try again later",
+            });
+        };
+        let drawn = tokio::task::spawn_blocking(move || {
+            let drawn = draw();
+            drop(place);
+            drawn
+        });
+        let drawn = drawn.await.context("the picture's thread panicked");
+        drawn.flatten().map_err(ApiError::Internal)
+    }
+}
+
+/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. A text that is no
+/// activation code gets 404, and so does a size outside of 64 to 1024.
+pub(crate) async fn draw(
+    State(drawing): State<Arc<Drawing>>,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Result<Response, ApiError> {
     let Path((text, size)) = path.map_err(|_| ApiError::NotFound)?;
     let code = ActivationCode::parse(&text).map_err(|_| ApiError::NotFound)?;
     let size: usize = size.parse().map_err(|_| ApiError::NotFound)?;
     if !SIZES.contains(&size) {
         return Err(ApiError::NotFound);
     }
-    let png = picture(&code.download_link(), size)
-        .map_err(ApiError::Internal)?
-        .ok_or(ApiError::NotFound)?;
+    let draw = move || picture(&code.download_link(), size);
+    let png = drawing.run(draw).await?.ok_or(ApiError::NotFound)?;
     let headers = [
         (header::CONTENT_TYPE, "image/png"),
         (header::CACHE_CONTROL, "no-store"),
@@ -38,41 +89,47 @@ pub async fn draw(path: Result<Path<(String, String)>, PathRejection>) -> Result
     Ok((headers, png).into_response())
 }
 
-/// Draws black modules on white, as large as whole pixels allow, centred; `None` if not even one pixel
-/// is left for each.
+/// Draws black modules on white, as large as whole pixels allow, centred. `None` if there is less than
+/// one pixel for each module.
 fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
-    const BLACK: u8 = 0;
-    const WHITE: u8 = 255;
-    let code = QrCode::with_error_correction_level(text, EcLevel::M)
-        .or_else(|_| QrCode::with_error_correction_level(text, EcLevel::L))
+    let text = text.as_bytes();
+    let (bits, level) = encode_auto(text, EcLevel::M)
+        .map(|bits| (bits, EcLevel::M))
+        .or_else(|_| encode_auto(text, EcLevel::L).map(|bits| (bits, EcLevel::L)))
         .context("the text does not fit into a QR code")?;
-    let modules = code.width();
-    let colors = code.to_colors();
+    // Checked before the costly part.
+    let modules = usize::try_from(bits.version().width())?;
     let scale = size / (modules + 2 * QUIET_ZONE);
     if scale == 0 {
         return Ok(None);
     }
+    let colors = QrCode::with_bits(bits, level)?.to_colors();
     let offset = size.saturating_sub(modules * scale) / 2;
-    let mut pixels = vec![WHITE; size * size];
-    for y in 0..size {
-        for x in 0..size {
-            let module = |at: usize| {
-                at.checked_sub(offset)
-                    .map(|at| at / scale)
-                    .filter(|at| *at < modules)
-            };
-            if let (Some(column), Some(row)) = (module(x), module(y))
-                && colors[row * modules + column] == Color::Dark
-            {
-                pixels[y * size + x] = BLACK;
+    let row_bytes = size.div_ceil(8);
+    // One bit for each pixel, the first one highest; 1 is white.
+    let mut pixels = vec![0xff; row_bytes * size];
+    for (row, modules) in colors.chunks(modules).enumerate() {
+        let first = (offset + row * scale) * row_bytes;
+        for (column, _) in modules
+            .iter()
+            .enumerate()
+            .filter(|(_, color)| **color == Color::Dark)
+        {
+            let left = offset + column * scale;
+            for x in left..left + scale {
+                pixels[first + x / 8] &= !(0x80 >> (x % 8));
             }
+        }
+        for copy in 1..scale {
+            pixels.copy_within(first..first + row_bytes, first + copy * row_bytes);
         }
     }
     let mut png = Vec::new();
     let side = u32::try_from(size)?;
     let mut encoder = png::Encoder::new(&mut png, side, side);
     encoder.set_color(png::ColorType::Grayscale);
-    encoder.set_depth(png::BitDepth::Eight);
+    encoder.set_depth(png::BitDepth::One);
+    encoder.set_compression(png::Compression::Fast);
     encoder.write_header()?.write_image_data(&pixels)?;
     Ok(Some(png))
 }
@@ -83,7 +140,11 @@ mod tests {
 
     #[tokio::test]
     async fn only_activation_codes_of_sane_size_are_drawn() {
-        let draw = |text: &str, size: &str| draw(Ok(Path((text.to_owned(), size.to_owned()))));
+        let drawing = Drawing::new(1, NonZeroU32::MAX, Duration::from_secs(10));
+        let draw = |text: &str, size: &str| {
+            let path = Path((text.to_owned(), size.to_owned()));
+            draw(State(Arc::clone(&drawing)), Ok(path))
+        };
         let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
         assert_eq!(good.headers()["content-type"], "image/png");
         assert_eq!(good.headers()["cache-control"], "no-store");
@@ -106,5 +167,31 @@ mod tests {
         let longest = ActivationCode::new(&"a".repeat(253), &"A".repeat(255)).unwrap();
         assert!(picture(&longest.download_link(), 1024).unwrap().is_some());
         assert!(picture(&longest.download_link(), 64).unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_picture_that_gets_no_turn_is_refused() {
+        let drawing = Drawing::new(1, NonZeroU32::MAX, Duration::from_millis(10));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let (began, begun) = tokio::sync::oneshot::channel();
+        let first = tokio::spawn({
+            let drawing = Arc::clone(&drawing);
+            let draw = move || Ok((began.send(()), released.recv()));
+            async move { drawing.run(draw).await.map(drop) }
+        });
+        begun.await.unwrap();
+        let second = drawing.run(|| Ok(())).await;
+        assert!(matches!(second, Err(ApiError::Overloaded { reason: "qr", .. })));
+        release.send(()).unwrap();
+        first.await.unwrap().unwrap();
+        drawing.run(|| Ok(())).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn pictures_have_a_rate() {
+        let drawing = Drawing::new(9, NonZeroU32::MIN, Duration::from_millis(10));
+        drawing.run(|| Ok(())).await.unwrap();
+        let second = drawing.run(|| Ok(())).await;
+        assert!(matches!(second, Err(ApiError::Overloaded { reason: "qr", .. })));
     }
 }

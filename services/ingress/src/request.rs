@@ -1,6 +1,6 @@
-//! What a create-order body says, and everything that is wrong with it at once. Pure.
+//! Parses a create-order body and collects all its errors. Pure.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, num::NonZeroU32};
 
 use domain::OptionId;
 use serde::Deserialize;
@@ -9,44 +9,56 @@ use serde_json::value::RawValue;
 /// The longest `external_order_id`, in characters.
 const MAX_EXTERNAL_ID: usize = 255;
 
-/// How large an order may be.
+/// The largest order.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// Items in `products`.
-    pub items: usize,
+    pub(crate) items: usize,
     /// Units in total.
-    pub units: u64,
+    pub(crate) units: u64,
 }
 
-/// The body isn't JSON, or there is none.
+/// The body is missing or not JSON.
 #[derive(Debug, PartialEq, Eq)]
-pub struct InvalidJson;
+pub(crate) struct InvalidJson;
 
-/// One item of an order whose shape is right.
+/// One well-formed item of an order.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Item {
-    /// What is ordered; `None` if the text can't be the id of any option.
-    pub option_id: Option<OptionId>,
-    /// How often.
-    pub quantity: u64,
+pub(crate) struct Item {
+    /// The ordered option; `None` if the text can't be the id of any option.
+    pub(crate) option_id: Option<OptionId>,
+    /// Units of this option.
+    pub(crate) quantity: u64,
 }
 
-/// A body as far as it could be read, with all its faults.
+/// The parsed part of a body, with all its errors.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Draft {
-    /// The partner's order id, if it is a valid one.
-    pub external_order_id: Option<String>,
-    /// The items whose shape is right.
-    pub items: Vec<Item>,
-    /// What is wrong, as the partner will read it: the external id first, then the products by index.
-    pub errors: Vec<String>,
+pub(crate) struct Draft {
+    /// The partner's order id, if it is valid.
+    pub(crate) external_order_id: Option<String>,
+    /// The well-formed items.
+    pub(crate) items: Vec<Item>,
+    /// The errors in the partner's words: the external id first, then the products by index.
+    pub(crate) errors: Vec<String>,
 }
 
-/// A JSON object, its values unread: numbers beyond every type are no fault of the JSON.
+impl Draft {
+    /// The units of all items; `None` if there are none.
+    pub(crate) fn units(&self) -> Option<NonZeroU32> {
+        let units = self
+            .items
+            .iter()
+            .map(|item| item.quantity)
+            .fold(0, u64::saturating_add);
+        NonZeroU32::new(u32::try_from(units).unwrap_or(u32::MAX))
+    }
+}
+
+/// A JSON object with unparsed values: a number that fits no type is valid JSON.
 type Object<'a> = HashMap<String, &'a RawValue>;
 
-/// Reads a body.
-pub fn read(body: &[u8], limits: Limits) -> Result<Draft, InvalidJson> {
+/// Parses a body.
+pub(crate) fn read(body: &[u8], limits: Limits) -> Result<Draft, InvalidJson> {
     let whole: &RawValue = parse(body)?;
     let fields: Object<'_> = if is(whole, '{') {
         parse(whole.get().as_bytes())?
@@ -67,7 +79,7 @@ fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, InvalidJson> {
     serde_json::from_slice(text).map_err(|_| InvalidJson)
 }
 
-/// Whether a value begins like this; in JSON that says its type.
+/// Whether a value begins with this character, which tells its type in JSON.
 fn is(value: &RawValue, start: char) -> bool {
     value.get().starts_with(start)
 }
@@ -128,7 +140,7 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
                 .errors
                 .push(format!("Products[{index}] qty must be a positive integer"));
         }
-        // An item with a fault still says whether its option exists.
+        // The option of an invalid item is still looked up, so that all errors are reported.
         if let Some(option_id) = option {
             draft.items.push(Item {
                 option_id,
@@ -136,11 +148,10 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
             });
         }
     }
-    let units = draft
-        .items
-        .iter()
-        .fold(0_u64, |sum, item| sum.saturating_add(item.quantity));
-    if units > limits.units {
+    if draft
+        .units()
+        .is_some_and(|units| u64::from(units.get()) > limits.units)
+    {
         draft.errors.push(format!(
             "Products can't have more than {} units in total",
             limits.units
@@ -149,7 +160,7 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
     Ok(())
 }
 
-/// `None` is blank; `Some(None)` is there but can't be any option's id.
+/// `None` if blank, `Some(None)` if the value can't be the id of any option.
 #[expect(clippy::option_option, reason = "blank and impossible are different faults")]
 fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, InvalidJson> {
     let Some(value) = value else { return Ok(None) };
@@ -160,8 +171,8 @@ fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, Inval
     Ok((!text.trim().is_empty()).then(|| text.parse().ok()))
 }
 
-/// A positive integer, written as one; JSON has no bound for it, so what is too large to count is the
-/// largest that can be.
+/// A positive integer without fraction or exponent. JSON has no bound for it: one that doesn't fit
+/// becomes the largest that does.
 fn quantity(value: Option<&RawValue>) -> Option<u64> {
     let text = value?.get();
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());

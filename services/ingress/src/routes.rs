@@ -1,13 +1,13 @@
-//! What is served, and how a request becomes an order.
+//! The routes and their handlers.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Router,
-    body::{Body, BodyDataStream},
-    extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
-    middleware,
+    body::Body,
+    extract::{Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, Version, header},
+    middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
 };
@@ -17,41 +17,50 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tracing::field;
 
 use crate::{
-    App,
-    auth::AuthenticatedPartner,
-    error::{self, ApiError},
-    metrics,
-    observe::observe,
-    orders::{self, Outcome},
+    admission::Admission,
+    auth::Authenticator,
+    connection::{Connection, answer_body},
+    directory::Partner,
+    error::ApiError,
+    metrics::{Metrics, OrderResult},
+    observe::{Observer, observe},
+    orders::{self, Answer, Orders},
     qr, request,
-    server::{Answers, answer_body},
 };
 
-/// The largest body that is read, in bytes.
-const MAX_BODY: usize = 1024 * 1024;
-/// How much more of a body that is too large is read and thrown away, in bytes, and for how long.
-const MAX_DRAINED: usize = 64 * 1024 * 1024;
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a body may take to arrive.
-const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Both forms of the path that the specification writes.
 const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
 const QR: &str = "/qr/{text}/{size}";
-/// Every route that there is.
-pub const ROUTES: [&str; 3] = [ORDERS[0], ORDERS[1], QR];
+/// All routes.
+pub(crate) const ROUTES: [&str; 3] = [ORDERS[0], ORDERS[1], QR];
+
+/// The state that the handlers share.
+pub(crate) struct App {
+    pub(crate) authenticator: Authenticator,
+    pub(crate) admission: Admission,
+    /// The largest order.
+    pub(crate) limits: request::Limits,
+    /// The largest body, in bytes.
+    pub(crate) max_body: usize,
+    pub(crate) body_timeout: Duration,
+    pub(crate) orders: Arc<Orders>,
+    pub(crate) metrics: Metrics,
+}
 
 /// The public router.
-pub fn router(app: Arc<App>) -> Router {
-    let mut router = Router::new().route(QR, get(qr::draw));
+pub(crate) fn router(app: Arc<App>, drawing: Arc<qr::Drawing>, observer: Arc<Observer>) -> Router {
+    let mut router = Router::new();
     for path in ORDERS {
         router = router.route(path, post(create_order));
     }
     router
+        .with_state(app)
+        .merge(Router::new().route(QR, get(qr::draw)).with_state(drawing))
         .fallback(|| async { ApiError::NotFound })
         .method_not_allowed_fallback(|| async { ApiError::MethodNotAllowed })
-        .with_state(Arc::clone(&app))
+        .layer(middleware::from_fn(one_host))
         .layer(CatchPanicLayer::custom(panicked))
-        .layer(middleware::from_fn_with_state(app, observe))
+        .layer(middleware::from_fn_with_state(observer, observe))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
@@ -60,96 +69,115 @@ fn panicked(panic: Box<dyn Any + Send>) -> Response {
         .downcast_ref::<String>()
         .map(String::as_str)
         .or(panic.downcast_ref::<&str>().copied());
-    tracing::error!(
-        panic = text.unwrap_or("of an unknown kind"),
-        "a handler panicked; answered with 500"
-    );
-    error::internal()
+    let text = text.unwrap_or("unknown panic");
+    ApiError::Internal(anyhow::anyhow!("a handler panicked: {text}")).into_response()
+}
+
+/// HTTP/1.1 requires exactly one `Host`. A proxy may read two of them differently.
+async fn one_host(request: Request, next: Next) -> Response {
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    if hosts == 1 || (hosts == 0 && request.version() < Version::HTTP_11) {
+        return next.run(request).await;
+    }
+    let message = "Exactly one Host header is required".into();
+    ApiError::BadRequest {
+        reason: "host",
+        message,
+    }
+    .into_response()
 }
 
 async fn create_order(
     State(app): State<Arc<App>>,
-    Extension(answers): Extension<Arc<Answers>>,
+    Extension(connection): Extension<Arc<Connection>>,
     request: Request,
 ) -> Response {
-    answer(&app, answers, request)
+    let (parts, body) = request.into_parts();
+    let partner = match app.authenticator.partner(&parts).await {
+        Ok(partner) => partner,
+        Err(error) => return error.into_response(),
+    };
+    tracing::Span::current().record("partner.id", field::display(partner.id));
+    let mut response = answer(&app, &partner, connection, &parts.headers, body)
         .await
-        .unwrap_or_else(ApiError::into_response)
+        .unwrap_or_else(ApiError::into_response);
+    response.extensions_mut().insert(partner.id);
+    response
 }
 
-async fn answer(app: &Arc<App>, answers: Arc<Answers>, request: Request) -> Result<Response, ApiError> {
-    let (mut parts, body) = request.into_parts();
-    let AuthenticatedPartner(partner) = AuthenticatedPartner::from_request_parts(&mut parts, app).await?;
-    let span = tracing::Span::current();
-    span.record("partner.id", field::display(partner.partner_id));
+async fn answer(
+    app: &App,
+    partner: &Partner,
+    connection: Arc<Connection>,
+    headers: &HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
     let drafting = async {
-        let body = read_body(&parts.headers, body).await?;
+        let length = announced(headers).unwrap_or(app.max_body);
+        if length > app.max_body {
+            return Err(ApiError::BodyTooLarge(app.max_body));
+        }
+        let mut admitted = app.admission.enter(partner, length as u64)?;
+        let body = read_body(app, body).await?;
         let draft = request::read(&body, app.limits).map_err(|request::InvalidJson| ApiError::InvalidJson)?;
-        app.orders.check(&partner, draft).await
+        if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
+            admitted.order(units)?;
+        }
+        let order = app.orders.check(partner, draft).await?;
+        Ok((order, admitted))
     };
-    let order = drafting.await.inspect_err(|error| {
-        app.metrics.order(outcome(error), 0);
+    let (order, admitted) = drafting.await.inspect_err(|error| {
+        app.metrics.order(order_result(error), 0);
     })?;
-    span.record("order.id", field::display(order.order_id));
-    match app.orders.submit(order).await {
-        Ok(Outcome::Created { body, deadline, left }) => {
-            let body = answer_body(body, answers, deadline, left);
+    tracing::Span::current().record("order.id", field::display(order.order_id));
+    match app.orders.submit(order, admitted).await {
+        Ok(Answer::Created { body, deadline, left }) => {
+            let body = answer_body(body, connection, deadline, left);
             let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
             Ok((StatusCode::CREATED, headers, body).into_response())
         }
-        Ok(Outcome::Error(error)) => Err(error),
+        Ok(Answer::Error(error)) => Err(error),
         Err(_) => Err(ApiError::Internal(anyhow::anyhow!(
             "the order's task ended without an answer"
         ))),
     }
 }
 
-/// What became of an order that was not even stored.
-fn outcome(error: &ApiError) -> metrics::Outcome {
+/// The metrics result of an order that was not stored.
+fn order_result(error: &ApiError) -> OrderResult {
     match error {
-        ApiError::Internal(_) => metrics::Outcome::Error,
-        ApiError::Unprocessable(errors) if orders::is_taken(errors) => metrics::Outcome::Duplicate,
-        _ => metrics::Outcome::Invalid,
+        ApiError::Internal(_) => OrderResult::Error,
+        ApiError::TooManyRequests(_) | ApiError::TooManyInFlight(_) => OrderResult::Limited,
+        ApiError::Overloaded { .. } => OrderResult::Shed,
+        ApiError::Unprocessable(errors) if orders::is_taken(errors) => OrderResult::Duplicate,
+        _ => OrderResult::Invalid,
     }
 }
 
-async fn read_body(headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    let announced = headers
-        .get(header::CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+/// The length of the body in bytes, unless it comes in chunks. hyper has checked that it is a number.
+fn announced(headers: &HeaderMap) -> Option<usize> {
+    let Some(length) = headers.get(header::CONTENT_LENGTH) else {
+        let chunked = headers.contains_key(header::TRANSFER_ENCODING);
+        return (!chunked).then_some(0);
+    };
+    Some(length.to_str().ok()?.parse().unwrap_or(usize::MAX))
+}
+
+async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
     let mut pieces = body.into_data_stream();
-    if announced.is_some_and(|length| length > MAX_BODY) {
-        return Err(too_large(&mut pieces).await);
-    }
     let read = async {
         let mut whole = BytesMut::new();
         while let Some(piece) = pieces.next().await {
-            // The partner hung up in the middle: nobody is there to read what is answered.
+            // The partner hung up, so no response is sent.
             let piece = piece.map_err(|_| ApiError::InvalidJson)?;
-            if whole.len() + piece.len() > MAX_BODY {
-                return Err(too_large(&mut pieces).await);
+            if whole.len() + piece.len() > app.max_body {
+                return Err(ApiError::BodyTooLarge(app.max_body));
             }
             whole.extend_from_slice(&piece);
         }
         Ok(whole.freeze())
     };
-    tokio::time::timeout(BODY_TIMEOUT, read)
+    tokio::time::timeout(app.body_timeout, read)
         .await
         .unwrap_or(Err(ApiError::BodyTimeout))
-}
-
-/// Reads on for a while: most clients look for an answer only after they have sent the whole body,
-/// and a connection that is closed while they send takes the answer with it.
-async fn too_large(pieces: &mut BodyDataStream) -> ApiError {
-    let drain = async {
-        let mut drained = 0;
-        while let Some(Ok(piece)) = pieces.next().await {
-            drained += piece.len();
-            if drained > MAX_DRAINED {
-                return;
-            }
-        }
-    };
-    let _ = tokio::time::timeout(DRAIN_TIMEOUT, drain).await;
-    ApiError::BodyTooLarge(MAX_BODY)
 }

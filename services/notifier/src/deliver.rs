@@ -1,4 +1,4 @@
-//! The stage: reads deliveries, attempts each once, and records the outcome.
+//! The stage: reads deliveries, attempts each once, and records the result.
 
 use std::{
     sync::Arc,
@@ -29,26 +29,27 @@ use uuid::Uuid;
 
 use crate::{
     endpoint::{Endpoint, Endpoints},
-    metrics::{Metrics, Outcome},
+    metrics::{DeliveryResult, Metrics},
     schedule::{Answer, Next, Schedule},
     webhook::{self, Sender, Unanswered},
 };
 
-/// The first lease of a delivery: how long after its creation it gets a due row.
+/// The first lease of a delivery. A delivery that is not finished by then gets a due row.
 pub const FIRST_LEASE: Duration = Duration::from_secs(30);
-/// What a lease leaves for everything but the exchange: opening, recording.
+/// The part of a lease beyond the request: decrypting, recording.
 pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// The most attempts of one commit.
 const BATCH: usize = 512;
-/// An endpoint whose oldest delivery has waited so long for a slot gets no fresh ones.
+/// How long the oldest delivery of an endpoint waits for a slot until the endpoint counts as slow. New
+/// deliveries of a slow endpoint are left to redrive.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How long a leased delivery is left alone by others, given the deadline of an exchange.
+/// The lease of a due delivery, given the timeout of a request.
 pub fn lease(timeout: Duration) -> Duration {
     timeout + LEASE_MARGIN
 }
 
-/// Everything that a delivery needs on its way out.
+/// The stage.
 pub struct Deliver {
     database: Database,
     vault: Vault,
@@ -65,17 +66,17 @@ pub struct Deliver {
 
 /// The settings of [`Deliver`].
 pub struct Settings {
-    /// Where partners reach us, without final slash.
+    /// The base URL for partners, without a final slash.
     pub public_url: String,
-    /// The deadline of a whole exchange.
+    /// The timeout of a whole request.
     pub timeout: Duration,
-    /// When failed attempts are made again.
+    /// The waits between attempts.
     pub schedule: Schedule,
     /// When endpoints are blocked.
-    pub policy: BlockPolicy,
+    pub block_policy: BlockPolicy,
 }
 
-/// How many requests run at once: altogether, to one host, and to one partner's endpoint.
+/// The most requests in flight: in total, to one host, and to one partner's endpoint.
 pub fn limits(all: usize, per_host: usize, per_endpoint: usize, timeout: Duration) -> Limits {
     Limits {
         slots: all,
@@ -87,7 +88,7 @@ pub fn limits(all: usize, per_host: usize, per_endpoint: usize, timeout: Duratio
 }
 
 impl Deliver {
-    /// Delivers until the soft stop; what is under way then is finished.
+    /// Creates the stage. After the soft stop, no delivery waits for the database.
     pub fn new(
         database: Database,
         vault: Vault,
@@ -98,7 +99,7 @@ impl Deliver {
     ) -> Self {
         let attempts = Attempts {
             database: database.clone(),
-            policy: settings.policy,
+            block_policy: settings.block_policy,
         };
         Self {
             vault,
@@ -118,12 +119,12 @@ impl Deliver {
     async fn deliver(&self, delivery: Delivery, claimed: Instant, mut slot: Slot) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "no webhook URL");
-            self.metrics.delivery(Outcome::NoEndpoint);
+            self.metrics.delivery(DeliveryResult::NoEndpoint);
             return self.write(&self.without_url, delivery.topup_id).await;
         };
         if !slot.join(&endpoint.host) {
-            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the host is busy");
-            return self.metrics.delivery(Outcome::Deferred);
+            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the host has no free slot");
+            return self.metrics.delivery(DeliveryResult::Deferred);
         }
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, &endpoint, at).await;
@@ -159,17 +160,18 @@ impl Deliver {
     ) {
         self.metrics.attempt(class, duration);
         self.metrics.delivery(match next {
-            Next::Delivered => Outcome::Delivered,
-            Next::Retry(_) => Outcome::Retried,
-            Next::Exhausted => Outcome::Exhausted,
+            Next::Delivered => DeliveryResult::Delivered,
+            Next::Retry(_) => DeliveryResult::Retried,
+            Next::Exhausted => DeliveryResult::Exhausted,
         });
-        // A replay says nothing of how fast we are.
+        // A replay does not count for the delivery time.
         if next == Next::Delivered && delivery.schedule_start == 0 {
             self.metrics.delivered_after(delivery.age + since_claimed);
         }
     }
 
-    /// The beginning of an answer that did not acknowledge, sealed: an endpoint may echo what it got.
+    /// The beginning of a response that did not acknowledge. It is encrypted, because an endpoint may echo
+    /// the webhook.
     fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
         if next == Next::Delivered || beginning.is_empty() {
@@ -178,11 +180,11 @@ impl Deliver {
         let purpose = Purpose::Answer(&delivery.topup_id, delivery.attempt);
         self.vault
             .seal(purpose, beginning)
-            .inspect_err(|error| tracing::error!(%error, "an answer cannot be sealed and is not kept"))
+            .inspect_err(|error| tracing::error!(%error, "response cannot be encrypted; not stored"))
             .ok()
     }
 
-    /// One request, signed for this moment.
+    /// Sends one request, signed with the current time.
     async fn attempt(&self, delivery: &Delivery, endpoint: &Endpoint, now: OffsetDateTime) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let topup_id = &delivery.topup_id;
@@ -192,7 +194,7 @@ impl Deliver {
             .as_ref()
             .map_err(|error| Failure::Secret(error.clone()))?;
         let span = if trace::is_recorded() {
-            // The rest of the URL may hold a partner's secret.
+            // The span omits path and query: they may hold a partner's secret.
             info_span!(
                 "POST webhook",
                 otel.kind = "client",
@@ -239,8 +241,8 @@ impl Deliver {
         Ok(answer?)
     }
 
-    /// Writes until it is written. While the database is away that may take long, and nothing could
-    /// be claimed meanwhile anyway; what is given up by a stop is due again when its lease ends.
+    /// Writes, and retries while the database is away. After a stop it gives up, and the delivery is due
+    /// when its lease ends.
     async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
     where
         W: Writer<Error = store::Error>,
@@ -252,14 +254,14 @@ impl Deliver {
                 Ok(Err(error))
                     if error.is_transient() && !error.is_about_data() && !self.stop.is_cancelled() => {}
                 Ok(Err(error)) => {
-                    return tracing::error!(%error, "an attempt was not recorded; it is made again");
+                    return tracing::error!(%error, "attempt not recorded; it is repeated when its lease ends");
                 }
-                Err(Closed) => return tracing::error!("an attempt was not recorded: the process stops"),
+                Err(Closed) => return tracing::error!("attempt not recorded: the process stops"),
                 Ok(Ok(_)) => return,
             }
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                // Once more, in case the database is there again by now.
+                // One last try after a stop.
                 () = self.stop.cancelled() => {}
             }
             pause = (pause * 2).min(Duration::from_secs(5));
@@ -288,7 +290,7 @@ impl Stage for Deliver {
             TopupReady::V1 { topup_id } => vec![Ticket {
                 id: topup_id,
                 lane: "".into(),
-                // It doesn't say whose it is.
+                // A message of the first version does not name the partner.
                 partner: Uuid::nil().into(),
             }],
             TopupReady::V2 { topups } => topups
@@ -354,8 +356,8 @@ impl Deliver {
     }
 }
 
-/// The trace context that a webhook carries where nothing is recorded: the order's, or for a later attempt
-/// a new one.
+/// The trace context of a webhook where no span is recorded: the order's, or a new one for a later
+/// attempt.
 fn passed_on(delivery: &Delivery) -> Option<String> {
     if delivery.attempt == 0 {
         return delivery.traceparent.clone();
@@ -364,8 +366,7 @@ fn passed_on(delivery: &Delivery) -> Option<String> {
     Some(format!("00-{trace:032x}-{span:016x}-00"))
 }
 
-/// The first attempt belongs to the order's trace. A later one, hours later maybe, is a trace of its
-/// own with a link to it.
+/// The first attempt belongs to the order's trace. A later one starts its own trace with a link to it.
 fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     if !trace::is_recorded() {
         return Span::none();
@@ -385,7 +386,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
             attempt = delivery.attempt,
         )
     } else {
-        // It was due.
+        // Without a message: the row was due.
         info_span!(
             parent: None,
             "redrive delivery",
@@ -405,23 +406,23 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     span
 }
 
-/// Why an attempt brought no answer. Its text is stored and logged: it holds no URL and no secret.
+/// Why an attempt got no response. Its text is stored and logged, and holds no URL and no secret.
 #[derive(Clone, Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
-    #[error("the profile cannot be opened: {0}")]
+    #[error("the profile cannot be decrypted: {0}")]
     Profile(store::Error),
-    #[error("the webhook secret cannot be opened: {0}")]
+    #[error("the webhook secret cannot be decrypted: {0}")]
     Secret(store::Error),
-    #[error("the webhook cannot be written")]
+    #[error("the webhook cannot be encoded")]
     Unwritable,
 }
 
-/// What an attempt brought: an answer and its beginning, or nothing.
+/// The result of an attempt: a response and the beginning of its body, or a failure.
 type Tried = Result<(Answer, Vec<u8>), Failure>;
 
-/// The class of an attempt's outcome.
+/// The class of an attempt's result, for metrics and the database.
 fn class(tried: &Tried) -> &'static str {
     match tried {
         Ok((answer, _)) => match answer.status {
@@ -455,7 +456,7 @@ fn result(tried: &Tried, next: Next) -> AttemptResult {
     }
 }
 
-/// One line for each attempt.
+/// Logs one line per attempt.
 fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
     let Delivery {
         topup_id,
@@ -474,23 +475,23 @@ fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, n
         ),
         (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, error, ?next,
-            "webhook cannot be made"
+            "webhook cannot be created"
         ),
         (_, Next::Retry(retry_in)) => tracing::info!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error, ?retry_in,
-            "webhook not delivered, will be tried again"
+            "webhook not delivered; retry scheduled"
         ),
         (_, Next::Exhausted) => tracing::warn!(
             topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error,
-            "webhook not delivered, exhausted"
+            "webhook not delivered; exhausted"
         ),
     }
 }
 
-/// Records attempts.
+/// The group commit of attempts.
 struct Attempts {
     database: Database,
-    policy: BlockPolicy,
+    block_policy: BlockPolicy,
 }
 
 impl Writer for Attempts {
@@ -502,17 +503,17 @@ impl Writer for Attempts {
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
         self.database
-            .run(async |connection| deliveries::record(connection, items, &self.policy).await)
+            .run(async |connection| deliveries::record(connection, items, &self.block_policy).await)
             .await
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }
 
-/// Gives up on deliveries of partners without webhook URL, until one is set.
+/// The group commit that marks deliveries without a webhook URL; they wait until one is set.
 struct WithoutUrl(Database);
 
 impl Writer for WithoutUrl {
@@ -531,6 +532,6 @@ impl Writer for WithoutUrl {
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }

@@ -1,4 +1,4 @@
-//! Partners' endpoints, prepared once instead of for each webhook.
+//! Partners' endpoints, prepared once and not for each webhook.
 
 use std::{
     collections::HashMap,
@@ -12,18 +12,18 @@ use url::Url;
 
 use crate::webhook::Unanswered;
 
-/// The most endpoints that are kept.
+/// The most cached endpoints.
 const KEPT: usize = 10_000;
 
 /// One partner's endpoint.
 pub struct Endpoint {
     text: String,
     sealed: [Option<Vec<u8>>; 2],
-    /// Its host: what the limit of requests to one host counts.
+    /// The host, to which requests in flight are limited.
     pub host: Arc<str>,
-    /// Where webhooks go.
+    /// The URL of its webhooks.
     pub url: Result<Url, Unanswered>,
-    /// What they are signed with, the newest first.
+    /// The secrets that sign its webhooks, the newest first.
     pub secrets: Result<Vec<Secret>, store::Error>,
 }
 
@@ -36,7 +36,7 @@ impl Endpoint {
     }
 }
 
-/// The endpoints that were used lately.
+/// A cache of endpoints.
 #[derive(Default)]
 pub struct Endpoints(Mutex<HashMap<PartnerId, Arc<Endpoint>>>);
 

@@ -1,19 +1,21 @@
-//! The notifier tells partners of their eSIMs: one signed webhook for each topup that became ready.
+//! The notifier sends partners their eSIMs: one signed webhook per ready topup.
 //!
-//! Its cast: [`deliver`] reads deliveries, attempts them and records the outcomes; [`webhook`] makes one
-//! request and reads its answer; [`schedule`] says what the answer means and when to try again; [`guard`]
-//! keeps webhooks out of our own network; [`endpoint`] prepares what requests to one partner share;
-//! [`metrics`] shows how it goes. Each partner's share of the slots is [`pipeline::lanes`]'.
+//! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one
+//! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
+//! [`guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
+//! share. [`metrics`] holds the instruments. [`pipeline::lanes`] shares the slots between endpoints.
 //!
-//! Its guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends,
-//! or the partner turns out to have no webhook URL; each of these ends is recorded. At least once: a
-//! crash between an endpoint's answer and its record repeats the webhook with the same `webhook-id`.
+//! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
+//! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
+//! the response and its record redelivers the webhook with the same `webhook-id`.
 //!
-//! A lease (of a due row, or the first one that a delivery has from its creation) keeps two notifiers from
-//! doing the same at once. It is not for correctness: a notifier that stalls past its lease sends what
-//! another sends too, and the one that records second changes nothing.
+//! A lease (of a due row, or the first lease of a new delivery) keeps two notifiers from sending the same
+//! webhook at once. Correctness does not depend on it: a notifier that outlives its lease sends a
+//! duplicate, and the second record changes nothing.
 
+mod client;
 pub mod deliver;
+pub mod dns;
 pub mod endpoint;
 pub mod guard;
 pub mod metrics;
@@ -45,63 +47,78 @@ use url::Url;
 
 use crate::{
     deliver::{Deliver, Settings},
-    guard::{Allowed, Guard},
+    dns::NameServers,
+    guard::{Guard, Networks, Ports},
     metrics::Metrics,
     schedule::Schedule,
     webhook::Sender,
 };
 
-/// How often the database and NATS are looked at for readiness.
+/// How often the database is checked for readiness.
 const LOOK: Duration = Duration::from_secs(1);
-/// How often metrics of what is stored are brought up to date.
+/// How often the gauges of stored rows are updated.
 const STANDING: Duration = Duration::from_secs(5);
-/// Eight attempts over some 28 hours.
+/// Eight attempts over about 28 hours.
 const RETRY_SCHEDULE: &str = "5s,5m,30m,2h,5h,10h,10h";
-/// A first attempt is made only if its own lease fits into the one that a delivery is born with, and
-/// some seconds are left for its readiness event to arrive.
+/// The longest `WEBHOOK_TIMEOUT`. A first attempt must end within the first lease of its delivery, and the
+/// readiness event needs some seconds to arrive.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(18);
 const _: () = assert!(
     LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= deliver::FIRST_LEASE.as_secs()
 );
 
-/// An endpoint that is up again is noticed within a day, whatever the settings.
+/// The longest block of an endpoint in any setting: a recovered endpoint is probed within a day.
 const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 
-/// Tells partners of their eSIMs by webhook
+/// Sends ready eSIMs to partners by webhook
 #[derive(Parser, Clone, Debug)]
 #[command(name = "notifier", version)]
 pub struct Config {
-    /// Where `/livez`, `/readyz` and `/metrics` are served
+    /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8084")]
     pub admin_listen: SocketAddr,
-    /// Where partners reach the ingress: the base of `qrcode_img_url`
+    /// Public base URL of ingress, used in `qrcode_img_url`
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
-    /// Networks that webhooks may go to although they are private, such as `10.1.0.0/16`, separated by commas
-    #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Allowed::parse)]
-    pub webhook_allow: Allowed,
-    /// How long a whole exchange with an endpoint may take, at most 18s
+    /// Private networks that webhooks may go to, such as `10.1.0.0/16`, separated by commas
+    #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
+    pub webhook_allow: Networks,
+    /// Networks that webhooks never go to, such as the operator's own public ones, separated by commas
+    #[arg(long, env = "WEBHOOK_DENY", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
+    pub webhook_deny: Networks,
+    /// Ports and ranges of ports that webhooks may go to, separated by commas
+    #[arg(long, env = "WEBHOOK_PORTS", default_value = guard::PORTS, value_parser = Ports::parse)]
+    pub webhook_ports: Ports,
+    /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
+    /// not 53, separated by commas
+    #[arg(long, env = "WEBHOOK_RESOLVERS", default_value = "", hide_default_value = true, value_parser = NameServers::parse)]
+    pub webhook_resolvers: NameServers,
+    /// Bytes that an endpoint may send before the head of its response is complete, including
+    /// interim responses and the TLS handshake
+    #[arg(long, env = "WEBHOOK_HEAD_MAX", default_value_t = 64 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=16 * 1024 * 1024))]
+    pub webhook_head_max: u32,
+    /// Timeout of a whole webhook request, at most 18s
     #[arg(long, env = "WEBHOOK_TIMEOUT", default_value = "15s", value_parser = webhook_timeout)]
     pub webhook_timeout: Duration,
-    /// The waits between the attempts of a delivery, separated by commas; each varies by 10 %
+    /// Waits between the attempts of a delivery, separated by commas; each varies by 10 %
     #[arg(long, env = "RETRY_SCHEDULE", default_value = RETRY_SCHEDULE, value_parser = Schedule::parse)]
     pub retry_schedule: Schedule,
-    /// The most requests at once; no endpoint gets more than half of those that are free
+    /// Most requests in flight; no endpoint takes more than half of the free slots
     #[arg(long, env = "DELIVERY_CONCURRENCY", default_value_t = 512, value_parser = clap::value_parser!(u16).range(1..))]
     pub delivery_concurrency: u16,
-    /// The most requests to one partner's endpoint at once
+    /// Most requests in flight to one partner's endpoint
     #[arg(long, env = "ENDPOINT_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
     pub endpoint_concurrency: u16,
-    /// The most requests to one host at once, whoever's endpoints are there; none of them gets more than half of those that are free
+    /// Most requests in flight to one host; no endpoint takes more than half of the host's free slots
     #[arg(long, env = "HOST_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..))]
     pub host_concurrency: u16,
-    /// After how many failures in a row an endpoint is left alone for a while; 0 means never
+    /// Consecutive failed attempts after which an endpoint is blocked; 0 means never
     #[arg(long, env = "ENDPOINT_FAILURES", default_value_t = 20)]
     pub endpoint_failures: u16,
-    /// For how long, the first time; then it is tried with one delivery, and the time doubles if that fails
+    /// How long an endpoint stays blocked at first; doubles with each failed probe, up to `ENDPOINT_BLOCK_LONGEST`
     #[arg(long, env = "ENDPOINT_BLOCK", default_value = "5s", value_parser = block)]
     pub endpoint_block: Duration,
-    /// The longest time for which an endpoint is left alone
+    /// Longest time that an endpoint stays blocked before the next probe
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
     #[command(flatten)]
@@ -120,7 +137,7 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// Checks a base URL, and takes its final slash away.
+/// Parses a base URL and removes its final slash.
 fn public_url(text: &str) -> Result<String, String> {
     let url: Url = text
         .parse()
@@ -149,7 +166,7 @@ fn block(text: &str) -> Result<Duration, String> {
     Ok(block)
 }
 
-/// Delivers webhooks until the soft stop.
+/// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("notifier").map_err(BadSetting::error)?;
     runtime::metrics::connections({
@@ -157,8 +174,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         move || database.connections()
     });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
-    let guard = Guard::new(config.webhook_allow);
-    let sender = Sender::new(guard, config.webhook_timeout, config.endpoint_concurrency.into())?;
+    let guard = Guard::new(config.webhook_allow, config.webhook_deny, config.webhook_ports);
+    let calls = webhook::Limits {
+        timeout: config.webhook_timeout,
+        head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),
+        idle: config.endpoint_concurrency.into(),
+    };
+    let sender = Sender::new(guard, &config.webhook_resolvers, &calls)?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);
@@ -179,7 +201,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         public_url: config.public_url,
         timeout: config.webhook_timeout,
         schedule: config.retry_schedule,
-        policy: BlockPolicy {
+        block_policy: BlockPolicy {
             failures: config.endpoint_failures.into(),
             first: config.endpoint_block,
             longest: config.endpoint_block_longest,
@@ -225,7 +247,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         }
     });
     shutdown.spawn("sweep", sweeping);
-    tracing::info!(admin = %config.admin_listen, "notifier is at work");
+    tracing::info!(admin = %config.admin_listen, "notifier is running");
 
     stop.cancelled().await;
     let finished = shutdown.finished().await;
@@ -233,11 +255,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     finished
 }
 
-/// Keeps readiness true to what can be reached now. Without NATS it works on what is due.
+/// Updates readiness by the state of the database. NATS does not count: redrive works without it.
 async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
-        // Any other answer is an answer: a schema newer than ours is how a new version is rolled out.
+        // Only a failed connection counts. A newer schema is normal during a rollout.
         let checked = database.run(async |connection| schema::check(connection).await);
         if let Err(SchemaError::Store(error)) = checked.await {
             readiness.unwell("database", error.to_string());
@@ -248,7 +270,7 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
     Ok(())
 }
 
-/// Keeps the metrics of what is stored up to date.
+/// Updates the gauges of stored rows.
 async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -> anyhow::Result<()> {
     let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);
@@ -258,7 +280,7 @@ async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -
                 due.show(None, standing.due);
                 metrics.standing(&standing);
             }
-            Err(error) => tracing::debug!(%error, "cannot look how deliveries stand"),
+            Err(error) => tracing::debug!(%error, "delivery gauges not updated"),
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What operators watch. Attributes are few and bounded: never an id or a URL.
+//! The notifier's metrics. Attributes are bounded and never hold an id or a URL.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use opentelemetry::{
 };
 use store::endpoints::Standing;
 
-/// Bounds of the time from order to delivery, in seconds: from at once to the end of the schedule.
+/// Histogram bounds of the time from order to delivery, in seconds.
 const DELIVERY_BOUNDS: [f64; 16] = [
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1_800.0, 7_200.0, 21_600.0, 43_200.0,
     100_000.0,
 ];
-/// Bounds of the duration of one exchange, in seconds.
+/// Histogram bounds of the duration of one request, in seconds.
 const ATTEMPT_BOUNDS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 5.0, 15.0];
 
 /// The instruments of this stage.
@@ -27,51 +27,49 @@ pub struct Metrics {
     exhausted: Gauge<u64>,
 }
 
-/// What became of a delivery that was taken up.
+/// The result of a claimed delivery.
 #[derive(Clone, Copy, Debug)]
-pub enum Outcome {
-    /// It arrived.
+pub enum DeliveryResult {
+    /// The endpoint acknowledged it.
     Delivered,
-    /// It is tried again.
+    /// A retry is scheduled.
     Retried,
-    /// It is not.
+    /// The schedule ended, or the endpoint responded 410.
     Exhausted,
-    /// The partner has no URL.
+    /// The partner has no webhook URL.
     NoEndpoint,
     /// It found no slot; no attempt was made.
     Deferred,
 }
 
 impl Metrics {
-    /// The instruments, by the process's meter provider.
+    /// Registers the instruments with the process's meter provider.
     pub fn register() -> Self {
         let meter = global::meter("notifier");
         Self {
             deliveries: meter
                 .u64_counter("esim.deliveries")
-                .with_description("Deliveries that were taken up, by what became of them")
+                .with_description("Claimed deliveries, by result")
                 .build(),
             attempts: meter
                 .u64_counter("esim.delivery.attempts")
-                .with_description("Webhook requests, by what they came to")
+                .with_description("Webhook requests, by result")
                 .build(),
             attempt_duration: meter
                 .f64_histogram("esim.delivery.attempt.duration")
-                .with_description("How long webhook requests took")
+                .with_description("Duration of a webhook request")
                 .with_unit("s")
                 .with_boundaries(ATTEMPT_BOUNDS.into())
                 .build(),
             delivery_duration: meter
                 .f64_histogram("esim.delivery.duration")
-                .with_description("From an order to the acknowledged webhook of its unit")
+                .with_description("Time from an order to the acknowledged webhook of a unit")
                 .with_unit("s")
                 .with_boundaries(DELIVERY_BOUNDS.into())
                 .build(),
             overdue: meter
                 .f64_gauge("esim.redrive.oldest_overdue")
-                .with_description(
-                    "For how long the oldest overdue row has been due; not those of blocked endpoints",
-                )
+                .with_description("How long the oldest due row has been due, without blocked endpoints")
                 .with_unit("s")
                 .build(),
             blocked: meter
@@ -80,35 +78,35 @@ impl Metrics {
                 .build(),
             exhausted: meter
                 .u64_gauge("esim.deliveries.exhausted")
-                .with_description("Deliveries that were given up and can be replayed")
+                .with_description("Exhausted deliveries, which an operator can replay")
                 .build(),
         }
     }
 
-    /// Counts a delivery.
-    pub fn delivery(&self, outcome: Outcome) {
-        let outcome = match outcome {
-            Outcome::Delivered => "delivered",
-            Outcome::Retried => "retried",
-            Outcome::Exhausted => "exhausted",
-            Outcome::NoEndpoint => "no_endpoint",
-            Outcome::Deferred => "deferred",
+    /// Counts a claimed delivery.
+    pub fn delivery(&self, result: DeliveryResult) {
+        let outcome = match result {
+            DeliveryResult::Delivered => "delivered",
+            DeliveryResult::Retried => "retried",
+            DeliveryResult::Exhausted => "exhausted",
+            DeliveryResult::NoEndpoint => "no_endpoint",
+            DeliveryResult::Deferred => "deferred",
         };
         self.deliveries.add(1, &[KeyValue::new("outcome", outcome)]);
     }
 
-    /// Counts an attempt.
+    /// Counts an attempt and records its duration.
     pub fn attempt(&self, class: &'static str, took: Duration) {
         self.attempts.add(1, &[KeyValue::new("outcome", class)]);
         self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
 
-    /// Records how long a unit took from its order to its partner.
+    /// Records the time from an order to the delivery of a unit.
     pub fn delivered_after(&self, since_order: Duration) {
         self.delivery_duration.record(since_order.as_secs_f64(), &[]);
     }
 
-    /// Shows how deliveries stand.
+    /// Sets the gauges of stored deliveries and endpoints.
     pub fn standing(&self, standing: &Standing) {
         self.overdue.record(
             standing.overdue.as_secs_f64(),

@@ -1,21 +1,22 @@
-//! What an answer means, and when to try again. Pure: time and chance come in as values.
+//! Decides what a response leads to and when the next attempt is made. Pure: time and randomness are
+//! arguments.
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 
-/// By how much a wait varies, so that what failed together doesn't come back together.
+/// The share by which a wait varies, so that deliveries that failed together are not retried together.
 const JITTER: f64 = 0.1;
-/// The longest wait that an endpoint can ask for.
+/// The longest wait that `Retry-After` can ask for.
 const LONGEST_WAIT: Duration = Duration::from_hours(24);
 
-/// The most retries that a schedule may have.
+/// The most retries of a schedule.
 const MOST_RETRIES: usize = 32;
-/// The longest wait that a schedule may have.
+/// The longest wait of a schedule.
 const LONGEST_SCHEDULED: Duration = Duration::from_hours(24 * 7);
 
-/// The waits between attempts; after the attempt that follows the last of them, a delivery is
-/// exhausted. Cheap to clone.
+/// The waits between attempts. A delivery is exhausted when the attempt after the last wait fails.
+/// Cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule(Arc<[Duration]>);
 
@@ -47,29 +48,29 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// What an endpoint said.
+/// The response of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// Its status.
+    /// The HTTP status.
     pub status: u16,
-    /// How long it asked to be left alone.
+    /// The wait that it asks for.
     pub retry_after: Option<Duration>,
 }
 
-/// What follows from an attempt.
+/// What an attempt leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The endpoint has it.
+    /// The endpoint acknowledged it.
     Delivered,
-    /// It is tried again after this time.
+    /// The next attempt is made after this time.
     Retry(Duration),
-    /// It is not tried again by itself.
+    /// No further attempt is made until an operator replays it.
     Exhausted,
 }
 
 impl Schedule {
-    /// What follows from an attempt that ended with `answer` (`None`: nobody answered), when `attempt`
-    /// others of this schedule had ended before it. `random` is a number from 0 to 1.
+    /// Decides what an attempt leads to. `answer` is its response, `None` if there was none. `attempt` is the
+    /// number of earlier attempts of this schedule. `random` is a number from 0 to 1.
     pub fn next(&self, attempt: u32, answer: Option<Answer>, random: f64) -> Next {
         match answer.map(|answer| answer.status) {
             Some(200..=299) => return Next::Delivered,
@@ -88,15 +89,15 @@ impl Schedule {
     }
 }
 
-/// The time that a `Retry-After` header asks for, given as seconds or as a date.
+/// The wait that a `Retry-After` header asks for, in seconds or as a date.
 pub fn retry_after(header: &str, now: OffsetDateTime) -> Option<Duration> {
     let header = header.trim();
     if header.bytes().all(|byte| byte.is_ascii_digit()) {
-        // More digits than a number holds ask for as much as one can.
+        // A number that is too large counts as the largest.
         return (!header.is_empty()).then(|| Duration::from_secs(header.parse().unwrap_or(u64::MAX)));
     }
     let until = OffsetDateTime::parse(header, &Rfc2822).ok()?;
-    // A date that has passed asks for nothing.
+    // A date in the past asks for no wait.
     Some((until - now).try_into().unwrap_or_default())
 }
 

@@ -1,13 +1,16 @@
-//! One webhook request: its nine fields, its headers, and the exchange with the endpoint.
+//! One webhook: its nine fields, its headers, and the exchange with the endpoint.
 
-use std::{error::Error, io, sync::Arc, time::Duration};
+use std::{error::Error, io, time::Duration};
 
+use bytes::Bytes;
 use domain::{OptionId, TopupId};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use reqwest::{
-    Response,
-    header::{CONTENT_TYPE, HeaderMap, HeaderValue, InvalidHeaderValue, RETRY_AFTER},
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Uri,
+    header::{ACCEPT, CONTENT_TYPE, InvalidHeaderValue, RETRY_AFTER, USER_AGENT},
 };
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use signing::webhook::Secret;
 use store::{deliveries::Delivery, profile::Profile};
@@ -15,27 +18,29 @@ use time::OffsetDateTime;
 use url::Url;
 
 use crate::{
-    guard::{Forbidden, Guard, Unresolved},
+    client::{self, ConnectTimeout, Endpoints, HeadTooLarge},
+    dns::{Dns, NameServers, Unresolved},
+    guard::{Forbidden, Guard},
     schedule::{self, Answer},
 };
 
-/// Everything but RFC 3986's unreserved characters.
+/// All characters except RFC 3986's unreserved ones.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
+/// The name in `User-Agent`.
+const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
 /// The size of the QR picture, the last segment of its URL.
 const QR_SIZE: u16 = 300;
-/// How much of an answer is read, and for how long, so that its connection can be used again. An
-/// answer that is larger or slower costs its endpoint the connection, and nothing else: the status
-/// has been read by then.
+/// How much of a response's body is read. The connection of a larger response is closed; its status is
+/// already known.
 const ANSWER_READ: usize = 1024;
+/// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-/// A connection that isn't there by now won't leave enough time for an answer.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The body, in the order of the specification.
+/// The body. The fields have the order of the specification.
 #[derive(Serialize)]
 struct Body<'a> {
     topup_id: &'a TopupId,
@@ -49,7 +54,7 @@ struct Body<'a> {
     external_order_id: &'a str,
 }
 
-/// The body of a delivery's webhook. `public_url` is where partners reach us, without final slash.
+/// The body of a delivery's webhook. `public_url` is the base URL of ingress, without final slash.
 pub fn body(delivery: &Delivery, profile: &Profile, public_url: &str) -> serde_json::Result<Vec<u8>> {
     let download_link = profile.code.download_link();
     let encoded = utf8_percent_encode(&download_link, RESERVED);
@@ -66,7 +71,7 @@ pub fn body(delivery: &Delivery, profile: &Profile, public_url: &str) -> serde_j
     })
 }
 
-/// The headers of one attempt at the Unix time `timestamp`, signed as Standard Webhooks says: with each of
+/// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
 /// the `secrets`, the newest first.
 pub fn headers(
     topup_id: &TopupId,
@@ -90,74 +95,83 @@ pub fn headers(
     Ok(headers)
 }
 
-/// Why nobody answered. Its text is stored and shown to operators: it never holds a URL.
+/// Why there is no response. The text is stored and shown to operators: it never holds a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
     /// Not an `http` or `https` URL with a host.
     #[error("unusable URL")]
     BadUrl,
-    /// The endpoint is inside of our own network.
-    #[error("forbidden address")]
-    Forbidden,
-    /// Its name has no address.
+    /// The guard refuses the endpoint.
+    #[error("{0}")]
+    Forbidden(Forbidden),
+    /// The name has no address.
     #[error("name not resolved")]
     Unresolved,
     /// The exchange took too long.
     #[error("timeout")]
     Timeout,
-    /// Its certificate is not valid, or it doesn't speak TLS.
+    /// The certificate is not valid, or the endpoint does not speak TLS.
     #[error("TLS failed")]
     Tls,
-    /// Nobody takes connections there.
+    /// The endpoint takes no connections.
     #[error("connection failed")]
     Connect,
-    /// The connection broke, or what came is no HTTP.
+    /// Too much came before the head of the response was complete.
+    #[error("the head of the response is too large (WEBHOOK_HEAD_MAX)")]
+    HeadTooLarge,
+    /// The connection broke, or the response is not HTTP.
     #[error("no valid answer")]
     NoAnswer,
 }
 
 impl Unanswered {
-    /// Its name, in metrics and in the record of the attempt.
+    /// The class, in metrics and in the record of the attempt.
     pub fn class(self) -> &'static str {
         match self {
             Self::BadUrl => "bad_url",
-            Self::Forbidden => "forbidden",
+            Self::Forbidden(_) => "forbidden",
             Self::Unresolved => "unresolved",
             Self::Timeout => "timeout",
             Self::Tls => "tls",
             Self::Connect => "connect",
+            Self::HeadTooLarge => "head_too_large",
             Self::NoAnswer => "no_answer",
         }
     }
 }
 
-/// Sends webhooks, over one client for all endpoints. Cheap to clone.
+/// How endpoints are called.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// The deadline of a whole exchange.
+    pub timeout: Duration,
+    /// Bytes that an endpoint may send before the head of its response is complete.
+    pub head_max: usize,
+    /// Unused connections that are kept for one endpoint.
+    pub idle: usize,
+}
+
+/// Sends webhooks, with one client for all endpoints. Cheap to clone.
 #[derive(Clone)]
 pub struct Sender {
-    client: reqwest::Client,
+    endpoints: Endpoints,
     guard: Guard,
+    timeout: Duration,
 }
 
 impl Sender {
-    /// `timeout` bounds a whole exchange, `idle` the connections kept for one endpoint.
-    pub fn new(guard: Guard, timeout: Duration, idle: usize) -> reqwest::Result<Self> {
-        let client = reqwest::Client::builder()
-            .user_agent(concat!("topup-notifier/", env!("CARGO_PKG_VERSION")))
-            .no_proxy()
-            .redirect(reqwest::redirect::Policy::none())
-            // Trying again is the schedule's business.
-            .retry(reqwest::retry::never())
-            .referer(false)
-            .timeout(timeout)
-            .connect_timeout(CONNECT_TIMEOUT)
-            .pool_max_idle_per_host(idle)
-            .pool_idle_timeout(Duration::from_secs(30))
-            .dns_resolver(Arc::new(guard.clone()))
-            .build()?;
-        Ok(Self { client, guard })
+    /// Reads the system's name servers and certificates. Needs a runtime.
+    pub fn new(guard: Guard, name_servers: &NameServers, limits: &Limits) -> io::Result<Self> {
+        let dns = Dns::new(guard.clone(), name_servers)?;
+        Ok(Self {
+            endpoints: client::endpoints(dns, limits.head_max, limits.idle)?,
+            guard,
+            timeout: limits.timeout,
+        })
     }
 
-    /// Posts one webhook; returns what was answered, and how the answer begins. `now` is what a date in `Retry-After` is compared with.
+    /// Posts one webhook; returns the response and the beginning of its body. Follows no redirect. A date
+    /// in `Retry-After` is compared with `now`.
     pub async fn post(
         &self,
         url: Url,
@@ -165,32 +179,53 @@ impl Sender {
         body: Vec<u8>,
         now: OffsetDateTime,
     ) -> Result<(Answer, Vec<u8>), Unanswered> {
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(Unanswered::BadUrl);
-        }
-        self.guard
-            .check_url(&url)
-            .map_err(|Forbidden| Unanswered::Forbidden)?;
-        let request = self.client.post(url).headers(headers).body(body);
-        let sent = pipeline::perform(pipeline::Effect::Webhook, request.send()).await;
-        let response = sent.map_err(|error| classify(&error))?;
-        let retry_after = response
-            .headers()
-            .get(RETRY_AFTER)
-            .and_then(|header| header.to_str().ok());
-        let answer = Answer {
-            status: response.status().as_u16(),
-            retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
+        let request = request(&url, headers, body).ok_or(Unanswered::BadUrl)?;
+        self.guard.check_url(&url).map_err(Unanswered::Forbidden)?;
+        let exchange = async {
+            let sent = pipeline::perform(pipeline::Effect::Webhook, self.endpoints.request(request));
+            let response = sent.await.map_err(|error| classify(&error))?;
+            let retry_after = response
+                .headers()
+                .get(RETRY_AFTER)
+                .and_then(|header| header.to_str().ok());
+            let answer = Answer {
+                status: response.status().as_u16(),
+                retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
+            };
+            Ok((answer, response.into_body()))
         };
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let (answer, body) = tokio::time::timeout_at(deadline, exchange)
+            .await
+            .map_err(|_| Unanswered::Timeout)??;
         let mut beginning = Vec::new();
-        // Late or broken doesn't matter: the answer's status is what counts.
-        let _ = tokio::time::timeout(ANSWER_WAIT, read_to_cap(response, &mut beginning)).await;
+        let deadline = deadline.min(tokio::time::Instant::now() + ANSWER_WAIT);
+        // A body that is late or broken changes nothing: the status counts.
+        let _ = tokio::time::timeout_at(deadline, read_to_cap(body, &mut beginning)).await;
         Ok((answer, beginning))
     }
 }
 
-async fn read_to_cap(mut response: Response, beginning: &mut Vec<u8>) {
-    while let Ok(Some(chunk)) = response.chunk().await {
+/// The request, unless the URL is unusable.
+fn request(url: &Url, headers: HeaderMap, body: Vec<u8>) -> Option<Request<Full<Bytes>>> {
+    let is_usable = matches!(url.scheme(), "http" | "https") && url.username().is_empty();
+    let uri: Uri = is_usable.then(|| url.as_str().parse().ok()).flatten()?;
+    let mut request = Request::new(Full::from(body));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri;
+    *request.headers_mut() = headers;
+    request
+        .headers_mut()
+        .insert(USER_AGENT, HeaderValue::from_static(AGENT));
+    request
+        .headers_mut()
+        .insert(ACCEPT, HeaderValue::from_static("*/*"));
+    Some(request)
+}
+
+async fn read_to_cap(mut body: Incoming, beginning: &mut Vec<u8>) {
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(chunk) = frame.into_data() else { continue };
         let room = ANSWER_READ - beginning.len();
         beginning.extend_from_slice(&chunk[..chunk.len().min(room)]);
         if chunk.len() > room {
@@ -199,28 +234,38 @@ async fn read_to_cap(mut response: Response, beginning: &mut Vec<u8>) {
     }
 }
 
-/// Only the class of an error is kept: its text has the URL, which may hold a partner's secret.
-fn classify(error: &reqwest::Error) -> Unanswered {
+/// Only the class of an error is kept: its text may hold the URL, which may hold a partner's secret.
+fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {
-        if current.is::<Forbidden>() {
-            return Unanswered::Forbidden;
+        if let Some(forbidden) = current.downcast_ref::<Forbidden>() {
+            return Unanswered::Forbidden(*forbidden);
         }
         if current.is::<Unresolved>() {
             return Unanswered::Unresolved;
         }
+        if current.is::<ConnectTimeout>() {
+            return Unanswered::Timeout;
+        }
+        // Our budget ends it, or hyper's own bounds on the buffer and on the number of headers.
+        let too_large = |error: &hyper::Error| error.is_parse_too_large();
+        if current.is::<HeadTooLarge>() || current.downcast_ref().is_some_and(too_large) {
+            return Unanswered::HeadTooLarge;
+        }
         if current.is::<rustls::Error>() {
             return Unanswered::Tls;
         }
-        cause = match current.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-            // An I/O error gives not what it wraps, but the source of that, as its source.
+        let io = current.downcast_ref::<io::Error>();
+        if io.is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            return Unanswered::Timeout;
+        }
+        cause = match io.and_then(io::Error::get_ref) {
+            // The source of an I/O error skips the error that it wraps.
             Some(wrapped) => Some(wrapped),
             None => current.source(),
         };
     }
-    if error.is_timeout() {
-        Unanswered::Timeout
-    } else if error.is_connect() {
+    if error.is_connect() {
         Unanswered::Connect
     } else {
         Unanswered::NoAnswer
@@ -237,7 +282,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::guard::Allowed;
+    use crate::guard::{Networks, Ports};
 
     #[test]
     fn the_body_has_the_nine_fields_in_their_order() {
@@ -298,9 +343,17 @@ mod tests {
     }
 
     fn sender(allowed: &str) -> Sender {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let guard = Guard::new(Allowed::parse(allowed).unwrap());
-        Sender::new(guard, Duration::from_millis(400), 4).unwrap()
+        let guard = Guard::new(
+            Networks::parse(allowed).unwrap(),
+            Networks::default(),
+            Ports::default(),
+        );
+        let limits = Limits {
+            timeout: Duration::from_millis(400),
+            head_max: 16 * 1024,
+            idle: 4,
+        };
+        Sender::new(guard, &NameServers::default(), &limits).unwrap()
     }
 
     async fn post(sender: &Sender, url: &str) -> Result<Answer, Unanswered> {
@@ -370,11 +423,19 @@ mod tests {
         let plain = endpoint(b"HTTP/1.1 400 No\r\n\r\n".to_vec()).await;
         let over_tls = plain.replace("http://", "https://");
         assert_eq!(post(&sender, &over_tls).await, Err(Unanswered::Tls));
+        let interim = "HTTP/1.1 103 Wait\r\n\r\n".repeat(10_000);
+        let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(200_000));
+        for flood in [interim, long] {
+            assert_eq!(
+                post(&sender, &endpoint(flood.into_bytes()).await).await,
+                Err(Unanswered::HeadTooLarge)
+            );
+        }
         let mut headers = b"HTTP/1.1 200 OK\r\n".to_vec();
         (0..10_000).for_each(|n| headers.extend_from_slice(format!("x-{n}: y\r\n").as_bytes()));
         assert_eq!(
             post(&sender, &endpoint(headers).await).await,
-            Err(Unanswered::NoAnswer)
+            Err(Unanswered::HeadTooLarge)
         );
 
         let free = TcpListener::bind("127.0.0.1:0")
@@ -386,10 +447,16 @@ mod tests {
             post(&sender, &format!("http://{free}/")).await,
             Err(Unanswered::Connect)
         );
-        assert_eq!(post(&sender, "ftp://127.0.0.1/").await, Err(Unanswered::BadUrl));
+        for unusable in ["ftp://127.0.0.1/", "http://user@127.0.0.1/"] {
+            assert_eq!(post(&sender, unusable).await, Err(Unanswered::BadUrl));
+        }
+        assert_eq!(
+            post(&sender, "http://127.0.0.1:25/").await,
+            Err(Unanswered::Forbidden(Forbidden::Port))
+        );
         assert_eq!(
             post(&sender, "http://10.0.0.1/").await,
-            Err(Unanswered::Forbidden)
+            Err(Unanswered::Forbidden(Forbidden::Address))
         );
         assert_eq!(
             post(&sender, "http://name.invalid/").await,
@@ -400,9 +467,15 @@ mod tests {
     #[tokio::test]
     async fn our_own_network_is_refused_by_address_and_by_name() {
         let url = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec()).await;
-        assert_eq!(post(&sender(""), &url).await, Err(Unanswered::Forbidden));
+        assert_eq!(
+            post(&sender(""), &url).await,
+            Err(Unanswered::Forbidden(Forbidden::Address))
+        );
         let by_name = url.replace("127.0.0.1", "localhost");
-        assert_eq!(post(&sender(""), &by_name).await, Err(Unanswered::Forbidden));
+        assert_eq!(
+            post(&sender(""), &by_name).await,
+            Err(Unanswered::Forbidden(Forbidden::Address))
+        );
         let answer = post(&sender("127.0.0.0/8,::1"), &by_name).await.unwrap();
         assert_eq!(answer.status, 200);
     }

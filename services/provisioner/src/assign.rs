@@ -1,22 +1,22 @@
-//! Which of a provider's units belongs to which topup. Pure. A unit is assigned once; whatever order
-//! the provider lists its units in later, an assigned one stays where it is.
+//! Assigns a provider's units to topups. Pure. An assignment is final, in whatever order the provider
+//! lists its units later.
 
 use std::collections::HashMap;
 
 use domain::TopupId;
 use store::placements::ClaimedTopup;
 
-use crate::providers::ProviderUnit;
+use crate::providers::{ProviderId, ProviderUnit};
 
-/// Pairs the provider's units with topups that still wait: by the unit that a topup has been assigned
-/// already, otherwise the next free unit of its option. Units that no topup waits for are left over.
+/// Pairs the provider's units with pending topups: an assigned unit stays with its topup, any other
+/// goes to the next free topup of its option. Units without a topup are left over.
 pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
     let assigned: HashMap<&str, &ClaimedTopup> = topups
         .iter()
         .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
         .collect();
     let mut free: HashMap<&str, Vec<&ClaimedTopup>> = HashMap::new();
-    // Backwards, so that `pop` takes them in the order of the answer.
+    // Reversed, so that `pop` takes them in their order.
     for topup in topups
         .iter()
         .rev()
@@ -24,14 +24,15 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
     {
         free.entry(&topup.provider_option_id).or_default().push(topup);
     }
-    units.sort_unstable_by(|left, right| left.unit_id.cmp(&right.unit_id));
+    units.sort_unstable_by(|left, right| left.unit_id.as_str().cmp(right.unit_id.as_str()));
     let mut pairs = Vec::with_capacity(units.len());
     let mut left_over = 0;
     for unit in units {
         let topup = if let Some(topup) = assigned.get(unit.unit_id.as_str()) {
             topup.pending.then_some(*topup)
         } else {
-            let next = free.get_mut(unit.option_id.as_str()).and_then(Vec::pop);
+            let option_id = unit.option_id.as_ref().map(ProviderId::as_str);
+            let next = option_id.and_then(|id| free.get_mut(id)).and_then(Vec::pop);
             left_over += usize::from(next.is_none());
             next
         };
@@ -48,7 +49,7 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
     pairs
 }
 
-/// What to buy: each option once, with how many of it, in the order of the answer.
+/// The items of a purchase: each option once, with its number of units, in the order of the topups.
 pub fn items(topups: &[ClaimedTopup]) -> Vec<(String, usize)> {
     let mut items: Vec<(String, usize)> = Vec::new();
     for topup in topups {
@@ -86,8 +87,8 @@ mod tests {
 
     fn unit(id: &str, option: &str) -> ProviderUnit {
         ProviderUnit {
-            unit_id: id.into(),
-            option_id: option.into(),
+            unit_id: ProviderId::parse(id.into()).unwrap(),
+            option_id: ProviderId::parse(option.into()).ok(),
             state: UnitState::Pending,
         }
     }
@@ -96,7 +97,7 @@ mod tests {
         let place = |id: &TopupId| topups.iter().position(|topup| topup.topup_id == *id).unwrap();
         pair(topups, units)
             .into_iter()
-            .map(|(topup, unit)| (place(&topup), unit.unit_id))
+            .map(|(topup, unit)| (place(&topup), unit.unit_id.into()))
             .collect()
     }
 

@@ -1,9 +1,9 @@
-//! A provider's breaker, as this process knows it. The truth is a row in PostgreSQL, so every replica
-//! and the operator see the same; it is read each second, and a change made here is known at once. The
-//! claim's own statement decides that nothing is claimed while the breaker is open.
+//! A process's view of a provider's breaker. The breaker is a row in PostgreSQL, so every replica and the
+//! operator see the same state. The view is refreshed each second and after each change by this process.
+//! The claim statement itself checks the row, so a stale view claims nothing behind an open breaker.
 //!
-//! It opens when the provider as a whole fails: it denies us, it can't be reached, or most of its lanes
-//! fail and none succeeds. One bad lane opens only itself ([`crate::lanes`]).
+//! It opens when the provider as a whole fails: the provider denies access or cannot be reached, or most of
+//! its lanes fail and none succeeds. One bad lane opens only itself ([`crate::lanes`]).
 
 use std::{
     collections::HashSet,
@@ -20,7 +20,7 @@ use store::{
 
 use crate::{lanes::Lanes, metrics::Metrics, providers::Trouble, rate::Rate};
 
-/// How often the breakers of all providers are read.
+/// How often the breakers are read.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// The breaker of one provider.
@@ -35,24 +35,24 @@ pub struct Breaker {
 
 #[derive(Default)]
 struct Known {
-    /// As it was last read or changed.
-    breaker: Option<providers::Breaker>,
+    /// The row as last read or changed.
+    breaker: Option<providers::ProviderBreaker>,
     /// The version at which this process got the probe.
     probe: Option<i64>,
     run: Run,
 }
 
-/// Failed calls since the last one that was answered.
+/// The failed calls since the last response.
 #[derive(Default)]
 struct Run {
     not_sent: u32,
     failed: u32,
-    /// What failed: lanes of purchases and, as if they were one more, look-ups and collects.
+    /// The lanes of failed purchases; `None` stands for failed look-ups and collects.
     parts: HashSet<Option<Arc<str>>>,
 }
 
 impl Run {
-    /// Counts a failed call; whether the provider as a whole fails, of whose lanes so many are active.
+    /// Counts a failed call. Returns whether the provider as a whole fails, of which `active` lanes are in use.
     fn fails(&mut self, lane: Option<Arc<str>>, not_sent: bool, active: usize, most: u32) -> bool {
         self.failed += 1;
         self.not_sent += u32::from(not_sent);
@@ -68,13 +68,13 @@ impl Known {
     }
 }
 
-/// The breaker's version when a call began: the call counts only while that is still the version. None:
-/// it does not count, because it began while the breaker was open.
+/// The breaker's version when a call began. Its result counts only while that version is current.
+/// `None`: the call does not count.
 #[derive(Clone, Copy, Debug)]
 pub struct Since(Option<i64>);
 
 impl Breaker {
-    /// Unknown, and so without a promise, until it is read for the first time.
+    /// Creates an unknown breaker. It counts as not closed until its row is read.
     pub fn new(
         provider: String,
         limits: BreakerLimits,
@@ -96,9 +96,9 @@ impl Breaker {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn learn(&self, now: providers::Breaker) {
+    fn learn(&self, now: providers::ProviderBreaker) {
         let mut known = self.known();
-        // What was read may be older than what this process has changed meanwhile.
+        // The row may be older than a change by this process.
         if known
             .breaker
             .as_ref()
@@ -114,34 +114,34 @@ impl Breaker {
                 provider.name = provider,
                 reason,
                 until,
-                "the breaker opened: its work is kept"
+                "breaker opened; placements wait"
             );
         } else if !was_closed && now.state == BreakerState::Closed {
-            tracing::info!(provider.name = provider, "the breaker closed: its work goes on");
+            tracing::info!(provider.name = provider, "breaker closed; placements continue");
         }
         self.metrics.breaker(provider, now.state);
         known.breaker = Some(now);
     }
 
-    /// Whether the provider's queue is worked on.
+    /// Whether the provider's placements are claimed.
     pub fn is_closed(&self) -> bool {
         self.known().state() == Some(BreakerState::Closed)
     }
 
-    /// Whether what fails of one placement says something about that placement: the provider answers others.
+    /// Whether the provider responds to other calls, so that a failure says something about its placement.
     pub fn is_well(&self) -> bool {
         self.is_closed() && self.known().run.failed < self.limits.failures
     }
 
-    /// Whether one placement may be tried.
+    /// Whether one placement may probe the provider.
     pub fn is_half_open(&self) -> bool {
         self.known().state() == Some(BreakerState::HalfOpen)
     }
 
-    /// A call begins.
+    /// Marks the start of a call.
     pub fn begin(&self) -> Since {
         let known = self.known();
-        let counts = |breaker: &&providers::Breaker| {
+        let counts = |breaker: &&providers::ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
         Since(
@@ -153,26 +153,26 @@ impl Breaker {
         )
     }
 
-    /// A call that began at `since` was answered. Only a breaker that isn't closed is closed.
+    /// Records that a call begun at `since` got a response. Writes only if the breaker is not closed.
     pub async fn answered(&self, since: Since) {
         let Some(version) = since.0 else { return };
         {
             let mut known = self.known();
             known.run = Run::default();
-            let closes = |breaker: &providers::Breaker| {
+            let closes = |breaker: &providers::ProviderBreaker| {
                 breaker.version == version && breaker.state != BreakerState::Closed
             };
             if !known.breaker.as_ref().is_some_and(closes) {
                 return;
             }
         }
-        let answered = self
+        let updated = self
             .database
             .run(async |connection| providers::answered(connection, &self.provider, version).await);
-        self.changed(perform(Effect::CommitHealth, answered).await);
+        self.take(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// A call that began at `since` failed: a purchase in a lane, or a look-up or collect in none.
+    /// Records that a call begun at `since` failed: a purchase in `lane`, or a look-up or collect in none.
     pub async fn failed(&self, since: Since, lane: Option<&Arc<str>>, trouble: &Trouble) {
         let Some(version) = since.0 else { return };
         let active = self.lanes.active();
@@ -196,13 +196,13 @@ impl Breaker {
             known.run = Run::default();
         }
         let (name, reason) = (&self.provider, trouble.reason());
-        let failed = self.database.run(async |connection| {
+        let updated = self.database.run(async |connection| {
             providers::failed(connection, name, version, true, &self.limits, reason).await
         });
-        self.changed(perform(Effect::CommitHealth, failed).await);
+        self.take(perform(Effect::CommitHealth, updated).await);
     }
 
-    /// Lets one placement through, if it is time for that and this process gets it.
+    /// Takes the probe if the breaker is half open and no other process has it.
     pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
         let probing = self
             .database
@@ -212,7 +212,7 @@ impl Breaker {
         if let Some(now) = probe {
             tracing::info!(
                 provider.name = self.provider,
-                "trying the provider with one placement"
+                "probing the provider with one placement"
             );
             self.known().probe = Some(now.version);
             self.learn(now);
@@ -220,23 +220,21 @@ impl Breaker {
         Ok(granted)
     }
 
-    fn changed(&self, changed: Result<Option<providers::Breaker>, store::Error>) {
-        match changed {
+    fn take(&self, updated: Result<Option<providers::ProviderBreaker>, store::Error>) {
+        match updated {
             Ok(Some(now)) => self.learn(now),
-            // Another process changed it meanwhile; the next reading shows that.
+            // Another process changed the row; the next read shows it.
             Ok(None) => {}
-            Err(error) => {
-                tracing::warn!(provider.name = self.provider, %error, "the breaker was not changed")
-            }
+            Err(error) => tracing::warn!(provider.name = self.provider, %error, "cannot update the breaker"),
         }
     }
 }
 
-/// The breakers of all providers, with rows for these names.
+/// Reads the breakers of all providers and creates the missing ones of `names`.
 async fn read(
     connection: &mut PgConnection,
     names: &[String],
-) -> Result<Vec<providers::Breaker>, store::Error> {
+) -> Result<Vec<providers::ProviderBreaker>, store::Error> {
     let rows = providers::list(connection).await?;
     if names.iter().all(|name| rows.iter().any(|row| row.name == *name)) {
         return Ok(rows);
@@ -245,8 +243,8 @@ async fn read(
     providers::list(connection).await
 }
 
-/// Reads the breakers of all providers, and leases each provider's share of its rate, until the soft stop.
-/// Reports whether the database is there.
+/// Reads the breakers and leases each provider's share of its rate limit, until the soft stop. Reports
+/// whether the database responds.
 pub async fn watch(
     watched: Vec<(Arc<Breaker>, Arc<Rate>)>,
     database: Database,
@@ -277,8 +275,8 @@ pub async fn watch(
                 }
             }
             Err(error) => {
-                readiness.unwell("database", "it does not answer");
-                tracing::warn!(%error, "the breakers were not read");
+                readiness.unwell("database", "it does not respond");
+                tracing::warn!(%error, "cannot read the breakers");
             }
         }
     }

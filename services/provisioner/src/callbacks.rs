@@ -1,14 +1,24 @@
-//! `POST /callbacks/<provider>/<token>`: a provider says that something happened to a unit. Whoever
-//! has the token may send anything, so a callback is a hint and nothing more: a placement that waits
-//! for profiles is asked for a little sooner. Neither body nor path is ever logged.
+//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. Whoever has the token
+//! may send anything, so a callback is only a hint: the profiles of a placement are collected sooner.
+//! Neither body nor path is ever logged.
+//!
+//! A flood must not slow orders down: requests in flight, connections, statements at once and
+//! statements per second are bounded, and a unit that is named again and again costs at most two
+//! statements a second.
 
-use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    pin::pin,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use axum::{
     Router,
     body::{Body, to_bytes},
     extract::{Path, Request, State},
-    http::StatusCode,
+    http::{StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
     routing::post,
 };
 use hyper::server::conn::http1;
@@ -20,34 +30,132 @@ use pipeline::{Effect, perform};
 use runtime::{Shutdown, listener};
 use signing::Token;
 use store::{Database, providers};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
 use tower::ServiceExt;
 use tracing::{Instrument, field::Empty, info_span};
 
-use crate::{metrics::Metrics, providers::Provider};
+use crate::{
+    metrics::Metrics,
+    providers::{Provider, ProviderId},
+};
 
 const ROUTE: &str = "/callbacks/{provider}/{token}";
 /// The largest body.
 const MAX_BODY: usize = 64 * 1024;
-/// How long a request's head may take, and how long its body.
+/// The longest wait for a request's head, and for its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
+/// Statements at once: far fewer than there are connections, so orders find one.
+const STATEMENTS: usize = 2;
+/// Connections for each request in flight.
+const CONNECTIONS: usize = 4;
+/// The interval in which statements are counted.
+const WINDOW: Duration = Duration::from_secs(1);
+/// Statements about one unit in a window: the second one schedules a later look, so the last of
+/// several changes is seen too.
+const PER_UNIT: u8 = 2;
 
-/// The providers that call back.
-pub struct Callbacks {
-    /// By name: the token that the URL must hold, and who reads the body.
-    pub providers: HashMap<String, (Token, Arc<dyn Provider>)>,
-    /// Where the hint goes.
-    pub database: Database,
-    /// Counts them.
-    pub metrics: Metrics,
+/// The providers that call back, by name: the token of the URL, and the adapter that reads the body.
+pub type Callers = HashMap<String, (Token, Arc<dyn Provider>)>;
+
+/// The limits of callbacks.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Requests in flight at once.
+    pub in_flight: usize,
+    /// Callbacks per second that reach PostgreSQL.
+    pub rate: usize,
 }
 
-/// Everything that is served on `LISTEN`.
+/// Takes callbacks and passes them on as hints.
+pub struct Callbacks {
+    providers: Callers,
+    database: Database,
+    metrics: Metrics,
+    in_flight: Semaphore,
+    statements: Semaphore,
+    recent: Recent,
+}
+
+impl Callbacks {
+    /// Callbacks of these providers.
+    pub fn new(providers: Callers, database: Database, metrics: Metrics, limits: Limits) -> Self {
+        Self {
+            providers,
+            database,
+            metrics,
+            in_flight: Semaphore::new(limits.in_flight),
+            statements: Semaphore::new(STATEMENTS.min(limits.in_flight)),
+            recent: Recent::new(limits.rate),
+        }
+    }
+}
+
+/// The decision on a callback.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Admission {
+    /// It may run a statement.
+    Admitted,
+    /// It runs no statement: this window has enough statements about the unit.
+    Repeated,
+    /// It runs no statement: the limit of this window is reached.
+    Full,
+}
+
+/// The units that callbacks named in the current window.
+struct Recent {
+    rate: usize,
+    window: Mutex<Window>,
+}
+
+struct Window {
+    began: Instant,
+    admitted: usize,
+    units: HashMap<(String, ProviderId), u8>,
+}
+
+impl Recent {
+    fn new(rate: usize) -> Self {
+        let window = Window {
+            began: Instant::now(),
+            admitted: 0,
+            units: HashMap::new(),
+        };
+        Self {
+            rate,
+            window: Mutex::new(window),
+        }
+    }
+
+    fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
+        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_duration_since(window.began) >= WINDOW {
+            window.began = now;
+            window.admitted = 0;
+            window.units.clear();
+        }
+        let key = (provider.to_owned(), unit_id.clone());
+        let statements = window.units.get(&key).copied().unwrap_or_default();
+        if statements >= PER_UNIT {
+            Admission::Repeated
+        } else if window.admitted >= self.rate {
+            Admission::Full
+        } else {
+            window.admitted += 1;
+            window.units.insert(key, statements + 1);
+            Admission::Admitted
+        }
+    }
+}
+
+/// The router of `LISTEN`.
 fn router(callbacks: Arc<Callbacks>) -> Router {
     Router::new().route(ROUTE, post(take)).with_state(callbacks)
 }
 
-async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, request: Request) -> StatusCode {
+async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, request: Request) -> Response {
     let span = info_span!(
         "POST /callbacks/{provider}/{token}",
         otel.kind = "server",
@@ -64,7 +172,11 @@ async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, reques
         span.record("error.type", status.as_str());
         span.record("otel.status_code", "ERROR");
     }
-    status
+    if status == StatusCode::SERVICE_UNAVAILABLE {
+        (status, [(RETRY_AFTER, "1")]).into_response()
+    } else {
+        status.into_response()
+    }
 }
 
 async fn hear(
@@ -76,10 +188,14 @@ async fn hear(
     let Some((_, provider)) = known.filter(|(expected, _)| expected.is(&token)) else {
         return StatusCode::NOT_FOUND;
     };
+    let Ok(_in_flight) = callbacks.in_flight.try_acquire() else {
+        callbacks.metrics.callback(&name, "shed");
+        return StatusCode::SERVICE_UNAVAILABLE;
+    };
     let reading = to_bytes(request.into_body(), MAX_BODY);
     let body = match tokio::time::timeout(READ_TIMEOUT, reading).await {
         Ok(Ok(body)) => body,
-        // Too long, or cut off; an end that comes too early hears nothing anyway.
+        // The body is too large, or it was cut off and the client has gone.
         Ok(Err(_)) => return StatusCode::PAYLOAD_TOO_LARGE,
         Err(_) => return StatusCode::REQUEST_TIMEOUT,
     };
@@ -87,9 +203,22 @@ async fn hear(
         callbacks.metrics.callback(&name, "unreadable");
         return StatusCode::BAD_REQUEST;
     };
+    match callbacks.recent.admit(&name, &unit_id, Instant::now()) {
+        Admission::Admitted => {}
+        Admission::Repeated => {
+            callbacks.metrics.callback(&name, "repeated");
+            return StatusCode::OK;
+        }
+        Admission::Full => {
+            callbacks.metrics.callback(&name, "shed");
+            return StatusCode::SERVICE_UNAVAILABLE;
+        }
+    }
+    // The semaphore is never closed, so this only waits.
+    let _statement = callbacks.statements.acquire().await;
     let hinted = callbacks
         .database
-        .run(async |connection| providers::hint(connection, &name, &unit_id).await);
+        .run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => {
             let outcome = if moved { "hinted" } else { "ignored" };
@@ -97,17 +226,28 @@ async fn hear(
             StatusCode::OK
         }
         Err(error) => {
-            tracing::warn!(provider.name = name, %error, "a callback was lost");
+            tracing::warn!(provider.name = name, %error, "callback not recorded; its profiles are polled");
             callbacks.metrics.callback(&name, "lost");
             StatusCode::SERVICE_UNAVAILABLE
         }
     }
 }
 
-/// Serves until the soft stop, then finishes the requests that have begun.
+/// Serves until the soft stop, then finishes the requests in flight.
 pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
+    let most = callbacks.in_flight.available_permits() * CONNECTIONS;
+    let connections = Arc::new(Semaphore::new(most));
     let router = router(Arc::new(callbacks));
-    let serve_one = |stream| connection(stream, router.clone(), shutdown.clone());
+    let serve_one = |stream| {
+        let permit = Arc::clone(&connections).try_acquire_owned();
+        let (router, shutdown) = (router.clone(), shutdown.clone());
+        async move {
+            // Without a permit the connection is closed at once.
+            if let Ok(_permit) = permit {
+                connection(stream, router, shutdown).await;
+            }
+        }
+    };
     listener::accept(listener, &shutdown, serve_one).await
 }
 
@@ -129,5 +269,27 @@ async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
     };
     if let Err(error) = result {
         tracing::debug!(%error, "connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_unit_costs_two_statements_a_second_and_all_units_no_more_than_the_rate() {
+        let (recent, now) = (Recent::new(3), Instant::now());
+        let admit = |provider, unit: &str, at| {
+            let unit_id = ProviderId::parse(unit.to_owned()).unwrap();
+            recent.admit(provider, &unit_id, now + Duration::from_millis(at))
+        };
+        let outcomes: Vec<Admission> = (0..4).map(|at| admit("a", "1", at)).collect();
+        assert_eq!(outcomes[..2], [Admission::Admitted; 2]);
+        assert_eq!(outcomes[2..], [Admission::Repeated; 2]);
+        assert_eq!(admit("b", "1", 5), Admission::Admitted);
+        assert_eq!(admit("a", "2", 6), Admission::Full);
+        assert_eq!(admit("a", "1", 7), Admission::Repeated);
+        assert_eq!(admit("a", "2", 1_001), Admission::Admitted);
+        assert_eq!(admit("a", "1", 1_002), Admission::Admitted);
     }
 }

@@ -1,5 +1,4 @@
-//! Every call of a provider goes through here: it waits for its turn, is measured, and its outcome reaches
-//! the breaker and the lane.
+//! The calls to a provider: paced by the rate limit, measured, and reported to the breaker and the lanes.
 
 use std::{
     sync::Arc,
@@ -17,25 +16,25 @@ use crate::{
     rate::Rate,
 };
 
-/// A provider and the limits under which it is called.
+/// A provider, its rate limit, its breaker and its lanes.
 pub struct Calls {
     /// The provider's name.
     pub name: String,
-    /// Its adapter.
+    /// The provider's adapter.
     pub provider: Arc<dyn Provider>,
-    /// Its rate limit.
+    /// The rate limit.
     pub rate: Arc<Rate>,
-    /// Its breaker.
+    /// The provider's breaker.
     pub breaker: Arc<Breaker>,
-    /// Its lanes.
+    /// The provider's lanes.
     pub lanes: Arc<Lanes>,
-    /// Counts calls.
+    /// The instruments.
     pub metrics: Metrics,
 }
 
 impl Calls {
-    /// Buys, unless its turn comes after `send_by`: `None` then, and nothing was sent. `queued` is how
-    /// long the order waited for this call, zero where that says nothing about the queue.
+    /// Sends a purchase. Returns `None` and sends nothing if its turn comes after `send_by`. `queued` is how
+    /// long the job was queued; zero if the placement says nothing about the queue.
     pub async fn place(
         &self,
         lane: &Arc<str>,
@@ -63,7 +62,7 @@ impl Calls {
         Some(answer)
     }
 
-    /// Looks a purchase up.
+    /// Looks up a purchase.
     pub async fn find(&self, lane: &Arc<str>, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let find = perform(Effect::Find, self.provider.find(placement_id));
@@ -74,7 +73,7 @@ impl Calls {
         answer
     }
 
-    /// Asks for the profiles of a purchase.
+    /// Collects the profiles of a purchase.
     pub async fn collect(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let collect = perform(Effect::Collect, self.provider.collect(placement_id));
@@ -96,6 +95,7 @@ impl Calls {
         };
         self.metrics.call(&self.name, call, outcome, began.elapsed());
         match &answer {
+            // A busy provider counts as a response.
             Ok(_) | Err(Trouble::Busy { .. }) => self.breaker.answered(since).await,
             Err(trouble) => self.breaker.failed(since, lane, trouble).await,
         }

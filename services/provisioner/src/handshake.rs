@@ -1,7 +1,7 @@
-//! The provisioner's side of the answer handshake: verdicts go to the ingress that waits, and readiness is
-//! held back until that ingress releases the placement, because a webhook must not precede its 201.
+//! The provisioner's side of the answer handshake. Verdicts go to the waiting ingress. Readiness events are
+//! held until that ingress releases the placement, because a webhook must not precede its 201.
 //!
-//! What is held is in memory only. Without a release the delivery is due at the end of its first lease.
+//! Held events are in memory only. Without a release the delivery is due at the end of its first lease.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ const REMEMBERED: Duration = Duration::from_secs(30);
 /// How long a stop waits for releases.
 const LAST_RELEASES: Duration = Duration::from_secs(2);
 
-/// Verdicts, releases and readiness of one process.
+/// The verdicts, releases and readiness events of one process.
 pub struct Handshake {
     nats: Nats,
     verdicts: Batcher<Hint>,
@@ -32,16 +32,16 @@ pub struct Handshake {
     remembered: Mutex<HashMap<PlacementId, (Instant, Remembered)>>,
 }
 
-/// What is known of a placement whose verdict was sent.
+/// The state of a placement whose verdict was sent.
 enum Remembered {
-    /// Its release has not come. `more`: not all of its profiles are stored.
+    /// The release has not arrived. `more`: some of its profiles are not stored yet.
     Held { ready: Vec<Ready>, more: bool },
     /// It was released before all of its profiles were stored.
     Released,
 }
 
 impl Handshake {
-    /// Starts the senders, and takes releases for this process until its end.
+    /// Starts the senders, and receives releases until the process ends.
     pub fn start(nats: &Nats, instance: &str, shutdown: &Shutdown) -> Arc<Self> {
         let handshake = Arc::new(Self {
             nats: nats.clone(),
@@ -55,7 +55,7 @@ impl Handshake {
             loop {
                 let take = |Releases::V2 { placements }| taker.release(&placements);
                 if let Err(error) = nats.listen(subject.clone(), take).await {
-                    tracing::warn!(%error, "no releases come; listening again");
+                    tracing::warn!(%error, "releases not received; subscribing again");
                 }
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
@@ -67,12 +67,12 @@ impl Handshake {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether readiness that is handed in now would be published.
+    /// Whether NATS is connected, so that readiness events are published now.
     pub fn is_connected(&self) -> bool {
         self.nats.is_connected()
     }
 
-    /// Sends a verdict to an ingress that waits for it. What the verdict says is committed.
+    /// Sends a verdict to the waiting ingress. Called only after its outcome is committed.
     pub fn hint(&self, to: Option<&Arc<str>>, work: &Claimed, said: Said) {
         let Some(to) = to else { return };
         let verdict = Verdict {
@@ -86,12 +86,12 @@ impl Handshake {
         });
     }
 
-    /// Holds readiness back until the release; before the verdict is sent. `more`: not all of the
-    /// placement's profiles are stored.
+    /// Holds readiness events until the release. Called before the verdict is sent. `more`: some of the
+    /// placement's profiles are not stored yet.
     pub fn hold(&self, work: &Claimed, ready: Vec<TopupId>, more: bool) {
         let ready = readiness(work, ready).collect();
         let mut remembered = self.remembered();
-        // Forgets the old ones whenever the number would make the map grow.
+        // Old entries are removed before the map grows.
         if remembered.len() == remembered.capacity() {
             remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
         }
@@ -99,13 +99,12 @@ impl Handshake {
         remembered.insert(work.placement_id, (Instant::now(), held));
     }
 
-    /// Whether the placement was released, so that profiles which come later are announced at once.
+    /// Whether the placement is released, so that later profiles are announced at once.
     pub fn is_released(&self, placement: PlacementId) -> bool {
         matches!(self.remembered().get(&placement), Some((_, Remembered::Released)))
     }
 
-    /// Publishes that topups are ready. Only after their profiles are committed, and only when the order
-    /// is answered or never will be.
+    /// Publishes readiness events. Called only after the profiles are committed and the order is released.
     pub fn announce(&self, work: &Claimed, ready: Vec<TopupId>) {
         readiness(work, ready).for_each(|ready| self.readiness.hand_in(ready));
     }
@@ -123,7 +122,7 @@ impl Handshake {
         }
     }
 
-    /// Waits for the releases of what is held, for a moment: the last thing before a process ends.
+    /// Waits a moment for the releases of held events, at the end of the process.
     pub async fn finish(&self) {
         let holds = |(_, state): &(Instant, Remembered)| matches!(state, Remembered::Held { ready, .. } if !ready.is_empty());
         let released = async {

@@ -1,6 +1,6 @@
-//! The lanes of one provider as this process sees them: how many purchases of a lane may be in flight, and
-//! how long a purchase takes. A lane whose purchases fail or are slow is left to redrive for a while; then
-//! one purchase at a time tests it.
+//! A process's view of a provider's lanes: how many purchases of a lane may be in flight, and how long its
+//! verdicts take. A lane opens when its purchases fail or are slow. Its placements then wait in the database;
+//! later one purchase at a time tests it.
 
 use std::{
     collections::HashMap,
@@ -10,13 +10,13 @@ use std::{
 
 use crate::metrics::Metrics;
 
-/// The fewest calls of a window that say something about a lane.
+/// The fewest calls in a window that can open a lane.
 const LEAST_CALLS: u32 = 5;
-/// A lane without calls for this long is forgotten.
+/// The time without calls after which a closed lane is forgotten.
 const IDLE: Duration = Duration::from_mins(2);
-/// A lane whose verdicts take longer than this has a promise of its own.
+/// A lane whose verdicts take longer has its own promise.
 const EXCEPTIONAL: Duration = Duration::from_millis(500);
-/// The most lanes that have a promise of their own: the worst ones.
+/// The most lanes with their own promise: the slowest.
 const MOST_PROMISES: usize = 64;
 
 /// When a lane opens, and for how long.
@@ -28,9 +28,9 @@ pub struct LaneLimits {
     pub failure_rate: u32,
     /// A call that takes this long is slow.
     pub slow: Duration,
-    /// How long a lane stays open at first; doubles each time.
+    /// How long a lane stays open at first; doubles with each failed test.
     pub open: Duration,
-    /// The longest time for which a lane opens.
+    /// The longest time that a lane stays open.
     pub open_most: Duration,
 }
 
@@ -52,25 +52,25 @@ struct Book {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Closed,
-    /// Nothing is sent before this time; then one purchase tests the lane.
+    /// No purchase is sent before this time; then one tests the lane.
     Open(Instant),
-    /// That purchase is under way.
+    /// The test is in flight.
     Testing,
 }
 
 struct Lane {
     state: State,
-    /// Changes with the state: a call counts only in the state in which it began.
+    /// Changes with the state. A call counts only if the version is that of its start.
     version: u64,
     openings: u32,
-    /// Calls, and failed or slow ones, in this half of the window and in the one before.
+    /// Calls, and failed or slow calls, in this half of the window and in the previous one.
     halves: [(u32, u32); 2],
     half_began: Instant,
     in_flight: usize,
     last_change: Instant,
-    /// The longest wait of a purchase in the queue, in this second and in the one before.
+    /// The longest wait in the job queue, in this second and in the previous one.
     queued: [Duration; 2],
-    /// A moving average of how long an attempt takes.
+    /// The moving average of a purchase call's duration.
     attempt: Duration,
 }
 
@@ -80,17 +80,17 @@ pub struct Begun {
     version: u64,
 }
 
-/// How long verdicts take.
+/// The expected times to a verdict.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promises {
-    /// Of lanes that have no promise of their own.
+    /// The time of lanes without their own promise.
     pub verdict_in: Duration,
-    /// Of lanes that take longer.
+    /// The lanes that take longer, with their times.
     pub lanes: Vec<(Arc<str>, Duration)>,
 }
 
 impl Lanes {
-    /// Of a provider with this many slots for purchases.
+    /// Creates the lanes of a provider with `slots` slots for purchases.
     pub fn new(provider: String, limits: LaneLimits, slots: usize, metrics: Metrics) -> Self {
         let book = Book {
             lanes: HashMap::new(),
@@ -110,7 +110,7 @@ impl Lanes {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many purchases of a lane may be in flight now.
+    /// The number of purchases of a lane that may be in flight now.
     pub fn most(&self, lane: &str) -> usize {
         match self
             .book()
@@ -124,7 +124,7 @@ impl Lanes {
         }
     }
 
-    /// The lanes of which no due purchase is to be leased.
+    /// The lanes whose due purchases are left alone.
     pub fn open(&self) -> Vec<String> {
         let now = Instant::now();
         let closed_off = |lane: &Lane| match lane.state {
@@ -137,7 +137,7 @@ impl Lanes {
         open.map(|(name, _)| name.to_string()).collect()
     }
 
-    /// How many lanes have had purchases within the window.
+    /// The number of lanes with purchases in the window.
     pub fn active(&self) -> usize {
         let book = self.book();
         let since = Instant::now().checked_sub(self.limits.window);
@@ -145,7 +145,7 @@ impl Lanes {
         book.lanes.values().filter(active).count()
     }
 
-    /// A purchase is sent whose order waited this long for it; zero where that says nothing about the queue.
+    /// Records the start of a purchase whose job was queued for `queued`.
     pub fn begin(&self, lane: &Arc<str>, queued: Duration) -> Begun {
         let now = Instant::now();
         let mut book = self.book();
@@ -172,8 +172,8 @@ impl Lanes {
         }
     }
 
-    /// A purchase has ended: after this time, and whether the provider answered it. `None`: that says
-    /// nothing about its lane.
+    /// Records the end of a purchase that took `took`. `answered`: whether the provider responded; `None`
+    /// says nothing about the lane.
     pub fn end(&self, begun: Begun, took: Duration, answered: Option<bool>) {
         let now = Instant::now();
         let mut book = self.book();
@@ -196,7 +196,7 @@ impl Lanes {
                 tracing::info!(
                     provider.name = provider,
                     lane = name,
-                    "the lane closed: its purchases go on"
+                    "lane closed; its purchases continue"
                 );
             }
             State::Closed if !fails => return,
@@ -209,7 +209,7 @@ impl Lanes {
                     provider.name = provider,
                     lane = name,
                     seconds = open.as_secs_f64(),
-                    "the lane opened: its purchases fail or are slow, and wait"
+                    "lane opened; its purchases wait"
                 );
             }
         }
@@ -222,7 +222,7 @@ impl Lanes {
         self.metrics.open_lanes(&self.provider, open);
     }
 
-    /// A look-up in this lane was answered: if the lane is open, one purchase may test it now.
+    /// Records that a look-up in this lane got a response: if the lane is open, one purchase may test it now.
     pub fn looked_up(&self, lane: &str) {
         if let Some(lane) = self.book().lanes.get_mut(lane)
             && let State::Open(until) = &mut lane.state
@@ -231,7 +231,7 @@ impl Lanes {
         }
     }
 
-    /// How long the verdict of a job published now will take, then a new second begins.
+    /// The expected times from publishing a job to its verdict. Starts a new second.
     pub fn promises(&self) -> Promises {
         let now = Instant::now();
         let mut book = self.book();
@@ -282,7 +282,7 @@ impl Lane {
         }
     }
 
-    /// Counts a call; whether the lane opens by it.
+    /// Counts a call. Returns whether it opens the lane.
     fn count(&mut self, now: Instant, limits: &LaneLimits, bad: bool) -> bool {
         let half = limits.window / 2;
         let age = now - self.half_began;
@@ -320,7 +320,7 @@ impl Lane {
         if self.state != State::Closed {
             return Duration::MAX;
         }
-        // Nothing has ended for this long although something is in flight.
+        // How long no purchase in flight has ended.
         let stuck = if self.in_flight > 0 {
             now - self.last_change
         } else {
@@ -356,7 +356,7 @@ mod tests {
         (0..times).for_each(|_| call(lanes, "bad", Duration::ZERO, false));
     }
 
-    /// The time for which a lane opened is over.
+    /// Ends the time for which a lane is open.
     fn opened_long_ago(lanes: &Lanes, lane: &str) {
         let mut book = lanes.book();
         let state = &mut book.lanes.get_mut(lane).unwrap().state;
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(lanes.most("bad"), 1, "only the test counts");
         lanes.end(test, Duration::ZERO, Some(false));
         assert_eq!(lanes.most("bad"), 0);
-        // A look-up that is answered brings the next test forward.
+        // A look-up with a response allows the next test at once.
         lanes.looked_up("bad");
         assert_eq!(lanes.most("bad"), 1);
         call(&lanes, "bad", Duration::from_secs(9), true);
@@ -413,7 +413,7 @@ mod tests {
         let begun = lanes.begin(&"a".into(), Duration::from_millis(300));
         lanes.end(begun, Duration::from_millis(80), Some(true));
         assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
-        // A long queue is remembered for one second after the one in which it was seen.
+        // A long queue counts in its second and in the next one.
         assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
         assert_eq!(lanes.promises().verdict_in, Duration::from_millis(10));
     }

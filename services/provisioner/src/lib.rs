@@ -1,15 +1,16 @@
-//! The provisioner buys what ingress accepted: one purchase per placement, recorded before it is
-//! sent, then collects the profiles and publishes that topups are ready.
+//! The provisioner buys accepted orders: one purchase per placement, recorded before it is sent. Then it
+//! collects the profiles and publishes readiness events.
 //!
-//! Its guarantee: a placement is bought at most once. An attempt is recorded before the provider is
-//! called; an attempt whose outcome isn't known is looked up by our key before anything is bought
-//! again, and what can't be settled is parked.
+//! Guarantee: a placement is bought at most once. An attempt is recorded before the provider is called.
+//! An attempt with an unknown outcome is looked up by its placement id before the next attempt buys. A
+//! placement that cannot be settled is parked.
 //!
-//! Its modules: [`place`] is the stage, [`settle`] records outcomes, [`handshake`] sends verdicts and holds
-//! readiness back until the order is answered, [`promise`] promises verdicts, [`assign`] pairs units with
-//! topups. [`providers`] are the adapters, [`calls`] their calls, paced by [`rate`]; [`lanes`] and
-//! [`breaker`] keep work away from what fails; [`callbacks`] takes providers' hints. A lease only keeps two
-//! processes from working on one placement at once; it does *not* prevent a second purchase.
+//! Modules: [`place`] is the stage. [`settle`] records outcomes. [`handshake`] sends verdicts and holds
+//! readiness events until the order is answered. [`promise`] promises verdict times. [`assign`] pairs units
+//! with topups. [`providers`] holds the adapters. [`calls`] measures their calls, and [`rate`] paces them.
+//! [`lanes`] and [`breaker`] stop work at what fails. [`callbacks`] receives providers' hints.
+//!
+//! A lease saves work: other processes skip the placement. It does *not* prevent a second purchase.
 
 pub mod assign;
 pub mod breaker;
@@ -24,7 +25,7 @@ pub mod providers;
 pub mod rate;
 pub mod settle;
 
-use std::{collections::HashMap, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
@@ -54,13 +55,16 @@ use uuid::Uuid;
 
 use crate::{
     breaker::Breaker,
-    callbacks::Callbacks,
+    callbacks::{Callbacks, Callers},
     calls::Calls,
     handshake::Handshake,
     lanes::{LaneLimits, Lanes},
     metrics::Metrics,
     place::{Placing, Queue},
-    providers::{Provider, usimsa::Usimsa},
+    providers::{
+        Provider,
+        usimsa::{self, Usimsa},
+    },
     rate::Rate,
     settle::Settlements,
 };
@@ -69,54 +73,62 @@ use crate::{
 #[derive(Parser, Clone, Debug)]
 #[command(name = "provisioner", version)]
 pub struct Config {
-    /// Where providers call back: `POST /callbacks/<provider>/<token>`. Served if a provider has a token
+    /// Address of `POST /callbacks/<provider>/<token>`; served if a provider has a callback token
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:8082")]
     pub listen: SocketAddr,
-    /// Where `/livez`, `/readyz` and `/metrics` are served
+    /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:8083")]
     pub admin_listen: SocketAddr,
-    /// The providers to buy from: `sandbox`, `usimsa`
+    /// Providers to buy from: `sandbox`, `usimsa`
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
-    /// Purchases in flight at once, for each provider and process. One lane, and one partner, takes at most
-    /// half of what is free
+    /// Purchases in flight, per provider and process. A lane and partner together hold at most half of the
+    /// free slots
     #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub provider_concurrency: u16,
-    /// Look-ups and collects in flight at once, for each provider and process. Default: half of
-    /// `PROVIDER_CONCURRENCY`
+    /// Look-ups and collects in flight, per provider and process. Default: half of `PROVIDER_CONCURRENCY`
     #[arg(long, env = "PROVIDER_LOOKUP_CONCURRENCY", value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub provider_lookup_concurrency: Option<u16>,
-    /// The deadline of a call to a provider
+    /// Timeout of a call to a provider
     #[arg(long, env = "PROVIDER_TIMEOUT", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub provider_timeout: Duration,
-    /// How long after its attempt was recorded a purchase may still arrive at the provider. More than
-    /// twice `PROVIDER_TIMEOUT`, plus what the provider's own look-up lags behind
+    /// The largest response of a provider, in bytes; the outcome of a larger one is unknown. Allow 1 KiB for
+    /// each unit of `MAX_UNITS`
+    #[arg(long, env = "PROVIDER_ANSWER_MAX", default_value_t = 1024 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=1024 * 1024 * 1024))]
+    pub provider_answer_max: u32,
+    /// A purchase may still arrive at the provider this long after its attempt was recorded. Must exceed
+    /// twice `PROVIDER_TIMEOUT` plus the delay of the provider's look-up
     #[arg(long, env = "SETTLE", value_parser = runtime::config::duration, default_value = "60s")]
     pub settle: Duration,
-    /// Profiles that don't come for so long are parked, and so are purchases of which nobody knows for
-    /// so long whether they were made
+    /// How long profiles may be missing, or an outcome unknown, before the placement is parked
     #[arg(long, env = "PARK_AFTER", value_parser = runtime::config::duration, default_value = "30m")]
     pub park_after: Duration,
-    /// Calls per second to each provider, of all replicas together; 0 is without a limit
+    /// Calls per second to each provider, of all replicas together; 0 means no limit
     #[arg(long, env = "PROVIDER_RATE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub provider_rate: u32,
-    /// Consecutive failed calls, with none answered in between, that open a provider's breaker if it could
-    /// not be reached or most of its lanes fail; being denied opens it at once
+    /// Consecutive failed calls after which the breaker opens, if none of them could be sent or most lanes
+    /// fail; a denied call (401, 403) opens it at once
     #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub breaker_failures: u32,
-    /// How long a breaker stays open at first, before one placement is tried; each time twice as long
+    /// How long a breaker stays open at first, before one placement probes the provider; doubles with each failed probe
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
-    /// The longest time for which a breaker opens by itself
+    /// Longest time that a breaker stays open, unless an operator opens it
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
     /// The time over which the calls of a lane are counted
     #[arg(long, env = "LANE_WINDOW", value_parser = runtime::config::positive_duration, default_value = "10s")]
     pub lane_window: Duration,
-    /// The share of failed or slow purchases that opens a lane, in percent. Slow is more than half of
+    /// The percentage of failed or slow purchases at which a lane opens. Slow is more than half of
     /// `PROVIDER_TIMEOUT`
     #[arg(long, env = "LANE_FAILURE_RATE", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub lane_failure_rate: u32,
+    /// Callbacks in flight at once, on at most four times as many connections; others get 503
+    #[arg(long, env = "CALLBACK_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub callback_concurrency: u16,
+    /// Callbacks per second that reach PostgreSQL; others get 503
+    #[arg(long, env = "CALLBACK_RATE", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..))]
+    pub callback_rate: u16,
     #[command(flatten)]
     pub sandbox: SandboxAccount,
     #[command(flatten)]
@@ -137,53 +149,52 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// The account at the sandbox provider
+/// Settings of the sandbox provider
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Provider `sandbox`")]
 pub struct SandboxAccount {
-    /// Where it is, e.g. `http://sandbox:8090`
+    /// Base URL of the sandbox, e.g. `http://sandbox:8090`
     #[arg(long, env = "SANDBOX_URL")]
     pub sandbox_url: Option<Url>,
-    /// Its access key
+    /// Access key of our account at the sandbox
     #[arg(long, env = "SANDBOX_ACCESS_KEY", hide_env_values = true)]
     pub sandbox_access_key: Option<String>,
-    /// Its secret key, Base64
+    /// Secret key of our account at the sandbox, Base64
     #[arg(long, env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
     pub sandbox_secret_key: Option<SecretString>,
-    /// The token in the URL that it calls back: at least 16 letters, digits, `-` or `_`
+    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
     #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
     pub sandbox_callback_token: Option<SecretString>,
 }
 
-/// The account at USIMSA
+/// Settings of USIMSA
 #[derive(clap::Args, Clone, Debug)]
 #[command(next_help_heading = "Provider `usimsa`")]
 pub struct UsimsaAccount {
-    /// Where it is: scheme and host, without `/api`
+    /// Base URL of USIMSA: scheme and host, without `/api`
     #[arg(long, env = "USIMSA_URL")]
     pub usimsa_url: Option<Url>,
-    /// Its access key
+    /// Access key of our account at USIMSA
     #[arg(long, env = "USIMSA_ACCESS_KEY", hide_env_values = true)]
     pub usimsa_access_key: Option<String>,
-    /// Its secret key, Base64
+    /// Secret key of our account at USIMSA, Base64
     #[arg(long, env = "USIMSA_SECRET_KEY", hide_env_values = true)]
     pub usimsa_secret_key: Option<SecretString>,
-    /// The token in the URL that it calls back: at least 16 letters, digits, `-` or `_`
+    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
     #[arg(long, env = "USIMSA_CALLBACK_TOKEN", hide_env_values = true)]
     pub usimsa_callback_token: Option<SecretString>,
 }
 
-/// With a rate limit, no more is in flight than it lets through in this time: each call waits for its turn
-/// at most this long.
+/// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
-/// A lane in which a job has waited this long for its slot is slow: what follows is left to redrive.
+/// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are left to redrive.
 const SLOW: Duration = Duration::from_secs(1);
-/// How long a due placement waits for its slot.
+/// The longest wait of a due placement for its slot.
 const WAIT: Duration = Duration::from_secs(10);
-/// The first lease of a placement: then its job is lost.
+/// The first lease of a placement. After it, the job counts as lost.
 const FIRST_LEASE: Duration = Duration::from_secs(10);
 
-/// A provider that is configured.
+/// A configured provider.
 struct Configured {
     name: String,
     provider: Arc<dyn Provider>,
@@ -191,7 +202,7 @@ struct Configured {
 }
 
 impl Config {
-    /// The adapter of a provider, with its account.
+    /// Reads the settings of a provider and creates its adapter.
     fn provider(&self, name: &str) -> anyhow::Result<Configured> {
         let (url, access_key, secret_key, token) = match name {
             "sandbox" => {
@@ -253,12 +264,19 @@ impl Config {
             .map_err(|error| BadSetting::error(format!("{}: {error}", variable("CALLBACK_TOKEN"))))?;
         Ok(Configured {
             name: name.to_owned(),
-            provider: Arc::new(Usimsa::new(url, access_key, secret_key, self.provider_timeout)?),
+            provider: Arc::new(Usimsa::new(&url, access_key, secret_key, self.call_limits())?),
             callback_token,
         })
     }
 
-    /// The providers, each once.
+    fn call_limits(&self) -> usimsa::Limits {
+        usimsa::Limits {
+            timeout: self.provider_timeout,
+            answer_max: usize::try_from(self.provider_answer_max).unwrap_or(usize::MAX),
+        }
+    }
+
+    /// The configured providers; a repeated name is an error.
     fn configured(&self) -> anyhow::Result<Vec<Configured>> {
         let mut configured: Vec<Configured> = Vec::new();
         for name in &self.providers {
@@ -270,7 +288,7 @@ impl Config {
         Ok(configured)
     }
 
-    /// How much of a provider is in flight at once: with a rate limit no more than gets its turn soon.
+    /// The slots of a provider. A rate limit lowers them so that no call waits longer than [`TURNS`].
     fn slots(&self, concurrency: u16) -> usize {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
@@ -288,8 +306,8 @@ impl Config {
         }
     }
 
-    /// How long a claimed placement is left to this process: a place and a collect, each with its turn
-    /// and its deadline, and room to record what they brought.
+    /// The lease of a claimed placement: a purchase and a collect, each with its wait for the rate limit
+    /// and its timeout, and time to record the outcome.
     fn lease(&self) -> Duration {
         let turns = if self.provider_rate == 0 {
             Duration::ZERO
@@ -315,7 +333,7 @@ impl Config {
     }
 }
 
-/// Buys until the soft stop.
+/// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
     let providers = config.configured()?;
@@ -331,14 +349,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     health::serve(config.admin_listen, readiness.clone()).await?;
     tracing::info!(admin = %config.admin_listen, providers = ?config.providers, "provisioner is starting");
 
-    let callbacks = Callbacks {
-        providers: callers(&providers),
-        database: database.clone(),
-        metrics: metrics.clone(),
-    };
-    if !callbacks.providers.is_empty() {
+    let callers = callers(&providers);
+    if !callers.is_empty() {
+        let limits = callbacks::Limits {
+            in_flight: config.callback_concurrency.into(),
+            rate: config.callback_rate.into(),
+        };
+        let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), limits);
         let listener = runtime::listener::bind("LISTEN", config.listen).await?;
-        tracing::info!(listen = %config.listen, "providers may call back");
+        tracing::info!(listen = %config.listen, "listening for callbacks");
         let serving = callbacks::serve(listener, callbacks, shutdown.clone());
         shutdown.spawn("callbacks", serving);
     }
@@ -388,10 +407,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     finished
 }
 
-/// Starts the queues of every provider; returns their breakers and rates.
+/// Starts the queues of every provider. Returns the breakers and rate limits.
 #[expect(
     clippy::too_many_arguments,
-    reason = "called once, with what the service is made of"
+    reason = "called once, with the parts of the service"
 )]
 fn start(
     config: &Config,
@@ -452,7 +471,7 @@ fn start(
             vault: vault.clone(),
             handshake: Arc::clone(handshake),
             settlements: settlements.clone(),
-            settle: config.settle,
+            settle_delay: config.settle,
             park_after: config.park_after,
             lease: config.lease(),
             metrics: metrics.clone(),
@@ -491,8 +510,8 @@ fn durable(provider: &str) -> String {
     format!("provisioner-{provider}")
 }
 
-/// The providers that may call back.
-fn callers(providers: &[Configured]) -> HashMap<String, (Token, Arc<dyn Provider>)> {
+/// The providers with a callback token.
+fn callers(providers: &[Configured]) -> Callers {
     let callers = providers.iter().filter_map(|configured| {
         let token = configured.callback_token.clone()?;
         Some((configured.name.clone(), (token, Arc::clone(&configured.provider))))

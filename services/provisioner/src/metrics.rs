@@ -1,4 +1,4 @@
-//! The provisioner's metrics, and what is read for them from the database.
+//! The provisioner's metrics, and the database reads behind them.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use store::{
     providers::{self, Backlog, BreakerState},
 };
 
-/// How often queues are looked at.
+/// How often the backlogs are read.
 const PERIOD: Duration = Duration::from_secs(15);
 
-/// Bounds of the time from an order to its profile, in seconds: from at once to long after it is parked.
+/// Histogram bounds of the time from an order to its profiles, in seconds.
 const READY_BOUNDS: [f64; 15] = [
     0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 7_200.0, 21_600.0, 86_400.0,
 ];
 
-/// The instruments. Clones are the same ones.
+/// The instruments. Clones share them.
 #[derive(Clone)]
 pub struct Metrics {
     breaker: Gauge<u64>,
@@ -40,44 +40,44 @@ impl Default for Metrics {
         Self {
             breaker: meter
                 .u64_gauge("esim.provider.breaker")
-                .with_description("0 closed, 1 open, 2 half open: one placement is tried")
+                .with_description("State of a provider's breaker: 0 closed, 1 open, 2 half open")
                 .build(),
             open_lanes: meter
                 .u64_gauge("esim.provider.lanes.open")
-                .with_description("Lanes whose purchases wait because they fail or are slow")
+                .with_description("Open lanes of a provider: their purchases fail or are slow, and wait")
                 .build(),
             calls: meter
                 .u64_counter("esim.provider.calls")
-                .with_description("Calls of a provider, by what was asked and what came of it")
+                .with_description("Calls to a provider, by call and outcome")
                 .build(),
             call_duration: meter
                 .f64_histogram("esim.provider.call.duration")
                 .with_unit("s")
                 .with_boundaries(vec![0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
-                .with_description("How long calls of a provider took")
+                .with_description("Duration of a call to a provider")
                 .build(),
             parked: meter
                 .i64_gauge("esim.placements.parked")
-                .with_description("Placements that wait for an operator; read every 15 s")
+                .with_description("Parked placements; read every 15 s")
                 .build(),
             oldest_overdue: meter
                 .f64_gauge("esim.redrive.oldest_overdue")
                 .with_unit("s")
-                .with_description("For how long the oldest overdue row has been due; read every 15 s")
+                .with_description("How long the oldest due row has been due; read every 15 s")
                 .build(),
             callbacks: meter
                 .u64_counter("esim.provider.callbacks")
-                .with_description("Callbacks of providers, by what they did")
+                .with_description("Callbacks from providers, by outcome")
                 .build(),
             topups: meter
                 .u64_counter("esim.topups")
-                .with_description("Units, by what became of them")
+                .with_description("Units that are ready, failed or parked, by outcome")
                 .build(),
             ready_duration: meter
                 .f64_histogram("esim.topup.ready.duration")
                 .with_unit("s")
                 .with_boundaries(READY_BOUNDS.into())
-                .with_description("From an accepted order to the stored profile of its unit")
+                .with_description("Time from an accepted order to the stored profile of a unit")
                 .build(),
         }
     }
@@ -88,7 +88,7 @@ fn provider(name: &str) -> KeyValue {
 }
 
 impl Metrics {
-    /// The state of a provider's breaker.
+    /// Records the state of a provider's breaker.
     pub fn breaker(&self, name: &str, state: BreakerState) {
         let value = match state {
             BreakerState::Closed => 0,
@@ -98,13 +98,13 @@ impl Metrics {
         self.breaker.record(value, &[provider(name)]);
     }
 
-    /// How many of a provider's lanes are open.
+    /// Records the number of a provider's open lanes.
     pub fn open_lanes(&self, name: &str, lanes: usize) {
         let lanes = u64::try_from(lanes).unwrap_or(u64::MAX);
         self.open_lanes.record(lanes, &[provider(name)]);
     }
 
-    /// A call that has ended.
+    /// Counts a call and records its duration.
     pub fn call(&self, name: &str, call: &'static str, outcome: &'static str, took: Duration) {
         let asked = [provider(name), KeyValue::new("call", call)];
         self.call_duration.record(took.as_secs_f64(), &asked);
@@ -113,13 +113,13 @@ impl Metrics {
             .add(1, &[name, call, KeyValue::new("outcome", outcome)]);
     }
 
-    /// A callback that came with the right token.
+    /// Counts a callback with a valid token.
     pub fn callback(&self, name: &str, outcome: &'static str) {
         self.callbacks
             .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
-    /// Units that have come to an end.
+    /// Counts units that are ready, failed or parked.
     pub fn topups(&self, name: &str, outcome: &'static str, units: usize) {
         if units > 0 {
             let units = u64::try_from(units).unwrap_or(u64::MAX);
@@ -128,7 +128,7 @@ impl Metrics {
         }
     }
 
-    /// Units whose profiles were stored so long after their order was accepted.
+    /// Counts units whose profiles were stored, and records the time since their order was accepted.
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
         self.topups(name, "ready", units);
         for _ in 0..units {
@@ -145,7 +145,7 @@ impl Metrics {
             .record(backlog.oldest_overdue.as_secs_f64(), &of);
     }
 
-    /// Looks at the providers' queues until the soft stop, also at those that this process doesn't serve.
+    /// Reads the providers' backlogs until the soft stop, including providers that only others serve.
     pub async fn watch(
         self,
         served: Vec<String>,
@@ -157,7 +157,7 @@ impl Metrics {
             let looked = database.run(async |connection| providers::backlogs(connection, &served).await);
             match looked.await {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
-                Err(error) => tracing::warn!(%error, "the queues were not looked at"),
+                Err(error) => tracing::warn!(%error, "cannot read the backlogs"),
             }
         }
         Ok(())

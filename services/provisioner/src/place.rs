@@ -1,7 +1,7 @@
 //! The stage: buys placements, looks up attempts whose outcome is unknown, collects profiles.
 //!
-//! The state from which a placement was claimed decides what is done, see [`domain::placement`]: only a
-//! claim from `accepted` recorded a fresh attempt, and only that may be sent. Every outcome is one
+//! The state from which a placement was claimed decides the work, see [`domain::placement`]. Only a
+//! claim from `accepted` records a fresh attempt, and only a fresh attempt is sent. Every outcome is one
 //! settlement, recorded in a group commit before anything is published.
 
 use std::{
@@ -34,49 +34,49 @@ use crate::{
     settle::Settlements,
 };
 
-/// The most attempts to buy a placement whose purchases never arrive, although they are sent.
+/// The most attempts of a placement whose purchases are sent but never arrive.
 const MAX_ATTEMPTS: u32 = 50;
-/// The longest wait that a provider may ask for.
+/// The longest wait that a provider can ask for.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
-/// How old an order may be for work on it to be part of its trace.
+/// The age of an order after which new work starts a trace of its own.
 const ONE_TRACE: Duration = Duration::from_mins(5);
-/// How often a half-open breaker looks for a placement to try.
+/// How often a half-open breaker looks for a placement to probe with.
 const PROBE: Duration = Duration::from_millis(500);
-/// The most lanes that a look for a placement to try passes by.
+/// The most lanes that one look for a probe reads.
 const PROBED_LANES: usize = 16;
 
-/// Everything one provider's placements need.
+/// The stage for one provider.
 pub struct Placing {
-    /// How the provider is called.
+    /// Paces and measures the calls to the provider.
     pub calls: Calls,
-    /// The database.
+    /// The connection pool.
     pub database: Database,
-    /// For profiles.
+    /// Encrypts profiles.
     pub vault: Vault,
-    /// Verdicts, releases and readiness, which all providers share.
+    /// Sends verdicts and readiness events; all providers share it.
     pub handshake: Arc<Handshake>,
-    /// The group commit of outcomes, which all providers share.
+    /// The group commit of outcomes; all providers share it.
     pub settlements: GroupCommit<Settlements>,
-    /// How long after its attempt was recorded a purchase may still arrive at the provider.
-    pub settle: Duration,
-    /// Profiles that haven't come after this time, and purchases that can't be settled, are parked.
+    /// A purchase may still arrive at the provider this long after its attempt was recorded.
+    pub settle_delay: Duration,
+    /// After this time, missing profiles and unknown outcomes are parked.
     pub park_after: Duration,
-    /// How long a claimed placement is left to this process.
+    /// The lease of a claimed placement.
     pub lease: Duration,
-    /// Counts topups.
+    /// The instruments.
     pub metrics: Metrics,
-    /// Ends retries when the process stops.
+    /// Ends retries on a stop.
     pub shutdown: Shutdown,
 }
 
-/// One of a provider's two queues: purchases, or look-ups and collects. Each has slots of its own, so
-/// that an unknown outcome never waits behind purchases.
+/// One of a provider's two queues: purchases, or look-ups and collects. Each has its own slots, so an
+/// unknown outcome never waits behind purchases.
 pub struct Queue {
     /// The provider's placements.
     pub placing: Arc<Placing>,
-    /// This is the queue of purchases.
+    /// Whether this is the queue of purchases.
     pub buys: bool,
-    /// How long a due row waits for its slot at most; its lease is that much longer.
+    /// The longest wait of a due row for its slot. Its lease is that much longer.
     pub wait: Duration,
 }
 
@@ -93,7 +93,7 @@ impl Stage for Queue {
     };
     type Message = TopupJob;
     type Id = PlacementId;
-    /// The ingress that waits for verdicts.
+    /// The subject on which an ingress waits for verdicts.
     type Hint = Option<Arc<str>>;
     type Work = Claimed;
 
@@ -199,8 +199,8 @@ impl Placing {
         Ok(claimed.await?)
     }
 
-    /// While the breaker is half open, tries the provider with one placement at a time, until the soft
-    /// stop: a look-up if one is due, then a purchase, each time of another lane.
+    /// Probes the provider with one placement at a time while its breaker is half open, until the soft
+    /// stop. Look-ups and purchases take turns, and each purchase is of another lane.
     pub async fn probe(self: Arc<Self>) -> anyhow::Result<()> {
         let mut ticks = self.shutdown.ticks(PROBE);
         let (mut looks, mut tried) = (true, None);
@@ -208,14 +208,13 @@ impl Placing {
             if self.calls.breaker.is_half_open()
                 && let Err(error) = self.try_one(&mut looks, &mut tried).await
             {
-                tracing::warn!(error = format!("{error:#}"), "cannot try the provider");
+                tracing::warn!(error = format!("{error:#}"), "cannot probe the provider");
             }
         }
         Ok(())
     }
 
-    /// `looks`: a look-up is tried rather than a purchase. `tried`: lane and partner of the purchase that was
-    /// tried last.
+    /// Tries one probe. `looks`: a look-up comes first. `tried`: lane and partner of the last purchase.
     async fn try_one(
         self: &Arc<Self>,
         looks: &mut bool,
@@ -271,8 +270,8 @@ impl Placing {
     }
 }
 
-/// The first attempt, and the looks for its profiles that follow soon, belong to the order's trace. Later
-/// work is a trace of its own with a link to it.
+/// The first attempt and its early look-ups and collects belong to the order's trace. Later work starts
+/// a trace of its own with a link to the order's.
 fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &str) -> Span {
     if !trace::is_recorded() {
         return Span::none();
@@ -293,6 +292,7 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
             attempt = work.attempt,
         )
     } else {
+        // Without a message: the row was due.
         info_span!(
             parent: None,
             "redrive placement",
@@ -320,7 +320,7 @@ impl Placing {
             PlacementState::Accepted => self.buy(work, &lane, trigger, slot).await,
             PlacementState::Placing => self.look_up(work, &lane, slot).await,
             PlacementState::Placed | PlacementState::Parked => self.collect(work, slot).await,
-            // Closed: never due.
+            // Closed placements are never due.
             PlacementState::Refused | PlacementState::Failed => {}
         }
     }
@@ -335,30 +335,30 @@ impl Placing {
     ) {
         let message = trigger.message.as_deref();
         let verdict_to = message.and_then(|message| message.hint.as_ref());
-        // A retry, or a row that was due, says nothing about the queue of jobs.
+        // Only a first attempt with a message measures the wait in the job queue.
         let is_queued = message.is_some() && work.attempt == 1;
         let queued = if is_queued { work.age } else { Duration::ZERO };
         let purchase = Purchase {
             placement_id: work.placement_id,
             items: assign::items(&work.topups),
         };
-        // A process that was stalled for long must not send what a look-up may already have missed.
-        let send_by = trigger.claimed + self.settle / 2;
+        // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
+        let send_by = trigger.claimed + self.settle_delay / 2;
         let Some(answer) = self.calls.place(lane, &purchase, queued, send_by).await else {
-            tracing::warn!(placement.id = %work.placement_id, "abandoned an attempt that was recorded too long ago");
+            tracing::warn!(placement.id = %work.placement_id, "attempt abandoned: it was recorded too long ago");
             return;
         };
         match answer {
             Ok(PlaceAnswer::Bought(units)) => {
-                // One recorded outcome for the purchase and the profiles that are there at once.
+                // The purchase and the profiles that are ready are recorded as one outcome.
                 let units = match self.calls.collect(work.placement_id).await {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
                 drop(slot);
-                // A job without an address was published after the answer.
+                // A job without a verdict address was published after the 201.
                 let released = (message.is_some() && verdict_to.is_none()) || self.is_released(work);
-                // What can't be published is due at `answer_by` instead.
+                // Without NATS no event can announce the delivery, so it is due at `answer_by`.
                 let announced = (released || verdict_to.is_some()) && self.handshake.is_connected();
                 let age = work.age + trigger.claimed.elapsed();
                 let (settled, complete) = self.settle_bought(work, age, units, announced).await;
@@ -371,8 +371,8 @@ impl Placing {
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
                 drop(slot);
-                tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider refused");
-                // Recorded before ingress hears of it: the 422 rests on what is stored.
+                tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
+                // Recorded before the verdict is sent: the 422 rests on what is stored.
                 if self
                     .settle(work, Outcome::Rejected { status, message })
                     .await
@@ -388,11 +388,11 @@ impl Placing {
         }
     }
 
-    /// The provider did not answer the purchase itself.
+    /// Settles an attempt that led neither to a purchase nor to a rejection.
     async fn not_placed(&self, work: &Claimed, verdict_to: Option<&Arc<str>>, trouble: Trouble) {
         let wait = trouble.after(LONGEST_WAIT);
         let (class, reason) = (trouble.class(), trouble.reason().to_owned());
-        tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought for now");
+        tracing::warn!(placement.id = %work.placement_id, class, reason, "not bought yet");
         let said = match trouble {
             Trouble::NotSent(_) => Said::NotSent,
             Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Said::UnderWay,
@@ -402,7 +402,7 @@ impl Placing {
                 look_in: placement::next_look(Duration::ZERO),
                 reason,
             },
-            // However often: it stays queued until the provider takes it.
+            // Retried without limit until the provider accepts it.
             Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Outcome::NotBought {
                 retry_in: placement::next_attempt(work.attempt).max(wait),
                 reason,
@@ -410,13 +410,13 @@ impl Placing {
         };
         self.settle(work, outcome).await;
         if verdict_to.is_some() {
-            // Once it is released, profiles that come later are announced at once.
+            // After the release, later profiles are announced at once.
             self.handshake.hold(work, Vec::new(), true);
         }
         self.handshake.hint(verdict_to, work, said);
     }
 
-    /// Looks an attempt up whose outcome was never recorded. Buys nothing.
+    /// Looks up an attempt without a recorded outcome. Buys nothing.
     async fn look_up(&self, work: &Claimed, lane: &Arc<str>, slot: Option<Slot>) {
         let answer = self.calls.find(lane, work.placement_id).await;
         drop(slot);
@@ -426,9 +426,9 @@ impl Placing {
                 return self.record_units(work, units).await;
             }
             Ok(FindAnswer::NotFound) => {
-                let settled = work.attempt_age >= self.settle;
+                let settled = work.attempt_age >= self.settle_delay;
                 let look_in = self
-                    .settle
+                    .settle_delay
                     .saturating_sub(work.attempt_age)
                     .max(Duration::from_secs(1));
                 if settled && work.attempt >= MAX_ATTEMPTS {
@@ -440,10 +440,7 @@ impl Placing {
             Err(trouble) => {
                 let reason = trouble.reason().to_owned();
                 if work.attempt_age >= self.park_after && self.is_lasting(work, &trouble) {
-                    self.park(
-                        work,
-                        format!("look-ups do not show whether it was bought: {reason}"),
-                    )
+                    self.park(work, format!("outcome unknown: {reason}"))
                 } else {
                     let look_in = placement::next_look(work.attempt_age).max(trouble.after(LONGEST_WAIT));
                     Outcome::Unknown { look_in, reason }
@@ -453,14 +450,14 @@ impl Placing {
         self.settle(work, outcome).await;
     }
 
-    /// Asks for the profiles that are missing.
+    /// Collects the missing profiles.
     async fn collect(&self, work: &Claimed, slot: Option<Slot>) {
         let answer = self.calls.collect(work.placement_id).await;
         drop(slot);
         match answer {
             Ok(FindAnswer::Found(units)) => self.record_units(work, units).await,
             Ok(FindAnswer::NotFound) => {
-                tracing::error!(placement.id = %work.placement_id, "the provider does not know what it had");
+                tracing::error!(placement.id = %work.placement_id, "the provider no longer knows the purchase");
                 self.record_units(work, Vec::new()).await;
             }
             Err(trouble) => {
@@ -470,13 +467,13 @@ impl Placing {
                 }
                 let look_in = placement::next_collect(age, self.park_after).max(trouble.after(LONGEST_WAIT));
                 let reason = trouble.reason().to_owned();
-                tracing::warn!(placement.id = %work.placement_id, reason, "profiles were not collected");
+                tracing::warn!(placement.id = %work.placement_id, reason, "profiles not collected");
                 self.settle(work, Outcome::Unknown { look_in, reason }).await;
             }
         }
     }
 
-    /// Records what a look brought, and announces what became ready.
+    /// Records the units that the provider returned and announces the ready topups.
     async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>) {
         let announced = self.is_released(work) && self.handshake.is_connected();
         let (settled, _) = self.settle_bought(work, work.age, units, announced).await;
@@ -485,7 +482,7 @@ impl Placing {
         }
     }
 
-    /// Whether webhooks may go out: `answer_by` has passed, or an ingress released the placement.
+    /// Whether the placement is released: `answer_by` has passed, or an ingress sent its release.
     fn is_released(&self, work: &Claimed) -> bool {
         work.answered || self.handshake.is_released(work.placement_id)
     }

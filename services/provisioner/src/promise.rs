@@ -1,5 +1,5 @@
-//! What this provisioner can promise for its provider: broadcast each second, so that an ingress
-//! waits for a verdict only where one will come in time.
+//! The verdict times that this process promises for a provider. They are broadcast each second, so that
+//! ingress waits only for verdicts that arrive in time. [`crate::lanes`] measures them.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::{breaker::Breaker, lanes::Lanes};
 
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// Broadcasts the promise until the soft stop. No heartbeat is no promise, and neither is one of a
-/// provider whose breaker isn't closed.
+/// Broadcasts the promises until the soft stop. Without a heartbeat, or with a breaker that is not closed,
+/// nothing is promised.
 pub async fn broadcast(
     provider: &str,
     instance: &str,
@@ -46,7 +46,7 @@ pub async fn broadcast(
         if nats.is_connected()
             && let Err(error) = nats.client().publish(subject.clone(), payload.into()).await
         {
-            tracing::warn!(%error, "a heartbeat was not sent");
+            tracing::warn!(%error, "heartbeat not sent");
         }
     }
     Ok(())

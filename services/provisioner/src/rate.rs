@@ -1,8 +1,8 @@
-//! The rate limit of a provider's calls. The limit is the provider's: once a second each replica leases a
-//! share of it through PostgreSQL, and spaces its own calls evenly within that share.
+//! The rate limit of a provider's calls, for all replicas together. Once a second each replica leases a share
+//! of it through PostgreSQL, and spaces its own calls evenly within that share.
 //!
-//! Leased shares never add up to more than the limit. When demand or the number of replicas changes, up to
-//! two seconds pass until all of it is used again.
+//! Leased shares never exceed the limit together. When demand or the number of replicas changes, up to two
+//! seconds pass until all of it is used again.
 
 use std::{
     sync::{
@@ -18,26 +18,26 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// Calls are at most this late made up for: a burst would meet the provider's own limit.
+/// The longest delay that later calls catch up on. More would be a burst that exceeds the provider's limit.
 const MADE_UP: Duration = Duration::from_millis(10);
 
 /// The calls of one replica to one provider.
 pub struct Rate {
-    /// Calls per second of all replicas together; 0 is without a limit.
+    /// Calls per second of all replicas together; 0 means no limit.
     limit: u32,
     instance: String,
     /// Calls per second of this replica; 0 before the first lease.
     share: watch::Sender<f64>,
     /// The turn of the last call.
     last: Mutex<Instant>,
-    /// Calls that asked for a turn since the last lease, and calls that wait.
+    /// The calls since the last lease, and the calls that wait for their turn.
     asked: AtomicU32,
     waiting: AtomicU32,
     leased: Lock<Instant>,
 }
 
 impl Rate {
-    /// Of the replica named `instance`. No call has a turn before the first lease.
+    /// Creates the rate limit of the replica `instance`. No call has a turn before the first lease.
     pub fn new(limit: u32, instance: String) -> Self {
         let now = Instant::now();
         Self {
@@ -51,7 +51,7 @@ impl Rate {
         }
     }
 
-    /// Waits for the turn of one call; in order, and not cancelled.
+    /// Waits for the turn of one call. Calls have their turns in order. Must not be cancelled.
     pub async fn turn(&self) {
         if self.limit == 0 {
             return;
@@ -62,7 +62,7 @@ impl Rate {
         let mut share = self.share.subscribe();
         loop {
             let now = *share.borrow_and_update();
-            // A year is as good as never, until the share is renewed.
+            // Without a share the turn is a year away, until the share is renewed.
             let interval = Duration::from_secs_f64((1.0 / now).min(3e7));
             let turn = *last + interval;
             tokio::select! {

@@ -1,5 +1,5 @@
-//! Outcomes are recorded: one settlement per attempt or look, by group commit, however long the database
-//! is away.
+//! Records outcomes: one settlement per attempt, look-up or collect, by group commit, and retried until the
+//! database is back.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::{
     providers::{ProviderUnit, Trouble, UnitState},
 };
 
-/// The most settlements of one commit.
+/// The most settlements in one commit.
 const BATCH: usize = 256;
-/// Consecutive answers that leave an outcome unknown before a placement is parked for that, however old
-/// it is: after an outage of the provider everything is old.
+/// Consecutive unknown outcomes before a placement is parked. Age alone does not park it: after an
+/// outage of the provider every placement is old.
 const LASTING: u32 = 5;
-/// Tries to record an outcome that the database refuses for a reason that is neither the data nor the
-/// connection. Then the lease ends, and the placement is looked up again.
+/// The most tries to record an outcome after errors that concern neither the data nor the connection.
+/// After the last try the lease ends, and the placement is looked up again.
 const MAX_REFUSALS: u32 = 8;
 
 /// The group commit of outcomes: one statement for a batch of purchases.
@@ -51,34 +51,34 @@ impl Writer for Settlements {
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {
-        error.is_about_data()
+        error.is_about_data() || !error.is_transient()
     }
 }
 
 impl Placing {
-    /// Whether trouble with one placement lasts, so that an operator must act. A busy provider is only
-    /// busy, and one that fails as a whole says nothing about this placement.
+    /// Whether an operator must resolve this placement. A busy provider, or one that fails as a whole, says
+    /// nothing about a single placement.
     pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
         !matches!(trouble, Trouble::Busy { .. })
             && work.unknowns + 1 >= LASTING
             && self.calls.breaker.is_well()
     }
 
-    /// Logs that a placement is parked now.
+    /// Logs that the placement is parked.
     fn alarm(&self, work: &Claimed, reason: &str) {
         let (placement, order, partner) = (work.placement_id, work.order_id, work.partner_id);
         tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = work.attempt,
             provider.name = self.calls.name, reason, "parked");
     }
 
-    /// The outcome of a placement that only an operator can settle.
+    /// The outcome that parks the placement.
     pub(crate) fn park(&self, work: &Claimed, reason: String) -> Outcome {
         self.alarm(work, &reason);
         Outcome::Parked { reason }
     }
 
-    /// Records a purchase with what is known of its units; whether all of them are final now.
-    /// `since_order`: how long ago the order was accepted.
+    /// Settles a purchase with its units. Returns also whether every unit is final. `since_order` is the age
+    /// of the order.
     pub(crate) async fn settle_bought(
         &self,
         work: &Claimed,
@@ -100,7 +100,7 @@ impl Placing {
                 } => match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
                     Ok(profile) => Progress::Ready { iccid, profile },
                     Err(error) => {
-                        tracing::error!(topup.id = %topup_id, %error, "a profile cannot be stored");
+                        tracing::error!(topup.id = %topup_id, %error, "a profile cannot be encrypted");
                         Progress::Pending
                     }
                 },
@@ -108,7 +108,7 @@ impl Placing {
             final_units += usize::from(!matches!(progress, Progress::Pending));
             known.push(Unit {
                 topup_id,
-                provider_unit_id: unit.unit_id,
+                provider_unit_id: unit.unit_id.into(),
                 progress,
             });
         }
@@ -130,8 +130,8 @@ impl Placing {
         (settled, complete)
     }
 
-    /// Records an outcome, however long the database is away. A process that ends before it succeeds
-    /// has lost nothing: the attempt is recorded, and its purchase will be looked up.
+    /// Records an outcome, and retries until the database is back. A crash before that loses nothing:
+    /// the recorded attempt is looked up.
     pub(crate) async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
         let mut settlement = Settlement {
             placement_id: work.placement_id,
@@ -153,9 +153,9 @@ impl Placing {
             if error.is_about_data() && !matches!(settlement.outcome, Outcome::Disputed { .. }) {
                 let reason = match error.constraint() {
                     Some(constraint) => {
-                        format!("the provider's answer conflicts with what is stored ({constraint})")
+                        format!("the provider's response conflicts with stored data ({constraint})")
                     }
-                    None => "the provider's answer cannot be stored".to_owned(),
+                    None => "the provider's response cannot be stored".to_owned(),
                 };
                 tracing::error!(placement.id = %work.placement_id, %error, "an outcome cannot be stored");
                 self.alarm(work, &reason);
@@ -164,10 +164,10 @@ impl Placing {
             }
             refusals += u32::from(!error.is_transient());
             if refusals >= MAX_REFUSALS {
-                tracing::error!(placement.id = %work.placement_id, %error, "an outcome is not recorded; redrive looks the placement up when its lease ends");
+                tracing::error!(placement.id = %work.placement_id, %error, "outcome not recorded; redrive looks the placement up when its lease ends");
                 return Settled::default();
             }
-            tracing::warn!(placement.id = %work.placement_id, %error, "an outcome was not recorded yet");
+            tracing::warn!(placement.id = %work.placement_id, %error, "outcome not recorded yet; retrying");
             if self.shutdown.is_stopping() {
                 return Settled::default();
             }
@@ -180,13 +180,13 @@ impl Placing {
         let (placement, order) = (work.placement_id, work.order_id);
         if settled.unexpected {
             tracing::error!(placement.id = %placement, order.id = %order, attempt = work.attempt, provider.name = self.calls.name,
-                "parked: bought although the placement had moved on");
+                "parked: an unexpected purchase was found");
         } else if !settled.moved {
-            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "settled by another process meanwhile");
+            tracing::info!(placement.id = %placement, order.id = %order, attempt = work.attempt, "already settled");
         }
     }
 
-    /// Counts topups that have failed or are parked now.
+    /// Counts the topups that failed or are parked.
     fn count(&self, work: &Claimed, outcome: &Outcome, settled: &Settled) {
         let pending = work.topups.iter().filter(|topup| topup.pending).count();
         let (failed, parked) = match outcome {

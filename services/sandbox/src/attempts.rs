@@ -1,20 +1,20 @@
-//! How often each order id was tried, for options whose first attempts fail. In memory: a restart
-//! begins anew.
+//! Counts the attempts of each order id, for options whose first attempts fail. In memory only: a
+//! restart forgets them.
 
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},
 };
 
-/// Order ids that are counted at a time. An order id beyond them succeeds at once.
+/// The most order ids counted at a time. Another one succeeds at once.
 const MAX_ORDERS: usize = 100_000;
 
 #[derive(Default)]
 pub struct Attempts(Mutex<HashMap<String, u32>>);
 
 impl Attempts {
-    /// Counts an attempt and tells whether it is one of the first `failures`. The one after them
-    /// ends the count.
+    /// Counts an attempt and returns whether it is one of the first `failures`. The next one ends the
+    /// count.
     pub fn fails(&self, order_id: &str, failures: u32) -> bool {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = counts.get(order_id).copied();

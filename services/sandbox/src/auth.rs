@@ -1,31 +1,37 @@
-//! Authentication of the protocol: three `x-gat-*` headers and a signature over method, path with
-//! query, timestamp and access key.
+//! Authentication: three `x-gat-*` headers. The signature covers method, path with query, timestamp
+//! and access key.
 
-use std::sync::Arc;
-
-use axum::{extract::FromRequestParts, http::request::Parts};
+use axum::{
+    extract::{FromRef, FromRequestParts},
+    http::request::Parts,
+};
 use runtime::clock;
 use signing::SecretKey;
 
-use crate::{error::Error, routes::Sandbox};
+use crate::error::Error;
 
-/// How far a caller's clock may be off, either way.
+/// The largest difference between a caller's clock and ours, in milliseconds.
 const WINDOW_MS: u64 = 5 * 60 * 1000;
 
-/// The one account of the sandbox.
+/// The keys of the only account.
+#[derive(Clone)]
 pub struct Credentials {
     pub access_key: String,
     pub secret: SecretKey,
 }
 
-/// Proof that the request was signed with our secret, lately.
+/// Proof of a fresh, valid signature.
 pub struct Authenticated;
 
-impl FromRequestParts<Arc<Sandbox>> for Authenticated {
+impl<S: Sync> FromRequestParts<S> for Authenticated
+where
+    Credentials: FromRef<S>,
+{
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, sandbox: &Arc<Sandbox>) -> Result<Self, Error> {
-        check(parts, &sandbox.credentials, clock::unix_milliseconds()).map_err(Error::Unauthorized)
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
+        let credentials = Credentials::from_ref(state);
+        check(parts, &credentials, clock::unix_milliseconds()).map_err(Error::Unauthorized)
     }
 }
 
@@ -65,7 +71,7 @@ mod tests {
     const NOW: i64 = 1_700_000_000_000;
     const PATH: &str = "/api/v2/order/a%2Fb?x=1";
 
-    /// A request that is right but for `change`; `check`'s error.
+    /// The error for a valid request after `change`.
     fn refused(change: impl FnOnce(&mut Parts)) -> Option<&'static str> {
         let ours = Credentials {
             access_key: "AK".into(),

@@ -1,6 +1,6 @@
-//! Callbacks: a unit that has become ready is posted to the partner, unsigned and never retried.
-//! Nothing waits for them: what doesn't fit the queue, and what a stop or a crash finds unsent, is
-//! lost, as it is with the real provider.
+//! Callbacks: a unit that becomes ready is posted to the caller, unsigned and without retries.
+//! No order waits for them. A callback that does not fit the queue, or is unsent at a stop or a
+//! crash, is lost, as with the real provider.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -11,27 +11,28 @@ use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    ledger::Purchase,
+    ledger::Ledger,
     profile::UnitNumber,
     protocol::Callback,
-    routes::Sandbox,
+    purchase::Purchase,
+    script::Scripts,
     units::{self, Fate},
 };
 
-/// Purchases that wait to be looked at.
+/// The most purchases in the queue.
 const QUEUE: usize = 10_000;
-/// Units that wait for their time; while there are more, no further purchase is looked at.
+/// The most callbacks that wait for their time. At this number the queue is not read.
 const MAX_DUE: usize = 100_000;
-/// Callbacks under way.
+/// The most callbacks in flight.
 const MAX_SENDING: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where callbacks go. The URL holds a token, so it isn't printed.
+/// The URL of callbacks. It holds a token, so `Debug` hides it.
 #[derive(Clone)]
 pub struct CallbackUrl(Url);
 
 impl CallbackUrl {
-    /// Reads a URL, or says what is wrong with it without repeating it.
+    /// Parses a URL. The error does not repeat it.
     pub fn parse(text: &str) -> Result<Self, String> {
         let url = Url::parse(text).map_err(|error| error.to_string())?;
         if !matches!(url.scheme(), "http" | "https") {
@@ -47,7 +48,8 @@ impl std::fmt::Debug for CallbackUrl {
     }
 }
 
-/// Takes purchases that may have to be called back.
+/// The queue of purchases that need callbacks.
+#[derive(Clone)]
 pub struct Queue(mpsc::Sender<Arc<Purchase>>);
 
 impl Queue {
@@ -56,15 +58,15 @@ impl Queue {
         (Self(sender), receiver)
     }
 
-    /// Never waits; a purchase that finds the queue full isn't called back.
+    /// Adds a purchase without waiting. If the queue is full, its callbacks are lost.
     pub fn push(&self, purchase: Arc<Purchase>) {
         if let Err(error) = self.0.try_send(purchase) {
-            tracing::warn!(%error, "a purchase will not be called back");
+            tracing::warn!(%error, "the callbacks of a purchase are lost: the queue is full");
         }
     }
 }
 
-/// A callback that waits for its time.
+/// A callback and its unit.
 struct Due {
     unit: UnitNumber,
     option_id: String,
@@ -74,7 +76,8 @@ struct Due {
 /// Sends callbacks for the units of `purchases` until `stop`.
 pub async fn run(
     CallbackUrl(url): CallbackUrl,
-    sandbox: Arc<Sandbox>,
+    ledger: Arc<Ledger>,
+    scripts: Arc<Scripts>,
     mut purchases: mpsc::Receiver<Arc<Purchase>>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
@@ -83,8 +86,8 @@ pub async fn run(
         .redirect(redirect::Policy::none())
         .no_proxy()
         .build()
-        .context("cannot set up the HTTP client of the callbacks")?;
-    // The number keeps callbacks of the same instant apart.
+        .context("cannot build the HTTP client of the callbacks")?;
+    // The number makes the keys of equal instants unique.
     let mut due: BTreeMap<(Instant, u64), Due> = BTreeMap::new();
     let mut number = 0;
     let mut sending = JoinSet::new();
@@ -94,9 +97,9 @@ pub async fn run(
             () = stop.cancelled() => return Ok(()),
             Some(purchase) = purchases.recv(), if due.len() < MAX_DUE => {
                 let now = Instant::now();
-                for (unit, option_id, fate) in units::fates(&purchase, &sandbox.script) {
+                for (unit, option_id, fate) in units::fates(&purchase, &scripts) {
                     let Fate::Ready(after) = fate else { continue };
-                    for _ in 0..sandbox.script.outcome(option_id).callbacks {
+                    for _ in 0..scripts.of(option_id).callbacks {
                         number += 1;
                         let option_id = option_id.to_owned();
                         due.insert((now + after, number), Due { unit, option_id, bought_at: purchase.at });
@@ -107,9 +110,9 @@ pub async fn run(
                 if next.is_some() && sending.len() < MAX_SENDING =>
             {
                 if let Some((_, callback)) = due.pop_first()
-                    && !sandbox.ledger.is_canceled(callback.unit)
+                    && !ledger.is_canceled(callback.unit)
                 {
-                    sending.spawn(send(client.clone(), url.clone(), Arc::clone(&sandbox), callback));
+                    sending.spawn(send(client.clone(), url.clone(), Arc::clone(&ledger), callback));
                 }
             }
             Some(_) = sending.join_next() => {}
@@ -117,14 +120,14 @@ pub async fn run(
     }
 }
 
-async fn send(client: Client, url: Url, sandbox: Arc<Sandbox>, due: Due) {
+async fn send(client: Client, url: Url, ledger: Arc<Ledger>, due: Due) {
     let topup_id = due.unit.to_string();
     let callback = Callback {
-        // Not the code's own picture: the activation code would be in one more place.
+        // A made-up picture, so that the activation code appears in one place less.
         qrcode_img_url: format!("https://qr.sandbox.example/{topup_id}.png"),
         topup_id,
         option_id: &due.option_id,
-        profile: sandbox.ledger.profile(due.unit, due.bought_at),
+        profile: ledger.profile(due.unit, due.bought_at),
     };
     let topup_id = due.unit;
     match client.post(url).json(&callback).send().await {
@@ -132,11 +135,11 @@ async fn send(client: Client, url: Url, sandbox: Arc<Sandbox>, due: Due) {
             tracing::debug!(
                 topup.id = topup_id,
                 status = response.status().as_u16(),
-                "called back"
+                "callback sent"
             );
         }
         Err(error) => {
-            tracing::debug!(topup.id = topup_id, error = %error.without_url(), "a callback was lost");
+            tracing::debug!(topup.id = topup_id, error = %error.without_url(), "callback lost");
         }
     }
 }

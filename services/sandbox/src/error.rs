@@ -1,4 +1,4 @@
-//! The errors of the service and the one place where they become answers and log lines.
+//! The errors of the service, their answers and log lines.
 
 use std::{borrow::Cow, io};
 
@@ -9,35 +9,35 @@ use axum::{
 };
 
 use crate::{
-    outcomes::Refusal,
-    protocol::{Products, Status, code},
+    protocol::{ProductList, Status, code},
+    script::Refusal,
     server::NoAnswer,
 };
 
-/// What keeps a request from being answered with what it asked for.
+/// Why a request gets no result.
 #[derive(Debug)]
 pub enum Error {
-    /// 401; says what is wrong with the headers.
+    /// 401, with what is wrong with the headers.
     Unauthorized(&'static str),
-    /// The request isn't what the protocol describes; says what is wrong.
+    /// The request does not follow the protocol, with the reason.
     Malformed(String),
     /// An option of the order refuses: nothing was bought.
     Refused(Refusal),
-    /// The order id bought before.
+    /// The order id has bought before.
     Duplicate,
     UnknownOrder,
     UnknownTopup,
-    /// 500, as scripted: whether anything was bought is not said.
+    /// 500, as scripted. Something may have been bought.
     Failed,
     /// 429, as scripted: nothing was bought.
     RateLimited,
-    /// There is no answer.
+    /// No answer, as scripted.
     Unanswered(NoAnswer),
-    /// 400: a request to `/ledger` or `/faults` can't be understood; says why.
+    /// 400: a bad request to `/ledger` or `/faults`, with the reason.
     Bad(String),
-    /// HTTP's own: no such route or method, a body that is too large or breaks off.
+    /// A plain HTTP error: no such route or method, a body that is too large or incomplete.
     Http(StatusCode),
-    /// The ledger can't be written: nothing was bought.
+    /// The ledger cannot be written: nothing was bought.
     Ledger(io::Error),
 }
 
@@ -71,7 +71,7 @@ impl IntoResponse for Error {
             Self::Unanswered(no_answer) => no_answer.into_response(),
             Self::Bad(message) => status(StatusCode::BAD_REQUEST, code::MALFORMED, message),
             Self::Ledger(error) => {
-                tracing::error!(%error, "the ledger can't be written");
+                tracing::error!(%error, "the ledger cannot be written");
                 server_error()
             }
         }
@@ -98,7 +98,7 @@ fn server_error() -> Response {
 }
 
 fn no_products(code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {
-    Json(Products::<()> {
+    Json(ProductList::<()> {
         products: Vec::new(),
         code,
         message: message.into(),

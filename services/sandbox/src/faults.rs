@@ -1,39 +1,46 @@
-//! Faults of the whole provider, set and lifted at run time.
+//! Faults that are set and lifted at run time.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use serde::{Deserialize, Serialize};
+
+use crate::{garble::Garble, script};
 
 /// The longest `latency_ms`.
 const MAX_LATENCY_MS: u64 = 60_000;
 /// The longest `not_found_lag_ms`.
 const MAX_LAG_MS: u64 = 3_600_000;
 
-/// The body of `PUT /faults` and of its answer. The default is no fault; what a body leaves out is
-/// at its default.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
+/// The body of `PUT /faults` and of its answer. A field that the body omits is at its default, which
+/// is no fault.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Every call's connection is closed without an answer, and the call is not carried out.
+    /// Every connection is closed without an answer. Nothing is carried out.
     pub down: bool,
-    /// Share of the calls that get 500 with code 9999; 0 to 1.
+    /// The share of calls that get HTTP 500 with code 9999; 0 to 1.
     pub error_rate: f64,
-    /// Share of those that were carried out before: the order was bought; 0 to 1.
+    /// The share of these calls that are carried out before the error; 0 to 1.
     pub error_buys: f64,
-    /// How much later each call is carried out, in milliseconds.
+    /// The delay before each call is carried out, in milliseconds.
     pub latency_ms: u64,
-    /// Share of the orders that are carried out and never answered; 0 to 1.
+    /// The share of orders that are carried out and never answered; 0 to 1.
     pub silent_rate: f64,
-    /// For how long after it a purchase isn't found, in milliseconds.
+    /// How long a new purchase is not found, in milliseconds.
     pub not_found_lag_ms: u64,
     /// Overrules the setting `SANDBOX_DETECT_DUPLICATES`.
     pub detect_duplicates: Option<bool>,
+    /// Garbled answers, by the name of the scripted option that they are about.
+    pub garbled: BTreeMap<String, Garble>,
 }
 
-/// How a call that gets through to the provider ends.
+/// How a call ends that reaches the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Answered,
@@ -41,19 +48,19 @@ pub enum Ending {
     Error {
         carried_out: bool,
     },
-    /// Carried out, never answered.
+    /// Carried out and never answered.
     Silence,
 }
 
 impl Faults {
-    /// Reads a body, or says what is wrong with it.
+    /// Parses a body; the error says what is wrong.
     pub fn read(body: &[u8]) -> Result<Self, String> {
-        // serde would take an array for the fields in their order.
+        // serde would accept an array of the fields in their order.
         if body.trim_ascii_start().starts_with(b"[") {
             return Err("The body is not a set of faults: it is an array".into());
         }
         let faults: Self = serde_json::from_slice(body).map_err(|error| {
-            // A long value in the body would be repeated whole.
+            // serde repeats values from the body; long ones are cut.
             let reason: String = error.to_string().chars().take(300).collect();
             format!("The body is not a set of faults: {reason}")
         })?;
@@ -82,11 +89,15 @@ impl Faults {
                 return Err(format!("{field} must be at most {most}"));
             }
         }
+        if let Some(name) = self.garbled.keys().find(|name| !script::is_scripted(name)) {
+            let name: String = name.chars().take(100).collect();
+            return Err(format!("garbled names {name:?}, which is not a scripted option"));
+        }
         Ok(())
     }
 
-    /// Of each fault whether it is in force.
-    pub fn in_force(&self) -> [(&'static str, bool); 6] {
+    /// Every fault, and whether it is in force.
+    pub fn in_force(&self) -> [(&'static str, bool); 7] {
         [
             ("down", self.down),
             ("error", self.error_rate > 0.0),
@@ -94,6 +105,7 @@ impl Faults {
             ("latency", self.latency_ms > 0),
             ("not_found_lag", self.not_found_lag_ms > 0),
             ("duplicates", self.detect_duplicates == Some(false)),
+            ("garbled", !self.garbled.is_empty()),
         ]
     }
 
@@ -111,7 +123,7 @@ impl Faults {
     }
 }
 
-/// The faults of now. Asking for them is one atomic load while there are none.
+/// The current faults. Without any, a look costs one atomic load.
 #[derive(Default)]
 pub struct Switch {
     any: AtomicBool,
@@ -119,21 +131,21 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// The faults, unless there are none.
+    /// The faults, if there are any.
     pub fn faults(&self) -> Option<Faults> {
         self.any.load(Ordering::Relaxed).then(|| self.get())
     }
 
-    /// The faults, also if there are none.
+    /// The faults, even if there are none.
     pub fn get(&self) -> Faults {
-        *self.faults.lock().unwrap_or_else(PoisonError::into_inner)
+        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Replaces all faults.
     pub fn set(&self, faults: Faults) {
         let mut current = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
-        *current = faults;
         self.any.store(faults != Faults::default(), Ordering::Relaxed);
+        *current = faults;
     }
 }
 
@@ -164,6 +176,8 @@ mod tests {
                 "not_found_lag_ms must be at most 3600000",
             ),
             (r#"{"detect_duplicates":"no"}"#, "invalid type: string"),
+            (r#"{"garbled":{"ready":"odd"}}"#, "unknown variant `odd`"),
+            (r#"{"garbled":{"other":"huge"}}"#, "not a scripted option"),
         ] {
             let error = Faults::read(body.as_bytes()).unwrap_err();
             assert!(error.contains(message), "{body}: {error}");
@@ -207,7 +221,7 @@ mod tests {
             down: true,
             ..Faults::default()
         };
-        switch.set(down);
+        switch.set(down.clone());
         assert_eq!(switch.faults(), Some(down));
         switch.set(Faults::default());
         assert_eq!(switch.faults(), None);

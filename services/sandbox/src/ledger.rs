@@ -1,12 +1,11 @@
-//! The ledger: what was really bought. The file is the truth; an index in memory answers.
+//! The ledger: every purchase that was made. The file is the truth; an index in memory answers.
 //!
-//! One lock covers file and index, so their orders agree; what happens under it is one short
-//! write into the page cache, which is cheaper than handing it to another thread.
+//! One lock covers file and index, so both have the same order. Under it runs one short write into
+//! the page cache, which is cheaper than handing it to another thread.
 
 use std::{
     collections::{BTreeSet, HashMap},
     io,
-    ops::Range,
     path::Path,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -20,10 +19,11 @@ use crate::{
     journal::Journal,
     profile::{self, FIRST_UNITS, Seed, UnitNumber},
     protocol::{Product, Profile},
+    purchase::Purchase,
     summary::{self, Summary},
 };
 
-/// The format of the file; a file of another one is not read.
+/// The format of the file. A file of another version is refused.
 const VERSION: u32 = 1;
 
 /// A line of the file; `P` is a [`Purchase`], owned when read and borrowed when written.
@@ -39,7 +39,7 @@ enum Record<P> {
     },
 }
 
-/// Where the unit numbers start and what the profiles are made from.
+/// The first unit number and the seed of the profiles.
 #[derive(Deserialize, Serialize)]
 struct Opened {
     version: u32,
@@ -74,43 +74,10 @@ impl Opened {
     }
 }
 
-/// Something bought: its units are numbered from `first_unit` on, product by product.
-#[derive(Debug, Deserialize, PartialEq, Eq, Serialize)]
-pub struct Purchase {
-    /// When, to the millisecond.
-    #[serde(rename = "at_ms", with = "time::serde::timestamp::milliseconds")]
-    pub at: OffsetDateTime,
-    /// The caller's id.
-    pub order_id: String,
-    pub first_unit: UnitNumber,
-    pub products: Vec<Product>,
-}
-
-impl Purchase {
-    /// How many units were bought.
-    pub fn size(&self) -> u64 {
-        self.products.iter().map(|product| u64::from(product.qty)).sum()
-    }
-
-    /// The numbers of its units.
-    pub fn unit_numbers(&self) -> Range<UnitNumber> {
-        self.first_unit..self.first_unit + self.size()
-    }
-
-    /// Each unit with its option id, in the order of the products.
-    pub fn units(&self) -> impl Iterator<Item = (UnitNumber, &str)> {
-        let options = self
-            .products
-            .iter()
-            .flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
-        (self.first_unit..).zip(options)
-    }
-}
-
-/// What an order id does that bought before.
+/// What happens to a second order with the same order id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
-    /// Nothing.
+    /// It is refused.
     Refused,
     /// It buys again.
     Bought,
@@ -125,12 +92,12 @@ pub enum NotBought {
     Failed(io::Error),
 }
 
-/// What is known of an order.
+/// The purchases of one order id.
 #[derive(Default)]
 pub struct Order {
-    /// More than one only if an order id bought more than once.
+    /// More than one only if duplicates are not detected.
     pub purchases: Vec<Arc<Purchase>>,
-    /// Those of its units that were canceled.
+    /// Its canceled units.
     pub canceled: BTreeSet<UnitNumber>,
 }
 
@@ -152,7 +119,7 @@ struct Accounts {
     next_unit: UnitNumber,
     /// Oldest first.
     purchases: Vec<Arc<Purchase>>,
-    /// Where in `purchases` those of an order are.
+    /// For each order id the positions of its purchases in `purchases`.
     by_order_id: HashMap<String, Vec<usize>>,
     canceled: BTreeSet<UnitNumber>,
 }
@@ -202,8 +169,8 @@ impl Ledger {
         })
     }
 
-    /// Buys `products` under `order_id`. If that id bought before, `repeats` decides whether it
-    /// buys again. When this returns, the purchase is in the file.
+    /// Buys `products` under `order_id`. If that id has bought before, `repeats` decides whether it
+    /// buys again. The purchase is in the file when this returns.
     pub fn buy(
         &self,
         order_id: String,
@@ -229,12 +196,12 @@ impl Ledger {
         Ok(accounts.enter(purchase))
     }
 
-    /// Whether the order id bought anything.
+    /// Whether the order id has bought anything.
     pub fn has(&self, order_id: &str) -> bool {
         self.lock().accounts.by_order_id.contains_key(order_id)
     }
 
-    /// What was bought under an order id.
+    /// The purchases of an order id.
     pub fn order(&self, order_id: &str) -> Option<Order> {
         let books = self.lock();
         let accounts = &books.accounts;
@@ -251,7 +218,7 @@ impl Ledger {
         Some(Order { purchases, canceled })
     }
 
-    /// Cancels a unit; `false` if it was never bought. A second time changes nothing.
+    /// Cancels a unit; `false` if it was never bought. A second cancel changes nothing.
     pub fn cancel(&self, unit: UnitNumber, now: OffsetDateTime) -> io::Result<bool> {
         let mut books = self.lock();
         let Books { journal, accounts } = &mut *books;
@@ -276,7 +243,7 @@ impl Ledger {
         self.lock().accounts.canceled.contains(&unit)
     }
 
-    /// Everything that was bought, or what was bought under one order id.
+    /// All purchases, or those of one order id.
     pub fn summary(&self, order_id: Option<&str>) -> Summary {
         if let Some(order_id) = order_id {
             let order = self.order(order_id).unwrap_or_default();
@@ -286,12 +253,12 @@ impl Ledger {
             let books = self.lock();
             (books.accounts.purchases.clone(), books.accounts.canceled.clone())
         };
-        // Counted after the lock is released: purchases don't wait for that.
+        // Counted without the lock, so purchases do not wait.
         summary::of_all(&purchases, &canceled)
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
-        // Nothing under the lock panics half-way through a change.
+        // No code under the lock panics in the middle of a change.
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

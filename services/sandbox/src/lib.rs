@@ -1,25 +1,28 @@
 //! The sandbox eSIM provider: an upstream of our own that sells nothing real.
 //!
 //! It speaks the USIMSA protocol over HTTP with that protocol's authentication, so the pipeline
-//! buys from it exactly as it buys from a real provider. What an option does is scripted
-//! ([`outcomes`]), the whole provider can be made to fail ([`faults`]); what was bought is kept in a ledger ([`ledger`]) that is the witness when the
-//! pipeline's promise is checked: a purchase is in the file before its answer is sent, and a
-//! `kill -9` at any instant loses none.
+//! buys from it exactly as it buys from a real provider. Each option follows its script ([`script`]),
+//! and faults can be set at run time ([`faults`]). Purchases are kept in a ledger ([`ledger`]), which
+//! tests compare with what the pipeline delivered: a purchase is in the file before its answer is
+//! sent, so a `kill -9` loses none.
 
 mod attempts;
 mod auth;
 mod callbacks;
 mod error;
-pub mod faults;
+mod faults;
+mod garble;
 mod journal;
-pub mod ledger;
+mod ledger;
 mod observe;
-pub mod outcomes;
 mod profile;
-pub mod protocol;
+mod protocol;
+mod purchase;
 mod routes;
+pub mod script;
 mod server;
-pub mod summary;
+mod state;
+mod summary;
 mod units;
 
 use std::{ffi::OsStr, net::SocketAddr, path::PathBuf, sync::Arc};
@@ -37,38 +40,35 @@ use runtime::{
 use signing::SecretKey;
 
 pub use crate::callbacks::CallbackUrl;
-use crate::{
-    attempts::Attempts, auth::Credentials, ledger::Ledger, observe::Metrics, outcomes::Script,
-    routes::Sandbox,
-};
+use crate::{auth::Credentials, ledger::Ledger, observe::Metrics, script::Scripts, state::Sandbox};
 
 const EXAMPLES: &str = "Examples:
   Serve on the default port, with a ledger in the working folder:
     SANDBOX_ACCESS_KEY=sandbox SANDBOX_SECRET_KEY=c2VjcmV0LWtleQ== SANDBOX_LEDGER=ledger.jsonl sandbox
   Load its options into the pipeline's catalogue:
     sandbox catalogue | esimctl option import -
-  What was bought:
+  Show the purchases:
     curl -s http://127.0.0.1:18090/ledger
-  Let a tenth of all calls fail, and lift that again:
+  Let a tenth of all calls fail, then lift the fault:
     curl -X PUT http://127.0.0.1:18090/faults -d '{\"error_rate\": 0.1}'
     curl -X PUT http://127.0.0.1:18090/faults -d '{}'";
 
-/// The sandbox eSIM provider: speaks the USIMSA protocol, buys nothing real, remembers every purchase
+/// The sandbox eSIM provider: speaks the USIMSA protocol, buys nothing real, records every purchase
 #[derive(Parser, Clone, Debug)]
-// Of its commands `serve` and `catalogue` are an argument and `healthcheck` a subcommand: to callers they are one.
+// `serve` and `catalogue` are an argument, `healthcheck` is a subcommand; the usage shows one COMMAND.
 #[command(name = "sandbox", version, override_usage = "sandbox [OPTIONS] [COMMAND]", after_help = EXAMPLES)]
 pub struct Config {
-    /// What to do; `serve` when nothing is said
+    /// The command; `serve` if omitted
     #[arg(value_enum)]
     pub command: Option<Command>,
     /// Address of the provider's API, `/ledger` and `/faults`
     #[arg(long, env = "LISTEN", default_value = "127.0.0.1:18090")]
     pub listen: SocketAddr,
-    /// Where `/livez`, `/readyz` and `/metrics` are served
+    /// Address of `/livez`, `/readyz` and `/metrics`
     #[arg(long, env = "ADMIN_LISTEN", default_value = "127.0.0.1:18091")]
     pub admin_listen: SocketAddr,
-    /// File that keeps every purchase: JSON lines, created when missing. Its seed makes the
-    /// activation codes, so only its owner may read it
+    /// File of all purchases: JSON lines, created if missing. Activation codes derive from its seed, so
+    /// only its owner may read it
     #[arg(
         long,
         env = "SANDBOX_LEDGER",
@@ -96,11 +96,11 @@ pub struct Config {
         required_if_eq("command", "serve")
     )]
     pub secret_key: Option<SecretKey>,
-    /// Whether an order id that bought before is refused (code 9003); if not, it buys again
+    /// Whether a repeated order id is refused (code 9003); otherwise it buys again
     #[arg(long, env = "SANDBOX_DETECT_DUPLICATES", default_value_t = true, action = ArgAction::Set)]
     pub detect_duplicates: bool,
-    /// Where a unit is posted once it has become ready: the whole URL with its secret token, such
-    /// as `http://127.0.0.1:18082/callbacks/sandbox/<token>`. No callbacks if it is left out
+    /// URL of callbacks, with its secret token, such as
+    /// `http://127.0.0.1:18082/callbacks/sandbox/<token>`. No callbacks if omitted
     #[arg(
         long,
         env = "SANDBOX_CALLBACK_URL",
@@ -112,7 +112,7 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-/// What the process is asked to do.
+/// The command of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Command {
     /// Serve the provider's API
@@ -127,7 +127,7 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// Reads a secret value; its errors don't repeat the value, as clap's own would.
+/// Parses a secret. Its errors do not repeat the value, unlike clap's.
 #[derive(Clone)]
 struct Secret<T>(fn(&str) -> Result<T, String>);
 
@@ -154,7 +154,7 @@ fn secret_key(text: &str) -> Result<SecretKey, String> {
     SecretKey::from_base64(text).map_err(|error| error.to_string())
 }
 
-/// Serves until `shutdown`. Fails when the ledger can't be read or the address can't be had.
+/// Serves until `shutdown`. Fails if the ledger cannot be read or the address is not free.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let path = config.ledger.context("--ledger (SANDBOX_LEDGER) is missing")?;
     let credentials = Credentials {
@@ -165,7 +165,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             .secret_key
             .context("--secret-key (SANDBOX_SECRET_KEY) is missing")?,
     };
-    let ledger = Ledger::open(&path)?;
+    let ledger = Arc::new(Ledger::open(&path)?);
     let bought = ledger.summary(None);
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
     health::serve(config.admin_listen, Readiness::new(&shutdown, &[])).await?;
@@ -175,25 +175,32 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ledger = %path.display(),
         purchases = bought.purchases,
         units = bought.units,
-        "the sandbox provider is open"
+        "the sandbox provider has started"
     );
     let (callbacks, purchases) = callbacks::Queue::new();
     let faults = Arc::new(faults::Switch::default());
-    let sandbox = Arc::new(Sandbox {
+    let scripts = Arc::new(Scripts::default());
+    if let Some(url) = config.callback_url.clone() {
+        let sending = callbacks::run(
+            url,
+            Arc::clone(&ledger),
+            Arc::clone(&scripts),
+            purchases,
+            shutdown.soft(),
+        );
+        shutdown.spawn("callbacks", sending);
+    }
+    let sandbox = Sandbox {
         credentials,
         ledger,
-        script: Script::default(),
-        attempts: Attempts::default(),
-        metrics: Metrics::new(Arc::clone(&faults)),
+        scripts,
+        attempts: Arc::default(),
+        metrics: Arc::new(Metrics::new(Arc::clone(&faults), &routes::ROUTES)),
         faults,
         detect_duplicates: config.detect_duplicates,
         callbacks: config.callback_url.is_some().then_some(callbacks),
         shutdown: shutdown.clone(),
-    });
-    if let Some(url) = config.callback_url {
-        let calling = callbacks::run(url, Arc::clone(&sandbox), purchases, shutdown.soft());
-        shutdown.spawn("callbacks", calling);
-    }
+    };
     server::serve(listener, routes::router(sandbox), shutdown).await
 }
 

@@ -5,7 +5,7 @@ use sandbox::{Command, Config};
 fn main() -> ExitCode {
     match runtime::config::parse::<Config>().command {
         Some(Command::Catalogue) => {
-            println!("{:#}", sandbox::outcomes::catalogue());
+            println!("{:#}", sandbox::script::catalogue());
             ExitCode::SUCCESS
         }
         Some(Command::Serve) | None => runtime::main::<Config, _, _>("sandbox", sandbox::run),

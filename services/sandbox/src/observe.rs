@@ -1,4 +1,4 @@
-//! What is seen of the sandbox: each request as a span that goes on with its caller's trace, and metrics.
+//! Metrics, and one span per request that continues the caller's trace.
 
 use std::sync::Arc;
 
@@ -17,12 +17,7 @@ use runtime::{
 };
 use tracing::Instrument;
 
-use crate::{
-    faults::Switch,
-    ledger::Purchase,
-    routes::{ROUTES, Sandbox},
-    server::NoAnswer,
-};
+use crate::{faults::Switch, purchase::Purchase, server::NoAnswer};
 
 /// The instruments.
 pub struct Metrics {
@@ -33,10 +28,11 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    pub fn new(faults: Arc<Switch>) -> Self {
+    /// `routes`: every route of the service.
+    pub fn new(faults: Arc<Switch>, routes: &'static [&'static str]) -> Self {
         let meter = global::meter("sandbox");
         Self {
-            requests: Requests::new(&ROUTES),
+            requests: Requests::new(routes),
             purchases: meter
                 .u64_counter("esim.sandbox.purchases")
                 .with_description("Purchases, answered or not")
@@ -63,9 +59,9 @@ impl Metrics {
     }
 }
 
-/// Wraps every route, and what no route matches. Callers are our own: their trace goes on.
-pub async fn observe(State(sandbox): State<Arc<Sandbox>>, request: Request, next: Next) -> Response {
-    let requests = &sandbox.metrics.requests;
+/// Wraps every route and the fallback. It trusts `traceparent`, because all callers are ours.
+pub async fn observe(State(metrics): State<Arc<Metrics>>, request: Request, next: Next) -> Response {
+    let requests = &metrics.requests;
     let underway = requests.begin(&request);
     trace::set_parent(&underway.span, traceparent(&request));
     let response = next.run(request).instrument(underway.span.clone()).await;

@@ -1,19 +1,19 @@
-//! Profiles, computed from the unit's number and the ledger's seed: nothing of them is stored,
-//! and a unit has the same profile after every restart.
+//! Profiles, derived from the unit's number and the ledger's seed. They are not stored; a unit has the
+//! same profile after every restart.
 
 use rand::{Rng, SeedableRng, rngs::ChaCha20Rng};
 use time::{Duration, OffsetDateTime};
 
 use crate::protocol::Profile;
 
-/// Identifies a unit: 15 digits, consecutive from a random start that each ledger has of its own,
-/// so that two ledgers hardly ever share one.
+/// The number of a unit: 15 digits. Each ledger counts from a random start, so two ledgers rarely
+/// share a number.
 pub type UnitNumber = u64;
 
-/// What activation codes are made from; a secret.
+/// The secret from which activation codes derive.
 pub type Seed = [u8; 32];
 
-/// Where the numbers of a ledger may start: 15 digits with room to count.
+/// The possible first numbers of a ledger.
 pub const FIRST_UNITS: std::ops::Range<UnitNumber> = 100_000_000_000_000..900_000_000_000_000;
 
 const SMDP: &str = "smdp.sandbox.example";
@@ -38,7 +38,7 @@ fn iccid(unit: UnitNumber) -> String {
     format!("{digits}{check}")
 }
 
-/// The Luhn sum; the digit in place `p` from the right, plus `shift`, is doubled where that is odd.
+/// The Luhn sum. Digit `p` from the right is doubled if `p + shift` is odd.
 fn luhn_sum(digits: &str, shift: usize) -> u32 {
     let weighted = digits.bytes().rev().enumerate().map(|(place, digit)| {
         let digit = u32::from(digit - b'0');

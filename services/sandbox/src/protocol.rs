@@ -1,22 +1,22 @@
-//! The wire of the USIMSA protocol. Business errors sit in a body with HTTP status 200.
+//! The wire format of the USIMSA protocol. Business errors have HTTP status 200.
 
 use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-/// The codes of the answers. Where the protocol's own code is known it is used; the others are
-/// **made up for this sandbox** and say so.
+/// The codes of answers. Codes marked "made up" exist only in this sandbox, because the protocol's
+/// own code is unknown.
 pub mod code {
     /// Done.
     pub const OK: &str = "0000";
-    /// The request isn't what the protocol describes. Made up.
+    /// The request does not follow the protocol. Made up.
     pub const MALFORMED: &str = "9000";
-    /// A product can't be ordered.
+    /// A product is not on sale.
     pub const INVALID_PRODUCT: &str = "9001";
-    /// No such order or topup: nothing was bought under that id. Made up.
+    /// No such order or topup. Made up.
     pub const NOT_FOUND: &str = "9002";
-    /// The order id was processed before: fetch that order.
+    /// The order id was processed before.
     pub const DUPLICATE: &str = "9003";
     /// A product is out of stock. Made up.
     pub const OUT_OF_STOCK: &str = "9005";
@@ -24,7 +24,7 @@ pub mod code {
     pub const RATE_LIMITED: &str = "9011";
     /// Authentication failed; the only one with HTTP status 401. Made up.
     pub const UNAUTHORIZED: &str = "9010";
-    /// The provider failed; whether it bought is open. HTTP status 500.
+    /// The provider failed and may have bought. HTTP status 500.
     pub const SERVER_ERROR: &str = "9999";
 }
 
@@ -32,7 +32,7 @@ pub mod code {
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NewOrder {
-    /// The caller's id of the purchase; one id buys once.
+    /// The caller's id of the order; one id buys once.
     pub order_id: String,
     pub products: Vec<Product>,
 }
@@ -47,7 +47,7 @@ pub struct Product {
 
 /// The body of every answer that lists products.
 #[derive(Serialize)]
-pub struct Products<T> {
+pub struct ProductList<T> {
     pub products: Vec<T>,
     pub code: &'static str,
     pub message: Cow<'static, str>,
@@ -68,9 +68,9 @@ pub struct BoughtUnit<'a> {
     pub option_id: &'a str,
 }
 
-/// A unit in the answer to `GET /api/v2/order/{orderId}`; the profile's fields are there once
-/// `status` is `READY`. `qrCodeImgUrl` is left out, as the protocol allows: it would put the
-/// activation code into one more place.
+/// A unit in the answer to `GET /api/v2/order/{orderId}`. The profile's fields are present if `status`
+/// is `READY`. The optional `qrCodeImgUrl` is omitted, so that the activation code appears in one
+/// place less.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unit<'a> {
@@ -91,7 +91,7 @@ pub struct Callback<'a> {
     pub option_id: &'a str,
     #[serde(flatten)]
     pub profile: Profile,
-    /// Spelt as in the protocol: not as in [`Unit`].
+    /// The protocol spells it differently in `GET`: `qrCodeImgUrl`.
     pub qrcode_img_url: String,
 }
 
@@ -105,7 +105,7 @@ pub enum UnitStatus {
     Canceled,
 }
 
-/// What installs an eSIM: a credential, so it has no `Debug`.
+/// The data that installs an eSIM. A credential, so it has no `Debug`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Profile {

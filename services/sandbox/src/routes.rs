@@ -1,5 +1,4 @@
-//! The provider's API, and what is not the protocol's: `/ledger` and `/faults`, which never suffer a
-//! fault.
+//! The provider's API, and the sandbox's own routes `/ledger` and `/faults`, which have no faults.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,21 +15,21 @@ use axum::{
     routing::{get, post},
 };
 use rand::seq::SliceRandom;
-use runtime::{Shutdown, clock};
+use runtime::clock;
 use tracing::Instrument;
 use url::form_urlencoded;
 
 use crate::{
-    attempts::Attempts,
-    auth::{Authenticated, Credentials},
-    callbacks,
+    auth::Authenticated,
     error::Error,
-    faults::{self, Ending, Faults},
-    ledger::{Ledger, NotBought, Repeats},
-    observe::{Metrics, observe},
-    outcomes::{AtPost, Script},
-    protocol::{BoughtUnit, NewOrder, Products, Status, Unit, UnitStatus, code},
+    faults::{Ending, Faults},
+    garble,
+    ledger::{NotBought, Repeats},
+    observe::observe,
+    protocol::{BoughtUnit, NewOrder, ProductList, Status, Unit, UnitStatus, code},
+    script::AtPost,
     server::{self, NoAnswer},
+    state::Sandbox,
     summary::Summary,
     units,
 };
@@ -40,48 +39,21 @@ const FETCH: &str = "/api/v2/order/{order_id}";
 const CANCEL: &str = "/api/v2/cancel/{topup_id}";
 const LEDGER: &str = "/ledger";
 const FAULTS: &str = "/faults";
-/// Every route that there is.
+/// All routes.
 pub const ROUTES: [&str; 5] = [ORDER, FETCH, CANCEL, LEDGER, FAULTS];
 const MAX_BODY: usize = 1024 * 1024;
-/// Units in one order.
+/// The most units in one order.
 const MAX_UNITS: u64 = 10_000;
-/// Characters of an order id or option id.
+/// The most characters of an order id or option id.
 const MAX_ID: usize = 200;
 
-/// What every request needs.
-pub struct Sandbox {
-    pub credentials: Credentials,
-    pub ledger: Ledger,
-    pub script: Script,
-    pub attempts: Attempts,
-    pub faults: Arc<faults::Switch>,
-    /// Whether an order id that bought before is refused, if the faults don't say.
-    pub detect_duplicates: bool,
-    /// There if callbacks are wanted.
-    pub callbacks: Option<callbacks::Queue>,
-    pub metrics: Metrics,
-    pub shutdown: Shutdown,
-}
-
-impl Sandbox {
-    fn repeats(&self) -> Repeats {
-        let faults = self.faults.faults();
-        let detect = faults.and_then(|faults| faults.detect_duplicates);
-        if detect.unwrap_or(self.detect_duplicates) {
-            Repeats::Refused
-        } else {
-            Repeats::Bought
-        }
-    }
-}
-
 /// Every route of the service.
-pub fn router(sandbox: Arc<Sandbox>) -> Router {
+pub fn router(sandbox: Sandbox) -> Router {
     let provider = Router::new()
         .route(ORDER, post(order))
         .route(FETCH, get(fetch))
         .route(CANCEL, post(cancel))
-        .route_layer(middleware::from_fn_with_state(Arc::clone(&sandbox), suffer));
+        .route_layer(middleware::from_fn_with_state(sandbox.clone(), suffer));
     Router::new()
         .merge(provider)
         .route(LEDGER, get(ledger))
@@ -89,16 +61,15 @@ pub fn router(sandbox: Arc<Sandbox>) -> Router {
         .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Arc::clone(&sandbox))
-        .layer(middleware::from_fn_with_state(sandbox, observe))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&sandbox.metrics),
+            observe,
+        ))
+        .with_state(sandbox)
 }
 
-/// Lets a call of the provider's API suffer the faults of now.
-async fn suffer(
-    State(sandbox): State<Arc<Sandbox>>,
-    request: Request,
-    next: Next,
-) -> Result<Response, Error> {
+/// Applies the current faults to a call of the provider's API.
+async fn suffer(State(sandbox): State<Sandbox>, request: Request, next: Next) -> Result<Response, Error> {
     let Some(faults) = sandbox.faults.faults() else {
         return Ok(next.run(request).await);
     };
@@ -107,8 +78,8 @@ async fn suffer(
     }
     let is_order = request.uri().path() == ORDER;
     let ending = faults.ending(is_order, rand::random(), rand::random());
-    // What has arrived is carried out even if the client goes while the call is delayed; so all of
-    // it must have arrived, and its future must not be the connection's.
+    // A delayed call is carried out even if the client goes away. So the body is read first, and the
+    // call runs in a task of its own.
     let (parts, body) = request.into_parts();
     let body = Bytes::from_request(Request::from_parts(parts.clone(), body), &())
         .await
@@ -134,22 +105,32 @@ async fn suffer(
     }
 }
 
-/// Buys. An order of several products is bought whole or not at all.
+/// Buys all products of an order, or none.
 async fn order(
-    State(sandbox): State<Arc<Sandbox>>,
+    State(sandbox): State<Sandbox>,
     _: Authenticated,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Error> {
     let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
     let NewOrder { order_id, products } = read_order(&body).map_err(Error::Malformed)?;
     let repeats = sandbox.repeats();
-    let at_post = sandbox.script.at_post(&products);
-    // A repeated order id is a repeated order id, whatever it asks for this time.
+    let at_post = sandbox.scripts.at_post(&products);
+    // A repeated order id is a duplicate, whatever its products are.
     if at_post != AtPost::Buys && repeats == Repeats::Refused && sandbox.ledger.has(&order_id) {
         return Err(Error::Duplicate);
     }
     match at_post {
-        AtPost::Refuses(refusal) => return Err(Error::Refused(refusal)),
+        AtPost::Refuses(refusal) => {
+            let Some(garble) = sandbox.garble(products.iter()) else {
+                return Err(Error::Refused(refusal));
+            };
+            let refused = ProductList::<()> {
+                products: Vec::new(),
+                code: refusal.code,
+                message: refusal.message.into(),
+            };
+            return Ok(garble::answer(Some(garble), refused));
+        }
         AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => return Err(Error::Failed),
         AtPost::LimitsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
             return Err(Error::RateLimited);
@@ -166,7 +147,7 @@ async fn order(
     sandbox.metrics.bought(&purchase);
     tracing::debug!(order.id = purchase.order_id, units = purchase.size(), "bought");
     if let Some(callbacks) = &sandbox.callbacks
-        && sandbox.script.calls_back(&purchase.products)
+        && sandbox.scripts.calls_back(&purchase.products)
     {
         callbacks.push(Arc::clone(&purchase));
     }
@@ -183,17 +164,17 @@ async fn order(
             option_id,
         })
         .collect();
-    Ok(Json(Products {
+    let answer = ProductList {
         products,
         code: code::OK,
         message: "".into(),
-    })
-    .into_response())
+    };
+    Ok(garble::answer(sandbox.garble(purchase.products.iter()), answer))
 }
 
-/// Tells the units of an order, in any order, with the profiles of those that are ready.
+/// Lists the units of an order in random order, with the profiles of those that are ready.
 async fn fetch(
-    State(sandbox): State<Arc<Sandbox>>,
+    State(sandbox): State<Sandbox>,
     _: Authenticated,
     order_id: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Error> {
@@ -209,7 +190,7 @@ async fn fetch(
     }
     let mut products = Vec::new();
     for purchase in &order.purchases {
-        for (unit, option_id, fate) in units::fates(purchase, &sandbox.script) {
+        for (unit, option_id, fate) in units::fates(purchase, &sandbox.scripts) {
             let status = if order.canceled.contains(&unit) {
                 UnitStatus::Canceled
             } else {
@@ -225,19 +206,20 @@ async fn fetch(
             });
         }
     }
-    // The protocol promises no order, so nobody shall come to rely on one.
+    // The protocol guarantees no order, so callers must not rely on one.
     products.shuffle(&mut rand::rng());
-    Ok(Json(Products {
+    let answer = ProductList {
         products,
         code: code::OK,
         message: "".into(),
-    })
-    .into_response())
+    };
+    let ordered = order.purchases.iter().flat_map(|purchase| &purchase.products);
+    Ok(garble::answer(sandbox.garble(ordered), answer))
 }
 
-/// Cancels a unit: its profile is not told any more. Cancelling twice is fine.
+/// Cancels a unit: its profile is no longer shown. A second cancel succeeds too.
 async fn cancel(
-    State(sandbox): State<Arc<Sandbox>>,
+    State(sandbox): State<Sandbox>,
     _: Authenticated,
     topup_id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Status>, Error> {
@@ -254,11 +236,8 @@ async fn cancel(
     }))
 }
 
-/// Tells everything that was bought, or with `?order_id=` one order in detail.
-async fn ledger(
-    State(sandbox): State<Arc<Sandbox>>,
-    RawQuery(query): RawQuery,
-) -> Result<Json<Summary>, Error> {
+/// Shows all purchases, or with `?order_id=` one order in detail.
+async fn ledger(State(sandbox): State<Sandbox>, RawQuery(query): RawQuery) -> Result<Json<Summary>, Error> {
     let query = query.unwrap_or_default();
     let mut order_id = None;
     for (name, value) in form_urlencoded::parse(query.as_bytes()) {
@@ -270,26 +249,26 @@ async fn ledger(
     Ok(Json(sandbox.ledger.summary(order_id.as_deref())))
 }
 
-async fn show_faults(State(sandbox): State<Arc<Sandbox>>) -> Json<Faults> {
+async fn show_faults(State(sandbox): State<Sandbox>) -> Json<Faults> {
     Json(sandbox.faults.get())
 }
 
 /// Replaces all faults.
 async fn set_faults(
-    State(sandbox): State<Arc<Sandbox>>,
+    State(sandbox): State<Sandbox>,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<Faults>, Error> {
     let body = body.map_err(|rejection| Error::Http(rejection.status()))?;
     let faults = Faults::read(&body).map_err(Error::Bad)?;
-    sandbox.faults.set(faults);
     tracing::info!(?faults, "faults set");
+    sandbox.faults.set(faults.clone());
     Ok(Json(faults))
 }
 
-/// Reads an order, or says what is wrong with it.
+/// Parses an order; the error says what is wrong.
 fn read_order(body: &[u8]) -> Result<NewOrder, String> {
     let order: NewOrder = serde_json::from_slice(body).map_err(|error| {
-        // A long value in the body would be repeated whole.
+        // serde repeats values from the body; long ones are cut.
         format!(
             "The body is not an order: {}",
             error.to_string().chars().take(MAX_ID).collect::<String>()

@@ -1,4 +1,4 @@
-//! HTTP connections that can be left without an answer, which a handler of axum can't do.
+//! HTTP connections that can be left without an answer, which axum does not offer.
 
 use std::{fmt, pin::pin, time::Duration};
 
@@ -14,22 +14,22 @@ use runtime::{Shutdown, listener};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
-/// How long a connection may take to send a request's head, or stay idle between two.
+/// The longest wait for the head of a request, also between two requests.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
-/// How long a silent connection is held if its client doesn't go.
+/// How long an unanswered connection is held open.
 const SILENCE: Duration = Duration::from_mins(2);
 
 /// What a client gets instead of an answer.
 #[derive(Clone, Copy, Debug)]
 pub enum NoAnswer {
-    /// Its connection is closed.
+    /// The connection is closed.
     Close,
-    /// Nothing, until it goes, [`SILENCE`] is over or the process stops; then the connection is closed.
+    /// Nothing. The connection is closed when the client goes, after [`SILENCE`], or at a stop.
     Silence,
 }
 
 impl IntoResponse for NoAnswer {
-    /// A response that is never sent.
+    /// A marker; it is never sent.
     fn into_response(self) -> Response {
         let mut response = Response::default();
         response.extensions_mut().insert(self);
@@ -37,7 +37,7 @@ impl IntoResponse for NoAnswer {
     }
 }
 
-/// Makes hyper drop the connection.
+/// The error that makes hyper drop a connection.
 #[derive(Debug)]
 struct Dropped;
 
@@ -49,14 +49,14 @@ impl fmt::Display for Dropped {
 
 impl std::error::Error for Dropped {}
 
-/// Serves `router` until the soft stop; the tracker then waits for the requests that have begun.
+/// Serves `router` until the soft stop; the tracker then waits for the requests in flight.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
     let serve_one = |stream| connection(stream, router.clone(), shutdown.clone());
     listener::accept(listener, &shutdown, serve_one).await
 }
 
 async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
-    // An answer is one small write; waiting for more would only delay it.
+    // An answer is one small write, so Nagle's algorithm would only delay it.
     let _ = stream.set_nodelay(true);
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let answering = router.clone().oneshot(request.map(Body::new));
@@ -88,7 +88,7 @@ async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
     }
 }
 
-/// Waits; a stop ends it.
+/// Waits for `duration` or the soft stop.
 pub async fn pause(shutdown: &Shutdown, duration: Duration) {
     let _ = tokio::time::timeout(duration, shutdown.soft().cancelled_owned()).await;
 }

@@ -1,4 +1,4 @@
-//! The ledger as `GET /ledger` shows it. Units that were canceled or failed were bought, too.
+//! The answer of `GET /ledger`. Canceled and failed units count as bought.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,27 +8,27 @@ use std::{
 use serde::Serialize;
 use time::OffsetDateTime;
 
-use crate::{ledger::Purchase, profile::UnitNumber};
+use crate::{profile::UnitNumber, purchase::Purchase};
 
-/// What was bought.
+/// All purchases.
 #[derive(Serialize)]
 pub struct Summary {
     pub purchases: usize,
     pub units: u64,
-    /// Those of the units that were canceled since.
+    /// Canceled units.
     pub canceled: usize,
-    /// In the order of the first purchase.
+    /// In the order of their first purchase.
     pub orders: Vec<OrderSummary>,
 }
 
-/// What was bought under one order id.
+/// The purchases of one order id.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct OrderSummary {
     pub order_id: String,
     pub units: u64,
     pub purchased_times: usize,
     pub canceled: usize,
-    /// Each purchase, if a single order was asked for.
+    /// Each purchase, only if one order is requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bought: Option<Vec<Bought>>,
 }
@@ -49,7 +49,7 @@ pub struct BoughtTopup {
     pub canceled: bool,
 }
 
-/// Everything that was bought. Its cost grows with the number of purchases.
+/// Summarises all purchases. The cost grows with their number.
 pub fn of_all(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> Summary {
     let mut orders: Vec<OrderSummary> = Vec::new();
     let mut places: HashMap<&str, usize> = HashMap::new();
@@ -63,7 +63,7 @@ pub fn of_all(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> S
     Summary::new(orders)
 }
 
-/// What was bought under one order id, purchase by purchase.
+/// Summarises the purchases of one order id, one by one.
 pub fn of_one(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> Summary {
     let Some(first) = purchases.first() else {
         return Summary::new(Vec::new());

@@ -1,20 +1,20 @@
-//! What becomes of the units of a purchase, and when.
+//! When the units of a purchase become ready or fail.
 
 use std::{mem, time::Duration};
 
 use crate::{
-    ledger::Purchase,
-    outcomes::{AtGet, Script},
     profile::UnitNumber,
     protocol::UnitStatus,
+    purchase::Purchase,
+    script::{AtGet, Scripts},
 };
 
-/// Units of a purchase that take time come one by one, this far apart…
+/// The interval between two delayed units of one purchase.
 const STEP: Duration = Duration::from_millis(200);
-/// …but none later than this after the first.
+/// The latest a delayed unit comes after the first one.
 const LAST: Duration = Duration::from_secs(3);
 
-/// What becomes of a unit; the time counts from its purchase.
+/// The final state of a unit and when it has it, counted from the purchase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Ready(Duration),
@@ -36,7 +36,7 @@ impl Fate {
 /// Each unit with its option id and its fate, in the order of the purchase.
 pub fn fates<'a>(
     purchase: &'a Purchase,
-    script: &'a Script,
+    scripts: &'a Scripts,
 ) -> impl Iterator<Item = (UnitNumber, &'a str, Fate)> {
     let mut waiting = 0;
     let mut one_failed = false;
@@ -46,7 +46,7 @@ pub fn fates<'a>(
         Fate::Ready(first + later)
     };
     purchase.units().map(move |(unit, option_id)| {
-        let fate = match script.outcome(option_id).at_get {
+        let fate = match scripts.of(option_id).at_get {
             AtGet::Ready => Fate::Ready(Duration::ZERO),
             AtGet::FirstFails(after) if !mem::replace(&mut one_failed, true) => Fate::Failed(after),
             AtGet::ReadyAfter(after) | AtGet::FirstFails(after) => one_by_one(after),
@@ -59,7 +59,7 @@ pub fn fates<'a>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{outcomes::option_id, protocol::Product};
+    use crate::{protocol::Product, script::option_id};
     use time::macros::datetime;
 
     fn fates_of(products: &[(&str, u32)]) -> Vec<Fate> {
@@ -76,7 +76,7 @@ mod tests {
             first_unit: 1,
             products,
         };
-        fates(&purchase, &Script::default())
+        fates(&purchase, &Scripts::default())
             .map(|(_, _, fate)| fate)
             .collect()
     }

@@ -1,5 +1,5 @@
-//! Prints every point at which the walk over all crash points lets a process die: one line for each
-//! effect, with the stage that has it and the points on both sides.
+//! Prints every point of the walk over all crash points: one line for each effect, with its stage and the
+//! points before and after it.
 
 use pipeline::effect::{Effect, Point, Side};
 

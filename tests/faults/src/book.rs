@@ -1,11 +1,11 @@
-//! What partners saw: their answers and their webhooks. Times count from the beginning of the run.
+//! The partners' view: responses and webhooks. Times count from the start of the run.
 
 use serde::Deserialize;
 use serde_json::Value;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The run's own time.
+/// The time of the run.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock(Instant);
 
@@ -31,13 +31,13 @@ pub struct Asked {
     pub partner: usize,
     pub hung_up: bool,
     pub requests: usize,
-    /// Requests without a definite result: no whole answer, or a 5xx.
+    /// Requests without a definite result: no complete response, or a 5xx.
     pub unanswered: u32,
     pub settled: Option<Settled>,
-    /// When the request with the definite answer was sent, and when that answer had been read.
+    /// When the request with the definite response was sent, and when that response was read.
     pub sent: Duration,
     pub answered: Duration,
-    /// Of a 201.
+    /// The topups of a 201.
     pub topups: Vec<String>,
 }
 
@@ -48,14 +48,14 @@ pub enum Settled {
     Created,
     /// 422 "has already been taken": an earlier request stored it.
     Taken,
-    /// 422 because the provider refused or wasn't reached.
+    /// 422 because the provider rejected it or was not reached.
     Refused,
     /// Any other 4xx. No order of this run is invalid, so the run is red.
     Denied(String),
 }
 
 impl Settled {
-    /// The definite result that an answer means, with the topups of a 201; `None` if the order stays open.
+    /// The definite result of a response, with the topups of a 201; `None` if the order stays open.
     pub fn of(status: u16, body: &[u8]) -> Option<(Self, Vec<String>)> {
         #[derive(Deserialize)]
         struct Created {
@@ -111,14 +111,14 @@ impl Asked {
     }
 }
 
-/// A webhook as an endpoint got it.
+/// A webhook as an endpoint received it.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     pub at: Duration,
     pub partner: usize,
     pub topup_id: String,
     pub iccid: String,
-    /// Answered with 200.
+    /// The endpoint responded 200.
     pub acknowledged: bool,
     /// Its signature is the partner's.
     pub genuine: bool,
@@ -140,7 +140,7 @@ impl Book {
         lock(&self.arrivals).push(arrival);
     }
 
-    /// Counts orders with a definite result or given up, and webhooks.
+    /// The number of orders with a definite result or given up, and the number of webhooks.
     pub fn counts(&self) -> (usize, usize) {
         (lock(&self.asked).len(), lock(&self.arrivals).len())
     }

@@ -1,5 +1,5 @@
-//! Partners that follow the rule of the API: after no answer, or a 5xx, a client sends the same
-//! `external_order_id` again until the result is definite.
+//! Partners that follow the rule of the API: after no response, or a 5xx, a client repeats the same
+//! `external_order_id` until the result is definite.
 
 use crate::book::{Asked, Book, Clock, Settled};
 use crate::orders::{self, HangUp, OrderPlan};
@@ -13,12 +13,12 @@ use testkit::esimctl::Partner;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// How long a client waits for an answer.
+/// How long a client waits for a response.
 const PATIENCE: Duration = Duration::from_secs(12);
 /// The longest wait between two requests of one order.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
 
-/// What all clients share.
+/// The shared state of all clients.
 pub struct Clients {
     pub seed: u64,
     pub clock: Clock,
@@ -28,7 +28,7 @@ pub struct Clients {
     pub accounts: Vec<Account>,
     /// Option ids by name.
     pub options: BTreeMap<&'static str, String>,
-    /// Since the beginning of the run: when clients give up.
+    /// When clients give up, since the start of the run.
     pub deadline: Duration,
 }
 
@@ -47,7 +47,7 @@ impl Account {
     }
 }
 
-/// A whole answer.
+/// A complete response.
 struct Answer {
     status: u16,
     body: Vec<u8>,
@@ -98,7 +98,7 @@ impl Clients {
         order(external_order_id, &items).to_string()
     }
 
-    /// Signed for this moment.
+    /// A request signed for this moment.
     fn request(&self, plan: &OrderPlan, body: &str) -> String {
         let account = &self.accounts[plan.partner];
         let timestamp = runtime::clock::unix_seconds().to_string();
@@ -113,7 +113,7 @@ impl Clients {
     }
 }
 
-/// One request on a connection of its own. `None`: the client hung up, or the answer isn't whole.
+/// One request on its own connection. `None`: the client hung up, or the response is incomplete.
 async fn exchange(ingress: &str, request: &str, hang_up: Option<HangUp>) -> Result<Option<Answer>> {
     let mut stream = TcpStream::connect(ingress).await?;
     stream.set_nodelay(true)?;
@@ -140,7 +140,7 @@ async fn exchange(ingress: &str, request: &str, hang_up: Option<HangUp>) -> Resu
     whole(&answer).map(Some)
 }
 
-/// Parses an answer that ends with its connection; an error if a part of it is missing.
+/// Parses a response that ends with its connection; an incomplete one is an error.
 fn whole(answer: &[u8]) -> Result<Answer> {
     let end = answer
         .windows(4)

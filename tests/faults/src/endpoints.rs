@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 
 const BODY_LIMIT: usize = 64 * 1024;
-/// How long the slow endpoint takes.
+/// The delay of the slow endpoint.
 const SLOW: Duration = Duration::from_secs(2);
 /// How long a hanging endpoint stays silent; longer than `WEBHOOK_TIMEOUT`.
 const HANGING: Duration = Duration::from_mins(1);
@@ -40,7 +40,7 @@ struct Shared {
     book: Arc<Book>,
 }
 
-/// What happens to a request.
+/// The reaction to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Manner {
     Answer(StatusCode, Duration),
@@ -79,7 +79,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Answers 200 at once from now on.
+    /// Responds 200 at once from now on.
     pub fn heal(&self) {
         self.shared.healed.store(true, Ordering::Relaxed);
     }
@@ -104,7 +104,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 async fn serve(stream: TcpStream, shared: Arc<Shared>) {
-    // Closed with unsent or unread data, a connection is reset rather than finished.
+    // The system resets a connection that is closed with unsent or unread data.
     if shared.behaviour == Behaviour::Resetting && stream.set_zero_linger().is_err() {
         return;
     }
@@ -117,7 +117,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>) {
 }
 
 impl Shared {
-    /// Errors end the connection without an answer.
+    /// An error ends the connection without a response.
     async fn answer(&self, request: Request<Incoming>) -> Result<Response<Empty<Bytes>>> {
         let at = self.clock.now();
         let (head, body) = request.into_parts();
@@ -158,7 +158,7 @@ impl Shared {
     }
 }
 
-/// What happens to the request of that number, from 0.
+/// The reaction to the request with this number, from 0.
 fn manner(behaviour: Behaviour, healed: bool, number: u64) -> Manner {
     let at_once = |status| Manner::Answer(status, Duration::ZERO);
     if healed {

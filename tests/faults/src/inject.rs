@@ -1,4 +1,4 @@
-//! Makes the scheduled faults in the running system, and undoes them.
+//! Applies the scheduled faults to the running system, and undoes them.
 
 use crate::book::Clock;
 use crate::schedule::{Fault, Planned, Service, Target};
@@ -17,14 +17,14 @@ use tokio::sync::Mutex;
 
 /// How long a process may take to end after SIGTERM.
 const STOP: Duration = Duration::from_secs(30);
-/// Period of the check for processes that ended by themselves.
+/// The interval of the check for processes that ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
-/// A fault that was made.
+/// A fault that was applied.
 #[derive(Clone, Debug, Serialize)]
 pub struct Happened {
     pub kind: String,
-    /// Since the beginning of the run.
+    /// Since the start of the run.
     pub from: Duration,
     pub until: Duration,
 }
@@ -71,7 +71,7 @@ impl Victims {
         })
     }
 
-    /// Makes all faults at their times; ends when the last one has been undone.
+    /// Applies all faults at their times; ends when the last one is undone.
     pub async fn suffer(&self, schedule: &[Planned]) {
         let faults = schedule.iter().map(|planned| async {
             tokio::time::sleep_until(self.clock.at(planned.at)).await;
@@ -93,7 +93,7 @@ impl Victims {
         loop {
             looks.tick().await;
             for process in self.processes.values() {
-                // Locked: a fault is killing or starting it right now.
+                // A locked process is being killed or started by a fault.
                 let Ok(mut process) = process.try_lock() else {
                     continue;
                 };
@@ -114,12 +114,12 @@ impl Victims {
         process.spawn()
     }
 
-    /// The number of faults made and undone, and the number of unplanned troubles.
+    /// The applied faults.
     pub fn happened(&self) -> Vec<Happened> {
         lock(&self.happened).clone()
     }
 
-    /// What went wrong that wasn't planned.
+    /// Unplanned problems.
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles = lock(&self.troubles).clone();
         for process in self.processes.values() {
@@ -164,7 +164,7 @@ impl Victims {
 
     async fn provider(&self, faults: &Value) -> Result<()> {
         let url = format!("{}/faults", self.sandbox_url);
-        // A sandbox that has just been started may need a moment.
+        // A sandbox that has just started may need a moment.
         testkit::wait::until(
             Duration::from_secs(20),
             "the sandbox to take faults",

@@ -1,7 +1,7 @@
-//! The fault run: real processes and partners under a schedule of faults that a seed decides. At the end
-//! the run compares what partners saw, what the provider sold and what is stored.
+//! The fault run: real processes and partners under a schedule of faults that a seed decides. At the end the
+//! run compares the partners' view, the provider's sales and the database.
 //!
-//! [`schedule`] and [`orders`] plan the run (pure), [`world`] is the system under test, [`inject`] makes
+//! [`schedule`] and [`orders`] plan the run (pure), [`world`] is the system under test, [`inject`] applies
 //! the faults, [`client`] and [`endpoints`] are the partners, [`book`] and [`stored`] hold the evidence,
 //! [`verdict`] judges it (pure), and [`report`] prints the result.
 
@@ -31,17 +31,17 @@ use tokio::task::JoinSet;
 use verdict::Broken;
 use world::World;
 
-/// How long clients may take after the last fault to get a definite answer.
+/// How long clients may take after the last fault to get a definite response.
 const CLIENTS: Duration = Duration::from_secs(90);
 /// How long deliveries may take after that, and after `PARK_AFTER`, to finish.
 const REST: Duration = Duration::from_mins(3);
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// Sends orders through the pipeline while faults occur, and checks the promise: nothing is bought
-/// twice, nothing is lost.
+/// Sends orders through the pipeline while faults occur, and checks the promise: nothing is bought twice,
+/// nothing is lost.
 ///
-/// Starts a `PostgreSQL`, a nats-server, a sandbox and two of each stage of its own. The exit status is 0
-/// if the promise held; 1 if not, with the ids and a folder to inspect; 2 if the run could not start.
+/// Starts its own `PostgreSQL`, nats-server and sandbox, and two of each stage. The exit status is 0 if the
+/// promise held; 1 if not, with the ids and a folder to inspect; 2 if the run could not start.
 #[derive(Debug, Parser)]
 #[command(
     name = "tests/faults/run",
@@ -51,10 +51,10 @@ const PROGRESS: Duration = Duration::from_secs(5);
   tests/faults/run --no-duplicate-detection          the promise rests on look-ups alone"
 )]
 struct Settings {
-    /// Seed of faults and orders [default: a random one, which is printed]
+    /// Seed of faults and orders [default: random; the run prints it]
     #[arg(long)]
     seed: Option<u64>,
-    /// Length of the run: how long orders are placed and faults begin
+    /// Length of the run, during which orders are placed and faults begin
     #[arg(long, default_value_t = 3.0, value_parser = minutes)]
     minutes: f64,
     /// Orders per second
@@ -66,7 +66,7 @@ struct Settings {
     /// The provider refuses to sell an order twice [default: on for even seeds, off for odd ones]
     #[arg(long, overrides_with = "no_duplicate_detection")]
     duplicate_detection: bool,
-    /// The provider sells as often as it is asked
+    /// The provider sells every order again, even a repeated one
     #[arg(long)]
     no_duplicate_detection: bool,
     /// The provisioners' SETTLE [default: 8s, from 10 minutes on 20s]
@@ -307,7 +307,7 @@ fn shifted(mut schedule: Vec<schedule::Planned>, by: Duration) -> Vec<schedule::
     schedule
 }
 
-/// Places each order at its time, independently of the others; ends when all have a definite result.
+/// Places each order at its time, independently; ends when all have a definite result.
 async fn place_orders(run: &Run, world: &World, begun: Duration) {
     let gap = Duration::from_secs_f64(1.0 / run.orders_per_second);
     let mut under_way = JoinSet::new();

@@ -1,4 +1,4 @@
-//! What is ordered, by whom, and how the client behaves. Pure: seed and number decide everything.
+//! The orders: options, partner and client behaviour. Pure: seed and number decide everything.
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -19,9 +19,9 @@ pub const OPTIONS: [(&str, u32); 12] = [
     ("flapping", 6),
     ("rate-limited", 5),
 ];
-/// The option whose profiles never come: its placements must be parked.
+/// The option whose profiles never arrive: its placements must be parked.
 pub const NEVER_READY: &str = "never-ready";
-/// The share of clients that hang up before they have read an answer.
+/// The share of clients that hang up before they read a response.
 const HANG_UP: f64 = 0.1;
 /// The share of orders over two options.
 const TWO_OPTIONS: f64 = 0.15;
@@ -34,15 +34,15 @@ pub enum Behaviour {
     Slow,
     /// 500 for two of five requests.
     Failing,
-    /// Never answers.
+    /// Never responds.
     Hanging,
-    /// Resets two of three connections, after it has read the request.
+    /// Resets two of three connections after reading the request.
     Resetting,
     /// The partner has set no URL.
     Absent,
 }
 
-/// A partner each, and how often it orders.
+/// One partner per row, with its share of orders.
 pub const PARTNERS: [(Behaviour, u32); 6] = [
     (Behaviour::Fast, 40),
     (Behaviour::Slow, 15),
@@ -55,11 +55,11 @@ pub const PARTNERS: [(Behaviour, u32); 6] = [
 /// When a client hangs up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HangUp {
-    /// After this many thousandths of the request were sent.
+    /// After this many thousandths of the request.
     Sending(u32),
     /// This long after the whole request was sent.
     Sent(Duration),
-    /// When the answer arrives, without reading it.
+    /// When the response arrives, without reading it.
     Answered,
 }
 
@@ -70,13 +70,13 @@ pub struct OrderPlan {
     pub partner: usize,
     /// Option names with quantities; each name once.
     pub items: Vec<(&'static str, u32)>,
-    /// In the first request; every later one waits for its answer.
+    /// Only for the first request; every later one waits for its response.
     pub hang_up: Option<HangUp>,
-    /// The ingress of the first request; later ones take turns.
+    /// The ingress of the first request; later requests take turns.
     pub ingress: usize,
 }
 
-/// The order of that number, from 0.
+/// The order with this number, from 0.
 pub fn plan(seed: u64, number: u64) -> OrderPlan {
     let mut rng = StdRng::seed_from_u64(seed.rotate_left(32) ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let partner = weighted(&PARTNERS.map(|(_, weight)| weight), &mut rng);

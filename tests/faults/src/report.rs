@@ -30,7 +30,7 @@ pub struct Report {
     pub verdict: Verdict,
 }
 
-/// Faults of one kind, and how long the system took to recover from them.
+/// Faults of one kind, and the system's recovery times from them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Kind {
     pub faults: usize,
@@ -38,9 +38,8 @@ pub struct Kind {
     pub longest_recovery_seconds: Option<f64>,
 }
 
-/// For each fault the time from its end until the first webhook of an order that was sent after that
-/// end: such an order has passed through every stage. A fault that no order followed counts only in
-/// number.
+/// The recovery time of each fault: from its end until the first webhook of an order that was sent after that
+/// end. Such an order has passed through every stage. A fault without such an order counts only in number.
 pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) -> BTreeMap<String, Kind> {
     let created = asked.iter().filter(|one| one.settled == Some(Settled::Created));
     let sent: HashMap<&str, Duration> = created

@@ -1,4 +1,4 @@
-//! Which faults occur, and when. Pure: the seed decides everything.
+//! The faults and their times. Pure: the seed decides everything.
 
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
@@ -36,7 +36,7 @@ pub enum Target {
 pub enum Fault {
     /// SIGKILL; started again when the fault ends.
     Killed,
-    /// SIGTERM; started again when it has ended, as in a rolling restart.
+    /// SIGTERM; started again after it ended, as in a rolling restart.
     Restarted,
     /// SIGSTOP; SIGCONT when the fault ends.
     Stalled,
@@ -48,11 +48,11 @@ pub enum Fault {
     Wiped,
     /// Sandbox only: every call's connection is closed.
     Down,
-    /// Sandbox only: calls are carried out and answered late.
+    /// Sandbox only: calls run and get a late response.
     Slow(Duration),
-    /// Sandbox only: half of all calls are answered 500, half of those after they were carried out.
+    /// Sandbox only: half of all calls get a 500, half of those after they ran.
     Erring,
-    /// Sandbox only: half of all orders are bought and never answered.
+    /// Sandbox only: half of all orders are bought without a response.
     Silent,
     /// Sandbox only: look-ups don't see young purchases.
     Lagging(Duration),
@@ -68,15 +68,15 @@ pub struct Planned {
     pub lasts: Duration,
 }
 
-/// What a schedule depends on.
+/// The parameters of a schedule.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Terms {
     pub seed: u64,
-    /// How long new faults begin.
+    /// The time in which new faults begin.
     pub length: Duration,
-    /// Mean time between the beginnings of two faults.
+    /// Mean time between the starts of two faults.
     pub every: Duration,
-    /// The provisioners' settling delay, which bounds what the promise tolerates.
+    /// The provisioners' settling delay, which limits stalls and lags.
     pub settle: Duration,
     /// Whether the provider refuses a second purchase; if not, no stall exceeds `settle`.
     pub detects_duplicates: bool,
@@ -180,7 +180,7 @@ fn deck() -> Vec<Card> {
     services.into_iter().flatten().chain(others).collect()
 }
 
-/// The faults of a run, in the order of their beginning.
+/// The faults of a run, by start time.
 pub fn schedule(terms: &Terms) -> Vec<Planned> {
     let mut rng = StdRng::seed_from_u64(terms.seed);
     let mut busy: BTreeMap<Target, Duration> = BTreeMap::new();
@@ -244,16 +244,16 @@ fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
     };
     let seconds = Duration::from_secs;
     let soon = Duration::from_millis(200)..=seconds(4);
-    // What the provider itself adds to the time until a purchase is seen: stalls, latency and lag, one
-    // at a time, stay well below the settling delay.
+    // The provider's own delay until a purchase is visible: stalls, latency and lag happen one at a time and
+    // stay well below the settling delay.
     let provider = terms.settle / 4;
     match card {
         Card::Killed(_) | Card::SandboxKilled | Card::NatsKilled => (Fault::Killed, within(soon)),
         Card::Restarted(_) => (Fault::Restarted, Duration::ZERO),
         Card::ShortStall(_) => (Fault::Stalled, within(Duration::from_millis(100)..=seconds(2))),
         Card::LongStall(Service::Provisioner) => {
-            // Below and above the lease; beyond the settling delay only where the provider itself
-            // refuses to sell twice.
+            // Below and above the lease; beyond the settling delay only if the provider itself rejects a
+            // second purchase.
             let longest = if terms.detects_duplicates {
                 terms.settle.mul_f64(1.5)
             } else {

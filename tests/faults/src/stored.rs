@@ -1,4 +1,4 @@
-//! What the pipeline's database holds once nothing is in flight, and whether anything still is.
+//! The stored state after the run, and the rows that are still in flight.
 
 use anyhow::Result;
 use sqlx::PgConnection;
@@ -114,14 +114,14 @@ impl Stored {
     }
 }
 
-/// What is still in flight.
+/// Rows in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, sqlx::FromRow)]
 pub struct OnTheWay {
-    /// Placements that are neither bought nor given up.
+    /// Placements that are neither bought nor closed.
     pub unbought: i64,
-    /// Placements that are bought and miss profiles.
+    /// Bought placements that miss profiles.
     pub uncollected: i64,
-    /// Webhooks that are neither acknowledged nor given up.
+    /// Webhooks that are neither acknowledged nor exhausted.
     pub undelivered: i64,
 }
 

@@ -1,7 +1,7 @@
 //! The verdict: compares three ledgers and the database. Pure.
 //!
-//! What partners saw ([`Asked`], [`Arrival`]), what the provider sold ([`LedgerOrder`]) and what is
-//! stored ([`Stored`]) must agree.
+//! The partners' view ([`Asked`], [`Arrival`]), the provider's sales ([`LedgerOrder`]) and the database
+//! ([`Stored`]) must agree.
 
 use crate::book::{Arrival, Asked, Settled};
 use crate::orders::NEVER_READY;
@@ -14,7 +14,7 @@ use testkit::stack::LedgerOrder;
 /// Tolerance between two moments that tasks of this process took: a task may have waited for a processor.
 const SAME_MOMENT: Duration = Duration::from_millis(150);
 
-/// Everything that is known when a run has ended.
+/// The evidence at the end of a run.
 pub struct Evidence {
     pub asked: Vec<Asked>,
     pub arrivals: Vec<Arrival>,
@@ -79,18 +79,18 @@ pub struct Verdict {
 pub struct Counts {
     pub orders: usize,
     pub answered_201: usize,
-    /// Of these, after an earlier request without an answer.
+    /// Of these, after an earlier request without a response.
     pub answered_201_later: usize,
     pub answered_4xx: usize,
     pub unanswered_then_taken: usize,
     pub never_settled: usize,
     pub requests: usize,
     pub clients_hung_up: usize,
-    /// Of orders that weren't refused.
+    /// Units of orders that were not refused.
     pub units_stored: usize,
     pub units_bought: u64,
     pub placements_bought_twice: usize,
-    /// Units of orders that weren't refused which the provider never sold: failed or parked.
+    /// Units of orders that were not refused and that the provider never sold: failed or parked.
     pub units_never_bought: usize,
     pub units_delivered: usize,
     pub webhooks: usize,
@@ -120,7 +120,7 @@ impl Verdict {
     }
 }
 
-/// Judges a run that has come to rest.
+/// Judges a run without rows in flight.
 pub fn judge(evidence: &Evidence) -> Verdict {
     let mut verdict = Verdict::default();
     let index = Index::of(evidence);
@@ -223,7 +223,7 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             }
             Some(Settled::Refused) => {
                 counts.answered_4xx += 1;
-                // An earlier request that was never answered may have been stored after all.
+                // An earlier unanswered request may have been stored after all.
                 if asked.unanswered == 0 && standing() {
                     verdict.add(
                         Broken::BoughtThoughRefused,

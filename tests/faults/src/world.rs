@@ -21,11 +21,11 @@ use testkit::postgres::PostgresServer;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
-/// Longer than the default, so that the answer also carries verdicts of slow provider calls.
+/// Longer than the default, so that responses also carry verdicts of slow provider calls.
 const PLACEMENT_WAIT: Duration = Duration::from_secs(3);
 const PROVIDER_TIMEOUT: Duration = Duration::from_secs(2);
 const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
-/// Waits between the attempts of a delivery, in seconds, compressed; [`LATER`] longer ones follow.
+/// Compressed waits between delivery attempts, in seconds; [`LATER`] longer ones follow.
 const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
 const LATER: usize = 24;
 
@@ -33,16 +33,16 @@ const LATER: usize = 24;
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub seed: u64,
-    /// For how long orders are placed and faults begin.
+    /// The time in which orders are placed and faults begin.
     pub length: Duration,
     pub settle: Duration,
     pub park_after: Duration,
     pub detects_duplicates: bool,
-    /// When clients without a definite answer give up, since the beginning.
+    /// When clients without a definite response give up, since the start.
     pub deadline: Duration,
 }
 
-/// In the order of their end: processes before the servers that they use.
+/// In stop order: processes before the servers that they use.
 pub struct World {
     pub victims: Arc<Victims>,
     pub clients: Arc<Clients>,
@@ -111,7 +111,7 @@ impl World {
         })
     }
 
-    /// Lifts faults, heals endpoints, and sets the URL that is missing.
+    /// Ends faults, heals endpoints, and sets the missing URL.
     pub async fn heal(&self) -> Result<()> {
         self.victims.lift().await?;
         for (endpoint, partner) in self.endpoints.iter().zip(&self.partners) {
@@ -179,7 +179,7 @@ and afterwards: kill %1; rm -r {logs} {folder}",
 
 async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
     let text = |duration: Duration| humantime::format_duration(duration).to_string();
-    // Together longer than the run, so that nothing is exhausted by an endpoint that heals at its end.
+    // Together longer than the run, so that no delivery to an endpoint that heals at the end is exhausted.
     let later = (terms.length / 20).as_secs().max(5);
     let waits = FIRST_WAITS.into_iter().chain(std::iter::repeat_n(later, LATER));
     let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
@@ -219,7 +219,7 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
 
 const CALLBACK_TOKEN: &str = "token-of-the-fault-run-0123456789";
 
-/// Tells the sandbox where the first provisioner takes callbacks, which is known once that has its port.
+/// Configures the sandbox with the callback address of the first provisioner, which is known after its start.
 async fn call_back(stack: &mut Stack) -> Result<()> {
     let provisioner = stack.process(Stage::Provisioner)?.program().env.get("LISTEN");
     let listen = provisioner.context("the provisioner has no LISTEN")?.clone();

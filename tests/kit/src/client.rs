@@ -28,7 +28,7 @@ pub struct Client {
     secret: SecretKey,
 }
 
-/// One entry of the answer: one unit.
+/// One entry of the response: one unit.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Product {
@@ -36,21 +36,21 @@ pub struct Product {
     pub option_id: String,
 }
 
-/// An answer of any status.
+/// A response of any status.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
     pub headers: HeaderMap,
     /// The body as sent.
     pub body: Bytes,
-    /// From before the request was sent until the whole answer was read.
+    /// From just before the request until the end of the response.
     pub took: Duration,
-    /// When the whole answer had been read.
+    /// The time at the end of the response.
     pub at: Instant,
 }
 
 impl Client {
-    /// `base_url` has no trailing path: `http://127.0.0.1:18080`. `secret_key` is Base64.
+    /// Creates a client. `base_url` has no path: `http://127.0.0.1:18080`. `secret_key` is Base64.
     pub fn new(base_url: &str, access_key: &str, secret_key: &str) -> Result<Self> {
         Ok(Self {
             http: http::client()?,
@@ -60,7 +60,7 @@ impl Client {
         })
     }
 
-    /// The client of a partner that `esimctl` made.
+    /// The client of a partner that `esimctl` created.
     pub fn of(base_url: &str, partner: &Partner) -> Result<Self> {
         Self::new(base_url, &partner.access_key, &partner.secret_key)
     }
@@ -97,8 +97,8 @@ pub fn order(external_order_id: &str, items: &[(&str, u32)]) -> Value {
     json!({"external_order_id": external_order_id, "products": products})
 }
 
-/// A correct request until it is changed. The signature covers changes by `method`, `path`, `timestamp`,
-/// `access_key` and `secret`, but not those by `header` and `without`.
+/// A correct request, unless changed. The signature covers changes by `method`, `path`, `timestamp`,
+/// `access_key` and `secret`, but not changes by `header` and `without`.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Request {
@@ -155,19 +155,19 @@ impl Request {
         self.timestamp(&(now + seconds).to_string())
     }
 
-    /// Replaces a header after signing; any bytes that HTTP can carry.
+    /// Replaces a header after signing; accepts any bytes that HTTP can carry.
     pub fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
         self.changes.push((name.into(), Some(value.as_ref().into())));
         self
     }
 
-    /// Leaves a header out.
+    /// Omits a header.
     pub fn without(mut self, name: &str) -> Self {
         self.changes.push((name.into(), None));
         self
     }
 
-    /// The signature of the request in its present form, lowercase hex.
+    /// The signature of the current request, lowercase hex.
     pub fn signature(&self) -> String {
         signing::request::sign(
             &self.secret,
@@ -178,7 +178,7 @@ impl Request {
         )
     }
 
-    /// Errors: no answer (refused, cut off, 30 s), or a method, path or header that HTTP can't carry.
+    /// Errors: no response (refused, cut off, 30 s), or a method, path or header that HTTP cannot carry.
     pub async fn send(self) -> Result<Answer> {
         let url = format!("{}{}{}", self.client.base_url, self.path, self.query);
         let method = reqwest::Method::from_bytes(self.method.as_bytes())?;
@@ -232,7 +232,7 @@ impl Answer {
         serde_json::from_slice(&self.body).with_context(|| format!("not JSON: {}", self.describe()))
     }
 
-    /// The entries of a 201; anything else is an error that shows the whole answer.
+    /// The entries of a 201; any other response is an error that shows all of it.
     pub fn products(&self) -> Result<Vec<Product>> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]

@@ -38,7 +38,7 @@ pub struct CatalogueOption {
     pub enabled: bool,
 }
 
-/// The times that are stored with an order, as `esimctl order show` prints them.
+/// The stored times of an order, as `esimctl order show` prints them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct OrderTimes {
     #[serde(with = "time::serde::rfc3339")]
@@ -64,7 +64,7 @@ pub struct TopupTimes {
     /// When its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub ready_at: Option<OffsetDateTime>,
-    /// When the partner acknowledged its webhook.
+    /// When the endpoint acknowledged its webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
 }
@@ -77,7 +77,7 @@ pub struct Esimctl {
 }
 
 impl Esimctl {
-    /// `env` adds settings to this process's environment.
+    /// Creates it; `env` adds settings to this process's environment.
     pub fn new(env: impl IntoIterator<Item = (String, String)>) -> Self {
         Self {
             binary: bin_dir().join("esimctl"),
@@ -85,7 +85,7 @@ impl Esimctl {
         }
     }
 
-    /// Runs `esimctl <args> --json` and parses what it prints.
+    /// Runs `esimctl <args> --json` and parses its output.
     ///
     /// Errors: it fails (with its standard error), takes longer than 60 s, or prints other output.
     pub async fn run<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
@@ -129,7 +129,7 @@ impl Esimctl {
         self.run(&args).await
     }
 
-    /// `order show` with our order id, a topup id or an external order id: every order that has it.
+    /// `order show` with an order id, a topup id or an external order id: every matching order.
     pub async fn order_times(&self, id: &str) -> Result<Vec<OrderTimes>> {
         #[derive(Deserialize)]
         struct Found {

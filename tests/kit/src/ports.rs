@@ -4,8 +4,7 @@ use anyhow::{Context, Result};
 use std::net::{Ipv4Addr, TcpListener};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Below the range of local ports for outgoing connections, so that a chosen port stays free until it is
-/// used; above our own default ports.
+/// Below the range of ephemeral ports, so that a chosen port stays free; above the services' default ports.
 const FIRST: u32 = 20_000;
 const COUNT: u32 = 12_000;
 

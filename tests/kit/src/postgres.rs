@@ -12,12 +12,12 @@ use std::time::Duration;
 use tokio::process::{Child, Command};
 use uuid::Uuid;
 
-/// How long a start may take, recovery after a crash included.
+/// How long a start may take, including crash recovery.
 const START: Duration = Duration::from_mins(1);
 const STOP: Duration = Duration::from_secs(20);
 
-/// A real server with its data in a folder of its own and every durability setting at its default,
-/// which is on. Its port stays the same over restarts. Stopped at once when dropped.
+/// A real server with its own data folder; every durability setting keeps its default, on. Its port stays the
+/// same over restarts. Dropping it stops it at once.
 #[derive(Debug)]
 pub struct PostgresServer {
     programs: PathBuf,
@@ -30,8 +30,8 @@ pub struct PostgresServer {
 }
 
 impl PostgresServer {
-    /// Makes a cluster with the programs of `PG_BIN`, in `folder/postgres`, and starts it. The user that
-    /// it runs as must be able to enter `folder`.
+    /// Creates a cluster in `folder/postgres` with the programs of `PG_BIN`, and starts it. The server's user
+    /// must be able to enter `folder`.
     pub async fn start(folder: &Path) -> Result<Self> {
         let programs = PathBuf::from(required("PG_BIN")?);
         let folder = folder.join("postgres");
@@ -82,7 +82,7 @@ impl PostgresServer {
         self.stop(Signal::INT).await
     }
 
-    /// Starts it after a stop, and waits until it takes connections.
+    /// Starts it after a stop, and waits until it accepts connections.
     pub async fn start_again(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "postgres is running already");
         let log = OpenOptions::new().create(true).append(true).open(self.log())?;
@@ -193,7 +193,7 @@ impl PostgresServer {
 
 impl Drop for PostgresServer {
     fn drop(&mut self) {
-        // Its processes end by themselves; the child's own drop makes sure of the first one.
+        // Its other processes end by themselves; dropping the child ends the first one.
         if let Some(child) = &self.child {
             let _ = send(child, Signal::QUIT);
         }

@@ -15,17 +15,17 @@ const START: Duration = Duration::from_secs(30);
 /// Lines of the log that an error shows.
 const LOG_LINES: usize = 30;
 
-/// What to run. Of the test's own environment the program gets only `PATH`, `HOME` and `TMPDIR`.
+/// A program to run. From the test's environment it gets only `PATH`, `HOME` and `TMPDIR`.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// For messages: `notifier-1`.
+    /// The name for messages: `notifier-1`.
     pub name: String,
     pub binary: PathBuf,
     pub args: Vec<String>,
     pub env: BTreeMap<String, String>,
-    /// Answers 200 once the program is ready: `http://127.0.0.1:18081/readyz`.
+    /// Responds 200 once the program is ready: `http://127.0.0.1:18081/readyz`.
     pub ready_url: String,
-    /// Standard output and standard error, appended to.
+    /// Receives standard output and standard error, appended.
     pub log: PathBuf,
 }
 
@@ -44,8 +44,8 @@ impl Process {
 
     /// Starts the program, for the first time or again, and waits until it is ready.
     ///
-    /// Errors: it runs already, can't be started, ends before it is ready or takes longer than 30 s;
-    /// with the end of its log.
+    /// Errors, with the end of its log: it runs already, cannot be started, ends before it is ready, or takes
+    /// longer than 30 s.
     pub async fn start(&mut self) -> Result<()> {
         self.spawn()?;
         let client = http::client()?;
@@ -102,7 +102,7 @@ impl Process {
             .context("cannot ask for the exit status")
     }
 
-    /// SIGKILL, and waits for the end. Fine if it doesn't run.
+    /// SIGKILL, and waits for the end. Does nothing if it is not running.
     pub async fn kill(&mut self) -> Result<()> {
         if let Some(mut child) = self.child.take() {
             child
@@ -115,7 +115,7 @@ impl Process {
 
     /// SIGTERM, and waits for the end. A clean end has exit status 0.
     ///
-    /// Errors: it doesn't run, or is still there after `timeout` (then it is killed).
+    /// Errors: it is not running, or still runs after `timeout` (then it is killed).
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.signal(Signal::TERM)?;
         self.wait(timeout).await
@@ -145,7 +145,7 @@ impl Process {
         self.signal(Signal::CONT)
     }
 
-    /// Everything it has printed, over all its starts.
+    /// Its whole output, over all its starts.
     pub fn log(&self) -> Result<String> {
         let bytes = std::fs::read(&self.program.log)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())

@@ -1,4 +1,4 @@
-//! A partner's webhook endpoint: records every request, and answers as configured.
+//! A partner's webhook endpoint: records every request, and responds as configured.
 
 use anyhow::{Context, Result, bail};
 use axum::body::Bytes;
@@ -14,13 +14,13 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// Larger bodies are refused with 413 and not recorded.
+/// Larger bodies get a 413 and are not recorded.
 const BODY_LIMIT: usize = 64 * 1024;
 
-/// One request as it came in.
+/// One received request.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// When its head had been read.
+    /// The time at the end of its head.
     pub at: Instant,
     pub path: String,
     pub headers: HeaderMap,
@@ -31,7 +31,7 @@ pub struct Received {
     pub signature: Signature,
 }
 
-/// Whether the Standard Webhooks signature is that of the path's secret.
+/// Whether the Standard Webhooks signature matches the path's secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signature {
     /// The path has no secret.
@@ -41,11 +41,11 @@ pub enum Signature {
     Invalid,
 }
 
-/// How to answer a request.
+/// The response to a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
     pub status: u16,
-    /// Time between the recording and the answer.
+    /// The delay between the record and the response.
     pub delay: Duration,
 }
 
@@ -79,7 +79,7 @@ impl Received {
 }
 
 impl Answer {
-    /// An immediate answer.
+    /// An immediate response.
     pub fn status(status: u16) -> Self {
         Self {
             status,
@@ -89,7 +89,7 @@ impl Answer {
 }
 
 impl Receiver {
-    /// Starts on a free port; every path is served and answered 200.
+    /// Starts on a free port; every path responds 200.
     pub async fn start() -> Result<Self> {
         let at = match std::env::var("TEST_WEBHOOK_ADDRESS") {
             Ok(address) => address
@@ -122,15 +122,15 @@ impl Receiver {
         format!("http://{}{path}", self.address)
     }
 
-    /// Checks the signature of what comes to `path` from now on. `webhook_secret` is `whsec_…`.
+    /// Checks the signatures of requests to `path` from now on. `webhook_secret` is `whsec_…`.
     pub fn verify(&self, path: &str, webhook_secret: &str) -> Result<()> {
         let secret = Secret::parse(webhook_secret)?;
         self.shared.book().secrets.insert(path.into(), secret);
         Ok(())
     }
 
-    /// Decides the answers for `path` from now on. The request is recorded after `decide` returned,
-    /// so `decide` sees the state at the moment of arrival.
+    /// Sets the responses for `path` from now on. The request is recorded after `decide` returned, so
+    /// `decide` sees the state at the moment of arrival.
     pub fn answer(&self, path: &str, decide: impl Fn(&Received) -> Answer + Send + Sync + 'static) {
         self.shared.book().answers.insert(path.into(), Arc::new(decide));
     }
@@ -140,7 +140,7 @@ impl Receiver {
         self.shared.book().received.clone()
     }
 
-    /// Waits for at least `count` requests over all paths; returns all.
+    /// Waits for at least `count` requests over all paths; returns all of them.
     pub async fn wait_for(&self, count: usize, timeout: Duration) -> Result<Vec<Received>> {
         self.wait_until(timeout, &format!("{count} webhooks"), |received| {
             received.len() >= count
@@ -218,7 +218,7 @@ async fn receive(State(shared): State<Arc<Shared>>, request: Request) -> StatusC
     let answer = decide.map_or(Answer::status(200), |decide| decide(&received));
     shared.book().received.push(received);
     shared.arrived.notify_waiters();
-    // Part of the endpoint's behaviour, not a way to wait for something.
+    // The delay is part of the endpoint's behaviour, not a wait for a condition.
     tokio::time::sleep(answer.delay).await;
     StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
 }

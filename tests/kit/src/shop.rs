@@ -12,10 +12,10 @@ use uuid::Uuid;
 
 /// The path at which the shop receives its webhooks.
 pub const PATH: &str = "/webhook";
-/// How long ingress may take to hear of a provisioner.
+/// How long ingress may take to receive a provisioner's heartbeat.
 const VERDICTS: Duration = Duration::from_secs(30);
 
-/// A partner, its client and its webhook endpoint, which checks signatures and answers 200.
+/// A partner, its client and its webhook endpoint, which checks signatures and responds 200.
 pub struct Shop {
     pub partner: Partner,
     pub client: Client,
@@ -81,8 +81,8 @@ pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<Stri
         .collect()
 }
 
-/// Waits until ingress waits for verdicts, which begins once it hears of a provisioner: until the answer
-/// carries a refusal.
+/// Waits until ingress waits for verdicts, which starts with a provisioner's first heartbeat: until a
+/// response carries a rejection.
 pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
     let refused = stack.option("refused")?;
     let answered = async || {

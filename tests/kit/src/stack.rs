@@ -1,7 +1,8 @@
 //! A whole pipeline for one test, with its own database, streams, processes and ports.
 //!
-//! Or, where `TEST_BASE_URL` names a system that runs already, that one: `TEST_DATABASE_URL` is its database then,
-//! `TEST_SANDBOX_URL` its sandbox, and `esimctl` in `BIN_DIR` knows it. Tests that set or stop something fail there.
+//! If `TEST_BASE_URL` names a running system, the tests use that one. `TEST_DATABASE_URL` is then its
+//! database, `TEST_SANDBOX_URL` its sandbox, and `esimctl` in `BIN_DIR` must be configured for it. Tests that
+//! change settings or stop processes fail there.
 //!
 //! ```ignore
 //! let stack = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0s").start().await?;
@@ -24,12 +25,12 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use uuid::Uuid;
 
-/// Thirty-two known bytes: what tests store is no secret.
+/// Thirty-two known bytes: test data is not secret.
 const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
 const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
 
-/// What runs as a process, in the order of their start.
+/// A process of the stack, in start order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     Sandbox,
@@ -51,7 +52,7 @@ impl Stage {
     }
 }
 
-/// What the sandbox provider really sold.
+/// The purchases that the sandbox provider recorded.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Ledger {
     pub purchases: u64,
@@ -66,7 +67,7 @@ pub struct LedgerOrder {
     pub purchased_times: u64,
 }
 
-/// What to start; by default one of each stage, on the shared NATS server of `TEST_NATS_URL`.
+/// The parts to start; by default one of each stage, on the shared NATS server of `TEST_NATS_URL`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Builder {
@@ -195,7 +196,7 @@ impl Builder {
 /// deleted; its logs stay, and are named, if the test panicked.
 #[derive(Debug)]
 pub struct Stack {
-    // In the order of their end: processes before what they use.
+    // In stop order: processes before the servers that they use.
     processes: BTreeMap<Stage, Vec<Process>>,
     nats: Option<NatsServer>,
     _streams: Option<OwnStreams>,
@@ -204,10 +205,10 @@ pub struct Stack {
     dir: TempDir,
     pub esimctl: Esimctl,
     options: Vec<CatalogueOption>,
-    /// Of the first ingress: `http://127.0.0.1:20001`.
+    /// The base URL of the first ingress: `http://127.0.0.1:20001`.
     pub base_url: String,
     pub sandbox_url: String,
-    /// What the sandbox had sold before this stack was attached.
+    /// The sandbox's purchases before this stack was attached.
     sold_before: Ledger,
     /// `STREAM_PREFIX`.
     pub prefix: String,
@@ -223,7 +224,7 @@ impl Stack {
         Self::builder().start().await
     }
 
-    /// The system that runs at `base_url`.
+    /// The running system at `base_url`.
     async fn attached(base_url: String) -> Result<Self> {
         let esimctl = Esimctl::new([]);
         let mut stack = Self {
@@ -243,7 +244,7 @@ impl Stack {
         Ok(stack)
     }
 
-    /// Makes a partner with a random name; `environment` is `sandbox` or `live`.
+    /// Creates a partner with a random name; `environment` is `sandbox` or `live`.
     pub async fn create_partner(&self, environment: &str, webhook_url: Option<&str>) -> Result<Partner> {
         let name = format!("partner {}", Uuid::now_v7());
         self.esimctl.create_partner(&name, environment, webhook_url).await
@@ -271,7 +272,7 @@ impl Stack {
             .option_id)
     }
 
-    /// What the sandbox provider sold so far, to this stack's partners.
+    /// The sandbox provider's purchases so far, for this stack's partners.
     pub async fn ledger(&self) -> Result<Ledger> {
         let answer = http::client()?
             .get(format!("{}/ledger", self.sandbox_url))
@@ -323,22 +324,22 @@ impl Stack {
         self.processes.remove(&stage).unwrap_or_default()
     }
 
-    /// Hands over the `nats-server` of a stack that has one of its own.
+    /// Takes the stack's own `nats-server` out of it.
     pub fn take_nats(&mut self) -> Result<NatsServer> {
         self.nats
             .take()
             .context("build the stack with own_nats() to control its NATS server")
     }
 
-    /// Keeps database and folder when this is dropped; returns the folder, which has the logs and the
-    /// sandbox's ledger.
+    /// Keeps database and folder after the drop; returns the folder, which holds the logs and the sandbox's
+    /// ledger.
     pub fn keep(&mut self) -> &Path {
         self.database.keep();
         self.dir.disable_cleanup(true);
         self.dir.path()
     }
 
-    /// The `nats-server` of a stack that has one of its own.
+    /// The stack's own `nats-server`.
     pub fn nats(&mut self) -> Result<&mut NatsServer> {
         self.nats
             .as_mut()
@@ -368,12 +369,12 @@ impl Drop for Stack {
     }
 }
 
-/// What the descriptions of all processes share.
+/// The shared data of all process descriptions.
 struct Plan<'a> {
     dir: &'a Path,
     common: &'a BTreeMap<String, String>,
     sandbox_port: u16,
-    /// Of the first ingress.
+    /// The port of the first ingress.
     ingress_port: u16,
 }
 

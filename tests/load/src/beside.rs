@@ -1,4 +1,4 @@
-//! What goes on beside the load.
+//! Other work beside the load.
 
 use crate::pgbench::{connection_settings, program};
 use crate::settings::System;
@@ -15,15 +15,15 @@ use url::Url;
 #[derive(Clone, Debug)]
 pub enum Beside {
     Nothing,
-    /// A snapshot, held for this long before the load is measured, and during it.
+    /// A snapshot, held for this long before the measurement, and during it.
     Snapshot(Duration),
     /// Base backups, one after the other.
     BaseBackup,
-    /// A command of the operator's, such as one that erases, again and again.
+    /// An operator's command, such as one that erases data, repeatedly.
     Command(String),
 }
 
-/// Ends when it is dropped.
+/// Other work that runs until this is dropped.
 pub struct Running {
     snapshot: Option<PgConnection>,
     repeated: Option<JoinHandle<Result<()>>>,
@@ -40,7 +40,7 @@ impl Beside {
         }
     }
 
-    /// How long the load runs before it is measured.
+    /// How long the load runs before the measurement.
     pub fn before(&self) -> Option<Duration> {
         match self {
             Self::Snapshot(held) => Some(*held),
@@ -112,9 +112,9 @@ impl Running {
         }));
     }
 
-    /// Ends it, and says how often it was completed, for what is repeated.
+    /// Ends the work; returns how often repeated work was completed.
     ///
-    /// Errors: it had failed by itself.
+    /// Errors: the work failed by itself.
     pub async fn stop(mut self) -> Result<Option<u32>> {
         if let Some(mut connection) = self.snapshot.take() {
             sqlx::raw_sql("COMMIT")

@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, Semaphore};
 
-/// Shared by the tasks of one thread. A topup is known by its 26 digits as a number.
+/// Shared by the tasks of one thread. The key of a topup is its 26 digits as a number.
 #[derive(Default)]
 pub struct Book {
     topups: RefCell<HashMap<u128, Topup>>,
@@ -19,7 +19,7 @@ pub struct Book {
     complete: Notify,
 }
 
-/// The answer and the webhook come in either order.
+/// Response and webhook arrive in any order.
 #[derive(Default)]
 struct Topup {
     sent: Option<Instant>,
@@ -32,7 +32,7 @@ pub struct Totals {
     /// Orders answered 201.
     pub orders: u64,
     pub orders_in_window: u64,
-    /// Topups in those answers.
+    /// Topups in those responses.
     pub topups: u64,
     /// First webhooks of topups.
     pub webhooks: u64,
@@ -80,7 +80,7 @@ impl Latency {
             .collect()
     }
 
-    /// In milliseconds; `1.0` is the maximum.
+    /// A quantile in milliseconds; `1.0` is the maximum.
     pub fn quantile(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.0.value_at_quantile(quantile)).as_secs_f64() * 1000.0
     }
@@ -92,7 +92,7 @@ impl Book {
         self.window_end.set(Some(window_end));
     }
 
-    /// Webhooks give these permits back, one each.
+    /// Each webhook returns one of these permits.
     pub fn release_to(&self, permits: Option<Rc<Semaphore>>) {
         self.permits.replace(permits);
     }
@@ -120,7 +120,7 @@ impl Book {
         }
     }
 
-    /// Orders of one topup each that are stored already; `since` is where latencies count from.
+    /// Orders of one topup each that are already stored; latencies count from `since`.
     pub fn stored(&self, since: Instant, topups: impl IntoIterator<Item = u128>) {
         let mut book = self.topups.borrow_mut();
         let mut totals = self.totals.borrow_mut();
@@ -132,7 +132,7 @@ impl Book {
         }
     }
 
-    /// When the first webhook of each topup came, in order.
+    /// The arrival times of each topup's first webhook, in order.
     pub fn arrivals(&self) -> Vec<Instant> {
         let book = self.topups.borrow();
         let mut arrivals: Vec<Instant> = book.values().filter_map(|topup| topup.arrived).collect();
@@ -174,12 +174,12 @@ impl Book {
         self.waiting.get()
     }
 
-    /// Returns when `waiting` may have become zero; look again.
+    /// Returns when `waiting` may be zero; the caller checks again.
     pub async fn nothing_waiting(&self) {
         self.complete.notified().await;
     }
 
-    /// Webhooks of topups in no 201 that was read: of orders whose answer was lost.
+    /// Webhooks of topups in no 201 that was read: their order's response was lost.
     pub fn unasked(&self) -> u64 {
         let totals = self.totals.borrow();
         totals.webhooks - (totals.topups - self.waiting())

@@ -1,18 +1,18 @@
-//! A run beside an earlier one of the same kind.
+//! Comparison of a run with an earlier one of the same kind.
 
 use crate::document::Document;
 use crate::report::Report;
 use crate::system::GENERATOR;
 use testkit::table::table;
 
-/// What a figure is divided by, so that the machine's speed at that time cancels out.
+/// The divisor of a figure, which cancels out the machine's speed at that time.
 #[derive(Clone, Copy)]
 enum Per {
-    /// A rate, by pgbench's.
+    /// A rate, divided by pgbench's.
     Pgbench,
-    /// Processor time, by the generator's own.
+    /// Processor time, divided by the generator's own.
     Generator,
-    /// Nothing.
+    /// No divisor.
     One,
 }
 
@@ -34,7 +34,7 @@ pub fn tables(now: &Document, earlier: &[Document]) -> Vec<String> {
     pairs.collect()
 }
 
-/// A ladder's steps are matched by their share of the saturation, other runs by what they do.
+/// Steps of a ladder match by their share of the saturation, other runs by their settings.
 fn same_kind(one: &Report, other: &Report) -> bool {
     let share = |run: &Report| run.of_saturation.map(|share| (share * 50.0).round());
     let what = |run: &Report| (run.mode, run.qty, run.option.clone());

@@ -1,4 +1,4 @@
-//! What is written to files: the figures as JSON, the histograms as CSV.
+//! The output files: figures as JSON, histograms as CSV.
 
 use crate::report::Report;
 use crate::run::Measured;

@@ -1,5 +1,5 @@
-//! Rows of finished and of due orders, written through COPY. All that this program knows of the
-//! pipeline's tables is in this file.
+//! Rows of finished and of due orders, written through COPY. Only this file of the program knows the
+//! pipeline's tables.
 
 use anyhow::{Context, Result};
 use domain::{Environment, PartnerId};
@@ -20,7 +20,7 @@ const SPREAD: i64 = 120 * 24 * 3600;
 /// Bytes of a sealed profile.
 const PROFILE_BYTES: usize = 176;
 
-/// Where rows go, and whose they are.
+/// The destination of rows, and their owners.
 pub struct Fill {
     connection: PgConnection,
     partners: Vec<Uuid>,
@@ -41,7 +41,7 @@ struct Rows {
 }
 
 impl Fill {
-    /// `admin` is the pipeline's database as a superuser sees it: foreign keys aren't checked row by row.
+    /// `admin` connects to the pipeline's database as a superuser: foreign keys are not checked row by row.
     pub async fn new(admin: &str, partners: Vec<Uuid>, option: CatalogueOption) -> Result<Self> {
         let mut connection = PgConnection::connect(admin)
             .await
@@ -92,7 +92,7 @@ impl Fill {
         Ok(last.map_or(0, |last| last[14..].parse().unwrap_or(0)))
     }
 
-    /// Stores `count` delivered orders of one topup after the `first` that are there.
+    /// Stores `count` delivered orders of one topup after the `first` existing ones.
     pub async fn finished(&mut self, first: u64, count: u64, of: u64) -> Result<()> {
         let mut rows = Rows::default();
         for number in first + 1..=first + count {
@@ -129,8 +129,8 @@ impl Fill {
         self.copy(rows).await
     }
 
-    /// Stores `count` orders of one topup that are due for purchase, in one transaction: the provisioner
-    /// sees all at once. Their topups are `backlog_topups(run, count)`.
+    /// Stores `count` due orders of one topup in one transaction: the provisioner sees all at once. Their
+    /// topups are `backlog_topups(run, count)`.
     pub async fn backlog(&mut self, run: u64, count: u64, mut progress: impl FnMut(u64)) -> Result<()> {
         sqlx::raw_sql("BEGIN").execute(&mut self.connection).await?;
         let mut first = 0;
@@ -172,7 +172,7 @@ impl Fill {
         Ok(())
     }
 
-    /// Leaves tables as they are some time after a fill: vacuumed, analysed, and written out.
+    /// Puts the tables in the state some time after a fill: vacuumed, analysed, and written out.
     pub async fn settle(&mut self) -> Result<()> {
         for statement in [
             "VACUUM (ANALYZE) orders",
@@ -257,7 +257,7 @@ mod tests {
     use testkit::database::Database;
     use testkit::esimctl::Esimctl;
 
-    /// Red when a migration changes what this file knows of the tables.
+    /// Fails if a migration changes a table that this file writes.
     #[tokio::test]
     async fn filled_orders_are_what_the_pipeline_would_have_stored() {
         let database = Database::create().await.unwrap();

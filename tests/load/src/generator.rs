@@ -19,7 +19,7 @@ use url::Url;
 
 /// An exchange that takes longer counts as an error.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause of a connection after an error, so that a pipeline that is down gets few requests.
+/// Pause of a connection after an error: a stopped pipeline gets few requests.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// One partner's orders, prepared as far as possible.
@@ -91,7 +91,7 @@ impl Sender {
     }
 }
 
-/// The time in which orders are sent. SIGINT may end it early.
+/// The time window in which orders are sent. SIGINT may end it early.
 pub struct Window {
     pub start: Instant,
     end: Cell<Instant>,
@@ -114,7 +114,7 @@ impl Window {
     }
 }
 
-/// The closed loop: a connection sends its next order once the last one is answered.
+/// The closed loop: a connection sends its next order after the response to the last one.
 pub struct Pace {
     window: Rc<Window>,
     /// Orders that may still be sent.
@@ -139,13 +139,13 @@ impl Pace {
         }
     }
 
-    /// One permit per unit that may go without webhook; a webhook gives it back.
+    /// One permit per unit that may be without webhook; a webhook returns it.
     pub fn permits(&self) -> Option<Rc<Semaphore>> {
         self.permits.clone()
     }
 
-    /// Waits until the next order may be sent. Returns the moment from which its latency counts; `None`
-    /// when the window is over.
+    /// Waits until the next order may be sent. Returns the start of its latency; `None` after the end of the
+    /// window.
     async fn next(&self) -> Option<Instant> {
         if let Some(permits) = &self.permits {
             let end = self.window.end.get().into();
@@ -173,7 +173,7 @@ pub async fn work(sender: Rc<Sender>, pace: Rc<Pace>, book: Rc<Book>) {
     }
 }
 
-/// The open loop: orders are due at fixed times, whatever the answers do.
+/// The open loop: orders are due at fixed times, independent of responses.
 pub struct Schedule {
     senders: Vec<Rc<Sender>>,
     window: Rc<Window>,
@@ -208,12 +208,12 @@ impl Schedule {
         }
     }
 
-    /// Orders whose time came and that were not sent before the window ended: every connection was busy.
+    /// Due orders that were not sent before the window ended: every connection was busy.
     pub fn unsent(&self) -> u32 {
         self.unsent.get()
     }
 
-    /// Connections that were in use at once.
+    /// The maximum number of connections in use at once.
     pub fn opened(&self) -> u32 {
         self.opened.get()
     }
@@ -222,7 +222,7 @@ impl Schedule {
         self.window.start + self.interval * number
     }
 
-    /// Sends every order of the window. Ends when the last of them is answered.
+    /// Sends every order of the window. Ends with the last response.
     pub async fn run(self: Rc<Self>) {
         let mut lines = JoinSet::new();
         for number in 0..self.total {
@@ -258,7 +258,7 @@ impl Schedule {
         })
     }
 
-    /// Sends what is due on this line, then hands the line back.
+    /// Sends the due orders on this line, then returns the line.
     async fn serve(self: Rc<Self>, mut line: Line) {
         while !self.window.over() {
             let Some(number) = self.due.borrow_mut().pop_front() else {
@@ -281,7 +281,7 @@ struct Line {
 }
 
 impl Line {
-    /// Sends one order and notes its answer. False if no topup was accepted.
+    /// Sends one order and records its response. Returns false if no topup was accepted.
     async fn order(&mut self, sender: &Sender, planned: Instant, book: &Book) -> bool {
         match tokio::time::timeout(TIMEOUT, self.exchange(sender, planned, book)).await {
             Ok(Ok(accepted)) => accepted,

@@ -24,11 +24,11 @@ use url::Url;
 /// A backlog is given up after this time.
 const LONGEST_DRAIN: Duration = Duration::from_hours(6);
 
-/// Measures how the rate changes with the number of finished orders that are stored.
+/// Measures how the rate changes with the number of stored finished orders.
 ///
-/// At each size a closed loop (`--mode deliver`) gives the rate, and an open loop the latencies. What
-/// goes on beside the load is measured at the largest size. It fills the database of a running
-/// pipeline: use one that may be wiped.
+/// At each size a closed loop (`--mode deliver`) measures the rate, and an open loop the latencies. Other
+/// work beside the load is measured at the largest size. The command fills the database of a running
+/// pipeline: use one that you can wipe.
 #[derive(Debug, Parser)]
 #[command(
     bin_name = "load grow",
@@ -41,28 +41,28 @@ const LONGEST_DRAIN: Duration = Duration::from_hours(6);
   load grow --orders 0 --backlogs 10000,1000000"
 )]
 pub struct Grow {
-    /// Sizes: finished orders of one unit each, ascending. What is missing is filled in first.
+    /// Sizes: finished orders of one unit each, ascending. Missing orders are filled in first
     #[arg(long, value_delimiter = ',', default_value = "0,100000,500000,2000000")]
     orders: Vec<u64>,
-    /// Partners that the filled orders belong to.
+    /// Partners that own the filled orders
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     fill_partners: u32,
-    /// Also with a snapshot held: under load for this long, then measured while it is still held.
+    /// Also measure with a held snapshot: under load for this long, then during the measurement
     #[arg(long, value_parser = humantime::parse_duration)]
     snapshot: Option<Duration>,
-    /// Also with base backups running, one after the other (to nowhere).
+    /// Also measure with base backups running, one after the other (discarded)
     #[arg(long)]
     base_backup: bool,
-    /// Also with this shell command running, again and again: the one that erases.
+    /// Also measure with this shell command running repeatedly: the one that erases data
     #[arg(long, value_name = "COMMAND")]
     retention: Option<String>,
-    /// Also the drain of backlogs of these sizes: due topups, without new orders beside them.
+    /// Also measure the drain of backlogs of these sizes: due topups without new orders
     #[arg(long, value_delimiter = ',')]
     backlogs: Vec<u64>,
-    /// Writes `<PREFIX>.json` and the plots `<PREFIX>-*.svg`.
+    /// Write `<PREFIX>.json` and the plots `<PREFIX>-*.svg`
     #[arg(long, value_name = "PREFIX")]
     out: Option<PathBuf>,
-    /// Prints the results as JSON.
+    /// Print the results as JSON
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -73,14 +73,14 @@ pub struct Grow {
     master_key: store::config::MasterKeyConfig,
 }
 
-/// What was measured at one size.
+/// The measurement at one size.
 #[derive(Debug, Serialize)]
 struct Point {
     /// Finished orders that were filled in.
     orders: u64,
     database_bytes: i64,
     beside: String,
-    /// How often what goes on beside was completed.
+    /// How often the other work was completed.
     rounds: Option<u32>,
     /// The closed loop.
     closed: Report,
@@ -221,7 +221,7 @@ impl Grow {
         })
     }
 
-    /// Fills in due topups of partners that have endpoints, and waits for their webhooks.
+    /// Fills in due topups of partners with endpoints, and waits for their webhooks.
     async fn backlog(&self, topups: u64, option: &CatalogueOption) -> Result<Backlog> {
         // Ids of an earlier run may be stored.
         let run = runtime::clock::unix_seconds().unsigned_abs();

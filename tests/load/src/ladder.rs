@@ -10,7 +10,7 @@ use anyhow::{Result, bail, ensure};
 use std::path::Path;
 use testkit::table::table;
 
-/// Below this share of the saturation, work that no order asks for dwarfs the orders' processor time.
+/// Below this share of the saturation, idle work dominates the processor time per order.
 const IDLE: f64 = 0.05;
 /// Connections of the closed loop that finds the saturation.
 const CONNECTIONS: u32 = 256;
@@ -53,7 +53,7 @@ pub async fn climb(settings: &Settings) -> Result<Vec<Measured>> {
     Ok(steps)
 }
 
-/// The rates that were asked for, or else [`SHARES`] of the saturation; each once, in order.
+/// The requested rates, or else [`SHARES`] of the saturation; each once, ascending.
 fn rates(asked: &[u32], saturation: f64) -> Vec<u32> {
     let mut rates = asked.to_vec();
     if rates.is_empty() {

@@ -1,4 +1,4 @@
-//! What the program does, from the command line to the exit status.
+//! The program, from the command line to the exit status.
 
 use crate::document::{self, Document};
 use crate::grow::Grow;
@@ -75,7 +75,7 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
     })
 }
 
-/// A figure from a database that may lose what it confirmed would mean nothing.
+/// A figure from a database without durability means nothing.
 async fn check_durability(system: &System) -> Result<()> {
     let mut connection = PgConnection::connect(&system.database_url)
         .await

@@ -1,4 +1,4 @@
-//! The yardstick: what this `PostgreSQL` commits per second, here and now, when nothing else is done.
+//! The yardstick: commits per second of this idle `PostgreSQL`.
 
 use crate::settings::System;
 use anyhow::{Context, Result, ensure};
@@ -39,7 +39,7 @@ const SCRIPT: &str = "
     INSERT INTO outbox (order_id) SELECT order_id FROM placed;";
 
 /// Transactions per second of `pgbench -M prepared -c 16 -j 2` in a scratch database of the pipeline's
-/// server. `None` if `seconds` is 0 or no role is known that may create the database.
+/// server. `None` if `seconds` is 0 or no role may create the database.
 pub async fn measure(system: &System, seconds: u32) -> Result<Option<f64>> {
     let Some(admin) = system.database_admin_url.as_deref().filter(|_| seconds > 0) else {
         return Ok(None);

@@ -10,12 +10,11 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
 use testkit::table::table;
 
-/// Everything a run found out; `--json` and `--out` write it as it is. Definitions are at the top of
-/// the crate.
+/// The results of a run; `--json` and `--out` write them unchanged. The crate's documentation defines them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     pub mode: Mode,
-    /// Of the closed loop; in the open loop those that were in use at once.
+    /// Connections of the closed loop; in the open loop the most in use at once.
     pub connections: u32,
     /// Orders per second of the open loop; absent in the closed loop.
     pub rate: Option<u32>,
@@ -40,19 +39,19 @@ pub struct Report {
     pub drain_per_second: Option<f64>,
     pub answer: Option<Quantiles>,
     pub order_to_webhook: Option<Quantiles>,
-    /// Placements whose verdict ingress waited for. Absent where its metrics can't be read.
+    /// Placements whose verdict ingress waited for. Absent if its metrics are unreadable.
     pub verdicts: Option<Verdicts>,
 
     pub accepted_topups: u64,
     /// Accepted topups without webhook; must be 0.
     pub missing_webhooks: u64,
     pub duplicate_webhooks: u64,
-    /// Of orders whose answer was no 201 or was lost.
+    /// Webhooks of orders whose response was not a 201 or was lost.
     pub webhooks_without_answer: u64,
-    /// Orders that the open loop couldn't send in the window; no latency holds them.
+    /// Orders that the open loop could not send in the window; they have no latency.
     pub unsent_orders: u32,
     pub errors: BTreeMap<String, Errors>,
-    /// From the last answer to the last webhook, or to the end of the wait.
+    /// From the last response to the last webhook, or to the end of the wait.
     pub drain_seconds: f64,
     pub processes: BTreeMap<String, Process>,
 }
@@ -137,12 +136,12 @@ impl Report {
         }
     }
 
-    /// Orders were accepted, and the webhook of every accepted topup came.
+    /// Whether orders were accepted and every accepted topup's webhook arrived.
     pub fn complete(&self) -> bool {
         self.accepted_orders > 0 && self.missing_webhooks == 0
     }
 
-    /// The rate that the mode is about, by its name.
+    /// The main rate of the mode, by name.
     pub fn main_rate(&self) -> (&'static str, f64) {
         match self.mode {
             Mode::Accept => ("accepted", self.accepted_orders_per_second),
@@ -156,7 +155,7 @@ impl Report {
         self.processes.values().map(|one| one.cpu_us_per_order).sum()
     }
 
-    /// Answers of the kinds `status 503` and `status 429`.
+    /// Responses with status 503 or 429.
     pub fn shed(&self) -> u64 {
         let shed = ["status 503", "status 429"].iter();
         shed.filter_map(|kind| self.errors.get(*kind))

@@ -1,4 +1,4 @@
-//! One run: partners are made, orders sent, webhooks awaited.
+//! One run: create partners, send orders, wait for webhooks.
 
 use crate::book::{Book, Latency};
 use crate::generator::{self, Pace, Schedule, Sender, Window};
@@ -17,22 +17,22 @@ use uuid::Uuid;
 
 /// The wait for outstanding webhooks ends after this time, if `--patience` lets it.
 const DRAIN: Duration = Duration::from_mins(10);
-/// A backlog takes no longer than this to send.
+/// The longest time for sending a backlog.
 const FILL: Duration = Duration::from_mins(10);
 
-/// What a run found out.
+/// The results of a run.
 pub struct Measured {
     pub report: Report,
     pub answer: Latency,
     pub order_to_webhook: Latency,
 }
 
-/// What [`Report::new`] needs beside the book.
+/// The input of [`Report::new`] beside the book.
 pub struct Circumstances {
     pub pgbench: Option<f64>,
     /// Length of the window.
     pub window: Duration,
-    /// From the last answer until the last webhook came or was given up.
+    /// From the last response until the last webhook arrived or the wait ended.
     pub drained: Duration,
     pub drain_per_second: Option<f64>,
     pub unsent: u32,
@@ -42,7 +42,7 @@ pub struct Circumstances {
     pub after: system::Sample,
 }
 
-/// Runs `load`, which `pgbench` transactions per second were measured right before.
+/// Runs `load`; `pgbench` is the rate measured right before.
 pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Result<Measured> {
     let book = Rc::new(Book::default());
     let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
@@ -114,7 +114,7 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     })
 }
 
-/// Makes the partners of a run, each with an endpoint at the sink.
+/// Creates the partners of a run, each with an endpoint at the sink.
 pub async fn partners(load: &Load, sink: &Sink) -> Result<Vec<Partner>> {
     let esimctl = Esimctl::new([]);
     let run = Uuid::now_v7().simple();
@@ -136,7 +136,7 @@ async fn senders(load: &Load, system: &System, sink: &Sink) -> Result<Vec<Rc<Sen
     partners(load, sink).await?.iter().map(sender).collect()
 }
 
-/// Until every order of the window is answered. SIGINT ends the window.
+/// Sends the orders of the window and waits for every response. SIGINT ends the window.
 async fn send(
     window: &Window,
     mut workers: JoinSet<()>,
@@ -161,7 +161,7 @@ async fn send(
     Ok(())
 }
 
-/// Until every webhook came, none came for `patience`, or `longest` is over.
+/// Waits until every webhook arrived, none arrived for `patience`, or `longest` has passed.
 pub async fn wait_for_webhooks(
     book: &Book,
     patience: Duration,

@@ -13,8 +13,8 @@ const OPEN_CONNECTIONS: u32 = 1_024;
 
 /// Measures a running pipeline: accepted orders, webhooks, and the drain of a backlog.
 ///
-/// Refuses (exit status 2) unless `PostgreSQL` has `fsync`, `synchronous_commit` and `full_page_writes`
-/// on. Exit status 0 only if orders were accepted and every accepted topup's webhook came.
+/// Exits with status 2 unless `PostgreSQL` has `fsync`, `synchronous_commit` and `full_page_writes` on. Exits
+/// with status 0 only if orders were accepted and every accepted topup's webhook arrived.
 #[derive(Debug, Parser)]
 #[command(after_help = "Examples:
   load                                      64 connections, 20 s, one unit per order
@@ -52,8 +52,8 @@ pub struct Settings {
 /// One run.
 #[derive(Clone, Debug, Args)]
 pub struct Load {
-    /// Connections to the ingress. Closed loop: also the orders in flight at once [default: 64]. Open
-    /// loop: the most that are opened [default: 1024].
+    /// Connections to the ingress. Closed loop: also the orders in flight at once [default: 64]. Open loop:
+    /// the maximum number of connections [default: 1024].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub connections: Option<u32>,
     /// Orders per second of an open loop.
@@ -65,41 +65,41 @@ pub struct Load {
     /// Units per order.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub qty: u32,
-    /// Partners made for the run, each with a webhook URL of its own; orders take turns.
+    /// Partners created for the run, each with its own webhook URL; orders take turns.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1_000))]
     pub partners: u32,
     /// The sandbox option to order.
     #[arg(long, default_value = "ready")]
     pub option: String,
-    /// What the run is about.
+    /// The aim of the run.
     #[arg(long, value_enum, default_value_t = Mode::Accept)]
     pub mode: Mode,
-    /// Units without webhook at which the closed loop of `--mode deliver` holds back
-    /// [default: 16 per connection].
+    /// Units without webhook at which the closed loop of `--mode deliver` pauses [default: 16 per
+    /// connection].
     #[arg(long)]
     pub outstanding: Option<u32>,
-    /// Orders that pile up in `--mode drain` before the provisioner resumes.
+    /// Orders that queue in `--mode drain` before the provisioner resumes.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=5_000_000))]
     pub backlog: u32,
-    /// How long no webhook may come before the rest is given up; above 30 s deliveries that a killed
-    /// notifier had claimed come too.
+    /// The run gives up if no webhook arrives for this long. Above 30 s, deliveries that a killed notifier
+    /// had claimed also arrive.
     #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
     pub patience: Duration,
-    /// Length of the pgbench run right before; 0 leaves it out.
+    /// Length of the pgbench run right before; 0 skips it.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(0..=600))]
     pub pgbench_seconds: u32,
 }
 
-/// Where the pipeline is.
+/// The addresses of the pipeline.
 #[derive(Clone, Debug, Args)]
 pub struct System {
-    /// This machine's address where the webhooks are received.
+    /// This machine's address for receiving webhooks.
     #[arg(long, env = "TEST_WEBHOOK_ADDRESS", default_value_t = Ipv4Addr::LOCALHOST)]
     pub webhook_address: Ipv4Addr,
-    /// Where the ingress listens.
+    /// The base URL of the ingress.
     #[arg(long, env = "BASE_URL")]
     pub base_url: String,
-    /// The ingress's admin listener, whose metrics say whether it waited for verdicts.
+    /// The ingress's admin listener, whose metrics show whether it waited for verdicts.
     #[arg(long, env = "INGRESS_ADMIN_URL")]
     pub ingress_admin_url: Option<String>,
     /// The pipeline's database, whose settings are checked.
@@ -114,7 +114,7 @@ pub struct System {
     /// The folder with `<process>.pid` files.
     #[arg(long, default_value_os_t = testkit::local_dir().join("run"))]
     pub run_dir: PathBuf,
-    /// The commit that runs, for the report.
+    /// The running commit, for the report.
     #[arg(long, env = "LOAD_COMMIT")]
     pub commit: Option<String>,
 }
@@ -122,11 +122,11 @@ pub struct System {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// How many orders are accepted per second.
+    /// Accepted orders per second.
     Accept,
-    /// How many webhooks are delivered per second, and how long an order takes until then.
+    /// Delivered webhooks per second, and the time from order to webhook.
     Deliver,
-    /// How fast a backlog is bought and delivered: the provisioner is paused while orders pile up.
+    /// The rate at which a backlog is bought and delivered: the provisioner is paused while orders queue.
     Drain,
 }
 
@@ -141,7 +141,7 @@ impl Mode {
 }
 
 impl Load {
-    /// Connections, or the most of them.
+    /// The maximum number of connections.
     pub fn most_connections(&self) -> u32 {
         let default = if self.rate.is_some() {
             OPEN_CONNECTIONS
@@ -151,7 +151,7 @@ impl Load {
         self.connections.unwrap_or(default)
     }
 
-    /// Units without webhook at which the closed loop holds back; `None` where it never does.
+    /// Units without webhook at which the closed loop pauses; `None` if it never does.
     pub fn outstanding(&self) -> Option<u32> {
         let holds_back = self.mode == Mode::Deliver && self.rate.is_none();
         // Below one order per connection, connections would idle.

@@ -1,5 +1,5 @@
-//! The partners' webhook endpoint: answers 200 and records the topup. It checks no signature; the tests
-//! do that.
+//! The partners' webhook endpoint: responds 200 and records the topup. It does not check signatures; the
+//! tests do.
 
 use crate::book::Book;
 use crate::wire::{Connection, topup_ids};
@@ -31,7 +31,7 @@ impl Sink {
         })
     }
 
-    /// The webhook URL of the partner with that number.
+    /// The webhook URL of the partner with this number.
     pub fn url(&self, partner: u32) -> String {
         format!("http://{}/{partner}", self.address)
     }

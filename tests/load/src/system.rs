@@ -1,4 +1,4 @@
-//! What the processes of the pipeline cost, read from `/proc`; empty where there is none (macOS).
+//! Resource usage of the pipeline's processes, read from `/proc`; empty without `/proc` (macOS).
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -8,14 +8,14 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-/// Ticks per second of the times in `/proc/<pid>/stat`: 100 on every architecture we run on.
+/// Ticks per second of the times in `/proc/<pid>/stat`: 100 on every supported architecture.
 const TICKS: u64 = 100;
 /// This process, which also receives the webhooks.
 pub const GENERATOR: &str = "generator";
 /// Ingress's default.
 const DEFAULT_PLACEMENT_WAIT: &str = "2s";
 
-/// What a process and its descendants used since they started.
+/// Resource usage of a process and its descendants since they started.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Usage {
     /// User and system time; includes children that have ended.
@@ -50,19 +50,19 @@ pub fn sample(run_dir: &Path) -> Result<Sample> {
     Ok(usages.collect())
 }
 
-/// Lets the peaks of memory begin anew, for all processes that [`sample`] looks at.
+/// Resets the memory peaks of all processes that [`sample`] reads.
 pub fn reset_peaks(run_dir: &Path) -> Result<()> {
     let processes = processes();
     for root in pids(run_dir)?.into_values() {
         for pid in processes.keys().filter(|pid| descends(**pid, root, &processes)) {
-            // proc(5): 5 resets VmHWM. Another user's process refuses it; then the peak is an older one.
+            // proc(5): 5 resets VmHWM. Another user's process denies it; its peak is then older.
             let _ = fs::write(format!("{}/clear_refs", proc_folder(*pid)), "5");
         }
     }
     Ok(())
 }
 
-/// Processes that don't run until this is dropped.
+/// Processes that stay paused until this is dropped.
 pub struct Paused(Vec<Pid>);
 
 impl Paused {
@@ -94,7 +94,7 @@ impl Drop for Paused {
     }
 }
 
-/// The `PLACEMENT_WAIT` with which the ingress runs, as its environment or command line has it.
+/// The ingress's `PLACEMENT_WAIT`, from its environment or command line.
 pub fn placement_wait(run_dir: &Path) -> String {
     let wait = || {
         let folder = proc_folder(ingress(run_dir)?);
@@ -104,7 +104,7 @@ pub fn placement_wait(run_dir: &Path) -> String {
     wait().unwrap_or_else(|| format!("{DEFAULT_PLACEMENT_WAIT} (default)"))
 }
 
-/// Release or debug, by the path of the ingress that runs; `BIN_DIR` where it can't be read.
+/// Release or debug, by the path of the running ingress; by `BIN_DIR` if that is unreadable.
 pub fn build(run_dir: &Path) -> Build {
     let running = ingress(run_dir).and_then(|pid| fs::read_link(format!("{}/exe", proc_folder(pid))).ok());
     let path = running
@@ -172,7 +172,7 @@ fn processes() -> BTreeMap<u32, Stat> {
     .collect()
 }
 
-/// The name, in parentheses, may hold anything; the fields follow the last one.
+/// The name, in parentheses, may contain any character; the fields follow the last parenthesis.
 fn parse_stat(stat: &str) -> Option<Stat> {
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();

@@ -6,19 +6,19 @@ use std::collections::BTreeMap;
 
 const METRIC: &str = "esim_verdicts_total{";
 
-/// Placements whose verdict ingress waited for, by verdict; `none`: no verdict came in time.
+/// Placements whose verdict ingress waited for, by verdict; `none`: no verdict arrived in time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Verdicts(BTreeMap<String, u64>);
 
 impl Verdicts {
-    /// Reads ingress's counters; `None` if its admin listener isn't known or doesn't answer.
+    /// Reads ingress's counters; `None` if its admin listener is unknown or does not respond.
     pub async fn read(system: &System) -> Option<Self> {
         let url = format!("{}/metrics", system.ingress_admin_url.as_deref()?);
         let answer = testkit::http::client().ok()?.get(url).send().await.ok()?;
         Some(Self::parse(&answer.text().await.ok()?))
     }
 
-    /// What was added since `before`.
+    /// The increase since `before`.
     pub fn since(&self, before: &Self) -> Self {
         let added = self.0.iter().map(|(verdict, count)| {
             let earlier = before.0.get(verdict).copied().unwrap_or_default();
@@ -27,7 +27,7 @@ impl Verdicts {
         Self(added.filter(|(_, count)| *count > 0).collect())
     }
 
-    /// Placements that were waited for, and those of them whose verdict came in time.
+    /// Placements that ingress waited for, and those whose verdict arrived in time.
     pub fn counts(&self) -> (u64, u64) {
         let all: u64 = self.0.values().sum();
         (all, all - self.0.get("none").copied().unwrap_or_default())

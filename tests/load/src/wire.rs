@@ -1,6 +1,5 @@
-//! As much of HTTP/1.1 as a generator and a sink need: messages with a `Content-Length` over
-//! connections that are kept open. A full implementation would take processor time from the
-//! measured services.
+//! A minimal HTTP/1.1: messages with a `Content-Length` over kept-open connections. A full implementation
+//! would take processor time from the measured services.
 
 use std::io::{self, ErrorKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -11,20 +10,20 @@ const BODY_LIMIT: usize = 1024 * 1024;
 /// Digits of a `topup_id`.
 const TOPUP_ID_DIGITS: usize = 26;
 
-/// The head of a request or an answer.
+/// The head of a request or a response.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Head {
     /// Bytes up to and including the empty line.
     length: usize,
     /// Bytes of the body.
     body: usize,
-    /// The status of an answer, 0 for a request.
+    /// The status of a response, 0 for a request.
     pub status: u16,
     /// The peer closes the connection after this message.
     pub close: bool,
 }
 
-/// Parses a head; `None` if it isn't complete yet.
+/// Parses a head; `None` if it is incomplete.
 fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         return if bytes.len() > HEAD_LIMIT {
@@ -75,7 +74,7 @@ fn malformed(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
 }
 
-/// The topup ids in a JSON text, found by their field name; ids that aren't 26 digits are left out.
+/// The topup ids in a JSON text, found by their field name; ids without 26 digits are skipped.
 pub fn topup_ids(json: &[u8]) -> impl Iterator<Item = u128> {
     const NAME: &[u8] = b"\"topup_id\"";
     let mut rest = json;
@@ -100,7 +99,7 @@ pub fn topup_ids(json: &[u8]) -> impl Iterator<Item = u128> {
     })
 }
 
-/// A connection and what was read from it beyond the current message.
+/// A connection and its read-ahead bytes.
 pub struct Connection {
     stream: TcpStream,
     buffer: Vec<u8>,
@@ -119,7 +118,7 @@ impl Connection {
         })
     }
 
-    /// False once the other side has closed it, as far as that is known.
+    /// False once the peer has closed it, as far as this side knows.
     pub fn is_open(&self) -> bool {
         let nothing = self.stream.try_read(&mut [0; 1]);
         nothing.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
@@ -129,7 +128,7 @@ impl Connection {
         self.stream.write_all(bytes).await
     }
 
-    /// Reads the next message: its head and its body. `None` if the other side closed before it.
+    /// Reads the next message: its head and its body. `None` if the peer closed before it.
     pub async fn read(&mut self) -> io::Result<Option<(Head, &[u8])>> {
         self.buffer.drain(..self.used);
         self.used = 0;
@@ -148,7 +147,7 @@ impl Connection {
                 Ok(0) if !self.buffer.is_empty() => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(0) => return Ok(None),
                 Ok(_) => {}
-                // Between messages, a reset is an end like any other.
+                // Between messages, a reset counts as a normal end.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset && self.buffer.is_empty() => {
                     return Ok(None);
                 }

@@ -8,23 +8,23 @@ use crate::{
     state::{Delivery, Ingress, Notifier, Provisioner, Release, State, Turn, Work},
 };
 
-/// One step of one participant; a process may die or stall after each. Provisioners are named by their
-/// index in [`State::provisioners`], placements by theirs in [`State::rows`].
+/// One step of one participant; a process may die or stall after each. Provisioners are named by their index
+/// in [`State::provisioners`], placements by their index in [`State::rows`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// Ingress stores the order; it is going to wait for a verdict or not.
+    /// Ingress stores the order; `waits`: it will wait for a verdict.
     Store { waits: bool },
     /// Ingress publishes the jobs.
     Publish,
     /// Ingress ends its wait: it tries to refuse the order, or lets it stand.
     Decide { refuses: bool },
-    /// The partner posts the order once more and is answered "already taken".
+    /// The partner repeats the POST, and the response is "already taken".
     Repeat,
-    /// The answer leaves.
+    /// Ingress sends the response.
     Answer,
-    /// The partner has hung up, or `answer_by` is over: no answer leaves.
+    /// The partner has hung up, or `answer_by` has passed: ingress sends no response.
     GiveUp,
-    /// `answer_by` is over.
+    /// `answer_by` passes.
     AnswerBy,
     /// Half of the settling delay passes.
     Tick,
@@ -38,21 +38,21 @@ pub enum Action {
     SweepDelivery(usize),
     /// A provisioner gets a job; from here on the stream may have it acknowledged.
     TakeJob(usize, usize),
-    /// A provisioner claims what its ticket names.
+    /// A provisioner claims the placement of its ticket.
     Claim(usize),
     /// A provisioner claims a due row to buy it.
     TakeDue(usize, usize),
-    /// A provisioner claims a due row whose attempt's outcome isn't known, and looks it up.
+    /// A provisioner claims a due row with an unknown outcome, and looks it up.
     LookUp(usize, usize, Found),
     /// A provisioner claims a due row and collects its profile.
     Collect(usize, usize),
-    /// A provisioner gets the answer of its claim only now, and counts from here.
+    /// A provisioner gets its claim's response only now, and counts from here.
     StartClock(usize),
     /// A provisioner sends the purchase.
     Send(usize),
     /// A provisioner abandons an attempt that is too late to send.
     Abandon(usize),
-    /// A purchase arrives at the provider, whose answer comes back or not.
+    /// A purchase arrives at the provider, whose response may be lost.
     Arrive {
         request: usize,
         does: Does,
@@ -60,13 +60,13 @@ pub enum Action {
     },
     /// The provider's look-ups show a purchase from now on.
     Show(usize),
-    /// A purchase never arrives. Its sender may know that for certain.
+    /// A purchase never arrives. Its sender may notice that.
     Vanish { request: usize, noticed: bool },
-    /// A provisioner waits no longer for the provider's answer.
+    /// A provisioner stops waiting for the provider's response.
     TimeOut(usize),
     /// A provisioner records an outcome.
     Record(usize),
-    /// A provisioner is released by ingress, and publishes what it held back.
+    /// Ingress releases a provisioner, which publishes what it held back.
     Release(usize),
     /// A provisioner's verdict or ingress's release is lost.
     LoseRelease(usize),
@@ -74,37 +74,37 @@ pub enum Action {
     Announce(usize),
     /// The notifier gets a readiness event.
     TakeEvent(usize),
-    /// The notifier takes up a due delivery.
+    /// The notifier claims a due delivery.
     TakeDelivery(usize),
     /// The webhook is sent; the endpoint acknowledges it or not.
     Post { acknowledged: bool },
-    /// The notifier records that it was acknowledged.
+    /// The notifier records the acknowledgement.
     RecordDelivery,
     /// Ingress dies.
     CrashIngress,
-    /// A provisioner dies, and is started again.
+    /// A provisioner dies and starts again.
     CrashProvisioner(usize),
-    /// The notifier dies, and is started again.
+    /// The notifier dies and starts again.
     CrashNotifier,
 }
 
-/// What a look-up answers.
+/// The result of a look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Found {
     /// The purchase; with its profile or not yet.
     Purchase { ready: bool },
     /// "No such purchase."
     Nothing,
-    /// No definite answer.
+    /// No definite response.
     Unknown,
 }
 
-/// What the provider does with a purchase.
+/// The provider's reaction to a purchase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Does {
-    /// Buys; the profile comes with the answer or later.
+    /// Buys; the profile comes with the response or later.
     Buy { ready: bool },
-    /// Refuses for good.
+    /// Rejects the purchase.
     Reject,
     /// Is too busy.
     Defer,
@@ -139,7 +139,7 @@ impl Protocol {
         actions.push(Action::Tick);
     }
 
-    /// What an idle provisioner may claim.
+    /// The claims of an idle provisioner.
     fn takes(&self, state: &State, by: usize, index: usize, actions: &mut Vec<Action>) {
         let row = &state.rows[index];
         let accepted = row.placement.state == PlacementState::Accepted;
@@ -183,7 +183,7 @@ impl Protocol {
         match work {
             // Two placements of one order are bought from two providers, each served by its own.
             Work::Idle if state.rows.len() > 1 => return self.takes(state, by, by, actions),
-            // Of two that are alike one is enough.
+            // For two provisioners in the same state, one is enough.
             Work::Idle if by == 1 && state.provisioners[0] == state.provisioners[1] => return,
             Work::Idle => return self.takes(state, by, 0, actions),
             Work::Ticket { .. } => actions.push(Action::Claim(by)),
@@ -234,7 +234,7 @@ impl Protocol {
                 does: Does::Buy { ready: false },
                 answered: false,
             });
-            // Nothing bought and nothing answered is the same as never arrived.
+            // A lost response without a purchase is the same as a purchase that never arrived.
             actions.push(Action::Vanish {
                 request,
                 noticed: false,

@@ -1,16 +1,15 @@
-//! The pipeline's protocol as a model that is checked exhaustively: every interleaving of ingress, two
-//! provisioners, a notifier, a provider and messages that get lost, repeated and
-//! reordered, with crashes and stalls at any step.
+//! An exhaustive model of the pipeline's protocol: every interleaving of ingress, two provisioners, a
+//! notifier, a provider, and lost, repeated and reordered messages, with crashes and stalls at any step.
 //!
-//! A placement moves by [`domain::placement::Placement::after`], the state machine that the statements
-//! of crate `store` are tested against; everything around it is written down in `steps` as the services
-//! do it, one [`Action`] for each step after which a process may die or stand still.
+//! A placement moves by [`domain::placement::Placement::after`]; the statements of crate `store` are tested
+//! against the same state machine. The module `steps` describes the rest as the services do it. After each
+//! [`Action`] a process may die or stall.
 //!
-//! Without one [`Safeguard`] the checker finds a counterexample. Without an [`Assumption`] even the
+//! Without any one [`Safeguard`] the checker finds a counterexample. Without an [`Assumption`] even the
 //! complete protocol breaks.
 //!
-//! Time is logical. Half of the settling delay is one tick, see [`State`]; due times are only "now" or
-//! "not now", and a due row may be claimed at any moment: a lease is no safeguard.
+//! Time is logical. One tick is half of the settling delay, see [`State`]. Due times are only "now" or "not
+//! now", and a due row may be claimed at any moment: a lease is not a safeguard.
 
 mod actions;
 mod narrative;
@@ -35,7 +34,7 @@ pub use crate::{actions::Action, protocol::Protocol, state::State};
 pub enum Safeguard {
     /// An attempt is recorded before the provider is called
     RecordedAttempt,
-    /// Only a placement that is `accepted` can be claimed to be bought: a conditional update
+    /// Only an `accepted` placement can be claimed to buy it: a conditional update
     IdempotentClaim,
     /// An attempt with an unknown outcome is looked up before anything is bought again
     LookUp,
@@ -43,22 +42,22 @@ pub enum Safeguard {
     Settle,
     /// A process abandons an attempt that it would send more than SETTLE/2 after its claim
     Abandon,
-    /// Lateness counts from before the claim is sent, not from the claim's answer
+    /// Lateness counts from before the claim is sent, not from its response
     EarlyClock,
     /// Due rows are claimed without a message
     Redrive,
     /// Rows that did not finish within their first lease get a due row
     Sweep,
-    /// The sweep passes a time only once every transaction that began before it has ended
+    /// The sweep passes a time only after every transaction that began before it has ended
     SweepFence,
-    /// A 422 is answered only if one transaction found every placement accepted or failed and refused it,
+    /// A 422 is sent only if one transaction found every placement accepted or failed and refused it,
     /// whatever the verdicts said
     RefusalTransaction,
     /// That transaction refuses nothing after `answer_by`
     RefusalInTime,
-    /// A second POST is answered "already taken" only once the order can't be refused any more
+    /// A second POST is answered "already taken" only after the order can no longer be refused
     Undecided,
-    /// Readiness is published only when ingress has released the order
+    /// Readiness is published only after ingress has released the order
     AnsweredFirst,
     /// A delivery isn't due before `answer_by`, and ingress doesn't answer after it
     AnswerBy,
@@ -69,28 +68,27 @@ pub enum Safeguard {
 /// A condition outside the protocol without which the promise breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
 pub enum Assumption {
-    /// A purchase arrives, and shows up in look-ups, within SETTLE/2 of the moment when its sender
-    /// found that it isn't late
+    /// A purchase arrives, and look-ups show it, within SETTLE/2 of its sender's check for lateness
     PromptArrival,
-    /// The provider never answers "no such purchase" for one that has shown up; without it, each such
-    /// answer is one of the faults
+    /// The provider never says "no such purchase" for one that look-ups have shown; without this assumption,
+    /// each such response is one of the faults
     HonestLookUp,
 }
 
-/// What is checked.
+/// The settings of a check.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How many placements the one order has.
+    /// The number of placements of the one order.
     pub placements: usize,
-    /// How often a process may crash or an endpoint may fail.
+    /// The maximum number of crashes and failing endpoints.
     pub faults: u8,
-    /// How often a placement may be attempted before it is parked.
+    /// The maximum number of attempts before a placement is parked.
     pub attempts: u32,
     /// Whether the provider recognises a second purchase under the same key.
     pub detects_duplicates: bool,
-    /// Whether a single "no such purchase" allows another attempt, once SETTLE has passed.
+    /// Whether one "no such purchase" allows another attempt, once SETTLE has passed.
     pub one_look: bool,
-    /// Safeguards that are left out.
+    /// Safeguards that are switched off.
     pub without: Vec<Safeguard>,
     /// Assumptions that don't hold.
     pub broken: Vec<Assumption>,
@@ -121,8 +119,8 @@ pub enum Promise {
     TakenStands,
     /// No webhook is sent before the order's 201.
     AnswerFirst,
-    /// Where nothing more can happen, all is delivered, failed or parked, and what was bought is
-    /// delivered or parked.
+    /// In every final state, every unit is delivered, failed or parked, and every bought unit is delivered or
+    /// parked.
     NothingLost,
 }
 
@@ -136,7 +134,7 @@ impl Promise {
         Self::NothingLost,
     ];
 
-    /// The promise as a sentence.
+    /// The promise in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::BoughtOnce => "nothing is bought twice",
@@ -154,23 +152,23 @@ impl fmt::Display for Promise {
     }
 }
 
-/// How a promise is broken.
+/// A broken promise.
 #[derive(Clone, Debug)]
 pub struct Counterexample {
     /// The promise.
     pub promise: Promise,
-    /// What happens, step by step, in words.
+    /// The steps that break it, in words.
     pub steps: Vec<String>,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// Distinct states that were looked at; all there are if no promise was broken.
+    /// Distinct visited states; all states, if no promise was broken.
     pub states: usize,
-    /// The longest way to a state that was looked at.
+    /// The depth of the deepest visited state.
     pub depth: usize,
-    /// The shortest way to break a promise that was found.
+    /// The shortest counterexample that was found.
     pub counterexample: Option<Counterexample>,
     /// Final states that the protocol should reach but never did.
     pub unreached: Vec<&'static str>,
@@ -178,7 +176,7 @@ pub struct Report {
     pub visited: HashSet<(Placement, Event)>,
 }
 
-/// Explores every state, or as many as it takes to find a broken promise.
+/// Explores every state, or stops at a broken promise.
 pub fn check(settings: &Settings) -> Report {
     let visited = Arc::new(Mutex::new(HashSet::new()));
     let protocol = Protocol::new(settings.clone(), Arc::clone(&visited));

@@ -1,37 +1,37 @@
-//! Checks the protocol and prints what breaks it.
+//! Checks the protocol and prints counterexamples.
 
 use std::process::ExitCode;
 
 use clap::Parser;
 use model::{Assumption, Safeguard, Settings, check};
 
-/// Model-checks the pipeline's protocol: every interleaving of ingress, two provisioners, a notifier,
-/// a provider and messages that get lost, repeated and reordered, with crashes and stalls at any step.
+/// Model-checks the pipeline's protocol: every interleaving of ingress, two provisioners, a notifier, a
+/// provider, and lost, repeated and reordered messages, with crashes and stalls at any step.
 ///
 /// Exit status: 0 if every promise holds in every state, 1 if one is broken (with the shortest
 /// counterexample), 2 for an invalid argument.
 #[derive(Parser, Debug)]
 #[command(name = "model", version)]
 struct Arguments {
-    /// Switch a safeguard off; may be given repeatedly
+    /// Switch off a safeguard; repeatable
     #[arg(long, value_name = "SAFEGUARD")]
     without: Vec<Safeguard>,
-    /// Drop an assumption; may be given repeatedly
+    /// Drop an assumption; repeatable
     #[arg(long = "break", value_name = "ASSUMPTION")]
     broken: Vec<Assumption>,
-    /// Placements of the one order
+    /// Number of placements of the one order
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
     placements: u8,
-    /// Crashes and failing endpoints, together
+    /// Maximum number of crashes and failing endpoints, together
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=4))]
     faults: u8,
-    /// Attempts before a placement is parked
+    /// Maximum number of attempts before a placement is parked
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4))]
     attempts: u32,
     /// The provider recognises a second purchase under the same key
     #[arg(long)]
     detects_duplicates: bool,
-    /// One "no such purchase" suffices for another attempt, once SETTLE has passed
+    /// One "no such purchase" allows another attempt, once SETTLE has passed
     #[arg(long)]
     one_look: bool,
     /// Print every (placement, event) pair that occurred

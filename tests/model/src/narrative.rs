@@ -2,7 +2,7 @@
 
 use crate::{
     actions::{Action, Does, Found},
-    state::{Ingress, Job, Outcome, State, Work},
+    state::{Ingress, Job, Settlement, State, Work},
 };
 
 /// A path, step by step.
@@ -15,7 +15,7 @@ pub fn tell(path: &[(State, Option<Action>)]) -> Vec<String> {
         let (Some((next, _)), [first, second]) = (path.get(index + 1), state.provisioners) else {
             continue;
         };
-        // Provisioners are sorted after each step; whichever did nothing is where it was, or moved.
+        // Provisioners are sorted after each step; an idle one may have changed its index.
         let stayed = match actor(action) {
             Some(0) => next.provisioners[1] == second,
             Some(_) => next.provisioners[0] == first,
@@ -29,7 +29,7 @@ pub fn tell(path: &[(State, Option<Action>)]) -> Vec<String> {
     steps
 }
 
-/// The provisioner that does it.
+/// The provisioner that acts.
 fn actor(action: &Action) -> Option<usize> {
     match *action {
         Action::TakeJob(by, _)
@@ -66,8 +66,10 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
         Action::Repeat => "the partner posts the order once more and is answered \"already taken\"".into(),
         Action::Answer if state.ingress == Ingress::Refusing => "the partner is answered 422".into(),
         Action::Answer => "the partner is answered 201".into(),
-        Action::GiveUp => "no answer leaves: the partner has hung up, or answer_by is over".into(),
-        Action::AnswerBy => "answer_by is over".into(),
+        Action::GiveUp => {
+            "ingress sends no response: the partner has hung up, or answer_by has passed".into()
+        }
+        Action::AnswerBy => "answer_by passes".into(),
         Action::Tick => "SETTLE/2 passes".into(),
         Action::LoseJob(row) => format!("the stream loses the job of {}, or has it acknowledged", one(row)),
         Action::LoseEvent(row) => format!(
@@ -84,7 +86,7 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
                 Found::Purchase { ready: true } => "finds the purchase and its profile",
                 Found::Purchase { ready: false } => "finds the purchase, without its profile",
                 Found::Nothing => "learns that there is no such purchase",
-                Found::Unknown => "learns nothing, and it is overdue",
+                Found::Unknown => "gets no definite response, and it is overdue",
             };
             format!(
                 "{} claims {}, which is due, looks it up and {found}",
@@ -97,7 +99,7 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
             name(by),
             one(row)
         ),
-        Action::StartClock(by) => format!("{} gets the answer of its claim and counts from here", name(by)),
+        Action::StartClock(by) => format!("{} gets the response to its claim and counts from here", name(by)),
         Action::Send(by) => format!("{} sends the purchase of {}", name(by), work(state, by)),
         Action::Abandon(by) => format!("{} is too late and abandons {}", name(by), work(state, by)),
         Action::Arrive {
@@ -109,13 +111,13 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
             let does = match does {
                 Does::Buy { ready: true } => "buys and has the profile",
                 Does::Buy { ready: false } => "buys, the profile comes later",
-                Does::Reject => "refuses",
+                Does::Reject => "rejects it",
                 Does::Defer => "is too busy",
             };
             let answer = if answered {
-                "its answer arrives"
+                "its response arrives"
             } else {
-                "its answer is lost"
+                "its response is lost"
             };
             let what = attempt(state, sent.row, sent.attempt);
             format!("the provider gets {what}: it {does}; {answer}")
@@ -132,7 +134,7 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
             format!("{what} never reaches the provider{known}")
         }
         Action::TimeOut(by) => format!(
-            "{} waits no longer for the answer to {}",
+            "{} stops waiting for the response to {}",
             name(by),
             work(state, by)
         ),
@@ -142,7 +144,7 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
         Action::Announce(by) => format!("{} publishes that {} is ready", name(by), work(state, by)),
         Action::TakeEvent(row) => format!("the notifier gets the readiness event of {}", one(row)),
         Action::TakeDelivery(row) => {
-            format!("the notifier takes up the delivery of {}, which is due", one(row))
+            format!("the notifier claims the delivery of {}, which is due", one(row))
         }
         Action::Post { acknowledged: true } => "the webhook is sent, and the endpoint acknowledges it".into(),
         Action::Post { acknowledged: false } => "the webhook is sent, and the endpoint fails".into(),
@@ -186,13 +188,13 @@ fn outcome(state: &State, by: usize) -> &'static str {
         return "nothing";
     };
     match outcome {
-        Outcome::Bought { ready: true } => "bought, with its profile",
-        Outcome::Bought { ready: false } => "bought, its profile comes later",
-        Outcome::Rejected => "refused by the provider",
-        Outcome::NotSent => "certainly not sent",
-        Outcome::Busy => "not bought, the provider was busy",
-        Outcome::NotFound { settled: true } => "not found, and settled",
-        Outcome::NotFound { settled: false } => "not found, too early to tell",
-        Outcome::Hopeless => "parked, its outcome is unknown",
+        Settlement::Bought { ready: true } => "bought, with its profile",
+        Settlement::Bought { ready: false } => "bought, its profile comes later",
+        Settlement::Rejected => "rejected by the provider",
+        Settlement::NotSent => "certainly not sent",
+        Settlement::Busy => "not bought, the provider was busy",
+        Settlement::NotFound { settled: true } => "not found, and settled",
+        Settlement::NotFound { settled: false } => "not found, too early to tell",
+        Settlement::Hopeless => "parked, its outcome is unknown",
     }
 }

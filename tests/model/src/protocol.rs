@@ -1,4 +1,4 @@
-//! The protocol as the checker sees it, and what must hold in every state.
+//! The protocol for the checker, and the properties of every state.
 
 use std::{
     collections::HashSet,
@@ -17,7 +17,7 @@ use crate::{
     state::{Answer, Delivery, Ingress, Row, State, Turn},
 };
 
-/// The protocol, with everything that [`Settings`] say.
+/// The protocol under [`Settings`].
 pub struct Protocol {
     pub(crate) settings: Settings,
     visited: Arc<Mutex<HashSet<(Placement, Event)>>>,
@@ -26,7 +26,7 @@ pub struct Protocol {
 /// A predicate over states.
 type Condition = fn(&Protocol, &State) -> bool;
 
-/// Final states that the protocol must reach, or the model proves nothing.
+/// Final states that the protocol must reach; otherwise the model proves nothing.
 pub const ENDS: [(&str, Condition); 9] = [
     ("an order is answered with 201 and delivered", |_, state| {
         state.answer == Some(Answer::Created)
@@ -96,7 +96,7 @@ impl Protocol {
         placement.after(event).ok()
     }
 
-    /// Whether anything but a fault can still happen.
+    /// Whether anything except a fault can still happen.
     fn goes_on(&self, state: &State) -> bool {
         let mut actions = Vec::new();
         self.actions(state, &mut actions);

@@ -12,9 +12,9 @@ pub const OVERDUE: u8 = 3;
 pub struct State {
     /// The ingress that has the order.
     pub ingress: Ingress,
-    /// The answer that the partner got.
+    /// The partner's response.
     pub answer: Option<Answer>,
-    /// `answer_by` is over.
+    /// `answer_by` has passed.
     pub late: bool,
     /// The order's placements, each with one unit.
     pub rows: Vec<Row>,
@@ -24,7 +24,7 @@ pub struct State {
     pub requests: Vec<Request>,
     /// The notifier.
     pub notifier: Notifier,
-    /// How many faults may still happen.
+    /// The number of faults that may still happen.
     pub faults: u8,
     /// A 201 was sent after a webhook.
     pub overtaken: bool,
@@ -32,7 +32,7 @@ pub struct State {
     pub taken: bool,
 }
 
-/// Where ingress is with its order.
+/// The progress of ingress with its order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ingress {
     /// Before the commit.
@@ -43,11 +43,11 @@ pub enum Ingress {
     Publishing,
     /// Committed; publishes jobs with its address.
     Asking,
-    /// Published; waits for verdicts until it decides, at any time and either way: verdicts are hints.
+    /// Published; waits for verdicts, and may decide at any time and either way: verdicts are hints.
     Waiting,
-    /// Decided for 201.
+    /// Decided on 201.
     Standing,
-    /// Decided for 422; the order is refused.
+    /// Decided on 422; the order is refused.
     Refusing,
     /// Answered, or never will.
     Done,
@@ -55,7 +55,7 @@ pub enum Ingress {
     Crashed,
 }
 
-/// An answer to the partner.
+/// A response to the partner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// 201.
@@ -64,16 +64,16 @@ pub enum Answer {
     Refused,
 }
 
-/// A placement: its row, its messages, and what the provider has of it.
+/// A placement: its row, its messages, and its purchase at the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(
     clippy::struct_excessive_bools,
     reason = "independent facts, as the row's columns are"
 )]
 pub struct Row {
-    /// What the state machine knows.
+    /// The state machine's data.
     pub placement: Placement,
-    /// How long ago its attempt was recorded, in ticks; counted while it is `placing`.
+    /// The age of its attempt, in ticks; counted in state `placing`.
     pub age: u8,
     /// How a provisioner finds it without a message.
     pub turn: Turn,
@@ -81,11 +81,11 @@ pub struct Row {
     pub ready: bool,
     /// Its delivery.
     pub delivery: Delivery,
-    /// Its job in the stream, which any provisioner may get at any time, also repeatedly.
+    /// Its job in the stream; any provisioner may get it at any time, also repeatedly.
     pub job: Option<Address>,
     /// Its readiness event in the stream.
     pub event: bool,
-    /// How often it was bought.
+    /// The number of purchases.
     pub bought: u8,
     /// Whether a look-up finds the purchase.
     pub shown: bool,
@@ -96,18 +96,18 @@ pub struct Row {
 /// How a row is found without a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Turn {
-    /// Within its first lease: the sweep has yet to look at it.
+    /// Within its first lease: the sweep has not read it yet.
     Young,
     /// It has a due row.
     Due,
-    /// It isn't: finished, or forgotten.
+    /// Not at all: it is finished, or forgotten.
     Never,
 }
 
 /// Whether a job names an ingress that waits for the verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
-    /// Published after the answer.
+    /// Published after the response.
     None,
     /// Ingress waits.
     Ingress,
@@ -129,25 +129,25 @@ pub enum Delivery {
 pub struct Provisioner {
     /// What it does.
     pub work: Work,
-    /// What it knows of the answer.
+    /// Its side of the answer handshake.
     pub release: Release,
 }
 
-/// A provisioner's side of the answer handshake.
+/// What a provisioner knows of the response to the partner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Release {
-    /// It has sent no verdict, or waits no longer for a release.
+    /// It has sent no verdict, or no longer waits for a release.
     None,
-    /// It has sent a verdict and remembers that until it is released.
+    /// It has sent a verdict and waits for the release.
     Awaited {
-        /// A stored profile is held back until then.
+        /// It holds a readiness event back until the release.
         holds: bool,
     },
-    /// It was released: what comes now is announced at once.
+    /// It was released: later readiness is published at once.
     Came,
 }
 
-/// A placement that a provisioner works on.
+/// A claimed placement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Job {
     /// The row's index.
@@ -156,11 +156,11 @@ pub struct Job {
     pub attempt: u32,
     /// Whether ingress waits for the verdict.
     pub address: Address,
-    /// When it was taken up the order was certainly answered.
+    /// The order was certainly answered at the time of the claim.
     pub answered: bool,
 }
 
-/// What a provisioner does.
+/// The current work of a provisioner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Work {
     /// Nothing.
@@ -176,26 +176,26 @@ pub enum Work {
     Fresh {
         /// The placement.
         job: Job,
-        /// At least a tick has passed since, as far as the process knows.
+        /// At least a tick has passed, as far as the process knows.
         late: bool,
     },
-    /// Waits for the provider's answer.
+    /// Waits for the provider's response.
     Sent(Job),
-    /// Has an outcome that isn't recorded yet.
-    Settling(Job, Outcome),
-    /// Is about to publish that the profile is stored.
+    /// Has an outcome that is not recorded yet.
+    Settling(Job, Settlement),
+    /// Will publish the readiness event next.
     Announcing(Job),
 }
 
-/// The outcome of an attempt.
+/// The outcome that a provisioner records for an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Outcome {
+pub enum Settlement {
     /// Bought; with its profile or not yet.
     Bought {
         /// The profile came with it.
         ready: bool,
     },
-    /// Refused by the provider.
+    /// The provider rejected it.
     Rejected,
     /// Never reached the provider.
     NotSent,
@@ -210,25 +210,25 @@ pub enum Outcome {
     Hopeless,
 }
 
-/// A purchase on its way.
+/// A purchase in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Request {
     /// The row's index.
     pub row: usize,
     /// The attempt.
     pub attempt: u32,
-    /// It is bought, but look-ups don't show it yet.
+    /// It is bought, but look-ups do not show it yet.
     pub bought: bool,
     /// A tick has passed since it was sent.
     pub old: bool,
 }
 
-/// What the notifier does.
+/// The current work of the notifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notifier {
     /// Nothing.
     Idle,
-    /// Has taken up this row's delivery.
+    /// Has claimed this row's delivery.
     Taken(usize),
     /// The endpoint has acknowledged this row's delivery.
     Acknowledged(usize),
@@ -285,14 +285,14 @@ impl State {
 }
 
 impl Request {
-    /// Whether it is this job's.
+    /// Whether it belongs to this job.
     pub fn is_of(&self, job: Job) -> bool {
         (self.row, self.attempt) == (job.row, job.attempt)
     }
 }
 
 impl Row {
-    /// Nothing more is owed for it.
+    /// Whether no work is left for it.
     pub fn is_settled(&self) -> bool {
         use domain::PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
         match self.placement.state {

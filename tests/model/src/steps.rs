@@ -1,4 +1,4 @@
-//! What each step does, as the services do it.
+//! The effect of each step, as in the services.
 
 use domain::{
     PlacementState,
@@ -10,13 +10,13 @@ use crate::{
     actions::{Action, Does, Found},
     protocol::Protocol,
     state::{
-        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Outcome, Provisioner, Release, Request,
-        SETTLED, State, Turn, Work,
+        Address, Answer, Delivery, Ingress, Job, Notifier, OVERDUE, Provisioner, Release, Request, SETTLED,
+        Settlement, State, Turn, Work,
     },
 };
 
 impl Protocol {
-    /// Does it; where it doesn't apply nothing changes.
+    /// Applies an action; an action that does not apply changes nothing.
     pub fn step(&self, state: &mut State, action: Action) {
         match action {
             Action::AnswerBy => state.late = true,
@@ -48,7 +48,7 @@ impl Protocol {
             Action::LookUp(by, index, found) => self.look_up(state, by, index, found),
             Action::Collect(by, index) => {
                 let job = due(state, by, index);
-                state.provisioners[by].work = Work::Settling(job, Outcome::Bought { ready: true });
+                state.provisioners[by].work = Work::Settling(job, Settlement::Bought { ready: true });
             }
             Action::StartClock(by)
             | Action::Send(by)
@@ -71,7 +71,7 @@ impl Protocol {
             Action::Vanish { request, noticed } => {
                 let lost = state.requests.remove(request);
                 if noticed {
-                    hear(state, &lost, Outcome::NotSent);
+                    hear(state, &lost, Settlement::NotSent);
                 }
             }
             Action::TakeEvent(_)
@@ -145,7 +145,7 @@ impl Protocol {
             (Action::Abandon(_), _) => *work = Work::Idle,
             (Action::Release(_), _) => {
                 let held = *release == Release::Awaited { holds: true };
-                // What its placement still owes is announced at once when it comes.
+                // Later readiness is announced at once.
                 *release = Release::Came;
                 for row in &mut state.rows {
                     row.event |= held && row.ready && row.delivery != Delivery::Delivered;
@@ -195,7 +195,7 @@ impl Protocol {
         }
     }
 
-    /// Forgets what can't matter any more, so that states which differ only in that are one.
+    /// Drops data that no longer matters, so that states which differ only in it are equal.
     pub fn tidy(&self, state: &mut State) {
         use PlacementState::{Failed, Parked, Placed, Refused};
         for row in &mut state.rows {
@@ -217,17 +217,17 @@ impl Protocol {
             state.ingress,
             Ingress::Asking | Ingress::Waiting | Ingress::Refusing
         );
-        // Provisioners that serve the same provider have no names, and neither have requests.
+        // Provisioners of the same provider are interchangeable, and so are requests.
         if state.rows.len() == 1 {
             state.provisioners.sort_unstable();
         }
         state.requests.sort_unstable();
     }
 
-    /// Ages everything. Time stands still while something must happen before it goes on.
+    /// Ages everything. Time stops while a deadline has to be met first.
     fn tick(&self, state: &mut State) {
         let prompt = self.holds(Assumption::PromptArrival);
-        // `answer_by` is over long before half of the settling delay is.
+        // `answer_by` passes long before half of the settling delay.
         if !state.late || (prompt && state.requests.iter().any(|request| request.old)) {
             return;
         }
@@ -246,9 +246,9 @@ impl Protocol {
         }
     }
 
-    /// A provisioner takes a placement up to buy it.
+    /// A provisioner claims a placement to buy it.
     fn claim(&self, state: &mut State, by: usize, index: usize, address: Option<Address>) {
-        // A job without an address is published after the answer; so is one that comes late.
+        // A job without an address is published after the response; so is a late one.
         let answered =
             state.late || state.provisioners[by].release == Release::Came || address == Some(Address::None);
         let row = &mut state.rows[index];
@@ -279,17 +279,19 @@ impl Protocol {
         state.provisioners[by].work = Work::Fresh { job, late: false };
     }
 
-    /// Handles the answer of a look-up. A process that dies or stalls between its claim and the answer
-    /// has changed only the lease, so both are one step.
+    /// Handles the result of a look-up. A process that dies or stalls between claim and result has changed
+    /// only the lease, so both are one step.
     fn look_up(&self, state: &mut State, by: usize, index: usize, found: Found) {
         let row = &state.rows[index];
         let settled = row.age >= SETTLED || !self.has(Safeguard::Settle);
         let outcome = match found {
-            Found::Purchase { ready } => Outcome::Bought { ready },
-            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => Outcome::Hopeless,
-            Found::Nothing if settled || !row.placement.not_found => Outcome::NotFound { settled },
-            Found::Unknown if row.age >= OVERDUE => Outcome::Hopeless,
-            // Changes only the time of the next look.
+            Found::Purchase { ready } => Settlement::Bought { ready },
+            Found::Nothing if settled && row.placement.attempt >= self.settings.attempts => {
+                Settlement::Hopeless
+            }
+            Found::Nothing if settled || !row.placement.not_found => Settlement::NotFound { settled },
+            Found::Unknown if row.age >= OVERDUE => Settlement::Hopeless,
+            // Changes only the time of the next look-up.
             Found::Nothing | Found::Unknown => return,
         };
         if found == Found::Nothing && row.shown {
@@ -303,12 +305,12 @@ impl Protocol {
         let row = &mut state.rows[sent.row];
         let known = self.settings.detects_duplicates && row.bought > 0;
         let outcome = match does {
-            _ if known => Outcome::Bought { ready: false },
-            Does::Buy { ready } => Outcome::Bought { ready },
-            Does::Reject => Outcome::Rejected,
-            Does::Defer => Outcome::Busy,
+            _ if known => Settlement::Bought { ready: false },
+            Does::Buy { ready } => Settlement::Bought { ready },
+            Does::Reject => Settlement::Rejected,
+            Does::Defer => Settlement::Busy,
         };
-        if matches!(outcome, Outcome::Bought { .. }) && !known {
+        if matches!(outcome, Settlement::Bought { .. }) && !known {
             row.bought += 1;
             state.requests[request].bought = true;
         } else {
@@ -319,7 +321,7 @@ impl Protocol {
         }
     }
 
-    /// A provisioner records an outcome. What ingress waits for, it hears only afterwards.
+    /// A provisioner records an outcome, and sends the verdict only afterwards.
     fn record(&self, state: &mut State, by: usize) {
         let Work::Settling(mut job, outcome) = state.provisioners[by].work else {
             return;
@@ -332,15 +334,17 @@ impl Protocol {
         }
         let attempt = job.attempt;
         let event = match outcome {
-            Outcome::Bought { .. } => Event::Bought(attempt),
-            Outcome::Rejected => Event::Rejected(attempt),
-            Outcome::NotSent | Outcome::Busy if attempt >= self.settings.attempts => Event::Park(attempt),
-            Outcome::NotSent | Outcome::Busy => Event::NotBought(attempt),
-            Outcome::NotFound { settled } => Event::NotFound { attempt, settled },
-            Outcome::Hopeless => Event::Park(attempt),
+            Settlement::Bought { .. } => Event::Bought(attempt),
+            Settlement::Rejected => Event::Rejected(attempt),
+            Settlement::NotSent | Settlement::Busy if attempt >= self.settings.attempts => {
+                Event::Park(attempt)
+            }
+            Settlement::NotSent | Settlement::Busy => Event::NotBought(attempt),
+            Settlement::NotFound { settled } => Event::NotFound { attempt, settled },
+            Settlement::Hopeless => Event::Park(attempt),
         };
         if let Some(mut placement) = self.after(row.placement, event) {
-            if self.settings.one_look && outcome == (Outcome::NotFound { settled: true }) {
+            if self.settings.one_look && outcome == (Settlement::NotFound { settled: true }) {
                 placement.state = PlacementState::Accepted;
             }
             row.placement = placement;
@@ -352,13 +356,13 @@ impl Protocol {
             row.turn = Turn::Due;
         }
         let placed = row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
-        let announce = placed && outcome == Outcome::Bought { ready: true } && !row.ready;
+        let announce = placed && outcome == Settlement::Bought { ready: true } && !row.ready;
         let provisioner = &mut state.provisioners[by];
         let released =
             job.answered || provisioner.release == Release::Came || !self.has(Safeguard::AnsweredFirst);
         if announce {
             row.ready = true;
-            // What is announced is born with a lease, everything else with a due row.
+            // An announced delivery starts with its first lease, any other with a due row.
             let holds = job.address == Address::Ingress;
             row.delivery = Delivery::Pending(if released || holds { Turn::Young } else { Turn::Due });
         }
@@ -399,7 +403,7 @@ impl Protocol {
 }
 
 impl Release {
-    /// A verdict of this job is sent; a profile may be held back until the release.
+    /// Sends the verdict of a job; `holds`: a readiness event is held back until the release.
     fn await_of(&mut self, job: Job, holds: bool) {
         if job.address == Address::Ingress && *self != Self::Came {
             *self = Self::Awaited { holds };
@@ -407,7 +411,7 @@ impl Release {
     }
 }
 
-/// A due row that is claimed for anything but buying it.
+/// A due row that is claimed for anything except a purchase.
 fn due(state: &State, by: usize, index: usize) -> Job {
     Job {
         row: index,
@@ -417,8 +421,8 @@ fn due(state: &State, by: usize, index: usize) -> Job {
     }
 }
 
-/// Hands the provider's answer to the provisioner that waits for it.
-fn hear(state: &mut State, sent: &Request, outcome: Outcome) {
+/// Hands the provider's response to the provisioner that waits for it.
+fn hear(state: &mut State, sent: &Request, outcome: Settlement) {
     for provisioner in &mut state.provisioners {
         let Work::Sent(job) = provisioner.work else {
             continue;

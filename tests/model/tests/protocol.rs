@@ -1,4 +1,4 @@
-//! The promise holds in every state, and each safeguard is there for a reason.
+//! The promise holds in every state, and every safeguard is necessary.
 
 use std::collections::HashMap;
 
@@ -123,11 +123,11 @@ fn beyond_the_settling_delay_only_the_provider_prevents_a_second_purchase() {
         detects_duplicates: true,
         ..slow
     };
-    // Not bought twice, but a first attempt that arrives after the second was refused is forgotten.
+    // Not bought twice, but a first attempt that arrives after the second was rejected is lost.
     assert_eq!(breaks(&detected), Promise::NothingLost);
 }
 
-/// The second look is no safeguard against a look-up that is wrong: the first may have been too early.
+/// The second look-up does not protect against a wrong look-up: the first may have been too early.
 #[test]
 fn one_false_answer_of_a_look_up_is_one_too_many() {
     let lying = Settings {
@@ -141,8 +141,8 @@ fn one_false_answer_of_a_look_up_is_one_too_many() {
     });
 }
 
-/// With this, "where nothing more can happen, all is settled" means that all is settled in the end:
-/// no path repeats a state, so each ends where nothing more can happen.
+/// No path repeats a state, so every path ends in a final state. Together with the promise, everything is
+/// settled in the end.
 #[test]
 fn no_way_goes_round_in_circles() {
     #[derive(PartialEq)]

@@ -1,4 +1,4 @@
-//! Streams of a test's own, and a stage whose rows are numbers.
+//! Streams for one test, and a stage whose rows are numbers.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -25,23 +25,23 @@ use testkit::{nats::OwnStreams, wait};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
 
-/// Far longer than anything here takes; a test that waits this long has failed.
+/// Far longer than any test step; a test that waits this long has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// The durable name of the test stage's consumer.
 pub const DURABLE: &str = "test-sandbox";
 
-/// A connection, and streams under a prefix that nobody else uses.
+/// A connection, and streams under a unique prefix.
 pub struct Bench {
     pub nats: Nats,
     pub config: NatsConfig,
-    /// To look at what is in the streams, and to damage them.
+    /// For reading and damaging the streams.
     pub jetstream: jetstream::Context,
     /// Deleted with the test.
     streams: Option<OwnStreams>,
 }
 
 impl Bench {
-    /// On the shared server.
+    /// Uses the shared server.
     pub async fn new() -> Self {
         let url = std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
         let mut bench = Self::at(&url).await;
@@ -49,7 +49,7 @@ impl Bench {
         bench
     }
 
-    /// On a server of the test's own, which takes its streams with it.
+    /// Uses the test's own server, which deletes its streams with itself.
     pub async fn at(url: &str) -> Self {
         let config = NatsConfig {
             nats_url: SecretString::from(url),
@@ -70,12 +70,12 @@ impl Bench {
         self.nats.job_subject("sandbox")
     }
 
-    /// Publishes a message that names this row.
+    /// Publishes a message about this row.
     pub async fn announce(&self, row: u32) {
         self.announce_all(&[row]).await;
     }
 
-    /// Publishes one message that names these rows.
+    /// Publishes one message about these rows.
     pub async fn announce_all(&self, rows: &[u32]) {
         let message = json!({ "rows": rows });
         self.nats
@@ -83,13 +83,13 @@ impl Bench {
             .await;
     }
 
-    /// Runs the stage with these slots on a connection of its own.
+    /// Runs the stage with this number of slots on its own connection.
     pub async fn start(&self, rows: &Arc<Rows>, slots: usize) -> Running {
         let source = Source {
             stream: "TOPUP_JOBS",
             durable: DURABLE.into(),
             subject: self.subject(),
-            // Whatever comes again does so because it was asked for.
+            // Long, so that a redelivery happens only on request.
             ack_wait: Duration::from_mins(5),
         };
         let limits = Limits {
@@ -110,15 +110,15 @@ impl Bench {
         Running { shutdown, nats }
     }
 
-    /// Does something on a connection of another thread, while nothing moves on this one: what the
-    /// server sends meanwhile is there all at once afterwards.
+    /// Runs `act` on another thread's connection while this thread is blocked: messages that the server sends
+    /// meanwhile arrive here all at once.
     pub fn meanwhile<F: Future<Output = ()>>(&self, act: impl FnOnce(Nats) -> F + Send) {
         let elsewhere = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
                 let nats = connect(&self.config).await;
                 act(nats.clone()).await;
-                // The server has handled what it got before it answers this.
+                // After this round trip, the server has handled the earlier messages.
                 nats.ensure_streams().await.unwrap();
             });
         };
@@ -130,7 +130,7 @@ impl Bench {
         Ok(stream.cached_info().clone())
     }
 
-    /// How many messages a stream holds; none if it isn't there.
+    /// The number of messages in a stream; 0 if it is missing.
     pub async fn messages(&self, base: &str) -> u64 {
         self.stream(base).await.map_or(0, |info| info.state.messages)
     }
@@ -143,7 +143,7 @@ impl Bench {
         Ok(stream.consumer_info(DURABLE).await?)
     }
 
-    /// Waits until the job stream holds so many messages.
+    /// Waits until the job stream holds this number of messages.
     pub async fn until_messages(&self, count: u64) {
         let what = format!("{count} messages in TOPUP_JOBS");
         until(&what, async || self.messages("TOPUP_JOBS").await == count).await;
@@ -167,20 +167,20 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
         .unwrap();
 }
 
-/// A stage that runs.
+/// A running stage.
 pub struct Running {
     shutdown: Shutdown,
     nats: Nats,
 }
 
 impl Running {
-    /// Waits for an answer on the stage's connection: whatever the server has sent to it before has
-    /// arrived, and whatever it has sent to the server before is known there.
+    /// Waits for a round trip on the stage's connection: earlier messages in both directions have then
+    /// arrived.
     pub async fn round_trip(&self) {
         self.nats.ensure_streams().await.unwrap();
     }
 
-    /// How many tasks the stop waits for.
+    /// The number of tasks that the stop waits for.
     pub fn tasks(&self) -> usize {
         self.shutdown.tracker().len()
     }
@@ -190,13 +190,13 @@ impl Running {
         self.shutdown.stop();
     }
 
-    /// The end of the process, as every service has it: the last acknowledgements go out.
+    /// Ends like a service: the last acknowledgements are sent.
     pub async fn finished(&self) {
         self.shutdown.finished().await.unwrap();
         self.nats.flush().await;
     }
 
-    /// Waits until the stage stops by itself; why.
+    /// Waits until the stage stops by itself, and returns the failure.
     pub async fn failure(&self) -> String {
         let failed = tokio::time::timeout(PATIENCE, self.shutdown.finished()).await;
         format!("{:#}", failed.unwrap().unwrap_err())
@@ -209,22 +209,22 @@ impl Running {
     }
 }
 
-/// Names rows that wait.
+/// A message about rows.
 #[derive(Deserialize)]
 pub struct Message {
     pub rows: Vec<u32>,
 }
 
-/// What a stage did with a row.
+/// The result of a row.
 #[derive(Clone, Debug)]
 pub struct Done {
     pub row: u32,
-    /// Whether a message made the stage take it up.
+    /// Whether the stage claimed it because of a message.
     pub announced: bool,
     pub traceparent: Option<String>,
 }
 
-/// A stage whose rows are in memory: the loop is under test here, not a database.
+/// A stage with rows in memory: the test is about the loop, not a database.
 pub struct Rows {
     state: Mutex<State>,
     /// Each claim takes a permit; without one, it waits.
@@ -239,9 +239,9 @@ pub struct Rows {
 
 #[derive(Default)]
 struct State {
-    /// Not taken up yet.
+    /// Not claimed yet.
     open: HashSet<u32>,
-    /// Of these, the due ones.
+    /// The due ones among them.
     due: BTreeSet<u32>,
     leased: HashSet<u32>,
     claims_to_fail: usize,
@@ -251,7 +251,7 @@ struct State {
 }
 
 impl Rows {
-    /// A stage with these open rows that takes up and runs whatever comes.
+    /// A stage with these open rows that claims and runs everything.
     pub fn new(open: impl IntoIterator<Item = u32>) -> Arc<Self> {
         let state = State {
             open: open.into_iter().collect(),
@@ -267,14 +267,14 @@ impl Rows {
         })
     }
 
-    /// As above, but nothing ends before [`Rows::let_end`].
+    /// The same, but no run ends before [`Rows::let_end`].
     pub fn held(open: impl IntoIterator<Item = u32>) -> Arc<Self> {
         let rows = Self::new(open);
         rows.held_from.store(0, Ordering::SeqCst);
         rows
     }
 
-    /// More rows are open; those from `from` on don't end before [`Rows::let_end`].
+    /// Opens more rows; those from `from` on do not end before [`Rows::let_end`].
     pub fn hold_from(&self, from: u32, open: impl IntoIterator<Item = u32>) {
         self.held_from.store(from, Ordering::SeqCst);
         self.state.lock().unwrap().open.extend(open);
@@ -284,7 +284,7 @@ impl Rows {
         self.panics.store(true, Ordering::SeqCst);
     }
 
-    /// How many due rows are not leased.
+    /// The number of due rows that are not leased.
     pub fn due(&self) -> usize {
         self.state.lock().unwrap().due.len()
     }
@@ -313,14 +313,14 @@ impl Rows {
         self.state.lock().unwrap().done.clone()
     }
 
-    /// The rows that were run, sorted.
+    /// The finished rows, sorted.
     pub fn done_rows(&self) -> Vec<u32> {
         let mut rows: Vec<u32> = self.done().iter().map(|done| done.row).collect();
         rows.sort_unstable();
         rows
     }
 
-    /// How many rows each claim named.
+    /// The number of rows per claim.
     pub fn claims(&self) -> Vec<usize> {
         self.state.lock().unwrap().claims.clone()
     }
@@ -344,7 +344,7 @@ impl Rows {
     }
 }
 
-/// Rows below 10,000 share slots with none, the others with those of the same ten thousand.
+/// Rows below 10,000 have no lane; each further ten thousand is a lane.
 fn ticket(row: u32) -> Ticket<u32> {
     let lane = if row < 10_000 {
         String::new()
@@ -380,7 +380,7 @@ impl Stage for Rows {
 
     async fn due(&self, look: Look) -> Result<Found<u32>> {
         let state = self.state.lock().unwrap();
-        // Without lanes to walk through, a look is one page.
+        // One page, without lanes to walk through.
         let due = state.due.iter().take(look.limit).copied().map(ticket).collect();
         Ok(Found { due, after: None })
     }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 
 use crate::bench::{Bench, connect, until};
 
-/// What arrives on a subject.
+/// The messages that arrive on a subject.
 async fn heard<M: DeserializeOwned + Send + 'static>(bench: &Bench, subject: String) -> Arc<Mutex<Vec<M>>> {
     let heard = Arc::new(Mutex::new(Vec::new()));
     let (nats, kept) = (connect(&bench.config).await, Arc::clone(&heard));
@@ -23,7 +23,7 @@ async fn heard<M: DeserializeOwned + Send + 'static>(bench: &Bench, subject: Str
             .await
     });
     tokio::task::yield_now().await;
-    // The server knows the subscription once it has answered this.
+    // After this round trip, the server knows the subscription.
     nats.ensure_streams().await.unwrap();
     heard
 }

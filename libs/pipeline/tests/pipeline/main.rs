@@ -1,8 +1,8 @@
-//! Crate `pipeline` on a real nats-server, with streams of its own for each test.
+//! Tests of crate `pipeline` on a real nats-server, with separate streams for each test.
 //!
-//! - [`streams`], [`publishing`]: what is made, and what becomes of messages.
+//! - [`streams`], [`publishing`]: created streams, and published messages.
 //! - [`handshake`]: verdicts and releases.
-//! - [`worker`], [`stopping`], [`recovery`]: the loop of a stage, its end, and what it must survive.
+//! - [`worker`], [`stopping`], [`recovery`]: the loop of a stage, its stop, and its recovery.
 
 #![expect(
     clippy::unwrap_used,

@@ -123,7 +123,7 @@ async fn a_stream_that_is_missing_is_made_and_the_message_kept() {
 async fn what_cannot_be_published_is_no_failure() {
     let bench = Bench::new().await;
     bench.nats.ensure_streams().await.unwrap();
-    // Larger than the stream takes.
+    // Larger than the stream accepts.
     let large = json!({"row": "x".repeat(100_000)});
     bench
         .nats

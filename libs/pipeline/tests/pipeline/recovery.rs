@@ -1,4 +1,4 @@
-//! Streams, consumers and servers that vanish under a running stage.
+//! Streams, consumers and servers that disappear under a running stage.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ async fn a_stream_or_consumer_that_is_deleted_comes_back() {
     rows.until_done(2).await;
 
     bench.jetstream.delete_stream(&name).await.unwrap();
-    // Not waited for: the publisher makes the stream as well.
+    // The test does not wait for this stream: the publisher creates it as well.
     bench.announce(2).await;
     rows.until_done(3).await;
 
@@ -55,7 +55,7 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
         !bench.nats.is_connected()
     })
     .await;
-    // Not published, and not queued for later: it is due in the database instead.
+    // Not published and not queued: the row is due in the database instead.
     bench.announce(1).await;
     rows.make_due([2]);
     rows.until_done(2).await;
@@ -90,7 +90,7 @@ async fn the_stream_of_the_unreadable_comes_back_too() {
     stage.stop().await;
 }
 
-/// What is logged on this thread.
+/// The log of this thread.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 
@@ -149,10 +149,10 @@ async fn more_copies_than_servers_are_told_once_with_the_remedy_and_asked_for_ev
         "{told:?}"
     );
     assert!(log.lines_with("pulling again").is_empty());
-    // Meanwhile due rows are worked on.
+    // Redrive still picks rows up.
     rows.until_done(1).await;
 
-    // An operator helps.
+    // An operator creates the streams.
     for (base, subject) in [("JOBS", "job"), ("READY", "ready"), ("DEAD", "dead")] {
         let own = Config {
             name: bench.nats.stream_name(&format!("TOPUP_{base}")),

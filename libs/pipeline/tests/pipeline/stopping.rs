@@ -1,4 +1,4 @@
-//! The soft stop: finish what is in flight, leave the rest to others at once.
+//! The soft stop: finish work in flight, leave the rest to other replicas at once.
 
 use std::time::Duration;
 
@@ -60,8 +60,8 @@ async fn a_stop_leaves_to_redrive_what_gets_no_slot() {
     assert_eq!(rows.done_rows(), [0]);
 }
 
-/// Unacknowledged messages come again only after minutes here: whatever the other replica gets, it
-/// gets because the one that stops gave it back.
+/// Unacknowledged messages are redelivered only after minutes here. So the other replica gets only messages
+/// that the stopping one returned.
 #[tokio::test]
 async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
     let bench = Bench::new().await;

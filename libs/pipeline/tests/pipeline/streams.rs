@@ -1,4 +1,4 @@
-//! The streams and the consumer, as they are made.
+//! The settings of created streams and consumers.
 
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ async fn a_stream_of_an_earlier_version_gets_its_bounds() {
 async fn a_provider_that_is_not_served_leaves_the_stream_to_the_others() {
     let bench = Bench::new().await;
     bench.nats.ensure_streams().await.unwrap();
-    // Far more than its share, and without waiting for each.
+    // Far more than its share, without a wait for each.
     let unserved = bench.nats.job_subject("unserved");
     for _ in 0..12_000 {
         let client = bench.nats.client();

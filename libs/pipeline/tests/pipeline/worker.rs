@@ -1,4 +1,4 @@
-//! The loop of a stage while all is well, and while its messages or its database are not.
+//! The loop of a stage in normal operation, and with faulty messages or a faulty database.
 
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
@@ -71,8 +71,7 @@ async fn a_claim_is_retried_while_the_database_is_away() {
     stage.stop().await;
 }
 
-/// The messages of a pull that ends with an error are not delivered again before `ack_wait`, five
-/// minutes here.
+/// The messages of a pull that ends with an error are redelivered only after `ack_wait`, five minutes here.
 #[tokio::test]
 async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
     let bench = Bench::new().await;
@@ -160,7 +159,7 @@ async fn overdue_rows_are_taken_up_without_any_message() {
     rows.until_done(50).await;
     assert_eq!(rows.done_rows(), (0..50).collect::<Vec<_>>());
     assert!(rows.done().iter().all(|done| !done.announced));
-    // A message that comes late is a no-op.
+    // A late message is a no-op.
     bench.announce(7).await;
     until("the message to be taken", async || {
         bench
@@ -208,7 +207,7 @@ async fn one_slot_is_enough_for_messages_and_due_rows() {
     stage.stop().await;
 }
 
-/// Lets 80 rows end one by one while messages and due rows both wait; how many of them were due.
+/// Ends 80 rows one by one while messages and due rows both wait. Returns the number of due ones.
 async fn due_of_eighty(messages: u32, due: u32) -> usize {
     let bench = Bench::new().await;
     let rows = Rows::held(0..messages);

@@ -1,5 +1,5 @@
-//! Sending over OTLP, so that nobody notices whether somebody listens: queues are bounded and drop
-//! what doesn't fit, exporters have threads of their own, and an outage is told once, and its end.
+//! Export over OTLP that never slows the service: queues are bounded and drop what doesn't fit, exporters have
+//! their own threads, and an outage is logged once, and so is its end.
 
 use std::{
     error::Error,
@@ -31,10 +31,10 @@ use super::{
     settings::{Protocol, Target},
 };
 
-/// The most of a collector's answer that is read.
+/// The largest response of a collector that is read.
 const MAX_ANSWER: usize = 64 * 1024;
 
-/// The exporter of one signal. The builders have the same methods and no trait in common.
+/// Builds the exporter of one signal: the builders share their methods but no trait.
 macro_rules! exporter {
     ($transport:ident, $target:ident, $Exporter:ident, $signal:literal) => {{
         let cause = Cause::default();
@@ -67,7 +67,7 @@ macro_rules! exporter {
     }};
 }
 
-/// What exporters send with: a runtime that nothing else runs on.
+/// The exporters' own runtime and HTTP client.
 pub(super) struct Transport {
     runtime: Handle,
 }
@@ -84,7 +84,7 @@ impl Transport {
         thread::Builder::new()
             .name("telemetry".into())
             .spawn(move || {
-                // What sending logs is not sent again.
+                // Logs of this thread are not exported.
                 let _suppressed = Context::enter_telemetry_suppressed_scope();
                 runtime.block_on(std::future::pending::<()>());
             })
@@ -122,8 +122,7 @@ impl Transport {
     }
 }
 
-/// Why the last request over HTTP failed, which the exporter's own error doesn't say. Clones are the
-/// same cause.
+/// The cause of the last failed HTTP request, which the exporter's own error hides. Clones share their state.
 #[derive(Clone, Debug, Default)]
 struct Cause(Arc<Mutex<Option<String>>>);
 
@@ -137,7 +136,7 @@ impl Cause {
     }
 }
 
-/// The workspace's HTTP client, on the telemetry's runtime: exporters run on threads that have none.
+/// The HTTP client on the telemetry's runtime: the exporters' threads have no runtime.
 #[derive(Debug)]
 struct Client {
     http: reqwest::Client,
@@ -185,7 +184,7 @@ async fn exchange(http: &reqwest::Client, request: Request<Bytes>) -> Result<Res
     Ok(response.body(Bytes::from(body))?)
 }
 
-/// What an error comes from in the end: what is around it has the URL.
+/// The innermost cause of an error: the outer ones hold the URL.
 fn root(error: &(dyn Error + 'static)) -> String {
     let mut root = error;
     while let Some(source) = root.source() {
@@ -197,14 +196,14 @@ fn root(error: &(dyn Error + 'static)) -> String {
     }
 }
 
-/// An exporter of which it is told that nothing arrives any more, and that it arrives again.
+/// An exporter that logs the beginning and the end of an outage.
 pub(super) struct Told<E> {
     signal: &'static str,
-    /// Without what may be secret.
+    /// The endpoint without its query, which may hold a key.
     endpoint: String,
     exporter: E,
     cause: Cause,
-    /// Closed while nothing arrives.
+    /// Closed during an outage.
     gate: Option<Gate>,
     outage: Mutex<Option<Outage>>,
 }
@@ -215,7 +214,7 @@ struct Outage {
 }
 
 impl<E> Told<E> {
-    /// Notes what became of a batch of `size`.
+    /// Records the result of a batch of `size`.
     fn tell(&self, result: &OTelSdkResult, size: usize) {
         let (signal, endpoint) = (self.signal, self.endpoint.as_str());
         let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,7 +228,7 @@ impl<E> Told<E> {
                     endpoint,
                     dropped,
                     seconds,
-                    "the OTLP collector takes telemetry again"
+                    "the OTLP collector accepts telemetry again"
                 );
             }
             (Err(error), None) => {
@@ -242,7 +241,7 @@ impl<E> Told<E> {
                     signal,
                     endpoint,
                     cause,
-                    "the OTLP collector does not take telemetry; nothing waits for it"
+                    "the OTLP collector does not accept telemetry; orders are not affected"
                 );
             }
             (Err(_), Some(outage)) => outage.dropped += size,

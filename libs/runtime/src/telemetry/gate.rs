@@ -1,5 +1,4 @@
-//! While a collector takes nothing, recording for it is work for nobody: spans are then as if nothing
-//! was recorded, but for a moment now and then in which it is tried again.
+//! Spans are not recorded during an outage of the collector, except for short tries in between.
 
 use std::{
     sync::{
@@ -15,13 +14,13 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::trace::{Sampler, SamplingDecision, SamplingResult, ShouldSample};
 
-/// How long one batch may take before it is believed to hang.
+/// After this time a batch counts as hanging.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The longest pause between two tries.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 const NOT_SENDING: u64 = u64::MAX;
 
-/// Whether spans are recorded. Clones are the same gate.
+/// Decides whether spans are recorded. Clones share their state.
 #[derive(Clone, Debug)]
 pub(super) struct Gate(Arc<Inner>);
 
@@ -57,12 +56,12 @@ impl Gate {
         now >= self.0.closed_until.load(Ordering::Relaxed) && sending < milliseconds(PATIENCE)
     }
 
-    /// A batch is on its way.
+    /// The export of a batch begins.
     pub(super) fn sending(&self) {
         self.0.sending_since.store(self.now(), Ordering::Relaxed);
     }
 
-    /// It has arrived, or never will.
+    /// The export of a batch has ended.
     pub(super) fn sent(&self, arrived: bool) {
         self.sent_at(self.now(), arrived);
     }
@@ -85,7 +84,7 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Samples as it is told, and nothing while the gate is closed.
+/// Samples like the inner sampler while the gate is open, and nothing while it is closed.
 #[derive(Clone, Debug)]
 pub(super) struct Gated {
     pub(super) sampler: Sampler,

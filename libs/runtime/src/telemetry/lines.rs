@@ -1,5 +1,4 @@
-//! Log lines: JSON with the ids of the trace for machines, text for people. What a line is about is
-//! taken from the spans around it: their ids, and nothing else of them.
+//! Log lines, as JSON with trace ids or as text. A line takes ids from the spans around it, and no other field.
 
 use std::fmt::{self, Write};
 
@@ -19,7 +18,7 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// The fields of spans that a line shows. None of them has white space in it.
+/// The span fields that a line shows. Their values have no white space.
 const IDS: [&str; 5] = [
     "partner.id",
     "order.id",
@@ -28,11 +27,10 @@ const IDS: [&str; 5] = [
     "provider.name",
 ];
 
-/// The target of what came from the crate `log`, whose own one is among the fields, with more of that
-/// kind.
+/// The target of events from the crate `log`. Their real target is a field with the prefix `log.`, beside others.
 const OF_LOG: &str = "log";
 
-/// The name that a field is shown by, if it is.
+/// The name under which a field is shown, if it is shown.
 fn shown(name: &str) -> Option<&str> {
     match name {
         "log.target" => Some("target"),
@@ -72,7 +70,7 @@ impl Visit for IdVisitor<'_> {
     }
 }
 
-/// Calls `tell` with the ids of all spans around an event, the outermost first.
+/// Calls `tell` with the ids of all spans around an event, outermost first.
 fn ids_around<S>(
     context: &FmtContext<'_, S, Ids>,
     mut tell: impl FnMut(&str, &str) -> fmt::Result,
@@ -95,7 +93,7 @@ where
     Ok(())
 }
 
-/// One JSON object a line.
+/// One JSON object per line.
 pub(super) struct Json;
 
 impl<S> FormatEvent<S, Ids> for Json
@@ -137,7 +135,7 @@ where
     }
 }
 
-/// A JSON object in the making. The first value of a name counts.
+/// A JSON object under construction. The first value of a name is kept.
 struct Object {
     text: String,
     names: Vec<String>,
@@ -153,7 +151,7 @@ impl Object {
         };
         self.text.push(if self.names.is_empty() { '{' } else { ',' });
         self.names.push(name.to_owned());
-        // A name is a Rust identifier with dots, or a text of ours.
+        // A name needs no escape: it is a Rust identifier with dots, or one of our texts.
         self.text.push('"');
         self.text.push_str(name);
         self.text.push_str("\":");
@@ -187,7 +185,7 @@ impl Visit for Object {
     }
 }
 
-/// For people: time, level, target, message, fields, ids.
+/// Text: time, level, target, message, fields, ids.
 pub(super) struct Text;
 
 impl<S> FormatEvent<S, Ids> for Text
@@ -235,7 +233,7 @@ where
 #[derive(Default)]
 struct Pieces {
     message: String,
-    /// Of what came from the crate `log`.
+    /// The target of an event from the crate `log`.
     target: Option<String>,
     fields: String,
     names: Vec<&'static str>,
@@ -263,7 +261,7 @@ impl Visit for Pieces {
     }
 }
 
-/// Nothing that others said makes a line of its own, or moves a terminal's cursor.
+/// Escapes control characters: foreign text must not start a line or move the terminal's cursor.
 struct OneLine<'a>(&'a mut String);
 
 impl Write for OneLine<'_> {

@@ -1,5 +1,5 @@
-//! The standard `OTEL_*` variables, as far as they are honoured. One that can't be used stops the
-//! start: a collector that gets nothing because of a typing error is noticed when it is needed.
+//! The supported `OTEL_*` variables. An invalid one stops the start: otherwise a typing error would be noticed only
+//! when the telemetry is needed.
 
 use std::{collections::BTreeMap, ffi::OsString, fmt::Display, str::FromStr, time::Duration};
 
@@ -10,10 +10,10 @@ use reqwest::Url;
 
 use crate::{config::BadSetting, version};
 
-/// Where the variables come from.
+/// Reads a variable.
 type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// What the variables say.
+/// The settings.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) resource: Vec<KeyValue>,
@@ -41,7 +41,7 @@ pub(super) struct Logs {
     pub(super) queue: Queue,
 }
 
-/// Where one signal goes. Its headers are checked here and read again by the exporter.
+/// The target of one signal. Its headers are checked here; the exporter reads them itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     /// The whole URL over HTTP, the server over gRPC.
@@ -51,7 +51,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// The endpoint for a log: without its query, which may hold a key.
+    /// The endpoint for the log, without its query, which may hold a key.
     pub(super) fn shown(&self) -> String {
         self.endpoint.split('?').next().unwrap_or_default().to_owned()
     }
@@ -63,7 +63,7 @@ pub(super) enum Protocol {
     Http,
 }
 
-/// What waits to be sent.
+/// The queue of one signal.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Queue {
     pub(super) size: usize,
@@ -71,7 +71,7 @@ pub(super) struct Queue {
     pub(super) delay: Duration,
 }
 
-/// One of the three, as the names of its variables have it.
+/// A signal, by its name in the variables.
 #[derive(Clone, Copy)]
 enum Signal {
     Traces,
@@ -89,14 +89,14 @@ impl Signal {
     }
 }
 
-/// Variables that change what the exporter needs and that it doesn't know.
+/// Variables that the exporter doesn't support.
 const UNSUPPORTED: [&str; 3] = ["CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"];
 
-/// What waits is memory that telemetry may cost.
+/// Bounds the memory of the queue.
 const LONGEST_QUEUE: u32 = 1_000_000;
 
 impl Settings {
-    /// Reads and checks all of them. `service` is the service's name where they give none.
+    /// Reads and checks all variables. `service` is the default of the service name.
     pub(super) fn read(service: &'static str, environment: Environment<'_>) -> anyhow::Result<Self> {
         let read = Reader(environment);
         let resource = read.resource(service)?;
@@ -107,7 +107,7 @@ impl Settings {
         let traces = read.target(Signal::Traces)?;
         let metrics = read.target(Signal::Metrics)?;
         let logs = read.target(Signal::Logs)?;
-        // Everything is checked, also what isn't needed at the moment.
+        // Checks all variables, also those without effect.
         let traces = Traces {
             queue: read.queue("BSP", Duration::from_secs(5))?,
             sampler: read.sampler()?,
@@ -148,7 +148,7 @@ fn bad(name: &str, reason: impl Display) -> anyhow::Error {
 }
 
 impl Reader<'_> {
-    /// An empty variable is one that isn't set.
+    /// The value of a variable; an empty one counts as not set.
     fn text(&self, name: &str) -> anyhow::Result<Option<String>> {
         let Some(value) = (self.0)(name).filter(|value| !value.is_empty()) else {
             return Ok(None);
@@ -157,7 +157,7 @@ impl Reader<'_> {
         Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
     }
 
-    /// The variable of a signal, or the one of all signals; with the name of the one that is set.
+    /// The variable of a signal, else the one of all signals, with its name.
     fn of(&self, signal: Signal, what: &str) -> anyhow::Result<Option<(String, String)>> {
         for name in [
             format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.name()),
@@ -218,7 +218,7 @@ impl Reader<'_> {
         })
     }
 
-    /// A target whose timeout is no longer than what the variable allows a whole export.
+    /// Limits the timeout of a target to that of a whole export.
     fn within(&self, name: &str, target: Target) -> anyhow::Result<Target> {
         let export = self.milliseconds(name, Duration::from_secs(30))?;
         Ok(Target {
@@ -256,7 +256,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Where a signal goes; none if it isn't wanted.
+    /// The target of a signal; `None` if it isn't exported.
     fn target(&self, signal: Signal) -> anyhow::Result<Option<Target>> {
         let exporter = format!("OTEL_{}_EXPORTER", signal.name());
         let exporter_is_set = match self.text(&exporter)?.as_deref() {
@@ -282,7 +282,7 @@ impl Reader<'_> {
             if let Some((name, _)) = self.of(signal, what)? {
                 return Err(bad(
                     &name,
-                    "is not supported; certificates are those of the system, or of SSL_CERT_FILE",
+                    "is not supported; set SSL_CERT_FILE or use the system's certificates",
                 ));
             }
         }
@@ -353,7 +353,7 @@ fn http_endpoint(base: &str, signal: Signal) -> String {
     format!("{}/v1/{path}", base.trim_end_matches('/'))
 }
 
-/// The value isn't shown: it may hold a password.
+/// An error without the value, which may hold a password.
 fn check_endpoint(name: &str, endpoint: String, path_is_added: bool) -> anyhow::Result<String> {
     match endpoint_trouble(&endpoint, path_is_added) {
         None => Ok(endpoint),
@@ -364,7 +364,7 @@ fn check_endpoint(name: &str, endpoint: String, path_is_added: bool) -> anyhow::
     }
 }
 
-/// Why an exporter could not send there.
+/// Why an exporter can't use the endpoint; `None` if it can.
 fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
     let not_http = || Some("is not an http or https address".to_owned());
     let Some((_, rest)) = endpoint.split_once("://") else {
@@ -375,14 +375,14 @@ fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
         Ok(_) => return not_http(),
         Err(error) => return Some(format!("is not an address: {error}")),
     };
-    // `Url` repairs what the exporters' `Uri` refuses.
+    // `Url` repairs texts that the exporters' `Uri` refuses.
     if endpoint.parse::<Uri>().is_err() || rest.starts_with('/') {
         return Some("is not an address".into());
     }
     if !url.username().is_empty() || url.password().is_some() {
         let headers = "OTEL_EXPORTER_OTLP_HEADERS";
         return Some(format!(
-            "has a user or a password, which is not sent: use {headers}"
+            "has a user or a password, which would not be sent: use {headers}"
         ));
     }
     let server = rest.split(['/', '?', '#']).next().unwrap_or_default();
@@ -390,12 +390,12 @@ fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
         return Some("has no usable port, which is from 1 to 65535".into());
     }
     if url.fragment().is_some() || (path_is_added && url.query().is_some()) {
-        return Some("has a `?` or `#`, which has no place in it".into());
+        return Some("has a `?` or `#`, which is not allowed".into());
     }
     None
 }
 
-/// Values aren't shown: they are what the collector lets us in for.
+/// Checks headers. Errors don't show values, which are credentials.
 fn check_headers(name: &str, headers: &str) -> anyhow::Result<()> {
     for pair in headers.split(',').filter(|pair| !pair.trim().is_empty()) {
         let usable = pair.split_once('=').is_some_and(|(key, value)| {

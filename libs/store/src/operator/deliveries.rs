@@ -1,41 +1,42 @@
 //! Deliveries and their attempts as operators see them, and replays.
 
 use domain::{PartnerId, TopupId};
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+use super::actions::{self, Mode};
 use crate::{Error, endpoints::LONGEST_LEASE, seconds};
 
 /// A delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
-    /// What it tells of.
+    /// The topup that the webhook reports.
     pub topup_id: String,
-    /// The order.
+    /// The order of the topup.
     pub order_id: Uuid,
     /// The partner's own order id.
     pub external_order_id: String,
-    /// Whom it tells.
+    /// The partner that receives the webhook.
     pub partner_id: Uuid,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
-    /// How many attempts have ended.
+    /// The number of ended attempts.
     pub attempts: i32,
-    /// When the last of them began.
+    /// When the last attempt began.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
-    /// The status of its answer.
+    /// The HTTP status of the last response.
     pub status: Option<i32>,
-    /// What kept it from counting.
+    /// Why the last attempt failed.
     pub error: Option<String>,
-    /// When it is taken up (again).
+    /// When the next attempt is due.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
-    /// When it arrived.
+    /// When the endpoint acknowledged the webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
-    /// When there was something to tell.
+    /// When the topup became ready.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
@@ -43,36 +44,38 @@ pub struct DeliveryView {
 /// One attempt of a delivery.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AttemptView {
-    /// How many attempts had ended before it.
+    /// The number of attempts that ended before this one.
     pub attempt: i32,
-    /// When it began.
+    /// When the attempt began.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
-    /// How long it took.
+    /// The duration in milliseconds.
     pub duration_ms: i32,
-    /// The answer's status, if there was an answer.
+    /// The HTTP status of the response, if one arrived.
     pub status: Option<i32>,
-    /// What it came to, in a word.
+    /// The result class: `delivered`, `status_5xx`, `timeout`, …
     pub class: String,
-    /// The beginning of the answer, sealed; for [`Purpose::Answer`](crate::vault::Purpose::Answer).
+    /// The start of the response body, sealed for [`Purpose::Answer`](crate::vault::Purpose::Answer).
     #[serde(skip)]
     pub answer: Option<Vec<u8>>,
 }
 
-/// Which deliveries are meant; what isn't set, isn't asked.
+/// Conditions on deliveries; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    /// Only this one.
+    /// The topup of the delivery.
     pub topup_id: Option<&'a TopupId>,
-    /// Only this partner's.
+    /// The partner of the delivery.
     pub partner_id: Option<PartnerId>,
-    /// Only those in this state.
+    /// The state of the delivery.
     pub state: Option<&'a str>,
-    /// Only those whose last attempt began since then, or that became ready since then.
+    /// The earliest start of the last attempt; without an attempt, of the readiness.
     pub since: Option<OffsetDateTime>,
+    /// The end of that range, exclusive.
+    pub until: Option<OffsetDateTime>,
 }
 
-/// The newest deliveries, by their topup ids, at most so many.
+/// Lists the newest deliveries that match a filter, by topup id.
 pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
@@ -90,11 +93,13 @@ pub async fn list(
            WHERE ($1::text IS NULL OR d.topup_id = $1) AND ($2::uuid IS NULL OR d.partner_id = $2)
              AND ($3::text IS NULL OR d.state = $3)
              AND ($4::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) >= $4)
-           ORDER BY d.topup_id DESC LIMIT $5"#,
+             AND ($5::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) < $5)
+           ORDER BY d.topup_id DESC LIMIT $6"#,
         filter.topup_id.map(TopupId::as_str),
         filter.partner_id.map(PartnerId::uuid),
         filter.state,
         filter.since,
+        filter.until,
         i64::from(limit),
     )
     .fetch_all(connection)
@@ -102,7 +107,7 @@ pub async fn list(
     Ok(deliveries)
 }
 
-/// The attempts of a delivery, in their order.
+/// Lists the attempts of a delivery, in order.
 pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Result<Vec<AttemptView>, Error> {
     let attempts = sqlx::query_as!(
         AttemptView,
@@ -121,22 +126,49 @@ pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Resu
     Ok(attempts)
 }
 
-/// Makes deliveries pending and due, at the beginning of the schedule; their attempts stay. Of pending
-/// ones, those that wait for another attempt are meant; one without an endpoint waits for its URL.
-/// Returns how many there were.
-pub async fn replay(connection: &mut PgConnection, filter: &Filter<'_>) -> Result<u64, Error> {
-    // What is due sooner than in 30 s may be somebody's lease, or is due anyway.
-    let replayed = sqlx::query!(
-        "WITH chosen AS MATERIALIZED (
-             SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status FROM deliveries d
+/// The deliveries that a replay makes due.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct Replayed {
+    /// The number of all of them; each sends one webhook.
+    pub replayed: i64,
+    /// The number that was `delivered`.
+    pub delivered: i64,
+    /// The number that was `exhausted`.
+    pub exhausted: i64,
+    /// The number that was waiting for a retry.
+    pub pending: i64,
+    /// The start of the earliest last attempt; without an attempt, the time of readiness.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub oldest: Option<OffsetDateTime>,
+    /// The start of the latest last attempt, by the same rule.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub newest: Option<OffsetDateTime>,
+}
+
+/// Makes the oldest deliveries that match a filter pending and due, at the start of the schedule; their
+/// attempts stay. Pending deliveries match if they wait for a retry, not if they wait for a URL.
+pub async fn replay(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    limit: u32,
+    mode: Mode<'_>,
+) -> Result<Replayed, Error> {
+    let mut transaction = connection.begin().await?;
+    // A delivery that is due within 30 s may be leased, or is due soon enough.
+    let replayed = sqlx::query_as!(
+        Replayed,
+        r#"WITH chosen AS MATERIALIZED (
+             SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status, created_at
+             FROM deliveries d
              WHERE ($1::text IS NULL OR topup_id = $1) AND ($2::uuid IS NULL OR partner_id = $2)
                AND ($3::text IS NULL OR state = $3)
                AND ($4::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $4)
+               AND ($5::timestamptz IS NULL OR greatest(attempted_at, created_at) < $5)
                AND (state IN ('delivered', 'exhausted')
                     OR (state = 'pending' AND attempt > 0
                         AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
-                            > now() + make_interval(secs => $5)))
-             ORDER BY topup_id
+                            > now() + make_interval(secs => $6)))
+             ORDER BY topup_id LIMIT $7
              FOR UPDATE
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class)
@@ -148,17 +180,27 @@ pub async fn replay(connection: &mut PgConnection, filter: &Filter<'_>) -> Resul
              ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
          ), free AS (
              DELETE FROM delivery_held held USING chosen WHERE held.topup_id = chosen.topup_id
+         ), made_due AS (
+             UPDATE deliveries d
+             SET state = 'pending', schedule_start = d.attempt, delivered_at = NULL
+             FROM chosen WHERE d.topup_id = chosen.topup_id
          )
-         UPDATE deliveries d
-         SET state = 'pending', schedule_start = d.attempt, delivered_at = NULL
-         FROM chosen WHERE d.topup_id = chosen.topup_id",
+         SELECT count(*) AS "replayed!",
+                count(*) FILTER (WHERE state = 'delivered') AS "delivered!",
+                count(*) FILTER (WHERE state = 'exhausted') AS "exhausted!",
+                count(*) FILTER (WHERE state = 'pending') AS "pending!",
+                min(greatest(attempted_at, created_at)) AS oldest, max(greatest(attempted_at, created_at)) AS newest
+         FROM chosen"#,
         filter.topup_id.map(TopupId::as_str),
         filter.partner_id.map(PartnerId::uuid),
         filter.state,
         filter.since,
+        filter.until,
         seconds(LONGEST_LEASE),
+        i64::from(limit),
     )
-    .execute(connection)
+    .fetch_one(&mut *transaction)
     .await?;
-    Ok(replayed.rows_affected())
+    actions::finish(transaction, mode, replayed.replayed).await?;
+    Ok(replayed)
 }

@@ -1,53 +1,54 @@
 //! An order with its placements, units and deliveries.
 
+use domain::Iccid;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::Error;
 
-/// An order with everything an operator asks about. It holds no activation code.
+/// An order with its placements, units and deliveries. It holds no activation code.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct OrderView {
-    /// Our id.
+    /// Our order id.
     pub order_id: Uuid,
-    /// Whose it is.
+    /// The partner that ordered.
     pub partner_id: Uuid,
-    /// The partner's own id.
+    /// The partner's own order id.
     pub external_order_id: String,
-    /// Answered with 422.
+    /// The order was answered with 422: nothing was bought.
     pub refused: bool,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
-    /// When it was stored.
+    /// When the order was stored.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// Its purchases.
+    /// The order's purchases.
     pub placements: Vec<PlacementView>,
-    /// Its units, in the order of the answer.
+    /// The order's units, in the order of the response.
     pub topups: Vec<TopupView>,
 }
 
 /// A purchase, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct PlacementView {
-    /// Its id, which is the provider's order id.
+    /// The order id that the provider sees.
     pub placement_id: Uuid,
-    /// The provider.
+    /// The provider's name.
     pub provider: String,
     /// `accepted`, `placing`, `placed`, `refused`, `failed` or `parked`.
     pub state: String,
-    /// The last recorded attempt.
+    /// The number of the last recorded attempt.
     pub attempt: i32,
-    /// Why it is in this state, if it isn't the straight way.
+    /// Why the placement left the normal path.
     pub reason: Option<String>,
     /// When that attempt was recorded.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
-    /// When the provider had it.
+    /// When the provider confirmed the purchase.
     #[serde(with = "time::serde::rfc3339::option")]
     pub placed_at: Option<OffsetDateTime>,
-    /// When it is taken up next.
+    /// When redrive picks it up next.
     #[serde(with = "time::serde::rfc3339::option")]
     pub redrive_at: Option<OffsetDateTime>,
 }
@@ -55,30 +56,30 @@ pub struct PlacementView {
 /// One unit and its delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct TopupView {
-    /// Its id.
+    /// The unit, 26 digits.
     pub topup_id: String,
-    /// What was ordered.
+    /// The ordered option.
     pub option_id: Uuid,
-    /// The purchase it belongs to.
+    /// The purchase that holds the unit.
     pub placement_id: Uuid,
     /// `pending`, `ready`, `failed` or `parked`.
     pub state: String,
-    /// Why it failed or is parked.
+    /// Why the unit failed or its placement is parked.
     pub reason: Option<String>,
-    /// The eSIM's number, once there is one.
+    /// The eSIM's ICCID, once it is known.
     pub iccid: Option<String>,
     /// When its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub ready_at: Option<OffsetDateTime>,
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before it is ready.
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
     pub delivery: Option<String>,
-    /// Webhook attempts that have ended.
+    /// The number of ended webhook attempts.
     pub delivery_attempts: Option<i32>,
-    /// Status of the last webhook attempt's answer.
+    /// HTTP status of the last webhook response.
     pub delivery_status: Option<i32>,
-    /// What kept the last webhook attempt from counting.
+    /// Why the last webhook attempt failed.
     pub delivery_error: Option<String>,
-    /// When the partner acknowledged it.
+    /// When the endpoint acknowledged the webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
     /// When the next webhook attempt is due.
@@ -86,15 +87,22 @@ pub struct TopupView {
     pub delivery_due_at: Option<OffsetDateTime>,
 }
 
-/// Every order with this id: our order id, a topup id, or a partner's external id (which several
-/// partners may use), newest first, at most 20.
+/// Finds the newest 20 orders with this id: an order id, a placement id, a topup id, an ICCID, or an external
+/// order id, which several partners may use.
 pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>, Error> {
     let uuid: Option<Uuid> = id.parse().ok();
+    let iccid = Iccid::parse(id).ok();
     let heads = sqlx::query!(
         r#"WITH found AS (
                SELECT order_id FROM orders WHERE order_id = $1
+               UNION SELECT order_id FROM placements WHERE placement_id = $1
                UNION SELECT p.order_id FROM topups t JOIN placements p ON p.placement_id = t.placement_id
                      WHERE t.topup_id = $2
+               UNION SELECT p.order_id
+                     FROM (SELECT name FROM providers UNION SELECT provider FROM options) known
+                     JOIN esims e ON e.provider = known.name AND e.iccid = $3
+                     JOIN topups t ON t.topup_id = e.topup_id
+                     JOIN placements p ON p.placement_id = t.placement_id
                UNION SELECT o.order_id FROM partners p
                      JOIN orders o ON o.partner_id = p.partner_id AND o.external_order_id = $2 AND NOT o.refused
                UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
@@ -104,6 +112,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
            ORDER BY created_at DESC LIMIT 20"#,
         uuid,
         id,
+        iccid.as_ref().map(Iccid::as_str),
     )
     .fetch_all(&mut *connection)
     .await?;

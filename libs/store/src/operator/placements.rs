@@ -1,4 +1,4 @@
-//! What operators do with placements: list them, and settle those that are parked.
+//! Placements: lists, and resolving parked ones.
 
 use domain::{
     OrderId, PartnerId, PlacementId, PlacementState,
@@ -8,50 +8,51 @@ use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
 
+use super::actions::{self, Mode};
 use crate::{Error, unsigned};
 
-/// A placement, for a list.
+/// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Listed {
-    /// Its id, which is the order id at the provider.
+    /// The order id that the provider sees.
     pub placement_id: PlacementId,
-    /// Its order.
+    /// The order that the placement is part of.
     pub order_id: OrderId,
-    /// Whose order that is.
+    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The partner's id of the order.
+    /// The partner's own order id.
     pub external_order_id: String,
-    /// The provider.
+    /// The provider's name.
     pub provider: String,
-    /// Its state.
+    /// A name of [`PlacementState`].
     pub state: String,
-    /// The last recorded attempt.
+    /// The number of the last recorded attempt.
     pub attempt: i32,
-    /// Why it is in that state.
+    /// Why the placement left the normal path.
     pub reason: Option<String>,
-    /// Whether the provider is known to have it.
+    /// The provider confirmed the purchase.
     pub bought: bool,
-    /// Its units.
+    /// The number of its units.
     pub units: i64,
-    /// Those that have no profile and haven't failed.
+    /// Units without a profile that haven't failed.
     pub pending: i64,
-    /// When its order was stored.
+    /// When the order was stored.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
-    /// When it is taken up again by itself.
+    /// When redrive picks it up next.
     #[serde(with = "time::serde::rfc3339::option")]
     pub redrive_at: Option<OffsetDateTime>,
 }
 
-/// Placements in this state (any if none) and of this provider (any if none): what is parked oldest
-/// first, the others newest first.
+/// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest
+/// first.
 pub async fn list(
     connection: &mut PgConnection,
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
 ) -> Result<Vec<Listed>, Error> {
-    // Two statements, since only what is parked has an index of its own.
+    // Two statements, since only parked placements have an index of their own.
     if state == Some(PlacementState::Parked) {
         let rows = sqlx::query_as!(
             Listed,
@@ -100,46 +101,46 @@ pub async fn list(
     Ok(rows)
 }
 
-/// What an operator's word changed.
+/// A placement after [`resolve`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Resolved {
-    /// The placement.
+    /// The resolved placement.
     pub placement_id: PlacementId,
-    /// Its order.
+    /// The order that it is part of.
     pub order_id: OrderId,
-    /// The provider.
+    /// The provider's name.
     pub provider: String,
-    /// The state it is in now.
+    /// The new state.
     pub state: PlacementState,
-    /// Its last recorded attempt.
+    /// The number of the last recorded attempt.
     pub attempt: u32,
-    /// Units that wait for a profile now.
+    /// Units that wait for a profile.
     pub pending: i64,
-    /// Units that are failed now.
+    /// Units that failed.
     pub failed: i64,
     /// Units that have their profile.
     pub ready: i64,
 }
 
-/// Why an operator's word changed nothing.
+/// Why a placement was not resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum NotResolved {
-    /// There is none with this id.
+    /// No placement has this id.
     #[error("there is no such placement")]
     Unknown,
-    /// Only parked placements wait for an operator.
-    #[error("it is {}, and only what is parked waits for an operator", .0.as_str())]
+    /// The placement is not parked.
+    #[error("it is {}; only a parked placement can be resolved", .0.as_str())]
     NotParked(PlacementState),
-    /// Its partner was told that nothing would be bought.
+    /// The order was answered with 422: nothing may be delivered for it.
     #[error(
-        "its order was answered with 422, so nothing may be delivered for it: have the purchase cancelled at the \
-         provider, then settle it as not bought"
+        "its order was answered with 422, so nothing may be delivered for it: cancel the purchase at the provider, \
+         then settle it with --not-bought"
     )]
     Refused,
-    /// Buying again would buy twice.
-    #[error("the provider has named units for it, so it is bought: buying it again would buy it twice")]
+    /// The provider named units for it: a retry would buy twice.
+    #[error("the provider has named units for it, so it is bought; a retry would buy it twice")]
     HasUnits,
-    /// The database didn't do it.
+    /// The database refused a statement or did not respond.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -150,12 +151,13 @@ impl From<sqlx::Error> for NotResolved {
     }
 }
 
-/// Settles a parked placement on an operator's word, along [`Event::Resolve`], in one transaction.
-/// Units that failed before their provider named them wait again if it is bought or retried.
+/// Resolves a parked placement by [`Event::Resolve`]. If it is bought or retried, failed units without a
+/// provider's unit id become pending again.
 pub async fn resolve(
     connection: &mut PgConnection,
     placement_id: PlacementId,
     resolution: Resolution,
+    mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
     let mut transaction = connection.begin().await?;
     let row = sqlx::query!(
@@ -230,7 +232,7 @@ pub async fn resolve(
     )
     .fetch_one(&mut *transaction)
     .await?;
-    transaction.commit().await?;
+    actions::finish(transaction, mode, 1).await?;
     Ok(Resolved {
         placement_id,
         order_id: row.order_id.into(),

@@ -1,4 +1,4 @@
-//! Claims: due placements are found, leased and claimed.
+//! Provisioners find, lease and claim placements.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -9,42 +9,39 @@ use uuid::Uuid;
 use super::{Outcome, Settlement, settle};
 use crate::{Error, age, retry_conflicts, seconds, signed, unsigned};
 
-/// A placement that is due, and what it shares slots with.
+/// A due placement, and what it shares slots with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DuePlacement {
-    /// The placement.
     pub placement_id: PlacementId,
-    /// The partner that ordered it.
+    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The lane it is bought in.
+    /// The lane of its purchase.
     pub lane: String,
 }
 
-/// Where a look for due rows begins and how much it may return. Its work is bounded by `limit`, not by
-/// what is stored.
+/// The start and the size of a look at due rows. Its work is bounded by `limit`, not by the number of stored rows.
 #[derive(Clone, Debug, Default)]
 pub struct Page<'a> {
-    /// The most rows, and the most lanes that are looked at.
+    /// The most rows to return, and the most lanes to look at.
     pub limit: usize,
     /// The most rows of one partner in one lane.
     pub per_lane: usize,
-    /// The lane and partner after which the look begins.
+    /// The look begins after this lane and partner.
     pub after: Option<(String, PartnerId)>,
     /// Lanes to leave out.
     pub skip: &'a [String],
 }
 
-/// What a look for due rows found.
+/// The result of a look at due rows.
 #[derive(Clone, Debug, Default)]
 pub struct Found {
     /// The oldest due rows of each lane, by turns. Nothing is claimed yet.
     pub due: Vec<DuePlacement>,
-    /// Where the next look begins; `None` after the last lane.
+    /// The start of the next look; `None` after the last lane.
     pub after: Option<(String, PartnerId)>,
 }
 
-/// Looks for placements of a provider that are due: purchases, or else look-ups and collects. Changes
-/// nothing.
+/// Looks for due placements of a provider: purchases, or else look-ups and collects. Changes nothing.
 pub async fn due(
     connection: &mut PgConnection,
     provider: &str,
@@ -114,8 +111,8 @@ pub async fn due(
     Ok(Found { due, after })
 }
 
-/// Leases due placements: no other process takes them up until `lease` has passed. Returns those that
-/// this process got.
+/// Leases due placements: no other process claims them until `lease` has passed. Returns those that this process
+/// leased.
 pub async fn lease(
     connection: &mut PgConnection,
     placements: &[PlacementId],
@@ -139,57 +136,54 @@ pub async fn lease(
     Ok(leased.into_iter().map(PlacementId::from).collect())
 }
 
-/// Which placements may be claimed.
+/// The placements that a provisioner claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// Those that messages name, as far as they are `accepted` and the provider's breaker is closed.
+    /// Placements that jobs name and that are still `accepted`, if the provider's breaker is closed.
     Named,
-    /// Those that this process has [leased](lease), in any state, if the provider's breaker is closed.
+    /// Placements in any state that this process has [leased](lease), if the provider's breaker is closed.
     Overdue,
-    /// As `Overdue`, whatever the breaker says; see [`crate::providers::probe`].
+    /// As `Overdue`, whatever the state of the breaker; see [`crate::providers::probe`].
     Probe,
 }
 
-/// A placement that this process works on until its lease ends.
+/// A placement that this provisioner has claimed, until its lease ends.
 #[derive(Clone, Debug)]
 pub struct Claimed {
-    /// The placement.
     pub placement_id: PlacementId,
-    /// Its order.
     pub order_id: OrderId,
-    /// The partner that ordered it.
+    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The lane it is bought in.
+    /// The lane of its purchase.
     pub lane: String,
-    /// The state from which it was claimed. From `accepted` the claim recorded a new attempt, which its
-    /// holder alone may send; from any other state nothing may be bought.
+    /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its holder may
+    /// send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// The last recorded attempt, including one recorded by this claim.
+    /// The last recorded attempt; it may be the one that this claim recorded.
     pub attempt: u32,
-    /// How long ago that attempt was recorded.
+    /// The time since that attempt was recorded.
     pub attempt_age: Duration,
-    /// How long ago its order was stored.
+    /// The time since the order was stored.
     pub age: Duration,
-    /// How long ago the provider was known to have it.
+    /// The time since the provider confirmed the purchase.
     pub placed_age: Option<Duration>,
-    /// Consecutive answers that left the outcome of this attempt unknown.
+    /// How many times in a row the outcome of this attempt stayed unknown.
     pub unknowns: u32,
-    /// `answer_by` has passed: the partner has its answer or never gets one.
+    /// Whether the order is certainly answered, or will never be.
     pub answered: bool,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
-    /// Its units, in the order of the answer.
+    /// The units, in the order of the response.
     pub topups: Vec<ClaimedTopup>,
 }
 
 /// A unit of a claimed placement.
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
-    /// The topup.
     pub topup_id: TopupId,
-    /// What to buy.
+    /// The provider's id of the ordered option.
     pub provider_option_id: String,
-    /// The provider's unit that is already assigned to it.
+    /// The provider's unit id, if one is assigned.
     pub provider_unit_id: Option<String>,
     /// It still waits for a profile.
     pub pending: bool,
@@ -216,10 +210,10 @@ struct Row {
     state: String,
 }
 
-/// Claims placements of a provider in one statement: [`domain::placement::Event::Claim`] for those that
-/// are `accepted`, which records the attempt before anything is sent. Others are claimed only to look
-/// at them. What is in flight elsewhere is put off, and what is finished loses its due row; neither is
-/// returned. A row that can't be read is parked.
+/// Claims placements of a provider in one statement. `accepted` ones move by
+/// [`domain::placement::Event::Claim`], which records the attempt before anything is sent; others are claimed only for
+/// a look-up or a collect. An attempt that is in flight elsewhere is put off, a finished placement loses its due row;
+/// neither is returned. An unreadable row is parked.
 pub async fn claim(
     connection: &mut PgConnection,
     provider: &str,
@@ -392,8 +386,8 @@ fn placement(row: &Row) -> Result<Claimed, (PlacementId, u32, Error)> {
     })
 }
 
-/// Of what was leased: an attempt in flight is left to its holder until its lease ends, and a row for
-/// which nothing is left to do is not due any more.
+/// Removes leased placements that this process must not work on. An attempt in flight belongs to its holder until
+/// that lease ends. A finished placement is not due any more.
 async fn put_off(
     connection: &mut PgConnection,
     claimed: &mut Vec<Claimed>,

@@ -1,4 +1,4 @@
-//! Settlements: the outcomes of attempts and look-ups, recorded in batches.
+//! Settling placements: outcomes are recorded in batches.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -11,36 +11,34 @@ use crate::{Error, retry_conflicts, seconds, signed};
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
 pub struct Settlement {
-    /// The placement.
     pub placement_id: PlacementId,
-    /// The attempt.
+    /// The number of the attempt.
     pub attempt: u32,
-    /// Its outcome.
     pub outcome: Outcome,
 }
 
-/// See [`domain::placement::Event`].
+/// The outcome of an attempt; see [`domain::placement::Event`].
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// The provider has it. Units that became ready get their profile and their delivery.
+    /// The provider has the purchase. Units with a profile become ready and get a delivery.
     Bought {
-        /// The units that the provider has named.
+        /// The known units.
         units: Vec<Unit>,
-        /// When to ask for the profiles that are missing; `None` when none is.
+        /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
-        /// Profiles have been missing for so long that an operator must see it.
+        /// Profiles have been missing for so long that an operator must look at it.
         overdue: bool,
-        /// A readiness event follows. Otherwise new deliveries are due at `answer_by`.
+        /// Whether a readiness event will announce the new deliveries. Otherwise they are due at `answer_by`.
         announced: bool,
     },
-    /// Certainly nothing was bought; may be tried again.
+    /// Certainly nothing was bought; a retry may follow.
     NotBought {
-        /// When to try again.
+        /// The delay until the retry.
         retry_in: Duration,
-        /// What prevented the purchase.
+        /// The cause.
         reason: String,
     },
-    /// The provider refused for good.
+    /// The provider rejected the purchase for good.
     Rejected {
         /// The provider's code.
         status: String,
@@ -51,48 +49,47 @@ pub enum Outcome {
     NotFound {
         /// The settling delay has passed.
         settled: bool,
-        /// When to look again.
+        /// The delay until the next look-up.
         look_in: Duration,
     },
-    /// The outcome, or the state of its units, stays unknown. Changes nothing but the count of such
-    /// answers and the time of the next look.
+    /// The outcome is unknown, or the state of the units is. Only the count of unknown outcomes and the time
+    /// of the next look-up change.
     Unknown {
-        /// When to look the purchase up.
+        /// The delay until the next look-up.
         look_in: Duration,
-        /// What kept it unknown.
+        /// The cause.
         reason: String,
     },
-    /// The outcome stayed unknown for too long: an operator must settle it.
+    /// The outcome stayed unknown. An operator must resolve the placement.
     Parked {
-        /// What kept it unknown.
+        /// The cause.
         reason: String,
     },
-    /// The provider's answer, or the row itself, can't be stored or read: an operator must settle it.
+    /// The provider's data, or the row itself, cannot be stored or read. An operator must look at it.
     Disputed {
-        /// What can't be stored or read.
+        /// The cause.
         reason: String,
     },
 }
 
-/// A unit that the provider has.
+/// The known state of one unit that the provider has.
 #[derive(Clone, Debug)]
 pub struct Unit {
-    /// Our unit.
+    /// The topup of this system.
     pub topup_id: TopupId,
-    /// The provider's unit that is assigned to it.
+    /// The provider's unit id that is assigned to it.
     pub provider_unit_id: String,
-    /// How far the provider is with it.
     pub progress: Progress,
 }
 
-/// How far the provider is with a unit.
+/// The progress of a unit.
 #[derive(Clone, Debug)]
 pub enum Progress {
     /// No profile yet.
     Pending,
-    /// Its profile has come.
+    /// The profile has arrived.
     Ready {
-        /// The eSIM's number.
+        /// The ICCID of the eSIM.
         iccid: Iccid,
         /// The sealed profile.
         profile: Vec<u8>,
@@ -101,14 +98,14 @@ pub enum Progress {
     Failed(String),
 }
 
-/// What a settlement changed.
+/// The effect of a settlement.
 #[derive(Clone, Debug, Default)]
 pub struct Settled {
-    /// It applied; a late or repeated one doesn't.
+    /// Whether it applied; a late or repeated one does not.
     pub moved: bool,
-    /// It was bought although the placement had moved on, and is parked now.
+    /// The purchase was unexpected, so the placement is parked now.
     pub unexpected: bool,
-    /// Topups that became ready by it, each with a new delivery.
+    /// Topups that it made ready, each with a new delivery.
     pub ready: Vec<TopupId>,
 }
 
@@ -126,7 +123,7 @@ async fn settle_once(
 ) -> Result<Vec<Settled>, Error> {
     let rounds = rounds(settlements);
     let mut settled = vec![Settled::default(); settlements.len()];
-    // One statement is a transaction of its own; only a mixed batch needs a larger one.
+    // One statement is a transaction by itself; only a mixed batch needs a larger one.
     if rounds.len() <= 1 && settlements.iter().all(is_one_statement) {
         settle_rounds(connection, settlements, &rounds, &mut settled).await?;
     } else {
@@ -142,8 +139,8 @@ fn is_one_statement(settlement: &Settlement) -> bool {
     matches!(&settlement.outcome, Outcome::Bought { units, .. } if units.iter().all(lasts))
 }
 
-/// Which settlements go into one statement: a statement sees each placement only once, and what comes
-/// second must not hide behind what came first. Nearly always all of them.
+/// Splits a batch into statements. A statement sees each placement only once, so two settlements of one
+/// placement go into different rounds. Usually there is one round.
 fn rounds(settlements: &[Settlement]) -> Vec<Vec<usize>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut next: HashMap<PlacementId, usize> = HashMap::with_capacity(settlements.len());
@@ -180,7 +177,7 @@ async fn settle_rounds(
 
 type Changes = HashMap<PlacementId, Settled>;
 
-/// The purchases of a batch, as the columns of their statement.
+/// The purchases of a batch, one vector per column.
 #[derive(Default)]
 struct Bought {
     placements: Vec<Uuid>,
@@ -240,7 +237,7 @@ impl Bought {
         columns
     }
 
-    /// The unit, its profile and its delivery are stored by one statement.
+    /// One statement stores the units, their profiles and their deliveries.
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
         if self.placements.is_empty() {
             return Ok(());
@@ -341,7 +338,7 @@ impl Bought {
         self.park_unexpected(connection, changes).await
     }
 
-    /// Units that will never have a profile.
+    /// Fails units that will never have a profile.
     async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE topups t SET state = 'failed', reason = new.reason
@@ -357,8 +354,8 @@ impl Bought {
         Ok(())
     }
 
-    /// Bought by an attempt that isn't the current one any more, or for a placement that is closed.
-    /// Parked for an operator alone: bought, and nothing is due.
+    /// Parks placements that were bought by an earlier attempt or after they were closed. Only an operator
+    /// moves them again, so nothing is due.
     async fn park_unexpected(
         &self,
         connection: &mut PgConnection,
@@ -399,7 +396,7 @@ impl Bought {
     }
 }
 
-/// The settlements of a batch that bought nothing, as the columns of their statement.
+/// The settlements of a batch that bought nothing, one vector per column.
 #[derive(Default)]
 struct Moves {
     placements: Vec<Uuid>,

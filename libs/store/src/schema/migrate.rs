@@ -109,8 +109,8 @@ pub async fn migrate(connection: &mut PgConnection) -> Result<i64, MigrationErro
     apply(connection, &MIGRATIONS, Patience::default(), |_| {}).await
 }
 
-/// Applies the missing ones of `migrations` and returns the schema's version. `waiting` hears of every wait.
-/// A newer schema that serves the newest of `migrations` is left alone.
+/// Applies the missing ones of `migrations` and returns the schema's version. Calls `waiting` for every wait.
+/// A newer schema that serves the newest of `migrations` stays as it is.
 pub async fn apply(
     connection: &mut PgConnection,
     migrations: &Migrator,
@@ -172,7 +172,7 @@ async fn apply_one(
     if migration.no_tx {
         drop_unfinished_indexes(connection, migration).await?;
         record_served(connection, migration).await?;
-        // What runs here waits without holding up others, for as long as a dump takes.
+        // Statements here wait without blocking others, even for the length of a dump.
         set_lock_timeout(connection, Duration::ZERO).await?;
         let applied = connection.apply(TABLE, migration).await;
         set_lock_timeout(connection, patience.lock_timeout).await?;
@@ -194,7 +194,7 @@ fn oldest_served(migration: &Migration) -> i64 {
         .unwrap_or(migration.version)
 }
 
-/// Before the migration counts as applied: whoever sees its version sees this, too.
+/// Recorded before the migration counts as applied: a session that sees its version sees this too.
 async fn record_served(connection: &mut PgConnection, migration: &Migration) -> Result<(), sqlx::Error> {
     sqlx::query(
         "INSERT INTO _schema_serves (version, serves) VALUES ($1, $2)
@@ -247,7 +247,7 @@ struct Tries<'a, F> {
 }
 
 impl<F: FnMut(&Wait)> Tries<'_, F> {
-    /// Pauses before another try; the error, if another try doesn't help.
+    /// Pauses before another try; returns the error if another try does not help.
     async fn again(
         &mut self,
         connection: &mut PgConnection,

@@ -1,4 +1,4 @@
-//! A migrated database of a test's own, and what tests put into it.
+//! A migrated database for one test, and its test data.
 
 use std::{sync::LazyLock, time::Duration};
 
@@ -9,6 +9,7 @@ use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use store::{
     config::{DatabaseConfig, PoolConfig},
     deliveries::{self, Delivery, DeliveryPage, Read},
+    operator::actions::{Action, Mode},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
     placements::{self, Claim, Claimed, Outcome, Page, Progress, Settled, Settlement, Unit},
@@ -17,18 +18,28 @@ use store::{
 };
 use testkit::database::Database;
 
-/// Of every placement, unless a test is about several.
+/// The provider of every placement, unless a test is about several.
 pub const PROVIDER: &str = "sandbox";
-/// Long enough that nothing is taken up again during a test.
+/// Long enough that no lease ends during a test.
 pub const LEASE: Duration = Duration::from_mins(10);
 
-/// What everything here is sealed with.
+/// The vault of all tests.
 pub static VAULT: LazyLock<Vault> = LazyLock::new(|| {
     let key = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     Vault::parse(&SecretString::from(key)).unwrap()
 });
 
-/// As services have them, but for the number of connections.
+/// An operator's command that commits.
+pub fn applied() -> Mode<'static> {
+    Mode::Apply(Action {
+        operator: "tester",
+        command: "placement resolve --retry",
+        target: "placement",
+        reason: "a test",
+    })
+}
+
+/// The settings of services, except for the number of connections.
 pub fn config(url: &str) -> PoolConfig {
     PoolConfig {
         server: DatabaseConfig {
@@ -41,9 +52,9 @@ pub fn config(url: &str) -> PoolConfig {
 
 /// A migrated database.
 pub struct Bench {
-    /// For what services do only through [`Bench::store`], and for looking.
+    /// For raw statements; services go through [`Bench::store`].
     pub pool: PgPool,
-    /// As services have it.
+    /// The database as services use it.
     pub store: store::Database,
     pub database: Database,
 }
@@ -55,7 +66,7 @@ impl Bench {
         bench
     }
 
-    /// Without the migrations.
+    /// A database without migrations.
     pub async fn empty() -> Self {
         let database = Database::create().await.unwrap();
         let config = config(database.url());
@@ -76,7 +87,7 @@ impl Bench {
         assert_eq!(stored.unwrap(), vec![true; orders.len()]);
     }
 
-    /// Stores an order of so many units, from one provider, whose first attempt is recorded.
+    /// Stores an order of `units` units from one provider, with a recorded first attempt.
     pub async fn placing(&self, units: usize) -> NewOrder {
         let order = order(PartnerId::new(), units);
         self.store(std::slice::from_ref(&order)).await;
@@ -164,8 +175,7 @@ impl Bench {
         settled.unwrap()
     }
 
-    /// Stores deliveries of one order of this partner; their redrive is 30 s away, if `announced`, or
-    /// now.
+    /// Stores deliveries of one order of this partner; they are due in 30 s if `announced`, or now.
     pub async fn deliveries(&self, partner_id: PartnerId, count: usize, announced: bool) -> Vec<TopupId> {
         let order = NewOrder {
             answer_within: Duration::ZERO,
@@ -206,7 +216,7 @@ impl Bench {
         assert!(done.rows_affected() > 0, "{statement}");
     }
 
-    /// Everything that is stored of an order, as text: equal only if nothing at all has changed.
+    /// All stored data of an order, as text: equal only if nothing has changed.
     pub async fn everything(&self, order: OrderId) -> Vec<Option<String>> {
         sqlx::query_scalar(
             "SELECT to_jsonb(o)::text FROM orders o WHERE order_id = $1
@@ -227,7 +237,7 @@ impl Bench {
         .unwrap()
     }
 
-    /// A value that a statement computes of the row with this id, which is `$1`.
+    /// A value from a statement on the row with this id, which is `$1`.
     pub async fn value<T>(&self, statement: &'static str, id: impl ToString) -> T
     where
         T: Send + Unpin + for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
@@ -247,7 +257,7 @@ impl Bench {
         .await
     }
 
-    /// The state of a topup or `none`, and of its delivery.
+    /// The state of a topup and of its delivery, or `none`.
     pub async fn states(&self, topup: &TopupId) -> (String, String) {
         let statement = "SELECT CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END || '/' || coalesce(d.state, 'none')
             FROM topups t LEFT JOIN esims e USING (topup_id) LEFT JOIN deliveries d USING (topup_id) WHERE topup_id = $1";
@@ -262,7 +272,7 @@ pub fn topup_id() -> TopupId {
     IDS.next(runtime::clock::now())
 }
 
-/// A new order of so many units, from one provider, under a random external id.
+/// A new order of `units` units from one provider, under a random external id.
 pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
     let order_id = OrderId::new();
     let positions: Vec<usize> = (0..units).collect();
@@ -277,7 +287,7 @@ pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
     }
 }
 
-/// The part of an order that has these positions of the answer.
+/// The part of an order with these positions in the response.
 pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
     NewPlacement {
         placement_id: PlacementId::new(),
@@ -315,7 +325,7 @@ pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> 
     }
 }
 
-/// Everything is known of these units, nothing is left to collect.
+/// A purchase whose units are all known; nothing is left to collect.
 pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announced: bool) -> Settlement {
     let outcome = Outcome::Bought {
         units,
@@ -326,7 +336,7 @@ pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announc
     settlement(placement_id, attempt, outcome)
 }
 
-/// Bought, its profiles are still to come.
+/// A purchase without profiles so far.
 pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Bought {
         units: Vec::new(),
@@ -400,7 +410,7 @@ pub fn ready(topup_id: &TopupId) -> Unit {
     unit(topup_id, progress)
 }
 
-/// A number of its own for each topup.
+/// A distinct ICCID for each topup.
 pub fn iccid(topup_id: &TopupId) -> Iccid {
     Iccid::parse(&format!("89{}", &topup_id.as_str()[10..])).unwrap()
 }

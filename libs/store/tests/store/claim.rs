@@ -1,4 +1,4 @@
-//! Taking placements up.
+//! Claims of placements.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -42,11 +42,12 @@ async fn what_is_due_is_claimed_once_by_its_provider() {
         placements: vec![part("elsewhere", &[0])],
         ..order(PartnerId::new(), 0)
     };
-    // One that isn't due yet, and one of another provider.
+    // One that is not due yet, and one of another provider.
     let later = order(PartnerId::new(), 1);
     bench.store(&[later.clone(), elsewhere.clone()]).await;
     bench.due_in(&[placement(&later)], 60.0).await;
     bench.due_in(&[placement(&elsewhere)], 0.0).await;
+    assert!(bench.claim_due(PROVIDER, 0).await.is_empty());
     assert_eq!(
         ids(&bench.claim_due(PROVIDER, 10).await),
         placements.into_iter().collect()
@@ -102,7 +103,7 @@ async fn repeated_messages_buy_nothing_twice() {
     for _ in 0..20 {
         let named = bench.due(20).await;
         let backwards: Vec<_> = named.iter().rev().copied().collect();
-        // Two replicas have the same messages while a third takes up what is due.
+        // Two replicas have the same messages while a third claims due rows.
         let (one, other, third) = tokio::join!(
             bench.claim(&named),
             bench.claim(&backwards),

@@ -1,4 +1,4 @@
-//! What services notice of changes to partners and options.
+//! Changes to partners and options, as services see them.
 
 use std::collections::HashMap;
 
@@ -26,7 +26,7 @@ fn option(name: &str, enabled: bool) -> ProductOption {
     }
 }
 
-/// What a service knows, by following changes.
+/// A service's view, by following changes.
 #[derive(Default)]
 struct Follower {
     partners_seen: i64,
@@ -55,8 +55,8 @@ impl Follower {
     }
 }
 
-/// Changes its own partner and its own option again and again, each in a transaction that lasts for a
-/// random time before and after the change; answers what they are in the end.
+/// Changes its own partner and its own option repeatedly, each in a transaction that lasts for a random time
+/// before and after the change; returns the final values.
 async fn write(bench: &Bench, writer: usize) -> ((PartnerId, bool), (Uuid, String)) {
     let partner = bench.partner(None).await;
     let mut option = option("first", true);

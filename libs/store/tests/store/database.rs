@@ -1,4 +1,4 @@
-//! Nothing that is done with the database lasts for ever, and what falls silent is replaced.
+//! Every use of the database has a time limit, and silent connections are replaced.
 
 use std::{
     net::SocketAddr,
@@ -16,8 +16,8 @@ use url::Url;
 
 use crate::bench::{Bench, config};
 
-/// Relays to `PostgreSQL`. Once silenced, the connections that there are stay open and carry nothing any
-/// more, as behind a firewall that forgot them; new ones work.
+/// Relays to `PostgreSQL`. Once silenced, existing connections stay open and carry nothing, as behind a
+/// firewall that dropped their state; new ones work.
 struct Relay {
     address: SocketAddr,
     generation: watch::Sender<u32>,
@@ -55,7 +55,7 @@ impl Relay {
     }
 }
 
-/// With so many connections at most, through the relay.
+/// Connects through the relay, with at most `connections` connections.
 async fn through_a_relay(bench: &Bench, connections: u32) -> (Relay, Database) {
     let mut url: Url = bench.database.url().parse().unwrap();
     let server = format!("{}:{}", url.host_str().unwrap(), url.port().unwrap_or(5432));

@@ -1,4 +1,4 @@
-//! Deliveries: taken up, recorded, given up without an endpoint.
+//! Deliveries: claimed, recorded, moved to `no_endpoint`.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -12,10 +12,10 @@ use store::{
 use crate::bench::{Bench, LEASE, iccid, page};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
-/// The part of the first lease in which a whole attempt still ends within it.
+/// A whole attempt of a younger delivery ends within the first lease.
 const YOUTH: Duration = Duration::from_secs(10);
 /// Blocks at the third failure.
-pub const POLICY: BlockPolicy = BlockPolicy {
+pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),
@@ -34,7 +34,7 @@ impl Bench {
     }
 
     async fn record(&self, attempts: &[Attempted]) {
-        let recorded = deliveries::record(&mut *self.connection().await, attempts, &POLICY).await;
+        let recorded = deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
         assert_eq!(recorded.unwrap().len(), attempts.len());
     }
 
@@ -47,7 +47,7 @@ impl Bench {
         .await
     }
 
-    /// State, attempts that ended, and in how many seconds it is due.
+    /// State, number of ended attempts, and seconds until it is due.
     async fn summary(&self, topup: &TopupId) -> (String, i32, Option<i32>) {
         sqlx::query_as(
             "SELECT state, attempt, round(extract(epoch FROM at - now()))::int
@@ -108,7 +108,7 @@ async fn a_first_attempt_is_taken_without_a_write() {
         assert_eq!(bench.first(named, YOUTH).await, announced[..1]);
     }
     assert_eq!(bench.delivery(&announced[0]).await, before);
-    // An attempt that could outlast the first lease is left to the sweep.
+    // Redrive picks up an attempt that could outlast the first lease.
     bench
         .set(
             "UPDATE deliveries SET created_at = now() - interval '11 s' WHERE topup_id = $1",
@@ -144,7 +144,7 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
     let many = bench.deliveries(busy, 10, false).await;
     let few = bench.deliveries(idle, 2, false).await;
     bench.deliveries(idle, 3, true).await; // not due yet
-    // The last of many is overdue for the longest time.
+    // The last one has been overdue the longest.
     for topup in &many[7..] {
         bench.deliver_in(std::slice::from_ref(topup), -3600.0).await;
     }
@@ -152,6 +152,7 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
     assert_eq!(first, many[7..].iter().chain(&few).cloned().collect());
 
     assert_eq!(bench.take_due(2, 100).await.len(), 2);
+    assert_eq!(bench.take_due(0, 100).await.len(), 0);
     assert_eq!(
         bench.take_due(100, 100).await.len(),
         5,
@@ -287,7 +288,7 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
     assert_eq!(nobody.unwrap(), None);
 }
 
-/// The notifier sees no URL and gives up at the moment in which an operator sets one.
+/// The notifier sees no URL and gives up at the moment when an operator sets one.
 #[tokio::test]
 async fn a_url_that_is_just_being_set_is_never_missed() {
     let bench = Bench::new().await;
@@ -298,7 +299,7 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
     for round in 0..150 {
         let set_no_endpoint = deliveries::set_no_endpoint(&mut notifier, &topups);
         let set_webhook = partners::set_webhook(&mut operator, partner, URL);
-        // Whoever is polled first has a small start.
+        // The future that is polled first has a small head start.
         let (given_up, due) = if round % 2 == 0 {
             tokio::join!(set_no_endpoint, set_webhook)
         } else {

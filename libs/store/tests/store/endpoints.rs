@@ -11,7 +11,7 @@ use store::{
 
 use crate::{
     bench::{Bench, LEASE, page},
-    deliveries::{POLICY, attempted},
+    deliveries::{BLOCK_POLICY, attempted},
 };
 
 impl Bench {
@@ -19,7 +19,7 @@ impl Bench {
         self.read_due(page, LEASE).await
     }
 
-    /// How many of each partner are taken.
+    /// The number of claimed deliveries per partner.
     async fn turns(&self, page: &DeliveryPage) -> HashMap<PartnerId, usize> {
         let mut turns = HashMap::new();
         for delivery in self.taken(page).await {
@@ -29,7 +29,7 @@ impl Bench {
     }
 
     async fn results(&self, attempts: &[Attempted]) {
-        deliveries::record(&mut *self.connection().await, attempts, &POLICY)
+        deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY)
             .await
             .unwrap();
     }
@@ -42,7 +42,7 @@ impl Bench {
             .remove(0)
     }
 
-    /// In how many seconds the block ends.
+    /// Seconds until the block ends.
     async fn block(&self, partner: PartnerId) -> i64 {
         let until = self.endpoint(partner).await.blocked_until.unwrap();
         (until - runtime::clock::now()).whole_seconds() + 1
@@ -116,7 +116,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     let announced = bench.deliveries(partner, 1, true).await;
     let all = page(100, 100);
 
-    // What we could not make says nothing of the endpoint.
+    // A webhook that could not be built says nothing about the endpoint.
     let ours: Vec<Attempted> = due.iter().map(|topup| of(partner, topup, false, 0)).collect();
     bench.results(&ours).await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
@@ -135,7 +135,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         (blocked.state.as_str(), bench.block(partner).await),
         ("blocked", 10)
     );
-    // Stragglers, which began before, make it no longer.
+    // Late failures of attempts that began before the block do not extend it.
     bench.results(&[failed(partner, &due[3], 1)]).await;
     assert_eq!(bench.block(partner).await, 10);
     assert!(bench.taken(&all).await.is_empty());

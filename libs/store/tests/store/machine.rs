@@ -10,32 +10,32 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, disputed, not_bought, not_found, order, parked, placement, rejected,
-    unknown,
+    Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked, placement,
+    rejected, unknown,
 };
 
-/// The recorded attempt; events speak of it, of an earlier and of a later one.
+/// The recorded attempt; events name it, an earlier or a later one.
 const ATTEMPT: u32 = 2;
 
-/// A placement, and what its row must look like beyond that.
+/// A placement, and the rest of its row.
 #[derive(Clone, Copy, Debug)]
 struct Start {
     placement: Placement,
-    /// The provider is known to have it.
+    /// The provider confirmed the purchase.
     placed: bool,
-    /// A stage takes it up some time.
+    /// It has a due row.
     due: bool,
 }
 
-/// Every row that the machine knows as this placement.
+/// Every row that the machine maps to this placement.
 fn rows(placement: Placement) -> Vec<Start> {
     let kinds: &[(bool, bool)] = match placement.state {
         PlacementState::Accepted | PlacementState::Placing => &[(false, true)],
         PlacementState::Refused | PlacementState::Failed => &[(false, false)],
-        // Still collected; complete.
+        // Profiles are missing; complete.
         PlacementState::Placed => &[(true, true), (true, false)],
         PlacementState::Parked if placement.disputed => &[(true, false)],
-        // Nobody knows; profiles overdue.
+        // Outcome unknown; profiles overdue.
         PlacementState::Parked => &[(false, false), (true, true)],
     };
     let start = |&(placed, due)| Start {
@@ -46,7 +46,7 @@ fn rows(placement: Placement) -> Vec<Start> {
     kinds.iter().map(start).collect()
 }
 
-/// Every state, with all that the machine knows of it.
+/// Every state of the machine.
 fn starts() -> Vec<Start> {
     let mut placements = vec![Placement::NEW];
     for state in PlacementState::ALL {
@@ -123,7 +123,7 @@ impl Bench {
         order
     }
 
-    /// What the machine knows of a row.
+    /// The machine's view of a row.
     async fn read(&self, placement: PlacementId) -> Placement {
         let (state, attempt, not_found, disputed): (String, i32, bool, bool) = sqlx::query_as(
             "SELECT state, attempt, not_found_at IS NOT NULL, disputed
@@ -141,7 +141,7 @@ impl Bench {
         }
     }
 
-    /// Does what the event stands for; answers whether the statement says that it applied.
+    /// Runs the statement of the event; returns whether it applied.
     async fn apply(&self, order: &NewOrder, event: Event) -> bool {
         let id = placement(order);
         let settlement = match event {
@@ -152,7 +152,8 @@ impl Bench {
                 return refused.unwrap().is_some();
             }
             Event::Resolve(resolution) => {
-                let resolved = operated::resolve(&mut *self.connection().await, id, resolution).await;
+                let resolved =
+                    operated::resolve(&mut *self.connection().await, id, resolution, applied()).await;
                 return match resolved {
                     Ok(_) => true,
                     Err(NotResolved::NotParked(_)) => false,
@@ -169,7 +170,8 @@ impl Bench {
         self.settle(&[settlement]).await[0].moved
     }
 
-    /// Does it to a row, which must be what the machine says afterwards. Whether the machine moved.
+    /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether the
+    /// machine moved.
     async fn moves_as_the_machine_says(&self, start: Start, event: Event) -> bool {
         // The statement moves whole orders, and none that was never tried.
         if event == Event::Refuse && start.placement.attempt == 0 {
@@ -180,7 +182,7 @@ impl Bench {
         let applied = self.apply(&order, event).await;
         let row = self.read(placement(&order)).await;
         let what = format!("{event:?} of {start:?}");
-        // Asking for profiles again moves only the next time to ask.
+        // A repeated collect moves only the due time.
         let collected = start.placement.state == PlacementState::Placed
             && event == Event::Bought(start.placement.attempt);
         match start.placement.after(event) {
@@ -210,7 +212,7 @@ async fn every_statement_moves_a_row_exactly_as_the_machine_says() {
     assert!(moved > 50, "{moved} transitions");
 }
 
-/// Crate `model` explores what the whole system can come to, on the machine alone. Here is the SQL.
+/// Crate `model` explores the whole system on the machine alone. This test covers the SQL.
 #[tokio::test]
 async fn so_it_does_wherever_the_model_of_the_protocol_comes() {
     let bench = Bench::new().await;
@@ -226,7 +228,7 @@ async fn so_it_does_wherever_the_model_of_the_protocol_comes() {
     assert!(moved > 20, "{moved} transitions");
 }
 
-/// Taking up what is due records an attempt where [`Event::Claim`] applies; elsewhere it is a lease.
+/// The claim of due rows records an attempt where [`Event::Claim`] applies; elsewhere it is a lease.
 #[tokio::test]
 async fn what_is_due_is_taken_up_as_the_machine_says() {
     let bench = Bench::new().await;
@@ -246,7 +248,7 @@ async fn what_is_due_is_taken_up_as_the_machine_says() {
     }
 }
 
-/// Not an event: what nobody knows changes nothing but the next time to look, if there is one.
+/// Not an event: an unknown outcome changes only the time of the next look-up, if there is one.
 #[tokio::test]
 async fn an_unknown_outcome_moves_only_the_next_look() {
     let bench = Bench::new().await;
@@ -269,7 +271,7 @@ async fn an_unknown_outcome_moves_only_the_next_look() {
     }
 }
 
-/// Whatever became of it: what isn't finished is due some time, what is closed never.
+/// After every event, an open placement has a due row and a closed one has none.
 #[tokio::test]
 async fn what_is_open_is_due_and_what_is_closed_is_not() {
     let bench = Bench::new().await;

@@ -1,15 +1,16 @@
-//! The statements of crate `store` on a real PostgreSQL, a database of its own for each test.
+//! Tests of crate `store` on a real PostgreSQL, with a separate database for each test.
 //!
 //! - [`machine`]: every statement that moves a placement, against the state machine of crate `domain`.
-//! - [`orders`], [`claim`], [`settle`], [`deliveries`]: what each statement promises, alone and when
-//!   several processes run it at once.
-//! - [`providers`]: breakers and hints. [`operator`]: what operators list, find and settle.
-//! - [`recover`]: what is moved after an old dump was restored.
-//! - [`database`]: deadlines, and connections that fall silent.
-//! - [`rotation`]: keys and secrets that are replaced, and everything sealed anew under another master key.
-//! - [`sweep`]: what did not finish within its first lease.
-//! - [`configuration`]: what services notice of changes made by operators.
-//! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`pooler`]: poolers are refused.
+//! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several processes at
+//!   once.
+//! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
+//! - [`recover`]: recovery after an old dump is restored.
+//! - [`database`]: deadlines and silent connections.
+//! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
+//! - [`sweep`]: rows without an outcome after their first lease.
+//! - [`configuration`]: operators' changes, as services see them.
+//! - [`schema`], [`migrations`]: migrations beside live traffic and older programs. [`pooler`]: poolers are
+//!   refused.
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 

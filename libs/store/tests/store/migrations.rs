@@ -1,6 +1,7 @@
-//! Migrations run beside live traffic and beside the programs of the version before: a lint of their files.
+//! A lint of the migration files: they must run beside live traffic and beside programs of the previous
+//! version.
 //!
-//! Files up to 0005 are older than these rules and can't change any more.
+//! Files up to 0005 are older than these rules and cannot change any more.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -26,7 +27,7 @@ impl File {
             .collect()
     }
 
-    /// `-- contract: why`: removes or renames what no served program uses any more.
+    /// `-- contract: why`: removes or renames something that no served program uses.
     fn contracts(&self) -> bool {
         self.head().iter().any(|line| {
             line.strip_prefix("-- contract:")
@@ -78,7 +79,7 @@ fn actions(list: &str) -> Vec<&str> {
     parts
 }
 
-/// What is wrong with an action of `ALTER TABLE` on a table that has rows.
+/// The fault of an `ALTER TABLE` action on a table with rows.
 fn wrong_action(action: &str, contracts: bool) -> Option<&'static str> {
     let has = |words: &str| format!(" {action} ").contains(&format!(" {words} "));
     if action.starts_with("add constraint") {
@@ -111,7 +112,7 @@ fn wrong_action(action: &str, contracts: bool) -> Option<&'static str> {
         .then_some("what programs of the version before use is only changed under -- contract: why")
 }
 
-/// What is wrong with a statement; `existing` are the tables that have rows.
+/// The fault of a statement; `existing` are the tables with rows.
 fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool) -> Option<&'static str> {
     let known = |table: &str| existing.contains(table);
     if statement.starts_with("create index") || statement.starts_with("create unique index") {

@@ -1,4 +1,4 @@
-//! What operators list, find and settle.
+//! Operators' lists, searches and changes.
 
 use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
 use store::{
@@ -8,16 +8,16 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought, bought_pending, disputed, iccid, order, parked, placement, ready, rejected,
-    topups, unit,
+    Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement, ready,
+    rejected, topups, unit,
 };
 
 impl Bench {
     async fn resolve(&self, id: PlacementId, resolution: Resolution) -> Result<Resolved, NotResolved> {
-        placements::resolve(&mut *self.connection().await, id, resolution).await
+        placements::resolve(&mut *self.connection().await, id, resolution, applied()).await
     }
 
-    /// An order whose purchase nobody knows of.
+    /// An order whose purchase has an unknown outcome.
     async fn in_doubt(&self, units: usize) -> NewOrder {
         let order = self.placing(units).await;
         self.settle(&[parked(placement(&order), 1)]).await;

@@ -1,4 +1,4 @@
-//! Orders: stored in batches, refused whole.
+//! Orders: stored in batches, refused as a whole.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ async fn a_batch_stores_each_external_id_of_a_partner_once() {
     assert_eq!((stored[0], stored[2]), (true, true));
     let winners = [1, 3, 4].into_iter().filter(|index| stored[*index]).count();
     assert_eq!(winners, 1, "{stored:?}");
-    // No part of what was not stored is.
+    // No part of a rejected order is stored.
     for table in ["orders", "placements", "topups"] {
         assert_eq!(bench.count(table).await, 3, "{table}");
     }
@@ -243,7 +243,7 @@ async fn a_refused_order_frees_its_external_id() {
     );
 }
 
-/// An order of two placements; the first attempt of each that is named is recorded.
+/// An order of two placements; those in `placing` have a recorded first attempt.
 async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
     let new = NewOrder {
         placements: vec![part("one", &[0]), part("other", &[1])],
@@ -262,7 +262,7 @@ async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
     new
 }
 
-/// The placements that were attempted, their outcomes, and the refusal.
+/// The placements with an attempt, their outcomes, and the number of refusals if the order is refused.
 type Row = (
     &'static [usize],
     &'static [fn(PlacementId, u32) -> Settlement],

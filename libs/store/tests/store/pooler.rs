@@ -1,5 +1,5 @@
-//! A pooler that drops the settings of a session is refused at the start: without them statements have no
-//! deadline, and `recover` can't tell whether provisioners are connected.
+//! A pooler that drops session settings is refused at the start: without them statements have no deadline,
+//! and `recover` cannot detect connected provisioners.
 
 use std::net::SocketAddr;
 
@@ -17,7 +17,7 @@ use url::Url;
 
 use crate::bench::{Bench, VAULT, config};
 
-/// What a pooler does with the startup parameter `options`. `PgBouncer` refuses it, or drops it if it is in
+/// How a pooler handles the startup parameter `options`. `PgBouncer` rejects it, or drops it if it is in
 /// `ignore_startup_parameters`.
 #[derive(Clone, Copy)]
 enum Options {

@@ -1,4 +1,4 @@
-//! Breakers, what they keep from being taken up, hints, and what is told of queues.
+//! Breakers, claims that they prevent, hints, and backlogs.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use domain::{PartnerId, PlacementId};
 use store::{
     orders::NewOrder,
     placements::{Claim, Progress},
-    providers::{self, Backlog, Breaker, BreakerLimits, BreakerState},
+    providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker},
 };
 
 use crate::bench::{
@@ -31,32 +31,32 @@ impl Bench {
         bench
     }
 
-    async fn breaker(&self) -> Breaker {
+    async fn breaker(&self) -> ProviderBreaker {
         let all = providers::list(&mut *self.connection().await).await.unwrap();
         assert_eq!(all.len(), 2, "{all:?}");
         all.into_iter().find(|breaker| breaker.name == PROVIDER).unwrap()
     }
 
-    async fn failed(&self, version: i64, at_once: bool) -> Option<Breaker> {
+    async fn failed(&self, version: i64, at_once: bool) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
         providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer")
             .await
             .unwrap()
     }
 
-    async fn answered(&self, version: i64) -> Option<Breaker> {
+    async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
         providers::answered(&mut *self.connection().await, PROVIDER, version)
             .await
             .unwrap()
     }
 
-    async fn probe(&self) -> Option<Breaker> {
+    async fn probe(&self) -> Option<ProviderBreaker> {
         providers::probe(&mut *self.connection().await, PROVIDER, LEASE)
             .await
             .unwrap()
     }
 
-    /// Lets the time pass until the breaker may be probed.
+    /// Lets time pass until the breaker allows a probe.
     async fn wait_for_half_open(&self) {
         self.set(
             "UPDATE providers SET open_until = now() WHERE name = $1",
@@ -66,7 +66,7 @@ impl Bench {
         assert_eq!(self.breaker().await.state, BreakerState::HalfOpen);
     }
 
-    /// For how long the breaker is open, in seconds.
+    /// How long the breaker stays open, in seconds.
     async fn open_for(&self) -> f64 {
         self.value(
             "SELECT extract(epoch FROM open_until - changed_at)::float8 FROM providers WHERE name = $1",
@@ -108,7 +108,7 @@ async fn failures_in_a_row_open_a_breaker_and_an_answer_between_them_does_not() 
     assert_eq!((open.state, open.openings), (BreakerState::Open, 1));
     assert_eq!(open.reason.as_deref(), Some("no answer"));
     assert!((bench.open_for().await - 10.0).abs() < 0.1);
-    // What began before it opened says nothing any more.
+    // A call that began before the opening no longer counts.
     assert_eq!(bench.failed(first.version, true).await, None);
     assert_eq!(bench.answered(first.version).await, None);
     assert_eq!(bench.breaker().await, open);
@@ -241,14 +241,14 @@ async fn hints_are_taken_once_a_second() {
     assert!(due_in().await <= 0.0);
     assert!(!hint(PROVIDER).await, "it is due already");
 
-    // Taken up: another hint waits for its second.
+    // Claimed: another hint waits for its second.
     assert_eq!(bench.claim_due(PROVIDER, 10).await.len(), 1);
     assert!(hint(PROVIDER).await);
     let wait = due_in().await;
     assert!(wait > 0.0 && wait <= 1.0, "{wait}");
     assert!(!hint(PROVIDER).await);
 
-    // Only what is placed: whatever a callback says, nothing else is moved by it.
+    // A callback moves only placed placements.
     for state in ["accepted", "placing", "failed", "refused", "parked"] {
         sqlx::query("UPDATE placements SET state = $1, hinted_at = NULL WHERE placement_id = $2")
             .bind(state)

@@ -1,4 +1,4 @@
-//! What is moved after an old dump was restored.
+//! Recovery after an old dump is restored.
 
 use std::time::Duration;
 
@@ -8,18 +8,21 @@ use domain::{
 };
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
+    operator::actions::Mode,
     orders::NewOrder,
     placements::{self, Claim},
     recover::{self, NotRecovered, Recovered},
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, not_found, order, parked, placement, rejected, settlement, unknown,
+    Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, settlement,
+    unknown,
 };
 
 impl Bench {
     async fn recover(&self, park_unanswered: bool, dry_run: bool) -> Result<Recovered, NotRecovered> {
-        recover::recover(&mut *self.connection().await, park_unanswered, dry_run).await
+        let mode = if dry_run { Mode::Preview } else { applied() };
+        recover::recover(&mut *self.connection().await, park_unanswered, mode).await
     }
 
     async fn accepted(&self, answer_within: Duration) -> NewOrder {
@@ -54,7 +57,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     let bench = Bench::new().await;
     let accepted = bench.accepted(Duration::ZERO).await;
     let placing = bench.placing(1).await;
-    // Half on its way back to `accepted`: the first "no such purchase" must not count any more.
+    // Halfway back to `accepted`: the first "no such purchase" must not count any more.
     bench.settle(&[not_found(placement(&placing), 1, true)]).await;
     bench
         .set(
@@ -101,10 +104,10 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
         assert_eq!((one.attempt, one.unknowns), (1, 0));
         assert!(one.attempt_age < Duration::from_mins(1), "{:?}", one.attempt_age);
     }
-    // A job that comes late takes nothing up.
+    // A late job claims nothing.
     assert!(bench.claim(&[placement(&accepted)]).await.is_empty());
 
-    // Only two looks lead to another attempt.
+    // Only two look-ups lead to another attempt.
     let id = placement(&accepted);
     bench.settle(&[not_found(id, 1, true), unknown(id, 1)]).await;
     assert_eq!(bench.state(id).await, "placing");

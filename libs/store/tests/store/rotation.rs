@@ -1,4 +1,4 @@
-//! Keys and secrets that are replaced, and everything sealed anew under another master key.
+//! Replaced keys and secrets, and re-encryption under another master key.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ async fn by_access_key(bench: &Bench, access_key: &str) -> Option<Credentials> {
         .unwrap()
 }
 
-/// The access keys that are valid, each opening with a secret key of its own.
+/// The valid access keys, each with its own secret key.
 fn valid(credentials: &Credentials) -> Vec<&str> {
     let secrets: Vec<_> = credentials
         .keys
@@ -112,7 +112,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     assert_eq!(shown.old_access_key.as_deref(), Some(first.as_str()));
     assert!(shown.old_keys_until.is_some() && shown.old_webhook_secret_until.is_none());
 
-    // A third pair has no place while the overlap is on, but that of the second. It has, once it is over.
+    // During the overlap, a third pair can only replace the second. After it, it can be added.
     assert_eq!(
         rotate(&bench, partner, "ak_3", overlap(DAY)).await,
         Rotated::Refused
@@ -151,7 +151,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
         ["ak_3", "ak_2"]
     );
 
-    // Without an overlap everything old ends at once, during one too.
+    // Without an overlap, all old keys end at once, even during one.
     assert_eq!(
         rotate(&bench, partner, "ak_4", overlap(Duration::ZERO)).await,
         Rotated::Until(None)
@@ -263,7 +263,7 @@ async fn every_secret_that_is_valid_needs_its_key() {
         .expect("what has ended needs no key");
 }
 
-/// Units that are ready, with profiles that can be opened.
+/// Ready units, with profiles that open.
 async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<TopupId> {
     let topups = bench.deliveries(partner, count, true).await;
     let profile = Profile {
@@ -302,7 +302,7 @@ async fn reencrypt(bench: &Bench, vault: &Vault) -> Pass {
         .unwrap()
 }
 
-/// What each key is needed for.
+/// The usage of each key.
 async fn usages(bench: &Bench) -> Vec<(Option<String>, Usage)> {
     let usages = master_key::usages(&mut *bench.connection().await).await.unwrap();
     usages.into_iter().collect()
@@ -316,7 +316,7 @@ fn usage(partner_secrets: u64, profiles: u64, answers: u64) -> Usage {
     }
 }
 
-/// More than two pages of each; every kind of value.
+/// More than two pages of each table, and every kind of value.
 #[tokio::test]
 async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     const UNITS: usize = 1_001;
@@ -441,7 +441,7 @@ async fn what_others_hold_is_left_for_another_pass() {
     assert_eq!((pass.reencrypted, pass.failed.len()), (1, 0));
 }
 
-/// A partner whose secrets are replaced again and again meanwhile keeps the last ones.
+/// A partner whose secrets are replaced repeatedly during re-encryption keeps the last ones.
 #[tokio::test]
 async fn what_others_change_is_not_overwritten() {
     const ROTATIONS: u8 = 100;

@@ -1,4 +1,4 @@
-//! Migrations, and the check that every service makes at its start.
+//! Migrations, and the check of every service at its start.
 
 use std::{
     sync::atomic::Ordering,
@@ -38,7 +38,7 @@ async fn several_may_migrate_at_once_and_again() {
     schema::wait(&bench.store, &VAULT).await.unwrap();
 }
 
-/// The migrations of this version and others after them.
+/// The migrations of this version, followed by others.
 fn with(newer: &[&'static str]) -> Migrator {
     let mut all: Vec<Migration> = schema::migrations().iter().cloned().collect();
     for (version, sql) in (schema::latest() + 1..).zip(newer) {
@@ -78,7 +78,7 @@ async fn a_newer_schema_that_serves_this_version_is_fine() {
 
 #[tokio::test]
 async fn a_newer_schema_that_does_not_serve_this_version_is_refused() {
-    // It serves only newer programs; it says nothing; a later one serves more than the one before.
+    // It serves only newer programs; it has no `serves` line; a later one serves more than an earlier one.
     for newer in [
         &["-- serves: 1000\nCREATE TABLE newer ();"][..],
         &["CREATE TABLE newer ();"],
@@ -110,7 +110,7 @@ async fn a_newer_schema_that_does_not_serve_this_version_is_refused() {
     }
 }
 
-/// Whoever migrated before `_schema_serves` was there said nothing of older programs.
+/// A migrator older than `_schema_serves` recorded nothing about older programs.
 #[tokio::test]
 async fn a_newer_schema_of_an_old_migrator_is_refused() {
     let bench = Bench::new().await;
@@ -152,7 +152,7 @@ async fn a_migration_that_was_changed_is_refused() {
     );
 }
 
-/// As `pg_dump` holds every table for hours. Queries would queue behind a migration that waits.
+/// Like `pg_dump`, which holds every table for hours. Queries would queue behind a waiting migration.
 #[tokio::test]
 async fn orders_go_on_while_a_migration_waits_for_a_dump() {
     let bench = Bench::new().await;
@@ -276,7 +276,7 @@ async fn another_master_key_stops_the_start() {
     assert!(matches!(error, SchemaError::MasterKey(_)), "{error}");
 }
 
-/// In the middle of a rotation: what newer partners need isn't all.
+/// In the middle of a rotation, the newest partners' key is not the only one.
 #[tokio::test]
 async fn a_key_that_any_partner_needs_may_not_be_missing() {
     let bench = Bench::new().await;

@@ -1,4 +1,4 @@
-//! What became of purchases: profiles, deliveries and everything that must not be lost.
+//! Outcomes of purchases: profiles, deliveries, and data that must not be lost.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::bench::{
 };
 
 impl Bench {
-    /// How long after its birth the delivery of an order's only unit is due, in seconds, if it is.
+    /// Seconds from the creation of an order's only delivery until it is due, if it has a due row.
     async fn due_after(&self, order: &NewOrder) -> Option<f64> {
         let statement = "SELECT extract(epoch FROM due.at - d.created_at)::float8
             FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1";
@@ -26,7 +26,7 @@ impl Bench {
         self.value(statement, placement(order)).await
     }
 
-    /// Placing, by the second attempt.
+    /// A placement in state `placing`, at its second attempt.
     async fn placing_again(&self) -> NewOrder {
         let order = self.placing(1).await;
         self.settle(&[not_bought(placement(&order), 1)]).await;
@@ -94,7 +94,7 @@ async fn a_delivery_is_born_due_after_the_answer() {
             continue;
         };
         let after = after.unwrap();
-        // From `answer_by`, the time between the two statements is missing.
+        // The time between the two statements is missing from `answer_by`.
         assert!(
             (due - 3.0..=due).contains(&after),
             "{answer_within} {announced}: {after}"
@@ -262,7 +262,7 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
             reason,
             format!("attempt 1 was bought although this placement was {was} at attempt {attempt}")
         );
-        // Neither a repetition nor the current attempt's own success may hide it again.
+        // Neither a repeated outcome nor the current attempt's own success may hide it again.
         let before = bench.everything(order.order_id).await;
         for late in [
             bought(id, 1, units(), true),
@@ -278,7 +278,7 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
     }
 }
 
-/// What money rests on: a purchase that was found stays found, whatever look-ups say later.
+/// A purchase that was found stays found, whatever later look-ups say: otherwise it is bought again.
 #[tokio::test]
 async fn what_was_found_once_is_never_bought_again() {
     let bench = Bench::new().await;
@@ -380,7 +380,7 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
         parked(id(5), 1),
         bought_pending(id(6), 9),
     ];
-    // The last of them can't be stored: nothing is.
+    // The last one cannot be stored, so none is.
     let mut spoiled = batch.clone();
     spoiled[7] = bought(
         id(6),
@@ -415,7 +415,7 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     assert!(bench.settle(&[]).await.is_empty());
 }
 
-/// A batch may hold several outcomes of one placement; none hides behind another.
+/// A batch may hold several outcomes of one placement; each of them counts.
 #[tokio::test]
 async fn a_batch_settles_one_placement_several_times() {
     let bench = Bench::new().await;

@@ -1,4 +1,4 @@
-//! The sweep: what did not finish within its first lease gets a due row, whatever transactions do meanwhile.
+//! The sweep: a row without an outcome after its first lease gets a due row, also beside slow transactions.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ impl Bench {
             .unwrap()
     }
 
-    /// Sweeps until so many rows were late, and says how often. Transactions of other tests on this server hold
-    /// a sweep back for a moment.
+    /// Sweeps until `expected` rows were late; returns the number of sweeps. Transactions of other tests on this server
+    /// delay a sweep for a moment.
     async fn swept(&self, expected: u64) -> usize {
         let mut late = 0;
         for sweeps in 1..1000 {
@@ -32,7 +32,7 @@ impl Bench {
         panic!("{late} of {expected} rows were found");
     }
 
-    /// Moves everything that is stored that far into the past, and the sweep with it.
+    /// Moves all stored rows and the sweep that far into the past.
     async fn age(&self, seconds: i32) {
         for statement in [
             "UPDATE placements SET created_at = created_at - make_interval(secs => $1)",
@@ -86,7 +86,7 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
     store::orders::insert(&mut transaction, std::slice::from_ref(&late))
         .await
         .unwrap();
-    // Its rows are older than the lease before anybody can see them.
+    // Its rows are older than the lease before they are visible.
     sqlx::query("UPDATE placements SET created_at = created_at - interval '20 s'")
         .execute(&mut *transaction)
         .await

@@ -6,8 +6,8 @@ use domain::PartnerId;
 use serde_json::json;
 
 use crate::{
-    make_ready,
-    support::{Operator, record, run, store_order},
+    make_ready, make_unit_ready,
+    support::{CONFIRMED, Operator, record, run, store_order},
     text,
 };
 
@@ -47,10 +47,9 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     let expected = r"answer to attempt 2: no room\u{1b}[2J";
     assert!(answered.text().contains(expected), "{answered:?}");
 
-    assert_eq!(
-        operator.json(&["delivery", "replay", &topup]).await,
-        json!({ "replayed": 1 })
-    );
+    let replay = ["delivery", "replay", &topup];
+    let confirmed = [&replay[..], &CONFIRMED].concat();
+    assert_eq!(operator.json(&confirmed).await["replayed"], 1);
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert_eq!(shown["delivery"]["state"], "pending");
     assert_eq!(
@@ -58,7 +57,7 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
         2,
         "what was tried is still known"
     );
-    let again = operator.run(&["delivery", "replay", &topup]).await;
+    let again = operator.run(&confirmed).await;
     assert!(again.text().contains("nothing to replay"), "{again:?}");
 
     record(&mut connection, partner, &order, 2, None).await;
@@ -70,15 +69,125 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
         "--since",
         "1h",
     ];
-    assert_eq!(operator.json(&all).await, json!({ "replayed": 1 }));
-    assert!(operator.run(&all[..4]).await.line(2).contains("--since"));
-    let unknown = operator
-        .run(&["delivery", "replay", "20250129123456618033988749"])
-        .await;
+    let confirmed = [&all[..], &CONFIRMED].concat();
+    assert_eq!(operator.json(&confirmed).await["replayed"], 1);
+    let refused = operator.run(&[&all[..4], &CONFIRMED].concat()).await;
+    assert!(refused.line(2).contains("--since"));
+    let unknown = ["delivery", "replay", "20250129123456618033988749"];
+    let unknown = operator.run(&[&unknown[..], &CONFIRMED].concat()).await;
     assert!(unknown.line(1).contains("no delivery"), "{unknown:?}");
     let mut without_key = operator.command(&["delivery", "show", &topup, "--answers"]);
     let without_key = run(without_key.env_remove("MASTER_KEY")).await;
     assert!(without_key.line(2).contains("MASTER_KEY"), "{without_key:?}");
+}
+
+/// A dangerous command needs a reason and a confirmation, and is recorded with the change.
+#[tokio::test]
+async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let partner: PartnerId = id.parse().unwrap();
+    let mut connection = operator.database.connect().await.unwrap();
+    for number in 1..=3 {
+        let order = store_order(&mut connection, partner, &format!("o-{number}")).await;
+        make_unit_ready(&mut connection, &order, number).await;
+        record(&mut connection, partner, &order, 0, None).await;
+    }
+    let exhausted = async || {
+        let list = ["delivery", "list", "--state", "exhausted"];
+        operator.json(&list).await.as_array().unwrap().len()
+    };
+    let replay = ["delivery", "replay", "--partner", id, "--since", "1h"];
+    let with = |more: &[&'static str]| [&replay[..], more].concat();
+
+    let preview = operator.json(&with(&["--dry-run"])).await;
+    assert_eq!(
+        (&preview["replayed"], &preview["exhausted"], &preview["dry_run"]),
+        (&json!(3), &json!(3), &json!(true))
+    );
+    assert!(operator.run(&replay).await.line(2).contains("--reason"));
+    let unconfirmed = operator.run(&with(&["--reason", "lost"])).await;
+    let line = unconfirmed.line(1);
+    assert!(
+        line.contains("nothing was changed: 3 webhooks") && line.contains("--yes"),
+        "{line}"
+    );
+    let before = with(&["--until", "2020-01-01T00:00:00Z", "--reason", "lost", "--yes"]);
+    assert_eq!(operator.json(&before).await["replayed"], 0);
+    assert_eq!(exhausted().await, 3);
+    assert_eq!(operator.json(&["action", "list"]).await, json!([]));
+
+    let limited = with(&["--limit", "2", "--reason", "endpoint lost them", "--yes"]);
+    let replayed = operator
+        .json(&[&limited[..], &["--operator", "ada"]].concat())
+        .await;
+    assert_eq!(
+        (&replayed["replayed"], &replayed["dry_run"]),
+        (&json!(2), &json!(false))
+    );
+    assert_eq!(exhausted().await, 1);
+    let actions = operator.json(&["action", "list", "--since", "1h"]).await;
+    assert_eq!(actions.as_array().unwrap().len(), 1);
+    let action = &actions[0];
+    assert_eq!(
+        [
+            text(action, "operator"),
+            text(action, "command"),
+            text(action, "reason")
+        ],
+        ["ada", "delivery replay", "endpoint lost them"]
+    );
+    assert_eq!(action["affected"], 2);
+    assert!(text(action, "target").contains("limit 2"), "{action}");
+    let shown = operator.run(&["action", "list"]).await;
+    assert!(shown.text().contains("endpoint lost them"), "{shown:?}");
+}
+
+#[tokio::test]
+async fn a_purchase_is_not_retried_without_a_confirmation() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let partner: PartnerId = text(&made, "partner_id").parse().unwrap();
+    let mut connection = operator.database.connect().await.unwrap();
+    let order = store_order(&mut connection, partner, "o-1").await;
+    sqlx::query("UPDATE placements SET state = 'parked', attempt = 1, redrive_at = NULL")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let id = order.placement.to_string();
+    let resolve = ["placement", "resolve", &id, "--retry"];
+    let state = async || operator.json(&["placement", "list"]).await["placements"][0]["state"].clone();
+    let refused = operator
+        .run(&[&resolve[..], &["--reason", "not there"]].concat())
+        .await;
+    assert!(
+        refused.line(1).contains("BUYS 1 units from sandbox by attempt 2"),
+        "{refused:?}"
+    );
+    let preview = operator.run(&[&resolve[..], &["--dry-run"]].concat()).await;
+    assert!(preview.text().contains("BUYS 1 units"), "{preview:?}");
+    assert!(operator.run(&resolve).await.line(2).contains("--reason"));
+    assert_eq!(state().await, "parked");
+    let done = operator.json(&[&resolve[..], &CONFIRMED].concat()).await;
+    assert_eq!(done["state"], "accepted");
+    assert_eq!(state().await, "accepted");
+    let action = &operator.json(&["action", "list"]).await[0];
+    assert_eq!(text(action, "command"), "placement resolve --retry");
+    assert_eq!(text(action, "target"), format!("placement {id}"));
+
+    let recover = ["recover", "--reason", "restored"];
+    assert!(
+        operator
+            .run(&recover)
+            .await
+            .line(1)
+            .contains("1 placements would be moved")
+    );
+    assert_eq!(state().await, "accepted");
+    operator.json(&[&recover[..], &["--yes"]].concat()).await;
+    assert_eq!(state().await, "placing");
+    assert_eq!(operator.json(&["action", "list"]).await[0]["command"], "recover");
 }
 
 #[tokio::test]

@@ -191,6 +191,11 @@ async fn a_partner_is_disabled_and_enabled() {
 
 /// The unit is bought and ready, and has a delivery.
 async fn make_ready(connection: &mut store::PgConnection, order: &Order) {
+    make_unit_ready(connection, order, 1).await;
+}
+
+/// The same for one of several orders: `number` makes the unit id and the ICCID unique.
+async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, number: u32) {
     let claim = Claim::Named(&[order.placement]);
     let claimed = placements::claim(connection, claim, Duration::from_mins(1))
         .await
@@ -201,9 +206,9 @@ async fn make_ready(connection: &mut store::PgConnection, order: &Order) {
     };
     let unit = Unit {
         topup_id: order.topup.clone(),
-        provider_unit_id: "unit-1".to_owned(),
+        provider_unit_id: format!("unit-{number}"),
         progress: Progress::Ready {
-            iccid: Iccid::parse("8981000000000000001").unwrap(),
+            iccid: Iccid::parse(&format!("898100000000000000{number}")).unwrap(),
             profile: profile.seal(&vault(), &order.topup).unwrap(),
         },
     };
@@ -277,9 +282,18 @@ async fn an_order_is_found_by_each_of_its_ids() {
     make_ready(&mut connection, &order).await;
     support::record(&mut connection, partner, &order, 0, Some(Duration::from_secs(5))).await;
 
+    // The catalogue names the provider whose ICCIDs are searched.
+    let catalogue = json!({ "options": [option("ready")] }).to_string();
+    let imported = operator
+        .run_with_input(&["option", "import", "-"], catalogue)
+        .await;
+    imported.text();
     for id in [
         order.id.to_string(),
+        order.placement.to_string(),
         order.topup.to_string(),
+        "8981000000000000001".to_owned(),
+        "8981000000000000001F".to_owned(),
         "o\u{1b}[2J-1".to_owned(),
     ] {
         let shown = operator.json(&["order", "show", &id]).await;

@@ -172,7 +172,7 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let done = with_both(&reencrypt[..2]).await;
     assert_eq!(
         done.text(),
-        "encrypted anew under second: 0; failed: 0; left: 0\n"
+        "encrypted again under second: 0; failed: 0; left: 0\n"
     );
     assert_eq!(
         with_both(&status).await.json(),

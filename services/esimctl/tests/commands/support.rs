@@ -1,4 +1,4 @@
-//! An operator at a database of the test's own, with the real program.
+//! Runs the real program on the test's own database.
 
 #![expect(
     clippy::unwrap_used,
@@ -6,14 +6,14 @@
     reason = "a helper that fails fails its test"
 )]
 
-use std::{process::Stdio, time::Duration};
+use std::{process::Stdio, sync::LazyLock, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use serde_json::Value;
 use store::{
     PgConnection,
     deliveries::{self, AttemptResult, Attempted},
-    endpoints::Breaker,
+    endpoints::BlockPolicy,
     orders::{self, NewOrder, NewPlacement, NewTopup},
     vault::{Purpose, Vault},
 };
@@ -25,9 +25,12 @@ use tokio::{
 };
 
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
+/// The arguments that a confirmed command needs in a script.
+pub const CONFIRMED: [&str; 3] = ["--yes", "--reason", "a test"];
+static TOPUP_IDS: LazyLock<TopupIds> = LazyLock::new(|| TopupIds::new(7));
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// `esimctl` with nothing of the test's own environment.
+/// `esimctl` with an empty environment.
 pub fn esimctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esimctl"));
     command
@@ -40,7 +43,7 @@ pub fn esimctl(arguments: &[&str]) -> Command {
     command
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
@@ -49,19 +52,19 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What it printed as JSON.
+    /// The JSON on standard output.
     pub fn json(&self) -> Value {
         assert_eq!(self.code, Some(0), "{self:?}");
         serde_json::from_str(&self.stdout).unwrap()
     }
 
-    /// What it printed for people.
+    /// The text on standard output.
     pub fn text(&self) -> &str {
         assert_eq!(self.code, Some(0), "{self:?}");
         &self.stdout
     }
 
-    /// The line with which it ended with this status, having printed nothing else.
+    /// The single error line of a run that ended with this status.
     pub fn line(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
         assert_eq!(self.stdout, "");
@@ -70,7 +73,7 @@ impl Ended {
     }
 }
 
-/// Waits for the end of a program that was started with [`esimctl`].
+/// Waits for a program started with [`esimctl`].
 pub async fn ended(child: Child) -> Ended {
     let output = timeout(TIMEOUT, child.wait_with_output())
         .await
@@ -122,7 +125,7 @@ impl Operator {
         self.run(&[arguments, &["--json"]].concat()).await.json()
     }
 
-    /// With this text on standard input, all of which has to be taken.
+    /// Runs with this text on standard input. The program must read all of it.
     pub async fn run_with_input(&self, arguments: &[&str], input: String) -> Ended {
         let mut child = self.command(arguments).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
@@ -156,7 +159,7 @@ pub async fn store_order(
     let order = Order {
         id: OrderId::new(),
         placement: PlacementId::new(),
-        topup: TopupIds::new(7).next(runtime::clock::now()),
+        topup: TOPUP_IDS.next(runtime::clock::now()),
     };
     let new = NewOrder {
         order_id: order.id,
@@ -183,7 +186,7 @@ pub fn vault() -> Vault {
     Vault::parse(&MASTER_KEY.to_owned().into()).unwrap()
 }
 
-/// Records an attempt to which the endpoint answered 500; it gives up if `retry_in` is none.
+/// Records an attempt with the response 500. Without `retry_in` the delivery is exhausted.
 pub async fn record(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -209,12 +212,12 @@ pub async fn record(
             endpoint: true,
         },
     };
-    let breaker = Breaker {
+    let policy = BlockPolicy {
         failures: 2,
         first: Duration::from_mins(1),
         longest: Duration::from_mins(1),
     };
-    deliveries::record(connection, &[attempted], &breaker)
+    deliveries::record(connection, &[attempted], &policy)
         .await
         .unwrap();
 }

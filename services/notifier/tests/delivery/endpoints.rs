@@ -1,10 +1,13 @@
-//! Endpoints that are left alone for a while, paused, resumed; deliveries that are sent again.
+//! Blocked, paused and resumed endpoints; replayed deliveries.
 
 use std::time::Duration;
 
 use store::{
     endpoints,
-    operator::deliveries::{self, Filter},
+    operator::{
+        actions::{Action, Mode},
+        deliveries::{self, Filter},
+    },
 };
 use testkit::receiver::Answer;
 
@@ -28,7 +31,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
     testkit::wait::until(PATIENCE, "the endpoint to be blocked", blocked)
         .await
         .unwrap();
-    // A probe each time the block ends: one attempt, of one delivery.
+    // Each end of a block allows one probe: one attempt of one delivery.
     let before = bench.receiver.received().len();
     assert!((3..=12).contains(&before), "{before}");
     let probed = bench.receiver.wait_for(before + 2, PATIENCE).await.unwrap();
@@ -63,7 +66,7 @@ async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
         bench.ready(partner).await,
     ];
     bench.make_due().await;
-    // Later ones of another partner arrive, so these had their chance.
+    // Later deliveries of another partner arrive, so these could have been sent.
     for _ in 0..2 {
         let next = bench.ready_and_announced(other).await;
         bench.delivered(&next).await;
@@ -93,7 +96,14 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
             ..Filter::default()
         };
         let mut connection = bench.pool.acquire().await.unwrap();
-        deliveries::replay(&mut connection, &filter).await.unwrap()
+        let action = Action {
+            operator: "tester",
+            command: "delivery replay",
+            target: "partner",
+            reason: "a test",
+        };
+        let replayed = deliveries::replay(&mut connection, &filter, 100, Mode::Apply(action)).await;
+        replayed.unwrap().replayed
     };
     assert_eq!(replay("exhausted").await, 0);
     assert_eq!(replay("delivered").await, 1);

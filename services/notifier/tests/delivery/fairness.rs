@@ -1,4 +1,4 @@
-//! No endpoint, however slow or dead, keeps webhooks to another one waiting.
+//! A slow or dead endpoint does not delay the webhooks of another one.
 
 use std::time::{Duration, Instant};
 
@@ -27,7 +27,7 @@ fn at(received: &[Received], path: &str) -> usize {
     received.iter().filter(|one| one.path == path).count()
 }
 
-/// How long it takes until all of these have arrived, once they are told.
+/// The time from announcing these topups to the arrival of all webhooks.
 async fn time(bench: &Bench, partner: PartnerId, path: &str, topups: &[TopupId]) -> Duration {
     let before = at(&bench.receiver.received(), path);
     let began = Instant::now();
@@ -79,7 +79,7 @@ async fn a_fast_endpoint_does_not_wait_for_a_slow_one() {
 async fn due_retries_do_not_wait_for_those_of_a_dead_endpoint() {
     let bench = bench().await;
     let healthy = bench.partner_at("/healthy").await;
-    // It takes connections, and nothing ever comes back.
+    // It accepts connections and never responds.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/dead", silent.local_addr().unwrap());
     let (dead, _) = bench.partner(Some(&url)).await;
@@ -87,7 +87,7 @@ async fn due_retries_do_not_wait_for_those_of_a_dead_endpoint() {
     bench.copies(dead, 100_000, Some(Duration::ZERO)).await;
     let retries = bench.copies(healthy, 20, Some(LATER)).await;
     bench.resume(dead).await;
-    // The dead endpoint's are at work.
+    // Deliveries to the dead endpoint are in flight.
     let _busy = silent.accept().await.unwrap();
 
     let began = Instant::now();

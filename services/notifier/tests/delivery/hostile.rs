@@ -1,5 +1,6 @@
-//! Endpoints that answer too much, too slowly, or something else than an answer: they cost neither
-//! memory nor more than one request per attempt. The notifier is a process of its own here.
+//! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor
+//! more than one request per attempt, nor others their webhooks. The notifier is a process of its own
+//! here.
 
 use std::{
     collections::BTreeMap,
@@ -7,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use secrecy::ExposeSecret;
@@ -24,7 +25,7 @@ use crate::support::{Bench, MASTER_KEY, PATIENCE, PUBLIC_URL};
 
 /// Deliveries to each hostile endpoint.
 const EACH: usize = 20;
-/// What the notifier may take of the machine's memory.
+/// The most memory that the notifier may use, in kB.
 const MOST_KILOBYTES: usize = 100_000;
 
 /// What an endpoint does once it has read a request.
@@ -42,7 +43,7 @@ enum Manner {
     Headers,
     /// 10 MB of gzip, which would be 1.6 GB.
     Bomb,
-    /// Interim answers without end, a thousand a second: what reads them has no limit to their number.
+    /// Interim answers without end, as fast as they are read.
     Interim,
 }
 
@@ -57,13 +58,13 @@ const MANNERS: [Manner; 7] = [
 ];
 
 impl Manner {
-    /// What the attempt comes to.
+    /// The class of the attempt.
     fn class(self) -> &'static str {
         match self {
             Self::Huge | Self::DripBody | Self::Bomb => "status_5xx",
             Self::Redirect => "status_3xx",
-            Self::Headers => "no_answer",
-            Self::DripHead | Self::Interim => "timeout",
+            Self::DripHead => "timeout",
+            Self::Headers | Self::Interim => "head_too_large",
         }
     }
 
@@ -99,10 +100,9 @@ impl Manner {
                     .await?;
             }
             Self::Interim => {
-                let mut ticks = tokio::time::interval(Duration::from_millis(1));
+                let many = b"HTTP/1.1 102 Wait\r\n\r\n".repeat(1_000);
                 loop {
-                    ticks.tick().await;
-                    connection.write_all(b"HTTP/1.1 102 Wait\r\n\r\n").await?;
+                    connection.write_all(&many).await?;
                 }
             }
         }
@@ -110,7 +110,7 @@ impl Manner {
     }
 }
 
-/// So many bytes of a gzip stream that goes on and on: one zero, then "the same again, 258 times" in 13
+/// The first `size` bytes of an endless gzip stream: one zero, then "the same again, 258 times" in 13
 /// bits each.
 fn gzip_of_zeros(size: usize) -> Vec<u8> {
     const HEADER: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\0\xff";
@@ -129,7 +129,7 @@ fn gzip_of_zeros(size: usize) -> Vec<u8> {
     stream
 }
 
-/// Slowness is what this endpoint is about; nothing is awaited by it.
+/// Sends one byte a second: this endpoint is slow on purpose.
 async fn drip(connection: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
     for byte in bytes {
         connection.write_all(&[*byte]).await?;
@@ -169,7 +169,7 @@ fn kilobytes(pid: u32, name: &str) -> usize {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-fn program(bench: &Bench, folder: &std::path::Path) -> Program {
+pub fn program(bench: &Bench, folder: &std::path::Path) -> Program {
     let config = &bench.config;
     let env = [
         (
@@ -245,4 +245,28 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
         "1 KiB of an answer, sealed: {kept}"
     );
     assert!(notifier.terminate(PATIENCE).await.unwrap().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_interim_answers_holds_no_other_webhook_up() {
+    let bench = Bench::prepared().await;
+    let folder = tempfile::tempdir().unwrap();
+    let (url, floods) = endpoint(Manner::Interim).await;
+    let (partner, _) = bench.partner(Some(&url)).await;
+    bench.copies(partner, EACH, Some(Duration::ZERO)).await;
+    let good = bench.partner_at("/good").await;
+    let mut notifier = Process::new(program(&bench, folder.path()));
+    notifier.start().await.unwrap();
+    wait::until(PATIENCE, "the floods", async || {
+        Ok((floods.load(Ordering::Relaxed) >= EACH / 2).then_some(()))
+    })
+    .await
+    .unwrap();
+    for _ in 0..5 {
+        let began = Instant::now();
+        let topup = bench.ready_and_announced(good).await;
+        bench.delivered(&topup).await;
+        assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    }
+    notifier.kill().await.unwrap();
 }

@@ -9,6 +9,7 @@
 mod endpoints;
 mod fairness;
 mod hostile;
+mod names;
 mod rotation;
 mod support;
 
@@ -127,7 +128,7 @@ async fn a_failed_attempt_is_tried_again_as_scheduled() {
 }
 
 #[tokio::test]
-async fn what_nobody_announced_is_delivered_when_it_is_due() {
+async fn an_unannounced_delivery_is_sent_when_it_is_due() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let topup = bench.ready(partner).await;
@@ -215,7 +216,7 @@ async fn endpoints_inside_of_our_network_are_refused() {
 }
 
 #[tokio::test]
-async fn a_broken_row_or_url_stands_in_nobodys_way() {
+async fn a_broken_row_or_url_delays_no_other_delivery() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let broken = bench.ready(partner).await;

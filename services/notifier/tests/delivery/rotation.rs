@@ -1,4 +1,4 @@
-//! Webhook secrets and master keys that are replaced.
+//! Rotation of webhook secrets and master keys.
 
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl Bench {
     }
 }
 
-/// Each signature of a webhook, and whether it is this secret's.
+/// For each signature of a webhook, whether this secret made it.
 fn signatures(webhook: &Received, secret: &Secret) -> Vec<bool> {
     let header = |name: &str| webhook.headers[name].to_str().unwrap();
     let timestamp = header("webhook-timestamp").parse().unwrap();
@@ -65,7 +65,7 @@ async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
     let webhook = bench.next_webhook(partner).await;
     assert_eq!(signatures(&webhook, &new), [true, false]);
     assert_eq!(signatures(&webhook, &old), [false, true]);
-    // As a partner's library looks at it, whichever secret it has.
+    // A partner's library accepts it with either secret.
     for secret in [&new, &old] {
         bench.receiver.verify("/hook", &secret.to_text()).unwrap();
         assert_eq!(bench.next_webhook(partner).await.signature, Signature::Valid);
@@ -97,7 +97,7 @@ async fn without_an_overlap_the_old_secret_signs_nothing_any_more() {
     bench.stop().await;
 }
 
-/// A notifier that has never heard of the old master key.
+/// A notifier without the old master key.
 #[tokio::test]
 async fn what_was_sealed_anew_is_delivered_under_the_new_master_key_alone() {
     let mut bench = Bench::prepared().await;

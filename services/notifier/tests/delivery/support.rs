@@ -1,11 +1,16 @@
-//! A notifier of a test's own: a database, streams and an admin port nobody else has.
+//! A notifier with its own database, streams and admin port.
 
 use std::{sync::Once, time::Duration};
 
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
-use notifier::{Config, schedule::Schedule};
+use notifier::{
+    Config,
+    dns::NameServers,
+    guard::{Networks, Ports},
+    schedule::Schedule,
+};
 use pipeline::{
     Effect, Nats, NatsConfig,
     payload::{ReadyTopup, TopupReady},
@@ -30,10 +35,10 @@ use uuid::Uuid;
 
 /// Thirty-two known bytes: what tests store is no secret.
 pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-/// Far longer than anything here takes; a test that waits this long has failed.
+/// The timeout of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const PUBLIC_URL: &str = "https://esim.example.com";
-/// Of the POST of every order here.
+/// The trace context of every order's POST.
 pub const TRACEPARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
 /// A running notifier with everything around it.
@@ -45,7 +50,7 @@ pub struct Bench {
     vault: Vault,
     ids: TopupIds,
     shutdown: Shutdown,
-    /// None if the test runs a notifier of its own.
+    /// `None` if the test runs its own notifier.
     running: Option<JoinHandle<anyhow::Result<()>>>,
     _streams: OwnStreams,
     database: Database,
@@ -58,15 +63,15 @@ pub struct Stored {
     pub attempt: i32,
     pub status: Option<i32>,
     pub error: Option<String>,
-    /// In how many seconds it is due.
+    /// The seconds until it is due.
     pub due_in: Option<f64>,
 }
 
-/// A configuration for a database and streams that nobody else uses.
+/// A configuration for the test's own database and streams.
 pub fn config(database: &Database) -> Config {
     static TELEMETRY: Once = Once::new();
     TELEMETRY.call_once(|| {
-        // Without it there is no trace to carry on.
+        // Without telemetry there is no trace to continue.
         let common = CommonConfig {
             log: "warn".into(),
             ..CommonConfig::default()
@@ -78,7 +83,11 @@ pub fn config(database: &Database) -> Config {
     Config {
         admin_listen: ([127, 0, 0, 1], ports::free().unwrap()).into(),
         public_url: PUBLIC_URL.into(),
-        webhook_allow: notifier::guard::Allowed::parse("127.0.0.0/8").unwrap(),
+        webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
+        webhook_deny: Networks::default(),
+        webhook_ports: Ports::default(),
+        webhook_resolvers: NameServers::default(),
+        webhook_head_max: 64 * 1024,
         webhook_timeout: Duration::from_secs(2),
         retry_schedule: Schedule::parse("5s,5m,30m,2h").unwrap(),
         delivery_concurrency: 32,
@@ -127,7 +136,7 @@ impl Bench {
         self.says_ready(true).await;
     }
 
-    /// Everything but the notifier.
+    /// Starts everything but the notifier.
     pub async fn prepared() -> Self {
         Self::prepare(|_| {}).await
     }
@@ -164,7 +173,7 @@ impl Bench {
         ended.unwrap().unwrap().unwrap();
     }
 
-    /// Ends it without waiting for what is under way.
+    /// Ends it without waiting for work in flight.
     pub fn abandon(self) {
         self.shutdown.stop();
     }
@@ -179,15 +188,15 @@ impl Bench {
         endpoints::resume(&mut connection, partner).await.unwrap();
     }
 
-    /// What the admin endpoint shows.
+    /// Reads the metrics of the admin endpoint.
     pub async fn metrics(&self) -> String {
         let url = format!("http://{}/metrics", self.config.admin_listen);
         let answer = testkit::http::client().unwrap().get(url).send().await;
         answer.unwrap().text().await.unwrap()
     }
 
-    /// Many units of this partner, made by one statement: due then, or else within their first lease,
-    /// which lasts longer here, for a machine that is slow.
+    /// Stores `count` units of this partner in one statement: due in `due_in`, or else within their first
+    /// lease, which is longer than in production, for slow machines.
     pub async fn copies(&self, partner: PartnerId, count: usize, due_in: Option<Duration>) -> Vec<TopupId> {
         let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
         let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
@@ -259,7 +268,7 @@ impl Bench {
         partner_id
     }
 
-    /// Stores an order of one unit that has its profile; nobody is told of it.
+    /// Stores an order of one unit with its profile, without an event.
     pub async fn ready(&self, partner_id: PartnerId) -> TopupId {
         let mut connection = self.pool.acquire().await.unwrap();
         let (placement_id, topup_id) = (PlacementId::new(), self.ids.next(clock::now()));
@@ -333,14 +342,14 @@ impl Bench {
             .await;
     }
 
-    /// A unit that becomes ready, and is announced.
+    /// Stores a ready unit and announces it.
     pub async fn ready_and_announced(&self, partner_id: PartnerId) -> TopupId {
         let topup_id = self.ready(partner_id).await;
         self.announce(partner_id, &topup_id).await;
         topup_id
     }
 
-    /// What is stored of a delivery now.
+    /// Reads a delivery.
     pub async fn look(&self, topup_id: &TopupId) -> sqlx::Result<Stored> {
         sqlx::query_as(
             "SELECT state, attempt, status, error, extract(epoch FROM at - now())::float8 AS due_in
@@ -351,7 +360,7 @@ impl Bench {
         .await
     }
 
-    /// What is stored of a delivery once `condition` holds.
+    /// Reads a delivery when `condition` holds.
     pub async fn stored(&self, topup_id: &TopupId, condition: impl Fn(&Stored) -> bool) -> Stored {
         let mut last = None;
         let found = wait::until(PATIENCE, "a delivery to be recorded", async || {
@@ -371,7 +380,7 @@ impl Bench {
         self.stored(topup_id, |stored| stored.attempt > 0).await
     }
 
-    /// Takes the database away from everybody, and gives it back after `meanwhile`.
+    /// Cuts all connections to the database and refuses new ones while `meanwhile` runs.
     pub async fn without_database(&self, meanwhile: impl Future<Output = ()>) {
         let (_, name) = self.database.url().rsplit_once('/').unwrap();
         let server = std::env::var("TEST_DATABASE_URL").unwrap();
@@ -388,7 +397,7 @@ impl Bench {
         sqlx::raw_sql(allow(true)).execute(&mut admin).await.unwrap();
     }
 
-    /// Waits until the notifier says that it is ready, or that it isn't.
+    /// Waits until the notifier's readiness is `ready`.
     pub async fn says_ready(&self, ready: bool) {
         let url = format!("http://{}/readyz", self.config.admin_listen);
         let http = testkit::http::client().unwrap();
@@ -403,12 +412,12 @@ impl Bench {
         .unwrap();
     }
 
-    /// Lets the time pass until everything of this partner is due.
+    /// Makes all deliveries of this partner due.
     pub async fn make_due_of(&self, partner: PartnerId) {
         self.make_due_if("partner_id = $1", Some(partner)).await;
     }
 
-    /// Lets the time pass until everything that is pending is due.
+    /// Makes all pending deliveries due.
     pub async fn make_due(&self) {
         self.make_due_if("$1 IS NULL", None).await;
     }

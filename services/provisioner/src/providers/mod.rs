@@ -1,6 +1,7 @@
-//! What the pipeline asks of an eSIM provider, and the classes into which every answer falls.
-//! An adapter that is in doubt says *unknown*: that costs a look-up, anything else may cost money.
+//! The calls to an eSIM provider and the classes of its responses. An adapter that is not certain returns
+//! [`Trouble::Unknown`]: that costs a look-up. A wrong guess may cost money.
 
+mod text;
 pub mod usimsa;
 
 use std::time::Duration;
@@ -8,72 +9,61 @@ use std::time::Duration;
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::future::BoxFuture;
 
-/// A purchase: one placement, whole.
+pub use text::ProviderId;
+
+/// A purchase: all units of one placement.
 #[derive(Clone, Debug)]
 pub struct Purchase {
-    /// Our key of it at the provider, the same in every attempt.
+    /// Our id of the purchase at the provider, the same in every attempt.
     pub placement_id: PlacementId,
-    /// What to buy and how often, by the provider's option ids.
+    /// The provider's option ids, each with the number of units.
     pub items: Vec<(String, usize)>,
 }
 
-/// What a provider said to a purchase.
+/// A definite response to a purchase.
 #[derive(Clone, Debug)]
 pub enum PlaceAnswer {
-    /// It has the purchase, perhaps from an earlier attempt; the units, as far as it named them.
+    /// The provider has the purchase, perhaps from an earlier attempt. The list may be incomplete.
     Bought(Vec<ProviderUnit>),
-    /// It refused and would again: no such product, out of stock, no balance.
+    /// The provider refuses for good: no such product, out of stock, no balance.
     Rejected {
-        /// Its code.
+        /// The provider's code.
         status: String,
-        /// Its message, in one line.
+        /// The provider's message: one short line without control and format characters.
         message: String,
     },
 }
 
-/// What a provider said when a purchase was looked up by our key.
+/// A definite response to a look-up by our id.
 #[derive(Clone, Debug)]
 pub enum FindAnswer {
-    /// It has it, with these units.
+    /// The provider has the purchase, with these units.
     Found(Vec<ProviderUnit>),
-    /// It says explicitly that there is no such purchase.
+    /// The provider states that there is no such purchase.
     NotFound,
 }
 
-/// What a provider said when a unit was to be cancelled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CancelAnswer {
-    /// It is cancelled, perhaps since earlier.
-    Canceled,
-    /// It can't be.
-    Refused {
-        /// Its code.
-        status: String,
-        /// Its message, in one line.
-        message: String,
-    },
-}
-
-/// Why a provider said nothing about what it was asked for.
+/// Why a call got no definite response. Reasons are one short line without control and format
+/// characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It doesn't let us in. Nothing was carried out, and nothing will be until somebody acts.
+    /// Access denied. Nothing was carried out; an operator must act.
     Denied(String),
-    /// It is busy. Nothing was carried out.
+    /// The provider is busy. Nothing was carried out.
     Busy {
-        /// Not before this, if it said so.
+        /// The wait that the provider asks for.
         after: Option<Duration>,
-        /// What it said.
+        /// The reason.
         reason: String,
     },
-    /// It certainly never got the request.
+    /// The provider certainly never received the request.
     NotSent(String),
-    /// Anything else: it may or may not have been carried out.
+    /// Outcome unknown: the request may have been carried out.
     Unknown(String),
 }
 
 impl Trouble {
-    /// What happened, for people.
+    /// The reason, for operators.
     pub fn reason(&self) -> &str {
         match self {
             Self::Denied(reason)
@@ -83,7 +73,7 @@ impl Trouble {
         }
     }
 
-    /// Its class, as metrics name it.
+    /// The class, as metrics name it.
     pub fn class(&self) -> &'static str {
         match self {
             Self::Denied(_) => "denied",
@@ -93,7 +83,7 @@ impl Trouble {
         }
     }
 
-    /// How long the provider asked us to wait, at most `most`.
+    /// The wait that the provider asks for, at most `most`; zero if none.
     pub fn after(&self, most: Duration) -> Duration {
         match self {
             Self::Busy {
@@ -104,46 +94,44 @@ impl Trouble {
     }
 }
 
-/// One unit of a purchase, as the provider names it.
+/// One unit of a purchase, as the provider lists it.
 #[derive(Clone, Debug)]
 pub struct ProviderUnit {
-    /// The provider's id of it.
-    pub unit_id: String,
-    /// The provider's option id.
-    pub option_id: String,
-    /// What became of it.
+    /// The provider's id of the unit.
+    pub unit_id: ProviderId,
+    /// The provider's option id; `None` if the response omits it.
+    pub option_id: Option<ProviderId>,
+    /// The state of the unit.
     pub state: UnitState,
 }
 
-/// What became of a provider's unit.
+/// The state of a provider's unit.
 #[derive(Clone, Debug)]
 pub enum UnitState {
-    /// No profile yet.
+    /// No usable profile yet.
     Pending,
-    /// It has its profile.
+    /// The unit has its profile.
     Ready {
-        /// The eSIM's number.
+        /// The number of the eSIM.
         iccid: Iccid,
-        /// What installs it.
+        /// The activation code.
         code: ActivationCode,
-        /// When it expires, `YYYY-MM-DD`.
+        /// The expiry date, `YYYY-MM-DD`, a real day.
         expired_date: String,
     },
-    /// It will never have one.
+    /// The unit will never have a profile, with the reason.
     Failed(String),
 }
 
 /// An eSIM provider.
 pub trait Provider: Send + Sync + 'static {
-    /// Buys. Called once per recorded attempt, by its holder only.
+    /// Buys. Called once per recorded attempt, only by its holder.
     fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>>;
-    /// Looks a purchase up by our key. Buys nothing.
+    /// Looks a purchase up by our id. Buys nothing.
     fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
     /// Asks for the profiles of a purchase that the provider has. Buys nothing.
     fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
-    /// Gives a unit back that nobody has installed. Nothing in the pipeline does so by itself.
-    fn cancel<'a>(&'a self, unit_id: &'a str) -> BoxFuture<'a, Result<CancelAnswer, Trouble>>;
-    /// The unit that a callback is about; `None` if the body can't be read. Anybody may have written
-    /// the body: nothing but this hint is taken from it.
-    fn parse_callback(&self, body: &[u8]) -> Option<String>;
+    /// The unit that a callback names; `None` if the body is unreadable. Anybody may have written the
+    /// body, so nothing else of it is used.
+    fn parse_callback(&self, body: &[u8]) -> Option<ProviderId>;
 }

@@ -1,10 +1,10 @@
 //! The USIMSA protocol, which the sandbox provider speaks too.
 //!
 //! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error.
-//! The codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's;
-//! what the real service answers there isn't documented, and a code that isn't in the table counts as
-//! unknown: the purchase is looked up, and parked if that doesn't settle it. docs/reliability.md has
-//! the table of all answers.
+//! The codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's.
+//! The real service's codes for these cases are undocumented. Any other code counts as outcome unknown:
+//! the purchase is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all
+//! responses.
 
 use std::time::Duration;
 
@@ -13,25 +13,46 @@ use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
 use pipeline::trace;
 use reqwest::{
-    Client, Method, StatusCode, Url,
-    header::{self, HeaderMap},
+    Client, Method, Response, StatusCode, Url,
+    header::{self, HeaderMap, HeaderValue},
     redirect,
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Serialize};
 use signing::{SecretKey, usimsa};
+use time::{Date, format_description::StaticFormatDescription, macros::format_description};
 use tracing::{Instrument, Span, field, info_span};
 
-use super::{CancelAnswer, FindAnswer, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState};
+use super::{
+    FindAnswer, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble, UnitState,
+    text::{BadId, one_line},
+};
 
-/// The most of a provider's message that is kept, in characters.
-const MAX_MESSAGE: usize = 200;
+const ORDER: &str = "/api/v2/order";
+const FETCH: &str = "/api/v2/order/{orderId}";
+const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+/// No eSIM expires before this year.
+const FIRST_YEAR: i32 = 2000;
+
+/// How an account is called.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The deadline of a whole call.
+    pub timeout: Duration,
+    /// The largest response, in bytes. A larger one is not read: its outcome is unknown.
+    pub answer_max: usize,
+}
 
 /// An account at a provider of this protocol.
 pub struct Usimsa {
     client: Client,
-    base: Url,
+    /// The URL of orders, parsed once.
+    order_url: Url,
+    /// Whether spans may show URLs: the base has no user, password or query.
+    is_plain: bool,
     access_key: String,
+    access_key_header: HeaderValue,
     secret_key: SecretKey,
+    answer_max: usize,
 }
 
 #[derive(Serialize)]
@@ -61,8 +82,7 @@ struct Answer {
 #[serde(rename_all = "camelCase")]
 struct Product {
     topup_id: String,
-    #[serde(default)]
-    option_id: String,
+    option_id: Option<String>,
     iccid: Option<String>,
     smdp: Option<String>,
     activate_code: Option<String>,
@@ -77,53 +97,61 @@ struct Callback {
     topup_id: String,
 }
 
+/// A request: method, path and the span's route.
+struct Call<'a> {
+    method: Method,
+    url: Url,
+    path: &'a str,
+    route: &'static str,
+    body: Option<&'a OrderRequest<'a>>,
+}
+
 impl Usimsa {
-    /// An account at `base`; the whole of a call takes at most `timeout`.
+    /// An account at `base`. Fails if the access key does not fit into a header.
     pub fn new(
-        base: Url,
+        base: &Url,
         access_key: String,
         secret_key: SecretKey,
-        timeout: Duration,
+        limits: Limits,
     ) -> anyhow::Result<Self> {
         let client = Client::builder()
-            .timeout(timeout)
-            .connect_timeout(timeout.min(Duration::from_secs(3)))
+            .timeout(limits.timeout)
+            .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
             .redirect(redirect::Policy::none())
             .no_proxy()
             .build()
-            .context("cannot set up the provider's HTTP client")?;
+            .context("cannot build the provider's HTTP client")?;
+        let mut access_key_header = HeaderValue::from_str(&access_key)
+            .context("the access key has characters that no header may have")?;
+        access_key_header.set_sensitive(true);
         Ok(Self {
             client,
-            base,
+            order_url: base.join(ORDER).context("the provider's address takes no path")?,
+            is_plain: base.username().is_empty() && base.password().is_none() && base.query().is_none(),
             access_key,
+            access_key_header,
             secret_key,
+            answer_max: limits.answer_max,
         })
     }
 
-    /// `route` is the path without its ids, for the span.
-    async fn call<T: DeserializeOwned>(
-        &self,
-        method: Method,
-        path: &str,
-        route: &str,
-        body: Option<&OrderRequest<'_>>,
-    ) -> Result<T, Trouble> {
+    async fn call(&self, call: Call<'_>) -> Result<Answer, Trouble> {
         let span = info_span!(
             "provider call",
-            otel.name = format!("{method} {route}"),
+            otel.name = format!("{} {}", call.method, call.route),
             otel.kind = "client",
             otel.status_code = field::Empty,
-            http.request.method = %method,
-            url.template = route,
+            http.request.method = %call.method,
+            url.template = call.route,
             url.full = field::Empty,
-            server.address = self.base.host_str(),
-            server.port = self.base.port_or_known_default(),
+            server.address = self.order_url.host_str(),
+            server.port = self.order_url.port_or_known_default(),
             http.response.status_code = field::Empty,
             error.type = field::Empty,
         );
         let mut status = None;
         let answer = self
-            .exchange(method, path, body, &span, &mut status)
+            .exchange(call, &span, &mut status)
             .instrument(span.clone())
             .await;
         if let Some(status) = status {
@@ -137,40 +165,33 @@ impl Usimsa {
         answer
     }
 
-    async fn exchange<T: DeserializeOwned>(
+    async fn exchange(
         &self,
-        method: Method,
-        path: &str,
-        body: Option<&OrderRequest<'_>>,
+        call: Call<'_>,
         span: &Span,
         answered: &mut Option<StatusCode>,
-    ) -> Result<T, Trouble> {
-        let url = self
-            .base
-            .join(path)
-            .map_err(|error| Trouble::NotSent(error.to_string()))?;
-        // A base that names a user or a query would show them: then the template has to do.
-        if url.username().is_empty() && url.password().is_none() && url.query().is_none() {
-            span.record("url.full", url.as_str());
+    ) -> Result<Answer, Trouble> {
+        if self.is_plain {
+            span.record("url.full", call.url.as_str());
         }
         let timestamp = runtime::clock::unix_milliseconds().to_string();
         let signature = usimsa::sign(
             &self.secret_key,
-            method.as_str(),
-            url.path(),
+            call.method.as_str(),
+            call.path,
             &timestamp,
             &self.access_key,
         );
         let mut request = self
             .client
-            .request(method, url)
+            .request(call.method, call.url)
             .header("x-gat-timestamp", timestamp)
-            .header("x-gat-access-key", &self.access_key)
+            .header("x-gat-access-key", self.access_key_header.clone())
             .header("x-gat-signature", signature);
         if let Some(context) = trace::context_of(span) {
             request = request.header(trace::TRACEPARENT, context);
         }
-        if let Some(body) = body {
+        if let Some(body) = call.body {
             request = request.json(body);
         }
         let response = request.send().await.map_err(failure)?;
@@ -178,7 +199,7 @@ impl Usimsa {
         *answered = Some(status);
         match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let reason = format!("the provider does not let us in (HTTP {})", status.as_u16());
+                let reason = format!("the provider denies access (HTTP {})", status.as_u16());
                 return Err(Trouble::Denied(reason));
             }
             StatusCode::TOO_MANY_REQUESTS => {
@@ -187,29 +208,35 @@ impl Usimsa {
                     reason: "the provider is busy (HTTP 429)".into(),
                 });
             }
-            // Also 503, with or without Retry-After: a proxy may say so of an order that went through.
+            // This includes 503, with or without Retry-After: a proxy may send it for an order that went through.
             status if !status.is_success() => {
                 return Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())));
             }
             _ => {}
         }
-        let bytes = response
-            .bytes()
-            .await
-            .map_err(|error| Trouble::Unknown(describe(&error.without_url())))?;
-        // serde's message would quote the answer, which may hold activation codes.
-        serde_json::from_slice(&bytes).map_err(|_| Trouble::Unknown("the answer cannot be read".into()))
+        let body = read(response, self.answer_max).await?;
+        // serde's message would quote the response, which may hold activation codes.
+        serde_json::from_slice(&body)
+            .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
     }
 
     async fn get(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
-        let path = format!("/api/v2/order/{placement_id}");
-        let answer: Answer = self
-            .call(Method::GET, &path, "/api/v2/order/{orderId}", None)
+        let path = format!("{ORDER}/{placement_id}");
+        let mut url = self.order_url.clone();
+        url.set_path(&path);
+        let answer = self
+            .call(Call {
+                method: Method::GET,
+                url,
+                path: &path,
+                route: FETCH,
+                body: None,
+            })
             .await?;
         match answer.code.as_str() {
-            "0000" => Ok(FindAnswer::Found(units(answer.products.unwrap_or_default()))),
+            "0000" => Ok(FindAnswer::Found(units(answer.products)?)),
             "9002" => Ok(FindAnswer::NotFound),
-            _ => Err(unknown_code(answer)),
+            _ => Err(unknown_code(&answer)),
         }
     }
 }
@@ -226,18 +253,24 @@ impl Provider for Usimsa {
                 order_id: purchase.placement_id,
                 products,
             };
-            let answer: Answer = self
-                .call(Method::POST, "/api/v2/order", "/api/v2/order", Some(&request))
+            let answer = self
+                .call(Call {
+                    method: Method::POST,
+                    url: self.order_url.clone(),
+                    path: ORDER,
+                    route: ORDER,
+                    body: Some(&request),
+                })
                 .await?;
             match answer.code.as_str() {
-                "0000" => Ok(PlaceAnswer::Bought(units(answer.products.unwrap_or_default()))),
-                // An earlier attempt bought it: its units are asked for, like any others.
+                "0000" => Ok(PlaceAnswer::Bought(units(answer.products)?)),
+                // An earlier attempt bought it: its units are collected.
                 "9003" => Ok(PlaceAnswer::Bought(Vec::new())),
                 "9000" | "9001" | "9005" => Ok(PlaceAnswer::Rejected {
+                    message: one_line(&answer.message.unwrap_or_default()),
                     status: answer.code,
-                    message: one_line(answer.message),
                 }),
-                _ => Err(unknown_code(answer)),
+                _ => Err(unknown_code(&answer)),
             }
         }
         .boxed()
@@ -251,53 +284,51 @@ impl Provider for Usimsa {
         self.get(placement_id).boxed()
     }
 
-    fn cancel<'a>(&'a self, unit_id: &'a str) -> BoxFuture<'a, Result<CancelAnswer, Trouble>> {
-        async move {
-            // Units are named by the provider: a name that isn't one path segment is none of its own.
-            if !unit_id
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_'))
-            {
-                return Err(Trouble::NotSent("the unit's id does not fit into a path".into()));
-            }
-            let path = format!("/api/v2/cancel/{unit_id}");
-            let answer: Answer = self
-                .call(Method::POST, &path, "/api/v2/cancel/{topupId}", None)
-                .await?;
-            match answer.code.as_str() {
-                "0000" => Ok(CancelAnswer::Canceled),
-                "9999" => Err(unknown_code(answer)),
-                _ => Ok(CancelAnswer::Refused {
-                    status: answer.code,
-                    message: one_line(answer.message),
-                }),
-            }
-        }
-        .boxed()
-    }
-
-    fn parse_callback(&self, body: &[u8]) -> Option<String> {
+    fn parse_callback(&self, body: &[u8]) -> Option<ProviderId> {
         let callback: Callback = serde_json::from_slice(body).ok()?;
-        Some(callback.topup_id)
+        ProviderId::parse(callback.topup_id).ok()
     }
 }
 
-/// A code that isn't in the table, or says that the provider itself doesn't know.
-fn unknown_code(answer: Answer) -> Trouble {
-    Trouble::Unknown(format!(
-        "code {}: {}",
-        one_line(Some(answer.code)),
-        one_line(answer.message)
-    ))
+/// Reads a response of at most `most` bytes.
+async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
+    let too_large = || {
+        Trouble::Unknown(format!(
+            "the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"
+        ))
+    };
+    let announced = response.content_length().unwrap_or_default();
+    let announced = usize::try_from(announced).map_err(|_| too_large())?;
+    if announced > most {
+        return Err(too_large());
+    }
+    let mut body = Vec::with_capacity(announced);
+    while let Some(chunk) = response
+        .chunk()
+        .await
+        .map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
+    {
+        if chunk.len() > most - body.len() {
+            return Err(too_large());
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
 }
 
-/// `Retry-After` in seconds. Its other form, a date, isn't honoured: it would need the provider's clock.
+/// The trouble of a code that is not in the table or that means "outcome unknown".
+fn unknown_code(answer: &Answer) -> Trouble {
+    let message = answer.message.as_deref().unwrap_or_default();
+    Trouble::Unknown(format!("code {}: {}", one_line(&answer.code), one_line(message)))
+}
+
+/// `Retry-After` in seconds. A date is ignored: it would need the provider's clock.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
     value.trim().parse().ok().map(Duration::from_secs)
 }
 
-/// A request that failed without an answer: only one that found no connection certainly wasn't sent.
+/// Classifies a request that got no response. It was certainly not sent only if there was no connection.
 fn failure(error: reqwest::Error) -> Trouble {
     let error = error.without_url();
     let reason = describe(&error);
@@ -314,25 +345,48 @@ fn describe(error: &reqwest::Error) -> String {
     while let Some(deeper) = source.source() {
         source = deeper;
     }
-    format!("{kind}{source}")
+    one_line(&format!("{kind}{source}"))
 }
 
-fn units(products: Vec<Product>) -> Vec<ProviderUnit> {
-    products
-        .into_iter()
-        .map(|product| {
-            let state = state(&product);
-            ProviderUnit {
-                unit_id: product.topup_id,
-                option_id: product.option_id,
-                state,
-            }
-        })
-        .collect()
+/// The units of a response. One bad id makes the whole response unreadable: no unit of it is used.
+fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
+    let products = products.unwrap_or_default();
+    let mut units = Vec::with_capacity(products.len());
+    for (index, product) in products.into_iter().enumerate() {
+        let bad = |field: &str, error: BadId| {
+            Trouble::Unknown(format!(
+                "the response is unreadable: {field} of unit {} {error}",
+                index + 1
+            ))
+        };
+        let state = state(&product);
+        let unit_id = ProviderId::parse(product.topup_id).map_err(|error| bad("topupId", error))?;
+        let option_id = product
+            .option_id
+            .filter(|id| !id.is_empty())
+            .map(ProviderId::parse)
+            .transpose()
+            .map_err(|error| bad("optionId", error))?;
+        let state = state.unwrap_or_else(|field| {
+            tracing::error!(
+                provider.unit.id = unit_id.as_str(),
+                field,
+                "a profile cannot be delivered: this field is unreadable"
+            );
+            UnitState::Pending
+        });
+        units.push(ProviderUnit {
+            unit_id,
+            option_id,
+            state,
+        });
+    }
+    Ok(units)
 }
 
-/// A unit is ready when its whole profile is there; statuses differ from account to account.
-fn state(product: &Product) -> UnitState {
+/// The state of a unit, or the name of the field that is unreadable. A unit is ready when it has its
+/// whole profile, because the names of statuses differ from account to account.
+fn state(product: &Product) -> Result<UnitState, &'static str> {
     let profile = (
         &product.iccid,
         &product.smdp,
@@ -340,63 +394,48 @@ fn state(product: &Product) -> UnitState {
         &product.expired_date,
     );
     if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
-        if let (Ok(iccid), Ok(code), Some(expired_date)) =
-            (Iccid::parse(iccid), ActivationCode::new(smdp, code), day(date))
-        {
-            return UnitState::Ready {
-                iccid,
-                code,
-                expired_date,
-            };
-        }
-        tracing::error!(
-            provider.unit.id = product.topup_id,
-            "a profile has a shape that cannot be delivered"
-        );
-        return UnitState::Pending;
+        return Ok(UnitState::Ready {
+            iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
+            code: ActivationCode::new(smdp, code).map_err(|_| "smdp or activateCode")?,
+            expired_date: day(date).ok_or("expiredDate")?,
+        });
     }
-    match product.status.as_deref() {
+    Ok(match product.status.as_deref() {
         Some(status @ ("FAILED" | "CANCELED" | "CANCELLED")) => {
             UnitState::Failed(format!("the provider says {status}"))
         }
         _ => UnitState::Pending,
-    }
+    })
 }
 
-/// The day of a date or a time, `YYYY-MM-DD`.
+/// The day of a date or of a date with time, `YYYY-MM-DD`.
 fn day(text: &str) -> Option<String> {
-    let day = text.get(..10)?;
-    let shaped = day.bytes().enumerate().all(|(at, byte)| match at {
-        4 | 7 => byte == b'-',
-        _ => byte.is_ascii_digit(),
-    });
-    shaped.then(|| day.to_owned())
-}
-
-/// A provider's message, fit for a 422 and for a log: one line, bounded.
-fn one_line(message: Option<String>) -> String {
-    let message = message.unwrap_or_default();
-    let message: String = message.split_whitespace().collect::<Vec<_>>().join(" ");
-    message.chars().take(MAX_MESSAGE).collect()
+    let (day, time) = text.split_at_checked(10)?;
+    if !(time.is_empty() || time.starts_with(['T', ' '])) {
+        return None;
+    }
+    let date = Date::parse(day, DAY).ok()?;
+    (date.year() >= FIRST_YEAR).then(|| day.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn product(text: &str) -> UnitState {
+    const WHOLE: &str = r#"{"topupId":"1","optionId":"o","iccid":"8982123456789012345F","smdp":"smdp.example",
+                        "activateCode":"AB-12","expiredDate":"2026-12-31T00:00:00Z","status":"READY"}"#;
+
+    fn product(text: &str) -> Result<UnitState, &'static str> {
         state(&serde_json::from_str(text).unwrap())
     }
 
     #[test]
     fn a_unit_is_ready_only_with_its_whole_profile() {
-        let whole = r#"{"topupId":"1","optionId":"o","iccid":"8982123456789012345F","smdp":"smdp.example",
-                        "activateCode":"AB-12","expiredDate":"2026-12-31T00:00:00Z","status":"READY"}"#;
-        let UnitState::Ready {
+        let Ok(UnitState::Ready {
             iccid,
             code,
             expired_date,
-        } = product(whole)
+        }) = product(WHOLE)
         else {
             panic!("not ready")
         };
@@ -404,19 +443,88 @@ mod tests {
         assert_eq!(code.download_link(), "LPA:1$smdp.example$AB-12");
         assert_eq!(expired_date, "2026-12-31");
         for field in ["iccid", "smdp", "activateCode", "expiredDate"] {
-            let part = whole.replace(field, "other");
-            assert!(matches!(product(&part), UnitState::Pending), "{field}");
+            let part = WHOLE.replace(field, "other");
+            assert!(matches!(product(&part), Ok(UnitState::Pending)), "{field}");
         }
-        let odd = whole.replace("AB-12", "AB$12");
-        assert!(matches!(product(&odd), UnitState::Pending));
+    }
+
+    #[test]
+    fn an_unreadable_profile_names_its_field() {
+        let long = "A".repeat(256);
+        for (from, to, field) in [
+            ("AB-12", "AB$12", "smdp or activateCode"),
+            ("AB-12", "", "smdp or activateCode"),
+            ("AB-12", &long, "smdp or activateCode"),
+            ("AB-12", r"AB\u0000", "smdp or activateCode"),
+            ("smdp.example", "smdp/example", "smdp or activateCode"),
+            ("smdp.example", r"smdp.\u202eexample", "smdp or activateCode"),
+            ("8982123456789012345F", "89821234567890123", "iccid"),
+            ("8982123456789012345F", "898212345678901234\u{664}", "iccid"),
+            ("8982123456789012345F", "", "iccid"),
+            ("2026-12-31T00:00:00Z", "9999-99-99", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "2026-02-29", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "2026-13-01", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "0000-00-00", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "0000-01-01", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "-026-12-31", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "2026-12-3", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "2026-12-311", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "31.12.2026", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "2026-12-3ä", "expiredDate"),
+            ("2026-12-31T00:00:00Z", "", "expiredDate"),
+        ] {
+            let odd = WHOLE.replace(from, to);
+            assert_eq!(product(&odd).unwrap_err(), field, "{odd}");
+        }
+        for date in [
+            "2026-12-31",
+            "2028-02-29 23:59:59",
+            "9999-12-31T00:00:00.000+09:00",
+        ] {
+            let whole = WHOLE.replace("2026-12-31T00:00:00Z", date);
+            let Ok(UnitState::Ready { expired_date, .. }) = product(&whole) else {
+                panic!("{date} is not accepted")
+            };
+            assert_eq!(expired_date, &date[..10]);
+        }
+    }
+
+    #[test]
+    fn one_bad_id_makes_the_answer_unreadable() {
+        let long = "x".repeat(6_000);
+        for (from, to, reason) in [
+            (r#""1""#, r#""""#, "topupId of unit 2 is empty"),
+            (
+                r#""1""#,
+                &format!("\"{long}\""),
+                "topupId of unit 2 has 6000 bytes",
+            ),
+            (r#""1""#, r#""1\u0000""#, "topupId of unit 2 has characters other"),
+            (r#""1""#, r#""\u202e1""#, "topupId of unit 2 has characters other"),
+            (
+                r#""o""#,
+                &format!("\"{long}\""),
+                "optionId of unit 2 has 6000 bytes",
+            ),
+            (r#""o""#, r#""o\n""#, "optionId of unit 2 has characters other"),
+        ] {
+            let products = format!("[{WHOLE},{}]", WHOLE.replace(from, to));
+            let Err(Trouble::Unknown(said)) = units(serde_json::from_str(&products).unwrap()) else {
+                panic!("{to} is accepted")
+            };
+            assert!(said.contains(reason) && said.len() < 200, "{said}");
+        }
+        let without = WHOLE.replace(r#""optionId":"o","#, "");
+        let units = units(serde_json::from_str(&format!("[{without}]")).unwrap()).unwrap();
+        assert_eq!(units[0].option_id, None);
     }
 
     #[test]
     fn failed_units_are_failed() {
         let failed = product(r#"{"topupId":"1","optionId":"o","status":"FAILED"}"#);
-        assert!(matches!(failed, UnitState::Failed(_)));
+        assert!(matches!(failed, Ok(UnitState::Failed(_))));
         let unknown = product(r#"{"topupId":"1","optionId":"o","status":"SOMETHING"}"#);
-        assert!(matches!(unknown, UnitState::Pending));
+        assert!(matches!(unknown, Ok(UnitState::Pending)));
     }
 
     #[test]
@@ -448,12 +556,5 @@ mod tests {
         );
         assert_eq!(busy(Some(Duration::MAX)).after(most), most);
         assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
-    }
-
-    #[test]
-    fn messages_are_one_bounded_line() {
-        assert_eq!(one_line(Some(" a\r\n b ".into())), "a b");
-        assert_eq!(one_line(Some("ä".repeat(500))).chars().count(), MAX_MESSAGE);
-        assert_eq!(one_line(None), "");
     }
 }

@@ -2,17 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use domain::PlacementId;
-use provisioner::providers::{CancelAnswer, FindAnswer, PlaceAnswer, Provider, Purchase, Trouble, UnitState};
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::{Bench, PATIENCE, Seller};
+use crate::support::{Bench, PATIENCE};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() {
     let bench = Bench::start(|_| {}).await;
-    // 500, no answer at all, and an answer that comes after the deadline.
+    // A 500, no response, and a response after the timeout.
     let mut placements = Vec::new();
     for option in ["bought-then-error", "bought-then-silent", "slow"] {
         placements.push((option, bench.accept(&[option, option]).await));
@@ -78,7 +76,7 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
         let stored = bench.look(id).await;
         assert_eq!((stored.state.as_str(), stored.attempt), ("placing", 1));
     }
-    // An hour later one more look is enough.
+    // An hour later one more look-up is enough.
     let later =
         "UPDATE placements SET attempted_at = attempted_at - interval '1 hour' WHERE placement_id = $1";
     bench.set(later, id).await;
@@ -120,7 +118,7 @@ async fn what_is_refused_fails_and_is_never_asked_again() {
 async fn a_provider_that_is_not_reached_is_tried_again() {
     let mut bench = Bench::stopped(|_| {}).await;
     let reachable = bench.config.sandbox.sandbox_url.clone();
-    // Nobody listens there.
+    // Nothing listens on this port.
     bench.config.sandbox.sandbox_url = Some("http://127.0.0.1:9".parse().unwrap());
     bench.run().await;
     let id = bench.accept(&["ready"]).await;
@@ -145,8 +143,7 @@ async fn a_unit_that_fails_later_leaves_the_others_to_be_delivered() {
     assert_eq!(bench.sandbox.bought(id).await, (1, 3));
 }
 
-/// The provider buys whatever it is asked for, as often as it is asked: our record alone keeps it from
-/// being asked twice.
+/// The provider accepts every repeated purchase, so only the recorded attempt prevents a second one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     let bench = Bench::stopped(|config| {
@@ -157,7 +154,7 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     bench.sandbox.faults(json!({ "detect_duplicates": false })).await;
     let mut process = bench.process();
     process.start().await.unwrap();
-    // Bought at once, answered after five seconds.
+    // The provider buys at once and responds after five seconds.
     let id = bench.accept(&["slow"]).await;
     wait::until(PATIENCE, "the purchase", async || {
         Ok((bench.sandbox.bought(id).await.0 == 1).then_some(()))
@@ -167,7 +164,7 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     process.kill().await.unwrap();
     assert_eq!(bench.look(id).await.state, "placing");
 
-    // Its lease is over by the time that somebody looks.
+    // The lease ends.
     bench.due_now(id).await;
     process.start().await.unwrap();
     let stored = bench.ready(id).await;
@@ -205,34 +202,6 @@ async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
     for other in others {
         assert_eq!(bench.ready(other).await.state, "placed");
     }
-}
-
-#[tokio::test]
-async fn a_unit_is_given_back_once_or_twice_and_an_unknown_one_is_refused() {
-    let sandbox = Seller::start(None).await;
-    let provider = sandbox.adapter();
-    let purchase = Purchase {
-        placement_id: PlacementId::new(),
-        items: vec![("any".into(), 1)],
-    };
-    let Ok(PlaceAnswer::Bought(units)) = provider.place(&purchase).await else {
-        panic!("not bought")
-    };
-    for _ in 0..2 {
-        let answer = provider.cancel(&units[0].unit_id).await;
-        assert_eq!(answer, Ok(CancelAnswer::Canceled));
-    }
-    let Ok(FindAnswer::Found(units)) = provider.collect(purchase.placement_id).await else {
-        panic!("not found")
-    };
-    assert!(matches!(units[0].state, UnitState::Failed(_)), "{units:?}");
-    let unknown = provider.cancel("1").await;
-    assert!(matches!(unknown, Ok(CancelAnswer::Refused { .. })), "{unknown:?}");
-    let odd = provider.cancel("../order").await;
-    assert!(matches!(odd, Err(Trouble::NotSent(_))), "{odd:?}");
-    sandbox.faults(json!({ "down": true })).await;
-    let unknown = provider.cancel("1").await;
-    assert!(matches!(unknown, Err(Trouble::Unknown(_))), "{unknown:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! What becomes of a provider's work while it fails.
+//! Placements of a failing provider.
 
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         .await;
     assert!((state - 1.0).abs() < 0.1, "{state}");
 
-    // Open: jobs are acknowledged, what is due stays, nothing is attempted.
+    // While the breaker is open, jobs are acknowledged, due rows stay and nothing is attempted.
     let mut kept = Vec::new();
     for _ in 0..5 {
         let id = bench.accept(&["ready"]).await;
@@ -61,7 +61,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
             .await
     };
     let before = calls().await;
-    // Two more heartbeats: the queue was looked at several times meanwhile.
+    // Redrive runs several times within two heartbeats and claims nothing.
     for _ in 0..2 {
         assert_eq!(promise().await, u64::MAX);
     }
@@ -74,7 +74,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         );
     }
 
-    // A probe that fails opens it again; one that is answered closes it.
+    // A failed probe opens it again; a successful one closes it.
     bench.half_open("sandbox").await;
     wait::until(PATIENCE, "a probe", async || {
         Ok((bench.breaker("sandbox").await.1 > 1).then_some(()))
@@ -147,7 +147,7 @@ async fn an_operator_keeps_work_from_a_provider() {
     assert!(unknown["error"].as_str().unwrap().contains("nobody"), "{unknown}");
 }
 
-/// How long the sandbox's orders take, from job to profile, all of them.
+/// The time from job to profile of all sandbox orders.
 async fn time_of_orders(bench: &Bench, count: usize) -> Duration {
     let placements = bench.store("sandbox", count, &["ready"]).await;
     let began = Instant::now();
@@ -163,7 +163,7 @@ async fn time_of_orders(bench: &Bench, count: usize) -> Duration {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     let dead = Seller::start(None).await;
-    // It takes requests and never answers in time: the worst way to be dead.
+    // It accepts requests and never responds in time, which holds slots the longest.
     dead.faults(json!({ "latency_ms": 60_000 })).await;
     let bench = Bench::start(|config| {
         config.providers.push("usimsa".into());
@@ -185,7 +185,7 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     for id in &backlog {
         bench.announce("usimsa", *id).await;
     }
-    // While it is still being tried, and once it is known to be dead.
+    // Before and after its breaker opens.
     let trying = time_of_orders(&bench, 20).await;
     bench.until_breaker("usimsa", "open").await;
     let known = time_of_orders(&bench, 20).await;

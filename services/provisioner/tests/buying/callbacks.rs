@@ -1,8 +1,16 @@
-//! Hints, and who may give them.
+//! Hints, who may give them, and how many.
+
+use std::time::{Duration, Instant};
 
 use serde_json::json;
+use testkit::wait;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    task::JoinSet,
+};
 
-use crate::support::{Bench, TOKEN};
+use crate::support::{Bench, PATIENCE, TOKEN};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_callback_brings_the_next_look_forward() {
@@ -65,6 +73,12 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
         (format!("/callbacks/usimsa/{TOKEN}"), forged.clone(), 404),
         ("/".into(), forged.clone(), 404),
         (path.clone(), "no JSON".into(), 400),
+        (path.clone(), json!({ "topupId": "nul\0" }).to_string(), 400),
+        (
+            path.clone(),
+            json!({ "topupId": "x".repeat(6_000) }).to_string(),
+            400,
+        ),
         (path.clone(), " ".repeat(64 * 1024 + 1), 413),
         (path.clone(), json!({ "topupId": "unknown" }).to_string(), 200),
         (path.clone(), forged, 200),
@@ -79,5 +93,141 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
     assert_eq!(
         (stored.state.as_str(), stored.pending, stored.deliveries),
         ("placed", 1, 0)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
+    let bench = Bench::start(|config| config.callback_concurrency = 2).await;
+    let path = format!("/callbacks/sandbox/{TOKEN}");
+    let head = format!("POST {path} HTTP/1.1\r\nhost: callbacks\r\ncontent-length: 9\r\n\r\n");
+    let mut unfinished = Vec::new();
+    for _ in 0..2 {
+        let mut connection = TcpStream::connect(bench.config.listen).await.unwrap();
+        connection.write_all(head.as_bytes()).await.unwrap();
+        unfinished.push(connection);
+    }
+    let third = async || {
+        let mut connection = TcpStream::connect(bench.config.listen).await.unwrap();
+        connection
+            .write_all(format!("{head}not JSON.").as_bytes())
+            .await
+            .unwrap();
+        let mut answer = vec![0; 1024];
+        let read = connection.read(&mut answer).await.unwrap();
+        String::from_utf8_lossy(&answer[..read]).to_ascii_lowercase()
+    };
+    wait::until(PATIENCE, "a callback that is shed", async || {
+        let answer = third().await;
+        let is_shed = answer.starts_with("http/1.1 503") && answer.contains("retry-after: 1\r\n");
+        Ok(is_shed.then_some(()))
+    })
+    .await
+    .unwrap();
+    drop(unfinished);
+    wait::until(PATIENCE, "room", async || {
+        Ok(third().await.starts_with("http/1.1 400").then_some(()))
+    })
+    .await
+    .unwrap();
+    let shed = bench
+        .metric("esim_provider_callbacks_total", &["outcome=\"shed\""])
+        .await;
+    assert!(shed >= 1.0, "{shed}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
+    const FLOOD: Duration = Duration::from_secs(3);
+    let bench = Bench::start(|_| {}).await;
+    sqlx::raw_sql(
+        "CREATE TABLE hints (at timestamptz);
+         CREATE FUNCTION hinted() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN INSERT INTO hints VALUES (now()); RETURN NULL; END $$;
+         CREATE TRIGGER hinted AFTER UPDATE ON placements FOR EACH ROW
+         WHEN (NEW.hinted_at IS DISTINCT FROM OLD.hinted_at) EXECUTE FUNCTION hinted()",
+    )
+    .execute(&bench.pool)
+    .await
+    .unwrap();
+    let id = bench.accept(&["never-ready"]).await;
+    bench.until(id, |stored| stored.bought).await;
+    let unit = bench.unit(id).await;
+    let url = format!("http://{}/callbacks/sandbox/{TOKEN}", bench.config.listen);
+    let http = testkit::http::client().unwrap();
+    let began = Instant::now();
+    let mut flood = JoinSet::new();
+    for caller in 0..100 {
+        let (http, url, unit) = (http.clone(), url.clone(), unit.clone());
+        flood.spawn(async move {
+            for round in 0.. {
+                if began.elapsed() > FLOOD {
+                    break;
+                }
+                // Half of them name a unit of their own, which nobody has.
+                let unit = if caller % 2 == 0 {
+                    unit.clone()
+                } else {
+                    format!("{caller}-{round}")
+                };
+                // A closed connection is fine, too.
+                let _ = http
+                    .post(&url)
+                    .body(json!({ "topupId": unit }).to_string())
+                    .send()
+                    .await;
+            }
+        });
+    }
+    let good = bench.accept(&["ready"]).await;
+    bench.ready(good).await;
+    flood.join_all().await;
+    let seconds = began.elapsed().as_secs_f64();
+    let hints: i64 = sqlx::query_scalar("SELECT count(*) FROM hints")
+        .fetch_one(&bench.pool)
+        .await
+        .unwrap();
+    assert!(
+        (1.0..=seconds + 2.0).contains(&f64::from(i32::try_from(hints).unwrap())),
+        "{hints} updates in {seconds} s"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callbacks_beyond_the_rate_cost_no_statement() {
+    let bench = Bench::start(|config| config.callback_rate = 10).await;
+    let path = format!("/callbacks/sandbox/{TOKEN}");
+    let count = async |outcome: &str| {
+        let label = format!("outcome=\"{outcome}\"");
+        bench.metric("esim_provider_callbacks_total", &[&label]).await
+    };
+    let before = count("ignored").await;
+    let began = Instant::now();
+    let mut shed = 0;
+    for round in 0..100 {
+        // Every other one names the same unit again.
+        let unit = if round % 2 == 0 {
+            "same".to_owned()
+        } else {
+            round.to_string()
+        };
+        match bench
+            .call_back(&path, json!({ "topupId": unit }).to_string())
+            .await
+        {
+            200 => {}
+            503 => shed += 1,
+            other => panic!("{other}"),
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let statements = count("ignored").await - before;
+    assert!(
+        statements >= 10.0 && statements <= 10.0 * (seconds + 1.0),
+        "{statements} statements in {seconds} s"
+    );
+    assert!(
+        shed > 0 && count("repeated").await > 0.0,
+        "{shed} shed in {seconds} s"
     );
 }

@@ -1,10 +1,11 @@
-//! The provisioner against the real sandbox provider, PostgreSQL and NATS: what each answer of a
-//! provider leads to, in the database and in the ledger of what was really bought.
+//! The provisioner against the real sandbox provider, PostgreSQL and NATS: what each response of a
+//! provider leads to in the database and in the sandbox's ledger of purchases.
 //!
 //! - [`answers`]: the classes of the failure taxonomy.
-//! - [`breaker`]: what becomes of a provider's work while it fails.
-//! - [`callbacks`]: hints, and who may give them.
-//! - [`operator`]: what is parked, and how it is settled.
+//! - [`breaker`]: placements of a failing provider.
+//! - [`callbacks`]: hints and their tokens.
+//! - [`operator`]: parked placements and how they are resolved.
+//! - [`unreadable`]: responses and outcomes that cannot be used.
 
 #![expect(
     clippy::unwrap_used,
@@ -17,3 +18,4 @@ mod breaker;
 mod callbacks;
 mod operator;
 mod support;
+mod unreadable;

@@ -1,4 +1,4 @@
-//! What is parked, and how it is settled.
+//! Parked placements and how they are resolved.
 
 use std::time::Duration;
 
@@ -18,10 +18,28 @@ async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
     assert!(stored.bought && stored.due && stored.pending == 1, "{stored:?}");
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let text = id.to_string();
-    let again = bench.esimctl(&["placement", "resolve", &text, "--retry"]).await;
+    let again = bench
+        .esimctl(&[
+            "placement",
+            "resolve",
+            &text,
+            "--retry",
+            "--yes",
+            "--reason",
+            "a test",
+        ])
+        .await;
     assert!(again["error"].as_str().unwrap().contains("twice"), "{again}");
     let given_up = bench
-        .esimctl(&["placement", "resolve", &text, "--not-bought"])
+        .esimctl(&[
+            "placement",
+            "resolve",
+            &text,
+            "--not-bought",
+            "--yes",
+            "--reason",
+            "a test",
+        ])
         .await;
     assert_eq!(
         (&given_up["state"], &given_up["failed"]),
@@ -34,7 +52,7 @@ async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
     );
 }
 
-/// Attempts of which nobody knows are parked only if that lasts: a long outage alone parks nothing.
+/// Repeated unknown outcomes park a placement; a long outage alone parks nothing.
 async fn in_doubt(bench: &Bench) -> String {
     bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
     let id = bench.accept(&["ready"]).await;
@@ -59,19 +77,39 @@ async fn an_operator_lets_what_is_not_bought_be_bought() {
     let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
     let text = in_doubt(&bench).await;
     let id = text.parse().unwrap();
-    let settled = bench.esimctl(&["placement", "resolve", &text, "--retry"]).await;
+    let settled = bench
+        .esimctl(&[
+            "placement",
+            "resolve",
+            &text,
+            "--retry",
+            "--yes",
+            "--reason",
+            "a test",
+        ])
+        .await;
     assert_eq!(settled["state"], "accepted", "{settled}");
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 2));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
-    let again = bench.esimctl(&["placement", "resolve", &text, "--retry"]).await;
+    let again = bench
+        .esimctl(&[
+            "placement",
+            "resolve",
+            &text,
+            "--retry",
+            "--yes",
+            "--reason",
+            "a test",
+        ])
+        .await;
     assert!(again["error"].as_str().unwrap().contains("placed"), "{again}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_finds_that_it_was_bought() {
     let bench = Bench::start(|config| config.park_after = Duration::from_millis(1)).await;
-    // Bought by every call that reaches the provider, and never told.
+    // Every call that reaches the provider buys, and no response arrives.
     bench
         .sandbox
         .faults(json!({ "error_rate": 1.0, "error_buys": 1.0 }))
@@ -81,7 +119,15 @@ async fn an_operator_finds_that_it_was_bought() {
     bench.sandbox.faults(json!({})).await;
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let settled = bench
-        .esimctl(&["placement", "resolve", &id.to_string(), "--bought"])
+        .esimctl(&[
+            "placement",
+            "resolve",
+            &id.to_string(),
+            "--bought",
+            "--yes",
+            "--reason",
+            "a test",
+        ])
         .await;
     assert_eq!(
         (&settled["state"], &settled["pending"]),

@@ -1,4 +1,4 @@
-//! A provisioner of a test's own: a database, streams, ports and sandbox providers nobody else has.
+//! A provisioner with its own database, streams, ports and sandbox providers.
 
 use std::{
     collections::BTreeMap,
@@ -13,9 +13,9 @@ use pipeline::{
     Effect, Nats, NatsConfig,
     payload::{JobPlacement, TopupJob},
 };
-use provisioner::{Config, SandboxAccount, UsimsaAccount, providers::usimsa::Usimsa};
+use provisioner::{Config, SandboxAccount, UsimsaAccount};
 use runtime::{CommonConfig, Shutdown, clock};
-use sandbox::outcomes;
+use sandbox::script;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::{Value, json};
 use signing::SecretKey;
@@ -41,7 +41,7 @@ const ACCESS_KEY: &str = "access";
 const SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQ=";
 pub const WRONG_KEY: &str = "d3Jvbmcta2V5";
 pub const TOKEN: &str = "callback-token-of-the-sandbox";
-/// Far longer than anything here takes; a test that waits this long has failed.
+/// The timeout of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Everything around a provisioner, and the provisioner unless it is stopped.
@@ -67,7 +67,7 @@ pub struct Seller {
 }
 
 impl Seller {
-    /// Starts one; it calls back there, if anywhere.
+    /// Starts a sandbox provider with an optional callback address.
     pub async fn start(callback_url: Option<&str>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listen = address();
@@ -98,12 +98,6 @@ impl Seller {
         self.base.parse().unwrap()
     }
 
-    /// Our adapter for it.
-    pub fn adapter(&self) -> Usimsa {
-        let key = SecretKey::from_base64(SECRET_KEY).unwrap();
-        Usimsa::new(self.url(), ACCESS_KEY.into(), key, PATIENCE).unwrap()
-    }
-
     /// Replaces the faults of the whole provider.
     pub async fn faults(&self, faults: Value) {
         let answer = self
@@ -121,7 +115,7 @@ impl Seller {
         self.http.get(url).send().await.unwrap().json().await.unwrap()
     }
 
-    /// How often a placement was bought, and with how many units altogether.
+    /// The number of purchases of a placement, and their units in total.
     pub async fn bought(&self, placement: PlacementId) -> (u64, u64) {
         let ledger = self.ledger(&format!("?order_id={placement}")).await;
         (
@@ -130,7 +124,7 @@ impl Seller {
         )
     }
 
-    /// How many purchases there were, of whatever.
+    /// The number of all purchases.
     pub async fn purchases(&self) -> u64 {
         self.ledger("").await["purchases"].as_u64().unwrap()
     }
@@ -145,12 +139,12 @@ impl Drop for Seller {
 /// A provisioner in this process.
 struct Running {
     shutdown: Shutdown,
-    /// None once its end was seen.
+    /// `None` after its end was observed.
     ending: Option<JoinHandle<anyhow::Result<()>>>,
 }
 
 impl Drop for Running {
-    /// One that is still at work would make the streams again when they're deleted.
+    /// A running provisioner would create deleted streams again.
     fn drop(&mut self) {
         self.shutdown.stop();
         if let Some(ending) = self.ending.take() {
@@ -170,11 +164,11 @@ pub struct Stored {
     pub not_found: bool,
     pub unknowns: i32,
     pub due: bool,
-    /// Of its units.
+    /// The number of units in each state.
     pub pending: i64,
     pub ready: i64,
     pub failed: i64,
-    /// Deliveries that exist.
+    /// The number of deliveries.
     pub deliveries: i64,
 }
 
@@ -202,11 +196,11 @@ impl Bench {
         bench
     }
 
-    /// The same, not yet started.
+    /// Prepares a bench without starting its provisioner.
     pub async fn stopped(change: impl FnOnce(&mut Config)) -> Self {
         static TELEMETRY: Once = Once::new();
         TELEMETRY.call_once(|| {
-            // Without it there are no metrics to look at.
+            // Without telemetry there are no metrics to read.
             let common = CommonConfig {
                 log: "warn".into(),
                 ..CommonConfig::default()
@@ -226,6 +220,7 @@ impl Bench {
             provider_concurrency: 64,
             provider_lookup_concurrency: None,
             provider_timeout: Duration::from_millis(500),
+            provider_answer_max: 1024 * 1024,
             settle: Duration::from_millis(1_500),
             park_after: Duration::from_mins(30),
             provider_rate: 0,
@@ -234,6 +229,8 @@ impl Bench {
             breaker_open_most: Duration::from_hours(1),
             lane_window: Duration::from_secs(10),
             lane_failure_rate: 100,
+            callback_concurrency: 64,
+            callback_rate: 200,
             sandbox: SandboxAccount {
                 sandbox_url: Some(sandbox.url()),
                 sandbox_access_key: Some(ACCESS_KEY.into()),
@@ -325,6 +322,7 @@ impl Bench {
                 ("SANDBOX_SECRET_KEY", SECRET_KEY.to_owned()),
                 ("PROVIDER_TIMEOUT", format!("{:?}", config.provider_timeout)),
                 ("SETTLE", format!("{:?}", config.settle)),
+                ("BREAKER_FAILURES", config.breaker_failures.to_string()),
             ]
             .map(|(name, value)| (name.to_owned(), value)),
         );
@@ -356,7 +354,7 @@ impl Bench {
             topup_id: self.ids.next(clock::now()),
             position,
             option_id: OptionId::new(),
-            provider_option_id: outcomes::option_id(option).to_string(),
+            provider_option_id: script::option_id(option).to_string(),
         });
         let lane = domain::lane(options.iter().copied());
         NewOrder {
@@ -396,14 +394,14 @@ impl Bench {
         self.nats.publish(Effect::PublishJobs, subject, job, None).await;
     }
 
-    /// An order that the sandbox is to be asked for.
+    /// Stores an order for the sandbox and publishes its job.
     pub async fn accept(&self, options: &[&str]) -> PlacementId {
         let placement_id = self.store("sandbox", 1, options).await[0];
         self.announce("sandbox", placement_id).await;
         placement_id
     }
 
-    /// What is stored of a placement now.
+    /// Reads a placement.
     pub async fn look(&self, id: PlacementId) -> Stored {
         sqlx::query_as(
             "SELECT p.state, p.attempt, p.reason, placed_at IS NOT NULL AS bought, not_found_at IS NOT NULL AS not_found,
@@ -421,12 +419,12 @@ impl Bench {
         .unwrap()
     }
 
-    /// What is stored of a placement once `condition` holds.
+    /// Reads a placement when `condition` holds.
     pub async fn until(&self, id: PlacementId, condition: impl Fn(&Stored) -> bool) -> Stored {
         self.until_after(id, async || {}, condition).await
     }
 
-    /// The same, with time passing: whatever waits is due at once.
+    /// Reads a placement when `condition` holds; every wait is due at once.
     pub async fn hurry(&self, id: PlacementId, condition: impl Fn(&Stored) -> bool) -> Stored {
         self.until_after(id, async || self.make_due(id).await, condition)
             .await
@@ -449,14 +447,13 @@ impl Bench {
         found.unwrap_or_else(|error| panic!("{error}: {last:?}"))
     }
 
-    /// Every unit has its profile.
+    /// Waits until every unit has its profile.
     pub async fn ready(&self, id: PlacementId) -> Stored {
         self.until(id, |stored| stored.pending == 0 && stored.ready > 0)
             .await
     }
 
-    /// Lets the time pass until a placement is due, unless somebody works on it: a lease is longer
-    /// than anything that waits here.
+    /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
     pub async fn make_due(&self, id: PlacementId) {
         sqlx::query(
             "UPDATE placement_due SET at = now()
@@ -468,7 +465,7 @@ impl Bench {
         .unwrap();
     }
 
-    /// Lets the time pass until its first lease, or whatever else it waits for, is over.
+    /// Makes a placement due, leased or not, and also during its first lease.
     pub async fn due_now(&self, id: PlacementId) {
         self.set(
             "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
@@ -480,7 +477,7 @@ impl Bench {
         .await;
     }
 
-    /// Runs a statement, whatever is leased: `$1` is the placement.
+    /// Runs a statement on a placement (`$1`), leased or not.
     pub async fn set(&self, statement: &'static str, id: PlacementId) {
         let done = sqlx::query(statement)
             .bind(id.uuid())

@@ -13,7 +13,7 @@ use crate::support::{Caller, Started, config, ledger_file, option, sorted};
 fn none() -> Value {
     json!({
         "down": false, "error_rate": 0.0, "error_buys": 0.0, "latency_ms": 0, "silent_rate": 0.0,
-        "not_found_lag_ms": 0, "detect_duplicates": null
+        "not_found_lag_ms": 0, "detect_duplicates": null, "garbled": {}
     })
 }
 
@@ -281,5 +281,58 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
     assert_eq!(caller.bought("order-1").await, (3, 6));
     let bad = caller.http.get(format!("{}/ledger?orderId=order-1", caller.base));
     assert_eq!(bad.send().await.unwrap().status(), StatusCode::BAD_REQUEST);
+    sandbox.stop().await;
+}
+
+#[tokio::test]
+async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
+    let (_folder, path) = ledger_file();
+    let sandbox = Started::new(&path).await;
+    let caller = &sandbox.caller;
+    let (garbled, ready) = (option("never-ready"), option("ready"));
+    for (garble, field, check) in [
+        (
+            "long_unit_id",
+            "topupId",
+            (|id| id.len() == 6_000) as fn(&str) -> bool,
+        ),
+        ("empty_unit_id", "topupId", |id| id.is_empty()),
+        ("nul_unit_id", "topupId", |id| id.ends_with('\0')),
+    ] {
+        caller
+            .faults(json!({ "garbled": { "never-ready": garble } }))
+            .await;
+        let ordered = caller.order(garble, &[(&garbled, 1)]).await;
+        let fetched = caller.fetch(garble).await;
+        for answer in [ordered, fetched] {
+            assert!(check(sorted(&answer["products"], field)[0]), "{garble}: {answer}");
+        }
+        assert_eq!(caller.bought(garble).await, (1, 1));
+        let good = caller.order(&format!("good-{garble}"), &[(&ready, 1)]).await;
+        assert_eq!(sorted(&good["products"], "topupId")[0].len(), 15);
+    }
+
+    caller.faults(json!({ "garbled": { "ready": "bad_date" } })).await;
+    caller.order("date", &[(&ready, 1)]).await;
+    let fetched = caller.fetch("date").await;
+    assert_eq!(sorted(&fetched["products"], "expiredDate"), ["9999-99-99"]);
+
+    caller
+        .faults(json!({ "garbled": { "refused": "odd_message" } }))
+        .await;
+    let refused = caller.order("odd", &[(&option("refused"), 1)]).await;
+    assert_eq!(refused["code"], "9001");
+    assert!(refused["message"].as_str().unwrap().contains('\0'));
+
+    caller
+        .faults(json!({ "garbled": { "ready": "huge", "slow": "no_json" } }))
+        .await;
+    let mut answer = caller.ordering("huge", &[(&ready, 1)]).send().await.unwrap();
+    let mut read = 0;
+    while read < 2_000_000 {
+        read += answer.chunk().await.unwrap().unwrap().len();
+    }
+    drop(answer);
+    assert_eq!(caller.bought("huge").await, (1, 1));
     sandbox.stop().await;
 }

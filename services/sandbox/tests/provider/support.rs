@@ -9,7 +9,7 @@ use std::{
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use runtime::{CommonConfig, Shutdown, clock};
-use sandbox::{Config, outcomes::option_id};
+use sandbox::{Config, script::option_id};
 use serde_json::{Value, json};
 use signing::SecretKey;
 use tempfile::TempDir;

@@ -24,7 +24,7 @@ struct Stored {
 }
 
 impl Stored {
-    /// Whether nothing is left to do.
+    /// Whether no work is left.
     fn is_settled(&self) -> bool {
         let closed = matches!(self.placement.as_str(), "refused" | "failed" | "parked");
         closed || self.topup == "failed" || self.delivery.as_deref() == Some("delivered")
@@ -100,7 +100,7 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     Ok(wrong)
 }
 
-/// Answers that don't fit what is stored.
+/// Responses that contradict the stored state.
 fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
     let mut standing: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();
     let mut ended: BTreeMap<(&str, &str), &str> = BTreeMap::new();

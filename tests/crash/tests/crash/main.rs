@@ -1,11 +1,11 @@
-//! The walk over all crash points: a process dies right before and right after each of its effects and is
-//! started again; nothing is bought twice or lost.
+//! The walk over all crash points: a process dies right before and right after each of its effects and starts
+//! again; nothing is bought twice or lost.
 //!
 //! It needs binaries with fail points; `tests/run crash` builds them into a separate folder.
 //!
-//! One system walks through all points while orders go on: rows left behind at one point are redriven
-//! during the next ones, and may hit those too. At the end the test compares three ledgers: the partners'
-//! answers, the sandbox's purchases, the receiver's webhooks.
+//! One system walks through all points while orders continue. Rows left behind at one point are redriven
+//! during the next ones, and may reach those too. At the end the test compares three ledgers: the partners'
+//! responses, the sandbox's purchases, the receiver's webhooks.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 

@@ -1,4 +1,4 @@
-//! Orders go on while processes die at one crash point after the other.
+//! Orders continue while processes die at one crash point after the other.
 
 use anyhow::{Context, Result, bail, ensure};
 use async_nats::jetstream;
@@ -16,11 +16,11 @@ use testkit::{http, wait};
 
 /// How long a point may take to be reached.
 const REACH: Duration = Duration::from_secs(30);
-/// What goes out in each wave, as the partner with a webhook URL.
+/// The options of each wave, ordered by the partner with a webhook URL.
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
 /// How long a wave may work before the next one follows.
 const NEXT_WAVE: Duration = Duration::from_millis(500);
-/// What the provider's callbacks show, at least 32 characters.
+/// The token of the provider's callbacks, at least 32 characters.
 const CALLBACK_TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// The number of SIGKILL.
 const KILLED: i32 = 9;
@@ -31,24 +31,24 @@ pub struct Asked {
     pub partner: usize,
     pub external_order_id: String,
     pub option: &'static str,
-    /// The answer; none if the connection broke or the answer was a 5xx, again and again.
+    /// The response; `None` if the connection broke or every response was a 5xx.
     pub answer: Option<Said>,
 }
 
-/// A definite answer.
+/// A definite response.
 pub enum Said {
     /// 201, with these topups.
     Created(BTreeSet<String>),
-    /// 422 that isn't about the external id.
+    /// 422 for a reason other than the external id.
     Refused(String),
-    /// 422: it is stored and under way.
+    /// 422: the order is stored and in flight.
     Taken,
 }
 
 pub struct Walk {
     pub stack: Stack,
     pub receiver: Receiver,
-    /// The first has a webhook URL, the second gets one in the end.
+    /// The first has a webhook URL; the second gets one at the end.
     pub partners: [Partner; 2],
     clients: [Client; 2],
     pub asked: Vec<Asked>,
@@ -56,8 +56,8 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// Starts everything. The provider detects no duplicates, so only our own safeguards prevent a second
-    /// purchase.
+    /// Starts everything. The provider detects no duplicates, so only the pipeline's safeguards prevent a
+    /// second purchase.
     pub async fn begin() -> Result<Self> {
         let mut stack = Stack::builder()
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
@@ -75,7 +75,7 @@ impl Walk {
         let without = stack.create_partner("sandbox", None).await?;
         receiver.verify("/a", &with_url.webhook_secret)?;
         receiver.verify("/b", &without.webhook_secret)?;
-        // Every fifth topup is refused at first, so that retries are always due somewhere.
+        // Every fifth topup fails at first, so that retries are always due somewhere.
         let seen = Mutex::new(BTreeSet::new());
         receiver.answer("/a", move |received| {
             let fifth = received.topup_id().bytes().map(u32::from).sum::<u32>() % 5 == 0;
@@ -94,8 +94,8 @@ impl Walk {
         })
     }
 
-    /// Lets the process that has `point` die there while orders come in, then starts it again.
-    /// Returns how many waves of orders that took.
+    /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the number of
+    /// waves that it took.
     pub async fn die_at(&mut self, point: Point) -> Result<usize> {
         let stage = match point.effect.stage() {
             "ingress" => Stage::Ingress,
@@ -176,7 +176,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Repeats each unanswered order under the same id until it has an answer, as a partner would.
+    /// Repeats each unanswered order under the same id until it gets a definite response, as a partner would.
     pub async fn settle_unanswered(&mut self) -> Result<()> {
         for asked in &mut self.asked {
             let client = &self.clients[asked.partner];
@@ -215,7 +215,7 @@ impl Walk {
     }
 }
 
-/// Lets the sandbox call the provisioner back.
+/// Makes the sandbox call the provisioner back.
 async fn call_back(stack: &mut Stack) -> Result<()> {
     let provisioner = &stack.process(Stage::Provisioner)?.program().env;
     let listen = provisioner.get("LISTEN").context("LISTEN")?;
@@ -227,7 +227,7 @@ async fn call_back(stack: &mut Stack) -> Result<()> {
     sandbox.start().await
 }
 
-/// Sends an order once; `None` without a definite answer.
+/// Sends an order once; `None` without a definite response.
 async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<Option<Said>> {
     let option_id = stack.option(option)?;
     let Ok(answer) = client.order(id, &[(option_id, 1)]).await else {
@@ -248,7 +248,7 @@ async fn ask(stack: &Stack, client: &Client, id: &str, option: &str) -> Result<O
     }
 }
 
-/// Waits until a process is ready (true) or has died already (false).
+/// Waits until a process is ready (true) or has already died (false).
 async fn ready_or_dead(process: &mut Process) -> Result<bool> {
     let client = http::client()?;
     let url = process.program().ready_url.clone();
@@ -264,7 +264,7 @@ async fn ready_or_dead(process: &mut Process) -> Result<bool> {
     .await
 }
 
-/// Waits for the end of a process; the signal that ended it.
+/// Waits for the end of a process; returns the signal that ended it.
 async fn ended(process: &mut Process) -> Result<Option<i32>> {
     let exited = async || Ok(process.exited()?.map(|status| status.signal()));
     wait::until(REACH, "it to die", exited).await

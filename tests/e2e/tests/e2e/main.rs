@@ -4,9 +4,10 @@
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
-//! - [`recover`]: an old dump is restored.
+//! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
+//! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
 //! - [`settings`]: invalid settings are refused.
 
 #![expect(
@@ -19,6 +20,8 @@ mod database_away;
 mod duplicates;
 mod faults;
 mod forwarder;
+mod limits;
+mod limits_memory;
 mod ordering;
 mod raw;
 mod recover;
@@ -29,4 +32,5 @@ mod shell;
 mod shop;
 mod spec;
 mod stop;
+mod upgrade;
 mod webhook;

@@ -14,11 +14,16 @@ const TIMEOUT: Duration = Duration::from_secs(15);
 /// The head of a correctly signed create-order request, with `framing`, the header of the body's
 /// length, and the empty line.
 pub fn head(partner: &Partner, framing: &str) -> Result<Vec<u8>> {
+    head_to(partner, "Host: partner-api", framing)
+}
+
+/// Like [`head`], with any lines in place of the header `Host`.
+pub fn head_to(partner: &Partner, host: &str, framing: &str) -> Result<Vec<u8>> {
     let secret = signing::SecretKey::from_base64(&partner.secret_key)?;
     let (timestamp, access_key) = (runtime::clock::unix_seconds().to_string(), &partner.access_key);
     let signature = signing::request::sign(&secret, "POST", ORDERS, &timestamp, access_key);
     let head = format!(
-        "POST {ORDERS} HTTP/1.1\r\nHost: partner-api\r\nContent-Type: application/json\r\n\
+        "POST {ORDERS} HTTP/1.1\r\n{host}\r\nContent-Type: application/json\r\n\
          {ACCESS_KEY}: {access_key}\r\n{TIMESTAMP}: {timestamp}\r\n{SIGNATURE}: {signature}\r\n{framing}\r\n\r\n"
     );
     Ok(head.into_bytes())
@@ -54,6 +59,10 @@ pub async fn connect(base_url: &str) -> Result<TcpStream> {
 pub struct Answer {
     pub status: u16,
     pub json: bool,
+    /// Whether it has an `X-Request-Id`.
+    pub identified: bool,
+    /// Whether it announces the end of the connection.
+    pub closes: bool,
     pub body: Range<usize>,
 }
 
@@ -72,6 +81,8 @@ impl Answer {
         complete.then_some(Self {
             status: text.get(9..12)?.parse().ok()?,
             json: header("content-type") == Some("application/json"),
+            identified: header("x-request-id").is_some_and(|id| !id.is_empty()),
+            closes: header("connection") == Some("close"),
             body,
         })
     }

@@ -13,6 +13,7 @@ use testkit::wait;
 use tokio::process::Command;
 
 const SERVICES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
+const RECOVER: [&str; 4] = ["recover", "--yes", "--reason", "a dump was restored"];
 const LONG: Duration = Duration::from_mins(2);
 
 /// A stack whose provider detects no duplicates, with a short settling delay.
@@ -121,7 +122,7 @@ async fn restored() -> Result<Story> {
     let lost_placement = placement(&stack, &external).await?.0;
     shop.delivered(&open.union(&lost).cloned().collect(), LONG)
         .await?;
-    let refused = stack.esimctl.run::<Value>(&["recover"]).await.unwrap_err();
+    let refused = stack.esimctl.run::<Value>(&RECOVER).await.unwrap_err();
     ensure!(
         format!("{refused:#}").contains("stop all provisioners"),
         "{refused:#}"
@@ -188,7 +189,7 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let mut story = restored().await.unwrap();
     let stack = &story.stack;
     let dry: Value = stack.esimctl.run(&["recover", "--dry-run"]).await.unwrap();
-    let done: Value = stack.esimctl.run(&["recover"]).await.unwrap();
+    let done: Value = stack.esimctl.run(&RECOVER).await.unwrap();
     for (answer, dry_run) in [(&dry, true), (&done, false)] {
         let numbers = ["moved", "accepted", "placing", "parked"].map(|name| answer[name].as_i64().unwrap());
         assert_eq!(
@@ -196,7 +197,7 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
             ([6, 4, 2, 0], Some(dry_run))
         );
     }
-    let again: Value = stack.esimctl.run(&["recover"]).await.unwrap();
+    let again: Value = stack.esimctl.run(&RECOVER).await.unwrap();
     assert_eq!(again["accepted"], 0, "{again}");
 
     story.go_on().await.unwrap();
@@ -208,6 +209,13 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let sold = sold(&story.stack).await.unwrap();
     assert!(sold.values().all(|times| *times == 1), "{sold:?}");
     assert_eq!(sold.len(), 8, "one before, six in the dump, one after it");
+
+    // An order id of the provider that no order has is a purchase to cancel; all others are placements of ours.
+    let (_, lost_placement) = &story.lost;
+    for id in sold.keys() {
+        let known = show(&story.stack, id).await;
+        assert_eq!(known.is_err(), id == lost_placement, "{id}");
+    }
 
     // An order after the dump is unknown here: the provider sold it, and the partner's repetition buys
     // another one.

@@ -171,6 +171,9 @@ async fn a_master_key_is_replaced_step_by_step() {
         "1h",
         "--state",
         "all",
+        "--yes",
+        "--reason",
+        "a test",
     ];
     let _: Value = stack.esimctl.run(&replay).await.unwrap();
     let after = ids(&shop.buy(&fresh("after"), &ready, 1).await.unwrap());

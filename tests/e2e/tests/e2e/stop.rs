@@ -107,6 +107,8 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
     let builder = STAGES
         .into_iter()
         .fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
+    // A slow machine may take a while to connect to the database anew.
+    let builder = builder.env(Stage::Ingress, "QUEUE_DEADLINE", "8s");
     let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let option = stack.option("ready").unwrap().to_owned();

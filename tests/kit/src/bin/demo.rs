@@ -15,9 +15,9 @@ use testkit::wait;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-/// Where the partner's webhooks go.
+/// The path of the partner's webhooks.
 const PATH: &str = "/webhooks";
-/// Sandbox options and how many eSIMs of each.
+/// Ordered sandbox options, and the number of eSIMs of each.
 const ORDER: [(&str, u32); 2] = [("ready", 2), ("delayed", 1)];
 /// The fields of a webhook, in the order of the specification.
 const FIELDS: [&str; 9] = [
@@ -60,7 +60,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// An order that was accepted.
+/// An accepted order.
 struct Order {
     external_order_id: String,
     products: Vec<Product>,
@@ -105,7 +105,7 @@ async fn show(settings: &Settings) -> Result<()> {
         .filter(|webhook| webhook.signature != Signature::Valid)
         .count();
     ensure!(invalid == 0, "{invalid} webhooks carry no valid signature");
-    // Every webhook has arrived, so a failure here is not one of the demo.
+    // All webhooks have arrived, so a failure here is not a failure of the demo.
     if let Err(error) = report_stages(&esimctl, &order).await {
         eprintln!("cannot show the stored times: {error:#}");
     }
@@ -201,7 +201,7 @@ fn describe(webhook: &Received, number: usize, of: usize, after: Duration) -> St
     )
 }
 
-/// A QR code in half blocks, with the light modules drawn: readable on a dark terminal.
+/// Draws a QR code in half blocks, light modules drawn: readable on a dark terminal.
 fn draw(text: &str) -> Result<String> {
     let code = QrCode::new(text).context("the download link doesn't fit a QR code")?;
     Ok(code
@@ -229,7 +229,7 @@ fn report(order: &Order, received: &[Received]) {
 
 /// Prints how long each stage took, by the times stored with the order.
 async fn report_stages(esimctl: &Esimctl, order: &Order) -> Result<()> {
-    // The webhook is acknowledged a moment before that is stored.
+    // The acknowledgement is stored a moment after the endpoint sends it.
     let stored = wait::until(
         Duration::from_secs(5),
         "the deliveries to be stored",

@@ -79,7 +79,7 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
         assert!(!log.contains("opentelemetry"), "{log}");
     }
     let log = stack.process(Stage::Ingress).unwrap().log().unwrap();
-    assert!(log.contains("does not take telemetry"), "one line: {log}");
+    assert!(log.contains("does not accept telemetry"), "one line: {log}");
     held.abort();
 }
 
@@ -194,7 +194,7 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
     };
     let away = wait::until(PATIENCE, "the outage to be told", async || {
         touch().await?;
-        told(&process, "does not take telemetry")
+        told(&process, "does not accept telemetry")
     });
     for (signal, line) in away.await? {
         let path = match signal.as_str() {
@@ -218,7 +218,7 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
     let sink = Sink::start_on(port).await?;
     let back = wait::until(PATIENCE, "the end of the outage to be told", async || {
         touch().await?;
-        told(&process, "takes telemetry again")
+        told(&process, "accepts telemetry again")
     });
     for line in back.await?.values() {
         assert!(
@@ -228,7 +228,7 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
         assert!(line["seconds"].is_u64() && line["cause"].is_null(), "{line}");
     }
     anyhow::ensure!(!sink.book().logs.is_empty());
-    assert!(told(&process, "does not take telemetry")?.is_some());
+    assert!(told(&process, "does not accept telemetry")?.is_some());
     process.terminate(PATIENCE).await?;
     assert!(!process.log()?.contains("hush"), "{}", process.log()?);
     Ok(())

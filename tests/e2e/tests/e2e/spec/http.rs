@@ -4,13 +4,15 @@ use super::Expected::{Bare, Created, Denied, Error, Unprocessable};
 use super::{Row, row};
 use crate::raw;
 use anyhow::Result;
-use testkit::client::{ORDERS_SHORT, SIGNATURE};
+use testkit::client::{ACCESS_KEY, ORDERS_SHORT, SIGNATURE, TIMESTAMP};
 
 const NOT_FOUND: super::Expected = Error(404, "Not found");
 const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");
-const TOO_LARGE: super::Expected = Error(413, "Request body is larger than 1048576 bytes");
+const TOO_LARGE: super::Expected = Error(413, "Request body is larger than 65536 bytes");
+const ONE_HOST: super::Expected = Error(400, "Exactly one Host header is required");
 const ONE: super::Expected = Created(&[("ready", 1)]);
-const MIB: usize = 1024 * 1024;
+/// `MAX_BODY`.
+const MOST: usize = 64 * 1024;
 
 pub const ROWS: &[Row] = &[
     row(
@@ -97,21 +99,21 @@ pub const ROWS: &[Row] = &[
         NOT_ALLOWED,
     ),
     row(
-        "1 MiB is not too large",
+        "64 KiB is not too large",
         |w| {
             let body = w.body().to_string();
-            w.post(format!("{body}{}", " ".repeat(MIB - body.len())))
+            w.post(format!("{body}{}", " ".repeat(MOST - body.len())))
         },
         ONE,
     ),
     row(
-        "1 MiB and 1 byte is too large, whatever it is",
-        |w| w.post(" ".repeat(MIB + 1)),
+        "64 KiB and 1 byte is too large, whatever it is",
+        |w| w.post(" ".repeat(MOST + 1)),
         TOO_LARGE,
     ),
     row(
         "authentication comes before the size",
-        |w| w.post(" ".repeat(MIB + 1)).header(SIGNATURE, "no"),
+        |w| w.post(" ".repeat(MOST + 1)).header(SIGNATURE, "no"),
         Denied("Invalid signature."),
     ),
 ];
@@ -120,7 +122,7 @@ pub const ROWS: &[Row] = &[
 pub const RAW: &[Row<Result<Vec<u8>>>] = &[
     row(
         "413 comes before the body is sent",
-        |w| raw::head(&w.partner, &format!("Content-Length: {}", MIB + 1)),
+        |w| raw::head(&w.partner, &format!("Content-Length: {}", MOST + 1)),
         TOO_LARGE,
     ),
     row(
@@ -132,7 +134,7 @@ pub const RAW: &[Row<Result<Vec<u8>>>] = &[
         "413: chunks without a length",
         |w| {
             let mut request = raw::head(&w.partner, "Transfer-Encoding: chunked")?;
-            request.extend(raw::chunked(&vec![b' '; MIB + 1]));
+            request.extend(raw::chunked(&vec![b' '; MOST + 1]));
             Ok(request)
         },
         TOO_LARGE,
@@ -161,8 +163,56 @@ pub const RAW: &[Row<Result<Vec<u8>>>] = &[
         Denied("Invalid signature."),
     ),
     row(
+        "413: the client is not asked for a body that is too large",
+        |w| {
+            let framing = format!("Expect: 100-continue\r\nContent-Length: {}", MOST + 1);
+            raw::head(&w.partner, &framing)
+        },
+        TOO_LARGE,
+    ),
+    row(
+        "400: no Host",
+        |w| raw::head_to(&w.partner, "X: y", "Content-Length: 0"),
+        ONE_HOST,
+    ),
+    row(
+        "400: two access keys",
+        |w| raw::head(&w.partner, &format!("{ACCESS_KEY}: {}", w.partner.access_key)),
+        Error(400, "Header x-service-access-key is repeated"),
+    ),
+    row(
+        "400: two signatures",
+        |w| raw::head(&w.partner, &format!("{SIGNATURE}: 00")),
+        Error(400, "Header x-service-signature is repeated"),
+    ),
+    row(
+        "400: two timestamps",
+        |w| raw::head(&w.partner, &format!("{TIMESTAMP}:")),
+        Error(400, "Header x-service-timestamp is repeated"),
+    ),
+    row(
         "a whole request as bytes",
         |w| raw::create_order(&w.partner, b"{}"),
         Unprocessable(&["External order id can't be blank", "Products can't be blank"]),
+    ),
+];
+
+/// What ingress itself answers at the HTTP layer. A proxy in front answers these requests in its own words,
+/// or mends them.
+pub const DIRECT: &[Row<Result<Vec<u8>>>] = &[
+    row(
+        "431: a head over 16 KiB",
+        |w| raw::head(&w.partner, &format!("Long: {}", "x".repeat(16 * 1024))),
+        Error(431, "Request head is too large or has too many headers"),
+    ),
+    row(
+        "400: a head that is not HTTP",
+        |w| raw::head(&w.partner, "no colon"),
+        Error(400, "Malformed HTTP request"),
+    ),
+    row(
+        "400: two Hosts",
+        |w| raw::head_to(&w.partner, "Host: a\r\nHost: a", "Content-Length: 0"),
+        ONE_HOST,
     ),
 ];

@@ -1,4 +1,4 @@
-//! What each option does. [`SCRIPT`] is the whole script: a new option is one line there.
+//! What each option does. A new option is one line in [`SCRIPTS`].
 
 use std::{collections::HashMap, time::Duration};
 
@@ -7,27 +7,27 @@ use uuid::Uuid;
 
 use crate::protocol::{Product, code};
 
-/// How the sandbox treats an order of an option, and its units.
+/// How the sandbox answers an order of one option, and what happens to its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Outcome {
+pub struct Script {
     pub at_post: AtPost,
     pub at_get: AtGet,
-    /// How often a unit that has become ready is called back.
+    /// Callbacks for each unit that becomes ready.
     pub callbacks: u8,
 }
 
 /// What `POST /api/v2/order` does. An order is bought whole or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtPost {
-    /// Buys and says so.
+    /// Buys and answers `0000`.
     Buys,
     /// Answers with a business error; nothing is bought.
     Refuses(Refusal),
-    /// Buys, then answers 500: the purchase is there, its answer says nothing of it.
+    /// Buys, then answers 500.
     BuysThenErrs,
     /// Buys, then never answers.
     BuysThenIsSilent,
-    /// Buys at once, and says so only after this long.
+    /// Buys at once and answers after this time.
     BuysThenWaits(Duration),
     /// The first attempts of an order id get 500 and buy nothing; the next one buys.
     ErrsFirst(u32),
@@ -35,16 +35,16 @@ pub enum AtPost {
     LimitsFirst(u32),
 }
 
-/// What becomes of a unit; times count from the purchase. Units that take time come one by one.
+/// How `GET` shows a unit; times count from the purchase. Delayed units become ready one by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtGet {
-    /// Its profile is there at the first GET.
+    /// Ready at the first GET.
     Ready,
-    /// The first unit's profile is there after this long.
+    /// The first unit is ready after this time.
     ReadyAfter(Duration),
-    /// As [`AtGet::ReadyAfter`], but the first unit fails.
+    /// Like [`AtGet::ReadyAfter`], but the first unit fails.
     FirstFails(Duration),
-    /// It stays pending.
+    /// Pending for ever.
     Never,
 }
 
@@ -55,7 +55,7 @@ pub struct Refusal {
     pub message: &'static str,
 }
 
-impl Outcome {
+impl Script {
     const fn at_post(self, at_post: AtPost) -> Self {
         Self { at_post, ..self }
     }
@@ -69,8 +69,8 @@ impl Outcome {
     }
 }
 
-/// Bought at once, the profile is there at the first GET. Also what unscripted options do.
-const READY: Outcome = Outcome {
+/// Buys at once; units are ready at the first GET. Options without a script behave like this too.
+const READY: Script = Script {
     at_post: AtPost::Buys,
     at_get: AtGet::Ready,
     callbacks: 0,
@@ -88,8 +88,8 @@ const ONE_SECOND: Duration = Duration::from_secs(1);
 const TWO_SECONDS: Duration = Duration::from_secs(2);
 const FIVE_SECONDS: Duration = Duration::from_secs(5);
 
-/// The options by name.
-const SCRIPT: &[(&str, Outcome)] = &[
+/// The scripted options by name.
+const SCRIPTS: &[(&str, Script)] = &[
     ("ready", READY),
     (
         "delayed",
@@ -107,14 +107,19 @@ const SCRIPT: &[(&str, Outcome)] = &[
     ("rate-limited", READY.at_post(AtPost::LimitsFirst(2))),
 ];
 
-/// The option id of a scripted option: the same in every catalogue and at the provider.
+/// The option id of a scripted option, in the catalogue and at the provider.
 pub fn option_id(name: &str) -> Uuid {
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("sandbox/{name}").as_bytes())
 }
 
+/// Whether an option of this name is scripted.
+pub fn is_scripted(name: &str) -> bool {
+    SCRIPTS.iter().any(|(scripted, _)| *scripted == name)
+}
+
 /// The scripted options in the form that `esimctl option import` reads.
 pub fn catalogue() -> Value {
-    let options = SCRIPT.iter().map(|(name, _)| {
+    let options = SCRIPTS.iter().map(|(name, _)| {
         let id = option_id(name);
         json!({
             "option_id": id,
@@ -127,35 +132,45 @@ pub fn catalogue() -> Value {
     json!({ "options": options.collect::<Vec<_>>() })
 }
 
-/// The script, looked up by option id.
-pub struct Script(HashMap<Uuid, Outcome>);
+/// The scripts by option id.
+pub struct Scripts(HashMap<Uuid, (&'static str, Script)>);
 
-impl Default for Script {
-    /// The script of [`SCRIPT`].
+impl Default for Scripts {
     fn default() -> Self {
         Self(
-            SCRIPT
+            SCRIPTS
                 .iter()
-                .map(|(name, outcome)| (option_id(name), *outcome))
+                .map(|(name, script)| (option_id(name), (*name, *script)))
                 .collect(),
         )
     }
 }
 
-impl Script {
-    /// What an option does. Ids that aren't scripted, UUID or not, behave as `ready`: a sandbox
-    /// partner may order any option of the live catalogue.
-    pub fn outcome(&self, option_id: &str) -> Outcome {
-        let scripted = Uuid::parse_str(option_id).ok().and_then(|id| self.0.get(&id));
-        scripted.copied().unwrap_or(READY)
+impl Scripts {
+    fn find(&self, option_id: &str) -> Option<(&'static str, Script)> {
+        Uuid::parse_str(option_id)
+            .ok()
+            .and_then(|id| self.0.get(&id))
+            .copied()
     }
 
-    /// What an order of several products does: the first refusal counts, and if there is none,
-    /// the first product that does anything but buy.
+    /// The script of an option. Any other id, UUID or not, behaves like `ready`: a sandbox partner
+    /// may order any option of the live catalogue.
+    pub fn of(&self, option_id: &str) -> Script {
+        self.find(option_id).map_or(READY, |(_, script)| script)
+    }
+
+    /// The name of a scripted option.
+    pub fn name(&self, option_id: &str) -> Option<&'static str> {
+        self.find(option_id).map(|(name, _)| name)
+    }
+
+    /// What an order of several products does: the first refusal decides; without a refusal, the
+    /// first product that does more than buy.
     pub fn at_post(&self, products: &[Product]) -> AtPost {
         products
             .iter()
-            .map(|product| self.outcome(&product.option_id).at_post)
+            .map(|product| self.of(&product.option_id).at_post)
             .min_by_key(|at_post| match at_post {
                 AtPost::Refuses(_) => 0,
                 AtPost::Buys => 2,
@@ -164,11 +179,11 @@ impl Script {
             .unwrap_or(AtPost::Buys)
     }
 
-    /// Whether any unit of these products is called back.
+    /// Whether any unit of these products gets a callback.
     pub fn calls_back(&self, products: &[Product]) -> bool {
         products
             .iter()
-            .any(|product| self.outcome(&product.option_id).callbacks > 0)
+            .any(|product| self.of(&product.option_id).callbacks > 0)
     }
 }
 
@@ -178,17 +193,19 @@ mod tests {
 
     #[test]
     fn scripted_options_are_found_by_id_and_others_are_ready() {
-        let script = Script::default();
-        for (name, outcome) in SCRIPT {
-            assert_eq!(script.outcome(&option_id(name).to_string()), *outcome, "{name}");
+        let scripts = Scripts::default();
+        for (name, script) in SCRIPTS {
+            let id = option_id(name).to_string();
+            assert_eq!((scripts.of(&id), scripts.name(&id)), (*script, Some(*name)));
         }
-        assert_eq!(script.outcome(&Uuid::nil().to_string()), READY);
-        assert_eq!(script.outcome("merhaba-7days-1gb"), READY);
+        for other in [&Uuid::nil().to_string(), "merhaba-7days-1gb"] {
+            assert_eq!((scripts.of(other), scripts.name(other)), (READY, None));
+        }
     }
 
     #[test]
     fn an_order_of_several_options_does_what_one_of_them_does() {
-        let script = Script::default();
+        let scripts = Scripts::default();
         let at_post = |names: &[&str]| {
             let products: Vec<_> = names
                 .iter()
@@ -197,7 +214,7 @@ mod tests {
                     qty: 1,
                 })
                 .collect();
-            script.at_post(&products)
+            scripts.at_post(&products)
         };
         assert_eq!(at_post(&["ready", "delayed"]), AtPost::Buys);
         assert_eq!(at_post(&["ready", "flapping", "slow"]), AtPost::ErrsFirst(2));
@@ -211,14 +228,13 @@ mod tests {
     fn the_catalogue_lists_every_option_once() {
         let catalogue = catalogue();
         let options = catalogue["options"].as_array().unwrap();
-        assert_eq!(options.len(), SCRIPT.len());
+        assert_eq!(options.len(), SCRIPTS.len());
         assert_eq!(options[0]["name"], "ready");
         assert_eq!(options[0]["option_id"], options[0]["provider_option_id"]);
         let ids: std::collections::HashSet<_> = options.iter().map(|o| o["option_id"].as_str()).collect();
-        assert_eq!(ids.len(), SCRIPT.len());
+        assert_eq!(ids.len(), SCRIPTS.len());
     }
 
-    /// The table that people read has every option and no other.
     #[test]
     fn the_documentation_lists_every_option() {
         let documented: Vec<_> = include_str!("../../../docs/sandbox.md")
@@ -229,7 +245,7 @@ mod tests {
             .collect();
         assert_eq!(
             documented,
-            SCRIPT.iter().map(|(name, _)| *name).collect::<Vec<_>>()
+            SCRIPTS.iter().map(|(name, _)| *name).collect::<Vec<_>>()
         );
     }
 }

@@ -1,0 +1,69 @@
+//! Limits log lines during a flood of events.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Passes a bounded number of log lines per second and counts the others.
+#[derive(Debug)]
+pub struct Sampler {
+    most: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    second: Instant,
+    passed: u32,
+    suppressed: u64,
+}
+
+impl Sampler {
+    /// Passes at most `most` lines per second.
+    pub fn new(most: u32) -> Self {
+        let state = State {
+            second: Instant::now(),
+            passed: 0,
+            suppressed: 0,
+        };
+        Self {
+            most,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Whether to write a line: `Some` with the number of lines suppressed since the last one.
+    pub fn pass(&self) -> Option<u64> {
+        self.pass_at(Instant::now())
+    }
+
+    fn pass_at(&self, now: Instant) -> Option<u64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if now.saturating_duration_since(state.second) >= SECOND {
+            state.second = now;
+            state.passed = 0;
+        }
+        if state.passed >= self.most {
+            state.suppressed += 1;
+            return None;
+        }
+        state.passed += 1;
+        Some(std::mem::take(&mut state.suppressed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_counted_instead_of_written() {
+        let sampler = Sampler::new(2);
+        let now = Instant::now();
+        let passed = [0, 0, 0, 0, 1, 1, 1].map(|second| sampler.pass_at(now + second * SECOND));
+        assert_eq!(passed, [Some(0), Some(0), None, None, Some(2), Some(0), None]);
+    }
+}

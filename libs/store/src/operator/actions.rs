@@ -1,0 +1,92 @@
+//! The record of operators' changes and their reasons.
+
+use sqlx::{PgConnection, Postgres, Transaction};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::Error;
+
+/// A command that changes something, as recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Action<'a> {
+    /// The operator's name.
+    pub operator: &'a str,
+    /// The command with its subcommand: `placement resolve --retry`.
+    pub command: &'a str,
+    /// The object of the command: `placement 0199…`.
+    pub target: &'a str,
+    /// The operator's reason.
+    pub reason: &'a str,
+}
+
+/// Whether a command previews its change or commits it.
+#[derive(Clone, Copy, Debug)]
+pub enum Mode<'a> {
+    /// Runs the change and rolls it back: the counts are exact.
+    Preview,
+    /// Commits the change with its record.
+    Apply(Action<'a>),
+}
+
+/// Ends the transaction of a command according to its mode.
+pub(crate) async fn finish(
+    mut transaction: Transaction<'_, Postgres>,
+    mode: Mode<'_>,
+    affected: i64,
+) -> Result<(), sqlx::Error> {
+    let Mode::Apply(action) = mode else {
+        return transaction.rollback().await;
+    };
+    sqlx::query!(
+        "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
+         VALUES ($1, $2, $3, $4, $5, $6)",
+        Uuid::now_v7(),
+        action.operator,
+        action.command,
+        action.target,
+        affected,
+        action.reason,
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await
+}
+
+/// A recorded action.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct Recorded {
+    /// When it was committed.
+    #[serde(with = "time::serde::rfc3339")]
+    pub at: OffsetDateTime,
+    /// The operator's name, as given to `esimctl`.
+    pub operator: String,
+    /// The database role.
+    pub database_role: String,
+    /// The command with its subcommand.
+    pub command: String,
+    /// The object of the command.
+    pub target: String,
+    /// The number of changed rows.
+    pub affected: i64,
+    /// The operator's reason.
+    pub reason: String,
+}
+
+/// The newest actions since a time.
+pub async fn list(
+    connection: &mut PgConnection,
+    since: Option<OffsetDateTime>,
+    limit: u32,
+) -> Result<Vec<Recorded>, Error> {
+    let actions = sqlx::query_as!(
+        Recorded,
+        "SELECT at, operator, database_role, command, target, affected, reason
+         FROM operator_actions WHERE at >= coalesce($1, '-infinity'::timestamptz)
+         ORDER BY at DESC LIMIT $2",
+        since,
+        i64::from(limit),
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(actions)
+}

@@ -1,0 +1,265 @@
+//! Admits orders: bounds the orders in flight and their memory, and applies each partner's limits. The
+//! request is admitted before its body is read.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use domain::PartnerId;
+use opentelemetry::global;
+
+use crate::{
+    directory::Partner,
+    error::ApiError,
+    limits::LimitsConfig,
+    rates::{PartnerRates, Rates},
+};
+
+const MIB: u64 = 1024 * 1024;
+/// The memory that a unit of an order needs until the order is answered, in bytes, rounded up.
+const UNIT: u64 = 512;
+
+/// Places that partners share by weight. A partner with places takes at most half of what the other
+/// partners leave, so that a flood leaves room for everyone else.
+#[derive(Debug)]
+struct Places {
+    capacity: u64,
+    taken: Mutex<Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: u64,
+    by_partner: HashMap<PartnerId, u64>,
+}
+
+/// The bound that a request would exceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Full {
+    /// All places are taken.
+    All,
+    /// The partner's share is taken.
+    Share,
+    /// The partner's own limit is reached.
+    Own,
+}
+
+/// Taken places; dropping frees them.
+#[derive(Debug)]
+struct Place {
+    places: Arc<Places>,
+    partner: PartnerId,
+    weight: u64,
+}
+
+impl Places {
+    fn new(capacity: u64) -> Arc<Self> {
+        Arc::new(Self {
+            capacity,
+            taken: Mutex::default(),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(self: &Arc<Self>, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<Place, Full> {
+        self.add(partner, weight, own)?;
+        Ok(Place {
+            places: Arc::clone(self),
+            partner,
+            weight,
+        })
+    }
+
+    fn add(&self, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<(), Full> {
+        let mut taken = self.lock();
+        let mine = taken.by_partner.get(&partner).copied().unwrap_or_default();
+        let free = self.capacity.saturating_sub(taken.all);
+        if own.is_some_and(|own| mine + weight > own) {
+            return Err(Full::Own);
+        }
+        if weight > free {
+            return Err(Full::All);
+        }
+        if mine > 0 && mine + weight > u64::midpoint(free, mine) {
+            return Err(Full::Share);
+        }
+        taken.all += weight;
+        taken.by_partner.insert(partner, mine + weight);
+        Ok(())
+    }
+
+    fn remove(&self, partner: PartnerId, weight: u64) {
+        let mut taken = self.lock();
+        taken.all -= weight;
+        if let Some(mine) = taken.by_partner.get_mut(&partner) {
+            *mine -= weight;
+            if *mine == 0 {
+                taken.by_partner.remove(&partner);
+            }
+        }
+    }
+}
+
+impl Place {
+    /// Changes the weight. On an error the weight stays the same.
+    fn resize(&mut self, weight: u64) -> Result<(), Full> {
+        if weight > self.weight {
+            self.places.add(self.partner, weight - self.weight, None)?;
+        } else {
+            self.places.remove(self.partner, self.weight - weight);
+        }
+        self.weight = weight;
+        Ok(())
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.places.remove(self.partner, self.weight);
+    }
+}
+
+/// Decides which orders are admitted.
+pub(crate) struct Admission {
+    in_flight: Arc<Places>,
+    memory: Arc<Places>,
+    rates: Rates,
+}
+
+impl Admission {
+    /// Creates the limits. `max_units` is the most units of one order.
+    pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
+        let in_flight = Places::new(limits.max_in_flight.into());
+        // One body and one order always fit.
+        let least = u64::from(limits.max_body).max(u64::from(max_units) * UNIT);
+        let memory = Places::new((u64::from(limits.max_in_flight_memory) * MIB).max(least));
+        let meter = global::meter("ingress");
+        let observed = Arc::clone(&in_flight);
+        meter
+            .u64_observable_gauge("esim.orders.in_flight")
+            .with_description("Orders that are being read, stored or answered")
+            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
+            .build();
+        let observed = Arc::clone(&memory);
+        meter
+            .u64_observable_gauge("esim.orders.in_flight.memory")
+            .with_unit("By")
+            .with_description("Estimated memory of the bodies and units of orders in flight")
+            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
+            .build();
+        Self {
+            in_flight,
+            memory,
+            rates: Rates::new(limits, max_units),
+        }
+    }
+
+    /// Admits a request whose body has at most `body` bytes, before the body is read.
+    pub(crate) fn enter(&self, partner: &Partner, body: u64) -> Result<Admitted, ApiError> {
+        let rates = self.rates.of(partner);
+        rates.request()?;
+        let own = partner.limits.max_in_flight;
+        let in_flight =
+            self.in_flight
+                .take(partner.id, 1, own.map(u64::from))
+                .map_err(|full| match full {
+                    Full::All => overloaded("in_flight"),
+                    Full::Share => overloaded("in_flight_share"),
+                    Full::Own => ApiError::TooManyInFlight(own.unwrap_or_default()),
+                })?;
+        let memory = self.memory.take(partner.id, body, None).map_err(memory)?;
+        Ok(Admitted {
+            _in_flight: in_flight,
+            memory,
+            rates,
+        })
+    }
+}
+
+/// An order that is in flight until this is dropped.
+pub(crate) struct Admitted {
+    _in_flight: Place,
+    memory: Place,
+    rates: Arc<PartnerRates>,
+}
+
+impl Admitted {
+    /// Admits an order of `units` after its body is read.
+    pub(crate) fn order(&mut self, units: NonZeroU32) -> Result<(), ApiError> {
+        self.rates.order(units)?;
+        self.memory.resize(u64::from(units.get()) * UNIT).map_err(memory)
+    }
+}
+
+fn overloaded(reason: &'static str) -> ApiError {
+    ApiError::Overloaded {
+        reason,
+        message: "Too many orders in progress; try again later",
+    }
+}
+
+fn memory(full: Full) -> ApiError {
+    overloaded(match full {
+        Full::Share => "memory_share",
+        Full::All | Full::Own => "memory",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes places of weight 1 until none is left.
+    fn flood(places: &Arc<Places>, partner: PartnerId) -> (Vec<Place>, Full) {
+        let mut taken = Vec::new();
+        loop {
+            match places.take(partner, 1, None) {
+                Ok(place) => taken.push(place),
+                Err(full) => return (taken, full),
+            }
+        }
+    }
+
+    #[test]
+    fn a_flood_leaves_half_of_what_is_free_to_the_others() {
+        let places = Places::new(1000);
+        let [one, other, third] = [PartnerId::new(), PartnerId::new(), PartnerId::new()];
+        let (mut of_one, full) = flood(&places, one);
+        assert_eq!((of_one.len(), full), (500, Full::Share));
+        let (mut of_other, _) = flood(&places, other);
+        assert_eq!(of_other.len(), 250);
+        // As orders end, both partners reach the same share.
+        for _ in 0..500 {
+            for (partner, taken) in [(one, &mut of_one), (other, &mut of_other)] {
+                taken.pop();
+                taken.extend(flood(&places, partner).0);
+            }
+        }
+        assert_eq!((of_one.len(), of_other.len()), (333, 333));
+        assert_eq!(places.take(third, 334, None).unwrap().weight, 334);
+        assert_eq!(places.take(third, 335, None).unwrap_err(), Full::All);
+        drop((of_one, of_other));
+        assert!(places.lock().all == 0 && places.lock().by_partner.is_empty());
+    }
+
+    #[test]
+    fn a_partner_has_its_own_limit_and_one_place_that_fits() {
+        let places = Places::new(2);
+        let [one, other] = [PartnerId::new(), PartnerId::new()];
+        let first = places.take(one, 1, Some(1)).unwrap();
+        assert_eq!(places.take(one, 1, Some(1)).unwrap_err(), Full::Own);
+        assert_eq!(places.take(one, 1, None).unwrap_err(), Full::Share);
+        let mut last = places.take(other, 1, None).unwrap();
+        assert_eq!(places.take(PartnerId::new(), 1, None).unwrap_err(), Full::All);
+        drop(first);
+        assert_eq!(last.resize(3), Err(Full::All));
+        assert_eq!(last.weight, 1);
+        last.resize(0).unwrap();
+        assert_eq!(places.lock().all, 0);
+    }
+}

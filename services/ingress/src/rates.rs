@@ -1,0 +1,171 @@
+//! The rate limits of each partner: requests, orders and units per second.
+
+use std::{
+    collections::HashMap,
+    num::NonZeroU32,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use domain::PartnerId;
+use governor::{
+    DefaultDirectRateLimiter, Quota,
+    clock::{Clock, DefaultClock},
+};
+
+use crate::{
+    directory::{Partner, PartnerLimits},
+    error::{ApiError, Limited},
+    limits::LimitsConfig,
+};
+
+/// The most partners with state before inactive ones are dropped.
+const REMEMBERED: usize = 10_000;
+/// After this time without requests, a partner's state can be dropped.
+const FORGOTTEN: Duration = Duration::from_mins(1);
+
+/// The rates of all partners of this process.
+pub(crate) struct Rates {
+    requests: NonZeroU32,
+    orders: NonZeroU32,
+    units: NonZeroU32,
+    max_units: u32,
+    partners: Mutex<HashMap<PartnerId, Known>>,
+}
+
+struct Known {
+    rates: Arc<PartnerRates>,
+    used: Instant,
+}
+
+/// The rates of one partner.
+pub(crate) struct PartnerRates {
+    limits: PartnerLimits,
+    requests: Rate,
+    orders: Rate,
+    units: Rate,
+}
+
+struct Rate {
+    what: &'static str,
+    reason: &'static str,
+    per_second: NonZeroU32,
+    limiter: DefaultDirectRateLimiter,
+}
+
+impl Rates {
+    /// Creates the rate limits. An order of `max_units` always fits into a burst.
+    pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
+        Self {
+            requests: limits.partner_requests_per_second,
+            orders: limits.partner_orders_per_second,
+            units: limits.partner_units_per_second,
+            max_units,
+            partners: Mutex::default(),
+        }
+    }
+
+    /// Returns a partner's rates, with new ones after a change of its limits.
+    pub(crate) fn of(&self, partner: &Partner) -> Arc<PartnerRates> {
+        let now = Instant::now();
+        let mut partners = self.partners.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = partners.get_mut(&partner.id)
+            && known.rates.limits == partner.limits
+        {
+            known.used = now;
+            return Arc::clone(&known.rates);
+        }
+        if partners.len() >= REMEMBERED {
+            partners.retain(|_, known| now.saturating_duration_since(known.used) < FORGOTTEN);
+        }
+        let rates = Arc::new(self.rates(partner.limits));
+        let known = Known {
+            rates: Arc::clone(&rates),
+            used: now,
+        };
+        partners.insert(partner.id, known);
+        rates
+    }
+
+    fn rates(&self, limits: PartnerLimits) -> PartnerRates {
+        let own = |limit: Option<u32>, default| limit.and_then(NonZeroU32::new).unwrap_or(default);
+        PartnerRates {
+            limits,
+            requests: Rate::new(
+                "requests",
+                "requests_per_second",
+                own(limits.requests_per_second, self.requests),
+                1,
+            ),
+            orders: Rate::new("orders", "orders_per_second", self.orders, 1),
+            units: Rate::new(
+                "units",
+                "units_per_second",
+                own(limits.units_per_second, self.units),
+                self.max_units,
+            ),
+        }
+    }
+}
+
+impl PartnerRates {
+    /// Counts a request.
+    pub(crate) fn request(&self) -> Result<(), ApiError> {
+        self.requests.check(NonZeroU32::MIN)
+    }
+
+    /// Counts an order of `units`.
+    pub(crate) fn order(&self, units: NonZeroU32) -> Result<(), ApiError> {
+        self.orders.check(NonZeroU32::MIN)?;
+        self.units.check(units)
+    }
+}
+
+impl Rate {
+    /// A burst is one second's worth, and at least `least`.
+    fn new(what: &'static str, reason: &'static str, per_second: NonZeroU32, least: u32) -> Self {
+        let burst = NonZeroU32::new(least).unwrap_or(NonZeroU32::MIN).max(per_second);
+        Self {
+            what,
+            reason,
+            per_second,
+            limiter: DefaultDirectRateLimiter::direct(Quota::per_second(per_second).allow_burst(burst)),
+        }
+    }
+
+    fn check(&self, count: NonZeroU32) -> Result<(), ApiError> {
+        let wait = match self.limiter.check_n(count) {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(until)) => until.wait_time_from(DefaultClock::default().now()),
+            // More than a burst. The limit of units per order prevents it.
+            Err(_) => Duration::from_secs(1),
+        };
+        Err(ApiError::TooManyRequests(Limited {
+            what: self.what,
+            reason: self.reason,
+            per_second: self.per_second.get(),
+            wait,
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_has_a_burst_of_one_second_and_says_when_to_come_back() {
+        let rate = Rate::new("units", "units_per_second", NonZeroU32::new(10).unwrap(), 1000);
+        rate.check(NonZeroU32::new(900).unwrap()).unwrap();
+        let Err(ApiError::TooManyRequests(limited)) = rate.check(NonZeroU32::new(200).unwrap()) else {
+            panic!("it was let through");
+        };
+        assert!(
+            limited.wait > Duration::from_secs(9) && limited.wait <= Duration::from_secs(10),
+            "{limited:?}"
+        );
+        let rate = Rate::new("orders", "orders_per_second", NonZeroU32::new(2).unwrap(), 1);
+        let passed = [(); 3].map(|()| rate.check(NonZeroU32::MIN).is_ok());
+        assert_eq!(passed, [true, true, false]);
+    }
+}

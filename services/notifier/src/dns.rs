@@ -1,0 +1,214 @@
+//! Names of endpoints. Partners choose their name servers, so a lookup may take any
+//! time: it runs without a thread of its own and ends when its caller stops waiting.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures_util::{FutureExt, future::BoxFuture};
+use hickory_resolver::{
+    Hosts, Resolver, TokioResolver,
+    config::{
+        ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts,
+    },
+    net::runtime::TokioRuntimeProvider,
+    proto::{
+        op::Query,
+        rr::{Name as DnsName, RecordType},
+    },
+    system_conf,
+};
+use hyper_util::client::legacy::connect::dns::Name;
+use tower::Service;
+
+use crate::guard::Guard;
+
+/// The longest wait for one response of a name server. A lost packet is sent again within the deadline
+/// of a connection.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// The longest time for which an address is cached, whatever its TTL.
+const CACHED: Duration = Duration::from_mins(5);
+/// The longest time for which "no such name" is cached: a new name is found soon.
+const ABSENT: Duration = Duration::from_secs(5);
+/// The most cached names.
+const CACHE: u64 = 4_096;
+/// Lookups in flight over one TCP connection to a name server.
+const IN_FLIGHT: usize = 1_024;
+/// The most addresses of one name that are judged and used.
+const ADDRESSES: usize = 32;
+
+/// The name has no address. Keeps no text of the resolver, which may hold the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("name not resolved")]
+pub struct Unresolved;
+
+/// The name servers to ask: those of a setting, or the system's.
+#[derive(Clone, Debug, Default)]
+pub struct NameServers(Vec<SocketAddr>);
+
+impl NameServers {
+    /// Parses addresses such as `10.0.0.53` or `[fd00::53]:5353`, separated by commas.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+        let servers = entries.map(|entry| {
+            let address = entry
+                .parse::<IpAddr>()
+                .map(|address| SocketAddr::new(address, 53));
+            address
+                .or_else(|_| entry.parse())
+                .map_err(|_| format!("{entry:?} is not an address such as 10.0.0.53 or 10.0.0.53:5353"))
+        });
+        Ok(Self(servers.collect::<Result<_, _>>()?))
+    }
+
+    /// The configuration: `/etc/resolv.conf`, with these servers instead of its own if there are any.
+    fn config(&self) -> io::Result<(ResolverConfig, ResolverOpts)> {
+        let system = system_conf::read_system_conf();
+        if self.0.is_empty() {
+            return system.map_err(|error| {
+                io::Error::other(format!(
+                    "cannot use /etc/resolv.conf: {error}; WEBHOOK_RESOLVERS names other servers"
+                ))
+            });
+        }
+        let servers = self.0.iter().map(|server| {
+            let at_port = |mut connection: ConnectionConfig| {
+                connection.port = server.port();
+                connection
+            };
+            let connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()];
+            NameServerConfig::new(server.ip(), true, connections.map(at_port).into())
+        });
+        let config = ResolverConfig::from_parts(None, Vec::new(), servers.collect());
+        Ok((config, system.map(|(_, options)| options).unwrap_or_default()))
+    }
+}
+
+/// Resolves names as the system does (`/etc/hosts`, then name servers), and lets the guard judge what
+/// they resolve to. Cheap to clone.
+#[derive(Clone)]
+pub struct Dns {
+    guard: Guard,
+    hosts: Arc<Hosts>,
+    resolver: TokioResolver,
+}
+
+impl Dns {
+    /// Reads `/etc/hosts` and `/etc/resolv.conf`. Needs a runtime.
+    pub fn new(guard: Guard, servers: &NameServers) -> io::Result<Self> {
+        let (config, mut options) = servers.config()?;
+        options.timeout = options.timeout.min(ANSWER_TIMEOUT);
+        options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
+        options.use_hosts_file = ResolveHosts::Never;
+        options.cache_size = CACHE;
+        options.positive_max_ttl = Some(CACHED);
+        options.negative_max_ttl = Some(ABSENT);
+        options.max_active_requests = IN_FLIGHT;
+        let mut builder = Resolver::builder_with_config(config, TokioRuntimeProvider::default());
+        *builder.options_mut() = options;
+        Ok(Self {
+            guard,
+            // A missing file holds no names.
+            hosts: Arc::new(Hosts::from_system().unwrap_or_default()),
+            resolver: builder.build().map_err(io::Error::other)?,
+        })
+    }
+
+    /// The addresses that `/etc/hosts` gives to a name. If there are any, no name server is asked.
+    fn in_hosts(&self, name: &str) -> Vec<IpAddr> {
+        let Ok(name) = DnsName::from_utf8(name) else {
+            return Vec::new();
+        };
+        [RecordType::A, RecordType::AAAA]
+            .into_iter()
+            .filter_map(|kind| self.hosts.lookup_static_host(&Query::query(name.clone(), kind)))
+            .flat_map(|lookup| {
+                let addresses = lookup.answers().iter().map(|record| record.data.ip_addr());
+                addresses.flatten().collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
+    async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, Unresolved> {
+        let local = self.in_hosts(name);
+        if !local.is_empty() {
+            return Ok(local);
+        }
+        let found = self.resolver.lookup_ip(name).await.map_err(|_| Unresolved)?;
+        Ok(found.iter().take(ADDRESSES).collect())
+    }
+
+    async fn resolve(self, name: Name) -> Result<std::vec::IntoIter<SocketAddr>, BoxError> {
+        let addresses = self.addresses(name.as_str()).await?;
+        if addresses.is_empty() {
+            return Err(Unresolved.into());
+        }
+        self.guard.check(addresses.iter().copied())?;
+        let with_port = |address| SocketAddr::new(address, 0);
+        Ok(addresses
+            .into_iter()
+            .map(with_port)
+            .collect::<Vec<_>>()
+            .into_iter())
+    }
+}
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+impl Service<Name> for Dns {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        self.clone().resolve(name).boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::guard::{Forbidden, Networks, Ports};
+
+    async fn resolve(name: &str, allowed: &str) -> Result<usize, BoxError> {
+        let guard = Guard::new(
+            Networks::parse(allowed).unwrap(),
+            Networks::default(),
+            Ports::default(),
+        );
+        let dns = Dns::new(guard, &NameServers::parse("127.0.0.1:9").unwrap()).unwrap();
+        Ok(dns.resolve(name.parse().unwrap()).await?.count())
+    }
+
+    #[tokio::test]
+    async fn a_name_of_our_own_network_is_not_resolved() {
+        let refused = resolve("localhost", "").await.unwrap_err();
+        assert_eq!(refused.downcast_ref(), Some(&Forbidden::Address));
+        assert!(resolve("localhost", "127.0.0.0/8,::1").await.unwrap() > 0);
+    }
+
+    #[tokio::test]
+    async fn a_name_without_address_is_not_resolved() {
+        let unresolved = resolve("name.invalid", "127.0.0.0/8").await.unwrap_err();
+        assert!(unresolved.is::<Unresolved>());
+    }
+
+    #[test]
+    fn name_servers_have_a_port_or_53() {
+        let parse = |text| NameServers::parse(text).map(|servers| servers.0);
+        assert_eq!(
+            parse("10.0.0.53, [fd00::53]:5353,fd00::1").unwrap(),
+            ["10.0.0.53:53", "[fd00::53]:5353", "[fd00::1]:53"].map(|text| text.parse().unwrap())
+        );
+        assert_eq!(parse(""), Ok(Vec::new()));
+        assert!(parse("ns.example.com").unwrap_err().contains("ns.example.com"));
+    }
+}

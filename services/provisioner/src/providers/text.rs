@@ -1,0 +1,152 @@
+//! Texts of a provider, checked before anything else reads them: they reach PostgreSQL, logs and, as
+//! the message of a refusal, partners.
+
+/// The longest message that is kept, in characters.
+const MAX_MESSAGE: usize = 200;
+/// The longest id of a unit or an option, in bytes. An index row of PostgreSQL holds 2.7 kB.
+const MAX_ID: usize = 128;
+
+/// The Unicode characters of category Cf (format): invisible, and some reorder the text around them.
+const FORMAT: [(char, char); 21] = [
+    ('\u{ad}', '\u{ad}'),
+    ('\u{600}', '\u{605}'),
+    ('\u{61c}', '\u{61c}'),
+    ('\u{6dd}', '\u{6dd}'),
+    ('\u{70f}', '\u{70f}'),
+    ('\u{890}', '\u{891}'),
+    ('\u{8e2}', '\u{8e2}'),
+    ('\u{180e}', '\u{180e}'),
+    ('\u{200b}', '\u{200f}'),
+    ('\u{202a}', '\u{202e}'),
+    ('\u{2060}', '\u{2064}'),
+    ('\u{2066}', '\u{206f}'),
+    ('\u{feff}', '\u{feff}'),
+    ('\u{fff9}', '\u{fffb}'),
+    ('\u{110bd}', '\u{110bd}'),
+    ('\u{110cd}', '\u{110cd}'),
+    ('\u{13430}', '\u{1343f}'),
+    ('\u{1bca0}', '\u{1bca3}'),
+    ('\u{1d173}', '\u{1d17a}'),
+    ('\u{e0001}', '\u{e0001}'),
+    ('\u{e0020}', '\u{e007f}'),
+];
+
+fn is_format(character: char) -> bool {
+    FORMAT
+        .iter()
+        .any(|(first, last)| (*first..=*last).contains(&character))
+}
+
+/// A message as one line of at most 200 characters, without control and format characters. Any run
+/// of blanks and control characters becomes one space.
+pub fn one_line(message: &str) -> String {
+    let mut line = String::new();
+    let mut length = 0;
+    let mut gap = false;
+    for character in message.chars().filter(|character| !is_format(*character)) {
+        if character.is_whitespace() || character.is_control() {
+            gap = length > 0;
+            continue;
+        }
+        let room = MAX_MESSAGE - length;
+        if room < 1 + usize::from(gap) {
+            break;
+        }
+        if gap {
+            line.push(' ');
+            length += 1;
+            gap = false;
+        }
+        line.push(character);
+        length += 1;
+    }
+    line
+}
+
+/// An id that a provider gave to a unit or an option: 1 to 128 visible ASCII characters.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ProviderId(String);
+
+/// What is wrong with an id. Does not repeat it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadId {
+    /// It has no characters.
+    #[error("is empty")]
+    Empty,
+    /// It has more than 128 bytes.
+    #[error("has {0} bytes; at most {MAX_ID} are accepted")]
+    TooLong(usize),
+    /// It has blanks, control characters or characters outside ASCII.
+    #[error("has characters other than visible ASCII")]
+    BadCharacter,
+}
+
+impl ProviderId {
+    /// Checks an id.
+    pub fn parse(text: String) -> Result<Self, BadId> {
+        if text.is_empty() {
+            Err(BadId::Empty)
+        } else if text.len() > MAX_ID {
+            Err(BadId::TooLong(text.len()))
+        } else if text.bytes().all(|byte| byte.is_ascii_graphic()) {
+            Ok(Self(text))
+        } else {
+            Err(BadId::BadCharacter)
+        }
+    }
+
+    /// The id as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<ProviderId> for String {
+    fn from(id: ProviderId) -> Self {
+        id.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn messages_are_one_bounded_line() {
+        assert_eq!(one_line(" a\r\n b "), "a b");
+        assert_eq!(one_line(""), "");
+        assert_eq!(one_line(&"ä".repeat(500)).chars().count(), MAX_MESSAGE);
+        assert_eq!(one_line(&"a ".repeat(500)).chars().count(), MAX_MESSAGE - 1);
+    }
+
+    #[test]
+    fn control_and_format_characters_are_removed() {
+        let odd = "sold\0 out\u{1b}[31m \u{202e}gnp\u{200b}.exe\u{feff} \u{2028}now\u{e0041}";
+        assert_eq!(one_line(odd), "sold out [31m gnp.exe now");
+    }
+
+    #[test]
+    fn ids_are_short_visible_ascii() {
+        let parse = |text: &str| ProviderId::parse(text.to_owned());
+        for good in ["1", "a-b_c.d:e/f", &"x".repeat(MAX_ID)] {
+            assert_eq!(parse(good).map(String::from).as_deref(), Ok(good));
+        }
+        assert_eq!(parse(""), Err(BadId::Empty));
+        assert_eq!(parse(&"x".repeat(6_000)), Err(BadId::TooLong(6_000)));
+        for bad in ["a b", "a\0", "ä", "a\n", "\u{202e}a", "\u{7f}"] {
+            assert_eq!(parse(bad), Err(BadId::BadCharacter), "{bad:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_line_is_bounded_and_has_nothing_hidden(message: String) {
+            let line = one_line(&message);
+            prop_assert!(line.chars().count() <= MAX_MESSAGE && line.trim() == line);
+            prop_assert!(!line.chars().any(|character| character.is_control() || is_format(character)));
+            prop_assert_eq!(one_line(&line), line);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Answers that no provider should give: the pipeline must survive them.
+
+use std::convert::Infallible;
+
+use axum::{
+    Json,
+    body::{Body, Bytes},
+    response::{IntoResponse, Response},
+};
+use futures_util::stream;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::protocol::ProductList;
+
+/// The size of a huge answer, in bytes.
+const HUGE: usize = 300_000_000;
+/// The size of a piece of it.
+const PIECE: usize = 64 * 1024;
+/// The length of a long unit id.
+const LONG: usize = 6_000;
+/// A message with NUL, an escape sequence, a line break, a right-to-left override and a zero-width
+/// space.
+const ODD_MESSAGE: &str = "sold\0 out \u{1b}[31m\r\nX-Injected: 1 \u{202e}gnp.exe\u{200b}";
+
+/// What is wrong with an answer.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Garble {
+    /// A message of 300 MB.
+    Huge,
+    /// The body is not JSON.
+    NoJson,
+    /// Unit ids of 6,000 characters.
+    LongUnitId,
+    EmptyUnitId,
+    /// Unit ids that contain NUL.
+    NulUnitId,
+    /// The expiry date 9999-99-99.
+    BadDate,
+    /// A message with control and format characters; in refusals too.
+    OddMessage,
+}
+
+/// Makes an answer, garbled as asked.
+pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: ProductList<T>) -> Response {
+    match garble {
+        None => Json(products).into_response(),
+        Some(Garble::Huge) => huge(),
+        Some(Garble::NoJson) => "<html>Bad Gateway</html>".into_response(),
+        Some(Garble::OddMessage) => {
+            products.message = ODD_MESSAGE.into();
+            Json(products).into_response()
+        }
+        Some(Garble::LongUnitId) => changed(&products, "topupId", |id| format!("{id:x<LONG$}")),
+        Some(Garble::EmptyUnitId) => changed(&products, "topupId", |_| String::new()),
+        Some(Garble::NulUnitId) => changed(&products, "topupId", |id| format!("{id}\0")),
+        Some(Garble::BadDate) => changed(&products, "expiredDate", |_| "9999-99-99".to_owned()),
+    }
+}
+
+/// The answer with one field of each product changed, where it is present.
+fn changed<T: Serialize>(products: &ProductList<T>, field: &str, change: fn(&str) -> String) -> Response {
+    let mut answer = serde_json::to_value(products).unwrap_or_default();
+    let listed = answer.get_mut("products").and_then(Value::as_array_mut);
+    for product in listed.into_iter().flatten() {
+        if let Some(value) = product.get_mut(field) {
+            *value = change(value.as_str().unwrap_or_default()).into();
+        }
+    }
+    Json(answer).into_response()
+}
+
+fn huge() -> Response {
+    let begin = Bytes::from_static(br#"{"products":[],"code":"0000","message":""#);
+    let filler = Bytes::from(vec![b'x'; PIECE]);
+    let pieces = std::iter::once(begin).chain(std::iter::repeat_n(filler, HUGE / PIECE));
+    Body::from_stream(stream::iter(pieces.map(Ok::<_, Infallible>))).into_response()
+}

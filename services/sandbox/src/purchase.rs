@@ -1,0 +1,41 @@
+//! A purchase, as the ledger keeps it.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+
+use crate::{profile::UnitNumber, protocol::Product};
+
+/// One purchase. Its units are numbered from `first_unit` on, product by product.
+#[derive(Debug, Deserialize, PartialEq, Eq, Serialize)]
+pub struct Purchase {
+    /// When it was bought, to the millisecond.
+    #[serde(rename = "at_ms", with = "time::serde::timestamp::milliseconds")]
+    pub at: OffsetDateTime,
+    /// The caller's id of the order.
+    pub order_id: String,
+    pub first_unit: UnitNumber,
+    pub products: Vec<Product>,
+}
+
+impl Purchase {
+    /// The number of units.
+    pub fn size(&self) -> u64 {
+        self.products.iter().map(|product| u64::from(product.qty)).sum()
+    }
+
+    /// The numbers of its units.
+    pub fn unit_numbers(&self) -> Range<UnitNumber> {
+        self.first_unit..self.first_unit + self.size()
+    }
+
+    /// Each unit with its option id, in the order of the products.
+    pub fn units(&self) -> impl Iterator<Item = (UnitNumber, &str)> {
+        let options = self
+            .products
+            .iter()
+            .flat_map(|product| (0..product.qty).map(move |_| product.option_id.as_str()));
+        (self.first_unit..).zip(options)
+    }
+}

@@ -1,0 +1,62 @@
+//! The state that all request handlers share.
+
+use std::sync::Arc;
+
+use axum::extract::FromRef;
+use runtime::Shutdown;
+
+use crate::{
+    attempts::Attempts,
+    auth::Credentials,
+    callbacks,
+    faults::Switch,
+    garble::Garble,
+    ledger::{Ledger, Repeats},
+    observe::Metrics,
+    protocol::Product,
+    script::Scripts,
+};
+
+/// The sandbox, as its routes see it. Clones share everything.
+#[derive(Clone)]
+pub struct Sandbox {
+    pub credentials: Credentials,
+    pub ledger: Arc<Ledger>,
+    pub scripts: Arc<Scripts>,
+    pub attempts: Arc<Attempts>,
+    pub faults: Arc<Switch>,
+    /// Whether a repeated order id is refused, unless the faults overrule it.
+    pub detect_duplicates: bool,
+    /// `None` without a callback URL.
+    pub callbacks: Option<callbacks::Queue>,
+    pub metrics: Arc<Metrics>,
+    pub shutdown: Shutdown,
+}
+
+impl Sandbox {
+    /// Whether a repeated order id is refused now.
+    pub fn repeats(&self) -> Repeats {
+        let faults = self.faults.faults();
+        let detect = faults.and_then(|faults| faults.detect_duplicates);
+        if detect.unwrap_or(self.detect_duplicates) {
+            Repeats::Refused
+        } else {
+            Repeats::Bought
+        }
+    }
+
+    /// How an answer about these products is garbled now, if at all.
+    pub fn garble<'a>(&self, mut products: impl Iterator<Item = &'a Product>) -> Option<Garble> {
+        let faults = self.faults.faults()?;
+        products.find_map(|product| {
+            let name = self.scripts.name(&product.option_id)?;
+            faults.garbled.get(name).copied()
+        })
+    }
+}
+
+impl FromRef<Sandbox> for Credentials {
+    fn from_ref(sandbox: &Sandbox) -> Self {
+        sandbox.credentials.clone()
+    }
+}

@@ -1,0 +1,316 @@
+//! Overload is answered, costs the others nothing, and is seen in logs and metrics.
+
+use crate::raw;
+use crate::shop::fresh;
+use anyhow::{Context, Result};
+use futures_util::future::try_join_all;
+use serde_json::json;
+use std::time::Duration;
+use testkit::client::{Answer, Client, order};
+use testkit::esimctl::Partner;
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const SOON: Duration = Duration::from_secs(10);
+
+async fn partners(stack: &Stack) -> Result<(Partner, Partner)> {
+    tokio::try_join!(
+        stack.create_partner("sandbox", None),
+        stack.create_partner("sandbox", None)
+    )
+}
+
+fn header<'a>(answer: &'a Answer, name: &str) -> Option<&'a str> {
+    answer.headers.get(name)?.to_str().ok()
+}
+
+async fn one(stack: &Stack, client: &Client) -> Answer {
+    let ready = stack.option("ready").unwrap();
+    client.order(&fresh("limits"), &[(ready, 1)]).await.unwrap()
+}
+
+/// A request whose body doesn't come, and the first bytes of its answer.
+async fn unfinished(stack: &Stack, partner: &Partner) -> Result<TcpStream> {
+    let mut connection = raw::connect(&stack.base_url).await?;
+    connection
+        .write_all(&raw::head(partner, "Content-Length: 100")?)
+        .await?;
+    Ok(connection)
+}
+
+/// All sums of a metric's series that hold `text`.
+async fn metric(stack: &mut Stack, name: &str, text: &str) -> Result<f64> {
+    let admin = stack.process(Stage::Ingress)?.program().env["ADMIN_LISTEN"].clone();
+    let answer = testkit::http::client()?.get(format!("http://{admin}/metrics"));
+    let metrics = answer.send().await?.text().await?;
+    let series = metrics
+        .lines()
+        .filter(|line| line.starts_with(name) && line.contains(text));
+    Ok(series
+        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
+        .sum())
+}
+
+async fn in_flight(stack: &mut Stack, orders: f64) {
+    let as_many = async || {
+        let in_flight = metric(stack, "esim_orders_in_flight ", "").await?;
+        Ok(((in_flight - orders).abs() < 0.5).then_some(()))
+    };
+    wait::until(SOON, "the orders in flight", as_many).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_flood_of_one_partner_leaves_room_for_the_others() {
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "MAX_IN_FLIGHT", "16")
+        .env(Stage::Ingress, "BODY_TIMEOUT", "3s")
+        .start()
+        .await
+        .unwrap();
+    let (flooding, other) = partners(&stack).await.unwrap();
+    let flood = (0..24).map(|_| unfinished(&stack, &flooding));
+    let flood = try_join_all(flood).await.unwrap();
+    // The other partner has room while the flood lasts.
+    let full = async || Ok((metric(&mut stack, "esim_orders_in_flight ", "").await? >= 8.0).then_some(()));
+    wait::until(SOON, "the flood to take its share", full)
+        .await
+        .unwrap();
+    let answer = one(&stack, &stack.client(&other).unwrap()).await;
+    assert_eq!(answer.status, 201, "{answer:?}");
+
+    let answers = try_join_all(flood.into_iter().map(raw::answer)).await.unwrap();
+    let with = |status| {
+        answers
+            .iter()
+            .filter(|(answer, _)| answer.status == status)
+            .count()
+    };
+    assert_eq!((with(503), with(408)), (16, 8), "half of the places, then 503");
+    assert!(
+        answers
+            .iter()
+            .all(|(answer, _)| answer.json && answer.identified && answer.closes)
+    );
+    let (refused, bytes) = answers.iter().find(|(answer, _)| answer.status == 503).unwrap();
+    let body = json!({"error": "Too many orders in progress; try again later"});
+    assert_eq!(
+        serde_json::from_slice::<serde_json::Value>(&bytes[refused.body.clone()]).unwrap(),
+        body
+    );
+    assert!(String::from_utf8_lossy(bytes).contains("retry-after: 1\r\n"));
+    // The places are free again.
+    let answer = one(&stack, &stack.client(&flooding).unwrap()).await;
+    assert_eq!(answer.status, 201, "{answer:?}");
+    let share = metric(
+        &mut stack,
+        "esim_requests_refused_total",
+        "reason=\"in_flight_share\"",
+    )
+    .await;
+    assert!((share.unwrap() - 16.0).abs() < 0.5);
+}
+
+#[tokio::test]
+async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "PARTNER_ORDERS_PER_SECOND", "1")
+        .env(Stage::Ingress, "PARTNER_UNITS_PER_SECOND", "2")
+        .env(Stage::Ingress, "MAX_UNITS", "2")
+        .start()
+        .await
+        .unwrap();
+    let (eager, other) = partners(&stack).await.unwrap();
+    let client = stack.client(&eager).unwrap();
+    let answers = try_join_all((0..5).map(|_| async { anyhow::Ok(one(&stack, &client).await) }));
+    let answers = answers.await.unwrap();
+    let accepted = answers.iter().filter(|answer| answer.status == 201).count();
+    let limited: Vec<&Answer> = answers.iter().filter(|answer| answer.status == 429).collect();
+    assert!(
+        (1..5).contains(&accepted) && accepted + limited.len() == 5,
+        "{answers:?}"
+    );
+    for answer in limited {
+        let body = json!({"error": "Rate limit exceeded: at most 1 orders per second"});
+        assert_eq!(answer.json().unwrap(), body);
+        assert_eq!(header(answer, "retry-after"), Some("1"));
+        assert_eq!(header(answer, "ratelimit-limit"), Some("1"));
+        assert_eq!(header(answer, "ratelimit-remaining"), Some("0"));
+        assert_eq!(header(answer, "ratelimit-reset"), Some("1"));
+        assert_eq!(header(answer, "connection"), None, "the body was read");
+    }
+    assert_eq!(one(&stack, &stack.client(&other).unwrap()).await.status, 201);
+    let mut database = stack.database.connect().await.unwrap();
+    let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM orders")
+        .fetch_one(&mut database)
+        .await
+        .unwrap();
+    assert_eq!(usize::try_from(stored).unwrap(), accepted + 1);
+}
+
+/// With a database that doesn't answer, what waits to be stored is dropped: its clients get a 503, or have
+/// gone.
+#[tokio::test]
+async fn an_order_that_queues_too_long_is_not_stored_later() {
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "QUEUE_DEADLINE", "2s")
+        .env(Stage::Ingress, "PLACEMENT_WAIT", "0s")
+        .start()
+        .await
+        .unwrap();
+    let (partner, _) = partners(&stack).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    assert_eq!(one(&stack, &client).await.status, 201);
+    let mut database = stack.database.connect().await.unwrap();
+    let lock = sqlx::raw_sql("BEGIN; LOCK TABLE orders IN EXCLUSIVE MODE");
+    lock.execute(&mut database).await.unwrap();
+
+    let ready = stack.option("ready").unwrap().to_owned();
+    let base_url = stack.base_url.clone();
+    let send = async |id: &str| {
+        let body = order(id, &[(&ready, 1)]).to_string();
+        let mut connection = raw::connect(&base_url).await?;
+        connection
+            .write_all(&raw::create_order(&partner, body.as_bytes())?)
+            .await?;
+        anyhow::Ok(connection)
+    };
+    // The first one is in the statement, the others queue behind it.
+    let first = send("first").await.unwrap();
+    let mut witness = stack.database.connect().await.unwrap();
+    let in_statement = async || {
+        let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass";
+        let waiting: i64 = sqlx::query_scalar(waiting).fetch_one(&mut witness).await?;
+        Ok((waiting > 0).then_some(()))
+    };
+    wait::until(SOON, "the first order to be written", in_statement)
+        .await
+        .unwrap();
+    // A client that hangs up takes its order with it, long before the deadline.
+    let gone = send("gone").await.unwrap();
+    in_flight(&mut stack, 2.0).await;
+    drop(gone);
+    in_flight(&mut stack, 1.0).await;
+    let queued = try_join_all([send("queued-1"), send("queued-2")]).await.unwrap();
+    for (answer, bytes) in try_join_all(queued.into_iter().map(raw::answer)).await.unwrap() {
+        let text = String::from_utf8_lossy(&bytes);
+        assert_eq!(answer.status, 503, "{text}");
+        assert!(
+            text.contains("retry-after: 1\r\n") && text.contains("nothing was bought"),
+            "{text}"
+        );
+    }
+    sqlx::raw_sql("ROLLBACK").execute(&mut database).await.unwrap();
+    let (answer, _) = raw::answer(first).await.unwrap();
+    assert_eq!(answer.status, 201);
+    let ids = "SELECT external_order_id FROM orders WHERE external_order_id !~ '^limits'";
+    let stored: Vec<String> = sqlx::query_scalar(ids).fetch_all(&mut database).await.unwrap();
+    assert_eq!(stored, ["first"]);
+    let expired = metric(&mut stack, "esim_orders_total", "outcome=\"expired\"").await;
+    assert!(expired.unwrap() >= 2.0);
+}
+
+#[tokio::test]
+async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "MAX_CONNECTIONS_PER_SOURCE", "3")
+        .env(Stage::Ingress, "HEAD_TIMEOUT", "2s")
+        .start()
+        .await
+        .unwrap();
+    let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url)))
+        .await
+        .unwrap();
+    let refused = raw::answer(raw::connect(&stack.base_url).await.unwrap()).await;
+    let (answer, bytes) = refused.unwrap();
+    assert!(answer.status == 503 && answer.json && answer.closes);
+    let body: serde_json::Value = serde_json::from_slice(&bytes[answer.body]).unwrap();
+    assert_eq!(
+        body,
+        json!({"error": "Too many connections are open; try again later"})
+    );
+    // They make room by themselves.
+    for connection in &mut silent {
+        let closed = tokio::time::timeout(SOON, connection.read(&mut [0; 16])).await;
+        assert_eq!(closed.expect("it is closed").unwrap(), 0);
+    }
+    let room = async || {
+        let mut connection = raw::connect(&stack.base_url).await?;
+        connection.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
+        Ok((raw::answer(connection).await?.0.status == 404).then_some(()))
+    };
+    wait::until(SOON, "room for connections", room).await.unwrap();
+    let refused = metric(&mut stack, "esim_connections_refused_total", "reason=\"source\"").await;
+    assert!(refused.unwrap() >= 1.0);
+}
+
+#[tokio::test]
+async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
+    let mut stack = Stack::start().await.unwrap();
+    let (partner, _) = partners(&stack).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    let unsigned = client.post("{}").header("x-service-signature", "00").send();
+    let invalid = client.post("{}").send();
+    let not_json = client.post("{").send();
+    let lost = client.post("").path("/nowhere").send();
+    let answers = tokio::try_join!(unsigned, invalid, not_json, lost).unwrap();
+    let expected = [
+        (&answers.0, 401, "signature", false),
+        (&answers.1, 422, "invalid", true),
+        (&answers.2, 400, "invalid_json", true),
+        (&answers.3, 404, "not_found", false),
+    ];
+    let log = stack.process(Stage::Ingress).unwrap().log().unwrap();
+    for (answer, status, reason, known) in expected {
+        assert_eq!(answer.status, status);
+        let id = header(answer, "x-request-id").unwrap();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains(id)).collect();
+        let [line] = lines[..] else {
+            panic!("not one line with {id}: {lines:?}");
+        };
+        assert!(
+            line.contains("request refused") && line.contains(&status.to_string()),
+            "{line}"
+        );
+        assert!(line.contains(reason), "{line}");
+        assert_eq!(
+            line.contains(&format!("partner.id={}", partner.partner_id)),
+            known,
+            "{line}"
+        );
+        let of = if known { partner.partner_id.as_str() } else { "" };
+        let series = format!("{{partner=\"{of}\",reason=\"{reason}\"");
+        let counted = metric(&mut stack, "esim_requests_refused_total", &series[1..]).await;
+        assert!(counted.unwrap() >= 1.0, "{series}");
+    }
+}
+
+#[tokio::test]
+async fn pictures_wait_for_their_turn_and_then_get_503() {
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "QR_RATE", "1")
+        .env(Stage::Ingress, "QR_WAIT", "200ms")
+        .start()
+        .await
+        .unwrap();
+    let url = format!("{}/qr/LPA%3A1%24smdp.example%24AB12/300", stack.base_url);
+    let http = testkit::http::client().unwrap();
+    let draw = || async {
+        let answer = http.get(&url).send().await?;
+        let (status, retry) = (
+            answer.status().as_u16(),
+            answer.headers().contains_key("retry-after"),
+        );
+        anyhow::Ok((status, retry, answer.bytes().await?))
+    };
+    let drawn = try_join_all((0..10).map(|_| draw())).await.unwrap();
+    let (good, refused): (Vec<_>, Vec<_>) = drawn.into_iter().partition(|(status, ..)| *status == 200);
+    let (_, _, png) = good.first().context("none was drawn").unwrap();
+    assert_eq!(png[24], 1, "one bit for a pixel");
+    assert!(!refused.is_empty());
+    assert!(
+        refused.iter().all(|(status, retry, _)| *status == 503 && *retry),
+        "{refused:?}"
+    );
+}
