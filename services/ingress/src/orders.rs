@@ -84,8 +84,11 @@ pub(crate) struct Orders {
     shutdown: Shutdown,
 }
 
-/// The group commit of orders: one statement per batch.
-struct InsertOrders(Database);
+/// The group commit of orders: one statement per batch, then the jobs of the orders that wait for a verdict.
+struct InsertOrders {
+    database: Database,
+    jobs: Batcher<Job>,
+}
 
 /// The result of storing an order.
 struct Inserted {
@@ -356,9 +359,9 @@ impl Orders {
         }
     }
 
-    /// Stores the order and returns when the statement was sent; `None` if its external id is taken, by
-    /// an order that stands. One that may still be refused is waited for: "already taken" promises
-    /// that it is under way, and a refused one leaves its id free.
+    /// Stores the order and returns when the statement was sent, or `None` if its external id is taken.
+    /// Waits for an earlier order that may still be refused: "already taken" promises that the earlier
+    /// order is carried out, and a refused order frees its id.
     async fn store_unless_taken(
         &self,
         order: &mut NewOrder,
@@ -434,83 +437,15 @@ impl Orders {
         }
     }
 
-    async fn publish(&self, order: &NewOrder, verdict: Option<VerdictTo>) {
-        for placement in &order.placements {
-            let span = trace::publish("TOPUP_JOBS", &placement.placement_id);
-            let job = TopupJob::V1 {
-                placement_id: placement.placement_id,
-                verdict: verdict.clone(),
-            };
-            let subject = self.nats.job_subject(&placement.provider);
-            let id = placement.placement_id.to_string();
-            self.nats
-                .publish(Effect::PublishJob, subject, &id, &job, &span)
-                .instrument(span.clone())
-                .await;
-        }
-    }
-
-    /// Publishes the jobs and answers by the verdicts that arrive in time.
-    async fn answer_by_verdict(
+    /// Refuses the order if the verdicts suggest it and PostgreSQL shows that no placement is bought or being
+    /// bought. Returns `None` if the order stands.
+    async fn refuse(
         &self,
         order: &NewOrder,
-        sent: Instant,
-        deadline: Instant,
-        answer: oneshot::Sender<Answer>,
-    ) {
-        let mut waiting = self.verdicts.wait_for(order.order_id);
-        let until = sent + self.placement_wait;
-        let left_over = deadline.saturating_duration_since(Instant::now());
-        self.publish(order, Some(self.verdicts.address(left_over))).await;
-
-        let mut said = Vec::with_capacity(order.placements.len());
-        collect(&mut waiting, order.placements.len(), until, &mut said).await;
-        for placement in &order.placements {
-            let heard = said.iter().find(|one| one.placement_id == placement.placement_id);
-            self.metrics.verdict(heard.map_or("none", Arrived::verdict));
-        }
-        match self.refuse(order, &said).await {
-            Ok(None) => {
-                self.metrics.order(OrderResult::Accepted, units(order));
-                let mut answered = std::pin::pin!(answered(order, deadline, answer));
-                loop {
-                    tokio::select! {
-                        () = &mut answered => break,
-                        Some(late) = waiting.next() => said.push(late),
-                    }
-                }
-                for arrived in said {
-                    waiting.reply(arrived, Reply::Answered).await;
-                }
-                waiting.end(Reply::Answered).await;
-            }
-            Ok(Some(errors)) => {
-                tracing::info!(order.id = %order.order_id, partner.id = %order.partner_id, "refused");
-                let by_provider = |one: &Arrived| matches!(one.said, Said::Refused { .. });
-                let result = if said.iter().any(by_provider) {
-                    OrderResult::Refused
-                } else {
-                    OrderResult::Unreachable
-                };
-                self.metrics.order(result, 0);
-                let _ = answer.send(Answer::Error(ApiError::Refused(errors)));
-                for arrived in said {
-                    waiting.reply(arrived, Reply::Refused).await;
-                }
-                waiting.end(Reply::Refused).await;
-            }
-            // The refusal's outcome is unknown. Without a reply, the provisioner settles the placements.
-            Err(error) => {
-                self.metrics.order(OrderResult::Error, 0);
-                let _ = answer.send(Answer::Error(ApiError::Internal(error.into())));
-            }
-        }
-    }
-
-    /// Refuses the order if the verdicts demand it and no placement is bought or being bought. Returns the
-    /// errors of the response, or `None` if the order stands.
-    async fn refuse(&self, order: &NewOrder, said: &[Arrived]) -> Result<Option<Vec<String>>, store::Error> {
-        let Some(errors) = refusal(order, said) else {
+        said: &HashMap<PlacementId, Said>,
+    ) -> Result<Option<Vec<Refusal>>, store::Error> {
+        let is_under_way = |said: &Said| matches!(said, Said::Placed | Said::UnderWay);
+        if said.is_empty() || said.values().any(is_under_way) {
             return Ok(None);
         }
         let refusing = self

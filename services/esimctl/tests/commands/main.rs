@@ -196,8 +196,8 @@ async fn make_ready(connection: &mut store::PgConnection, order: &Order) {
 
 /// The same for one of several orders: `number` makes the unit id and the ICCID unique.
 async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, number: u32) {
-    let claim = Claim::Named(&[order.placement]);
-    let claimed = placements::claim(connection, claim, Duration::from_mins(1))
+    let lease = Duration::from_mins(1);
+    let claimed = placements::claim(connection, "sandbox", &[order.placement], Claim::Named, lease)
         .await
         .unwrap();
     let profile = Profile {

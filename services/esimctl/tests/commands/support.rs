@@ -167,9 +167,11 @@ pub async fn store_order(
         external_order_id: external_order_id.to_owned(),
         traceparent: None,
         answer_within: Duration::ZERO,
+        refusable: false,
         placements: vec![NewPlacement {
             placement_id: order.placement,
             provider: "sandbox".to_owned(),
+            lane: "ready".to_owned(),
             topups: vec![NewTopup {
                 topup_id: order.topup.clone(),
                 position: 0,
