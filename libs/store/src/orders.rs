@@ -186,18 +186,20 @@ pub struct Stands {
     pub undecided_for: Duration,
 }
 
-/// Whether the order with this external id is final; `None` if there is no such order.
+/// Whether the order with this external id is final; `None` if there is no such order. Waits for a [`refuse`] of
+/// this order that is under way.
 pub async fn stands(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
 ) -> Result<Option<Stands>, Error> {
     let row = sqlx::query!(
-        r#"SELECT NOT refusable OR answer_by <= now() OR EXISTS (
+        r#"SELECT NOT refusable OR answer_by <= clock_timestamp() OR EXISTS (
                    SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
                ) AS "decided!",
-               extract(epoch FROM answer_by - now())::float8 AS "undecided_for!"
-           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused"#,
+               extract(epoch FROM answer_by - clock_timestamp())::float8 AS "undecided_for!"
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
+           FOR SHARE OF orders"#,
         partner_id.uuid(),
         external_order_id,
     )
@@ -228,6 +230,18 @@ pub enum Refusal {
 /// order is refused, or nothing changes and the result is `None`.
 pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
+    // The order's lock comes first and the clock is read under it: `stands` sees the order decided, or refused.
+    let refusable = sqlx::query_scalar!(
+        "SELECT order_id FROM orders
+         WHERE order_id = $1 AND refusable AND NOT refused AND answer_by > clock_timestamp() FOR UPDATE",
+        order_id.uuid(),
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    if refusable.is_none() {
+        transaction.rollback().await?;
+        return Ok(None);
+    }
     let moved = sqlx::query!(
         r#"WITH moved AS (
                UPDATE placements p SET state = 'refused'
@@ -235,7 +249,6 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
                      WHERE order_id = $1 AND state IN ('accepted', 'failed')
                      ORDER BY placement_id FOR UPDATE) was
                WHERE p.placement_id = was.placement_id
-                 AND EXISTS (SELECT FROM orders WHERE order_id = $1 AND refusable AND answer_by > now() AND NOT refused)
                RETURNING p.placement_id, was.state, p.attempt, p.refusal_status, p.refusal_message
            ), done AS (
                DELETE FROM placement_due d USING moved WHERE d.placement_id = moved.placement_id
