@@ -38,7 +38,7 @@ mod tests {
             "0e4736-00f067aa0ba902b7-a3ce929d0",
             "4bf92f3577b34da6a3ce929d0e0e4736",
         ];
-        assert_eq!(lane(options), "#00cd9e1fe7ee76e9");
+        assert_eq!(lane(options), "#1ebd98692b67706e");
         assert_ne!(
             lane(options),
             lane([options[0], "4bf92f3577b34da6a3ce929d0e0e4737"])

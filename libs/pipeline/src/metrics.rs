@@ -67,7 +67,7 @@ impl DueRows {
 impl Jobs {
     pub(crate) fn new(stage: &'static str, provider: Option<String>) -> Self {
         let meter = global::meter("pipeline");
-        Self {
+        let jobs = Self {
             in_flight: meter
                 .i64_up_down_counter("esim.jobs.in_flight")
                 .with_description("Rows that this process works on")
@@ -92,7 +92,12 @@ impl Jobs {
                 .build(),
             stage: [KeyValue::new("stage", stage)],
             due: due_of(stage, provider),
-        }
+        };
+        // A rate needs its counter from the start.
+        jobs.deferred.add(0, &jobs.due);
+        jobs.drained.add(0, &jobs.due);
+        jobs.swept.add(0, &jobs.stage);
+        jobs
     }
 
     pub(crate) fn claimed(&self, rows: usize, source: &'static str) {

@@ -14,7 +14,7 @@ use std::{
 
 use async_nats::jetstream::{AckKind, Message, message::Acker};
 use domain::PartnerId;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::StreamExt;
 use runtime::Shutdown;
 use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
@@ -38,6 +38,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The delay before the next pull after a failed one: the first delay, and the longest.
 const PULL_AGAIN: Duration = Duration::from_millis(500);
 const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
+/// How long a stop waits for a message that the server has sent already.
+const LAST_MESSAGES: Duration = Duration::from_millis(50);
 /// The interval between log lines about missing messages.
 const LOG_EVERY: Duration = Duration::from_mins(1);
 /// The interval between two looks for due rows: while none are due, and the shortest.
@@ -284,8 +286,10 @@ impl Outage {
     }
 }
 
-/// A ticket that waits, with the message that brought it.
-type Waiting<S> = (<S as Stage>::Id, Option<Arc<Received<<S as Stage>::Hint>>>);
+/// The message that brought a ticket; `None` for a due row.
+type Brought<S> = Option<Arc<Received<<S as Stage>::Hint>>>;
+/// A ticket that waits, with its message.
+type Waiting<S> = (<S as Stage>::Id, Brought<S>);
 
 struct Worker<S: Stage> {
     stage: Arc<S>,
@@ -357,7 +361,7 @@ impl<S: Stage> Worker<S> {
             }
             if stop.is_cancelled() {
                 // Messages of the pull that were not accepted go to another replica at once.
-                while let Some(Some(chunk)) = chunks.next().now_or_never() {
+                while let Ok(Some(chunk)) = tokio::time::timeout(LAST_MESSAGES, chunks.next()).await {
                     for message in chunk.into_iter().flatten() {
                         self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
                     }
@@ -463,7 +467,7 @@ impl<S: Stage> Worker<S> {
     }
 
     /// The span of the statement that claims rows, with the contexts of their messages.
-    fn claim_span(granted: &[(Option<Arc<Received<S::Hint>>>, Slot)]) -> Span {
+    fn claim_span(granted: &[(Brought<S>, Slot)]) -> Span {
         let (operation, table) = S::NAMES.claims;
         let span = trace::statement(operation, table);
         if !span.is_none() {

@@ -171,7 +171,7 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                    WHERE e.blocked_until IS NULL) AS overdue,
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
-                  (SELECT count(*) FROM delivery_due WHERE at <= now()) AS "due!",
+                  (SELECT count(*) FROM (SELECT FROM delivery_due WHERE at <= now() LIMIT 100000) due) AS "due!",
                   (SELECT count(*) FROM delivery_held WHERE state = 'exhausted') AS "exhausted!""#,
         MOST_PARTNERS,
     )

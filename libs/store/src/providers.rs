@@ -245,16 +245,18 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<P
 /// after the collect that the previous callback caused. Returns whether anything moved.
 pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool, Error> {
     let moved = sqlx::query!(
-        "WITH hinted AS (
-             UPDATE placements p SET hinted_at = greatest(now(), p.hinted_at + interval '1 second')
+        "WITH late AS (
+             SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
              FROM esims e JOIN topups t ON t.topup_id = e.topup_id
+             JOIN placements p ON p.placement_id = t.placement_id
              JOIN placement_due d ON d.placement_id = t.placement_id
              WHERE e.provider = $1 AND e.provider_unit_id = $2 AND e.ready_at IS NULL AND t.state = 'pending'
-               AND p.placement_id = t.placement_id AND p.state = 'placed'
-               AND d.at > greatest(now(), p.hinted_at + interval '1 second')
-             RETURNING p.placement_id, p.hinted_at
+               AND p.state = 'placed' AND d.at > greatest(now(), p.hinted_at + interval '1 second')
+             FOR UPDATE OF p, d
+         ), hinted AS (
+             UPDATE placements p SET hinted_at = late.at FROM late WHERE p.placement_id = late.placement_id
          )
-         UPDATE placement_due d SET at = hinted.hinted_at FROM hinted WHERE d.placement_id = hinted.placement_id",
+         UPDATE placement_due d SET at = late.at FROM late WHERE d.placement_id = late.placement_id",
         provider,
         unit_id,
     )
@@ -358,8 +360,8 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
     let rows = sqlx::query!(
         r#"SELECT provider AS "provider!",
                   (SELECT count(*) FROM placement_parked p WHERE p.provider = known.provider) AS "parked!",
-                  (SELECT count(*) FROM placement_due d
-                   WHERE d.provider = known.provider AND d.at <= now()) AS "due!",
+                  (SELECT count(*) FROM (SELECT FROM placement_due d
+                                          WHERE d.provider = known.provider AND d.at <= now() LIMIT 100000) due) AS "due!",
                   extract(epoch FROM now() - (SELECT min(at) FROM placement_due d
                                               WHERE d.provider = known.provider))::float8 AS overdue
            FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,

@@ -48,6 +48,8 @@ const BATCH: usize = 256;
 const ANSWER: Duration = Duration::from_secs(4);
 /// The first wait before an undecided order with the same external id is read again; it doubles.
 const UNDECIDED: Duration = Duration::from_millis(50);
+/// The longest such wait.
+const UNDECIDED_MOST: Duration = Duration::from_millis(400);
 /// The most retries with fresh topup ids after a conflict.
 const FRESH_IDS: usize = 3;
 
@@ -368,9 +370,9 @@ impl Orders {
         answer: &mut oneshot::Sender<Answer>,
     ) -> Result<Option<Instant>, ApiError> {
         let give_up = Instant::now() + self.placement_wait + ANSWER;
-        let mut wait = UNDECIDED;
-        let mut _permit = None;
+        let mut waits = None;
         loop {
+            let mut wait = UNDECIDED;
             let inserted = self.store(order, answer).await?;
             if inserted.stored {
                 return Ok(Some(inserted.sent));
@@ -383,11 +385,11 @@ impl Orders {
                 if decided {
                     return Ok(None);
                 }
-                if _permit.is_none() {
-                    _permit = Some(self.duplicates.try_acquire().map_err(|_| ApiError::Undecided)?);
+                if waits.is_none() {
+                    waits = Some(self.duplicates.try_acquire().map_err(|_| ApiError::Undecided)?);
                 }
                 tokio::time::sleep(wait.min(undecided_for)).await;
-                wait *= 2;
+                wait = (wait * 2).min(UNDECIDED_MOST);
             }
             if Instant::now() >= give_up {
                 return Err(ApiError::Undecided);

@@ -329,7 +329,7 @@ impl Stage for Deliver {
         let which = if overdue {
             Read::Leased
         } else {
-            Read::Young(FIRST_LEASE - self.lease)
+            Read::Young(FIRST_LEASE.saturating_sub(self.lease))
         };
         let reading = self
             .database

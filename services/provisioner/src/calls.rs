@@ -58,7 +58,7 @@ impl Calls {
             Err(Trouble::NotSent(_) | Trouble::Unknown(_)) => Some(false),
             Err(Trouble::Denied(_) | Trouble::Busy { .. }) => None,
         };
-        self.lanes.end(begun, began.elapsed(), answered);
+        self.lanes.end(&begun, began.elapsed(), answered);
         Some(answer)
     }
 

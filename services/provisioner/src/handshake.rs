@@ -15,9 +15,11 @@ use pipeline::{
     handshake::Hint,
     payload::{ReadyTopup, Releases, Said, Verdict},
     publish::Ready,
+    trace,
 };
 use runtime::Shutdown;
 use store::placements::Claimed;
+use tracing::Span;
 
 /// How long a placement is remembered: the first lease of a delivery, after which it is due anyway.
 const REMEMBERED: Duration = Duration::from_secs(30);
@@ -118,7 +120,9 @@ impl Handshake {
             if more {
                 remembered.insert(*placement, (since, Remembered::Released));
             }
-            ready.into_iter().for_each(|ready| self.readiness.hand_in(ready));
+            for ready in ready {
+                self.readiness.hand_in(ready);
+            }
         }
     }
 
@@ -136,8 +140,9 @@ impl Handshake {
 
 fn readiness(work: &Claimed, ready: Vec<TopupId>) -> impl Iterator<Item = Ready> {
     let partner_id: PartnerId = work.partner_id;
+    let traceparent = trace::context_of(&Span::current()).or_else(|| work.traceparent.clone());
     ready.into_iter().map(move |topup_id| Ready {
         topup: ReadyTopup { topup_id, partner_id },
-        traceparent: work.traceparent.clone(),
+        traceparent: traceparent.clone(),
     })
 }

@@ -174,7 +174,7 @@ impl Lanes {
 
     /// Records the end of a purchase that took `took`. `answered`: whether the provider responded; `None`
     /// says nothing about the lane.
-    pub fn end(&self, begun: Begun, took: Duration, answered: Option<bool>) {
+    pub fn end(&self, begun: &Begun, took: Duration, answered: Option<bool>) {
         let now = Instant::now();
         let mut book = self.book();
         book.in_flight -= 1;
@@ -349,7 +349,7 @@ mod tests {
 
     fn call(lanes: &Lanes, lane: &str, took: Duration, answered: bool) {
         let begun = lanes.begin(&lane.into(), Duration::ZERO);
-        lanes.end(begun, took, Some(answered));
+        lanes.end(&begun, took, Some(answered));
     }
 
     fn fail(lanes: &Lanes, times: usize) {
@@ -396,9 +396,9 @@ mod tests {
         opened_long_ago(&lanes, "bad");
         assert_eq!((lanes.most("bad"), lanes.open()), (1, vec![]));
         let test = lanes.begin(&"bad".into(), Duration::ZERO);
-        lanes.end(before, Duration::ZERO, Some(true));
+        lanes.end(&before, Duration::ZERO, Some(true));
         assert_eq!(lanes.most("bad"), 1, "only the test counts");
-        lanes.end(test, Duration::ZERO, Some(false));
+        lanes.end(&test, Duration::ZERO, Some(false));
         assert_eq!(lanes.most("bad"), 0);
         // A look-up with a response allows the next test at once.
         lanes.looked_up("bad");
@@ -411,7 +411,7 @@ mod tests {
     fn a_promise_covers_the_queue_and_the_attempt() {
         let lanes = lanes(64);
         let begun = lanes.begin(&"a".into(), Duration::from_millis(300));
-        lanes.end(begun, Duration::from_millis(80), Some(true));
+        lanes.end(&begun, Duration::from_millis(80), Some(true));
         assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
         // A long queue counts in its second and in the next one.
         assert_eq!(lanes.promises().verdict_in, Duration::from_millis(310));
@@ -423,7 +423,7 @@ mod tests {
         let lanes = lanes(64);
         call(&lanes, "good", Duration::from_millis(80), true);
         let begun = lanes.begin(&"late".into(), Duration::from_secs(3));
-        lanes.end(begun, Duration::ZERO, Some(true));
+        lanes.end(&begun, Duration::ZERO, Some(true));
         fail(&lanes, 5);
         let promises = lanes.promises();
         assert_eq!(promises.verdict_in, Duration::from_millis(10));

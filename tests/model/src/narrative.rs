@@ -66,9 +66,7 @@ fn step(state: &State, action: &Action, names: [&'static str; 2]) -> String {
         Action::Repeat => "the partner posts the order once more and is answered \"already taken\"".into(),
         Action::Answer if state.ingress == Ingress::Refusing => "the partner is answered 422".into(),
         Action::Answer => "the partner is answered 201".into(),
-        Action::GiveUp => {
-            "ingress sends no response: the partner has hung up, or answer_by has passed".into()
-        }
+        Action::GiveUp => "ingress sends no response: the partner hung up, or answer_by has passed".into(),
         Action::AnswerBy => "answer_by passes".into(),
         Action::Tick => "SETTLE/2 passes".into(),
         Action::LoseJob(row) => format!("the stream loses the job of {}, or has it acknowledged", one(row)),

@@ -329,10 +329,15 @@ async fn claim_leased(
     Ok(rows)
 }
 
+/// A row that cannot be read, with its placement and attempt.
+type Unreadable = (PlacementId, u32, Error);
+/// Units with their positions.
+type Positions = Vec<(i32, ClaimedTopup)>;
+
 /// Rows of topups as placements, in the order of their first rows.
-fn group(rows: Vec<Row>) -> Vec<Result<Claimed, (PlacementId, u32, Error)>> {
+fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
     let mut places: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
-    let mut claimed: Vec<Result<(Claimed, Vec<(i32, ClaimedTopup)>), _>> = Vec::with_capacity(rows.len());
+    let mut claimed: Vec<Result<(Claimed, Positions), Unreadable>> = Vec::with_capacity(rows.len());
     for row in rows {
         let place = *places.entry(row.placement_id).or_insert_with(|| {
             claimed.push(placement(&row).map(|claimed| (claimed, Vec::with_capacity(1))));
@@ -355,7 +360,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, (PlacementId, u32, Error)>> {
             }
         }
     }
-    let sorted = |(mut claimed, mut topups): (Claimed, Vec<(i32, ClaimedTopup)>)| {
+    let sorted = |(mut claimed, mut topups): (Claimed, Positions)| {
         topups.sort_unstable_by_key(|(position, _)| *position);
         claimed.topups = topups.into_iter().map(|(_, topup)| topup).collect();
         claimed
@@ -363,7 +368,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, (PlacementId, u32, Error)>> {
     claimed.into_iter().map(|one| one.map(sorted)).collect()
 }
 
-fn placement(row: &Row) -> Result<Claimed, (PlacementId, u32, Error)> {
+fn placement(row: &Row) -> Result<Claimed, Unreadable> {
     let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
     let was = row
         .was

@@ -32,10 +32,19 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
         .await
         .unwrap();
     // Each end of a block allows one probe: one attempt of one delivery.
-    let before = bench.receiver.received().len();
+    let is_block =
+        |pair: &[testkit::receiver::Received]| pair[1].at - pair[0].at >= Duration::from_millis(800);
+    let probes = async || {
+        let received = bench.receiver.received();
+        let before = received.windows(2).position(is_block).map(|last| last + 1);
+        Ok(before
+            .filter(|before| received.len() >= before + 2)
+            .map(|before| (before, received[before + 1].at - received[before].at)))
+    };
+    let (before, pause) = testkit::wait::until(PATIENCE, "two probes", probes)
+        .await
+        .unwrap();
     assert!((3..=12).contains(&before), "{before}");
-    let probed = bench.receiver.wait_for(before + 2, PATIENCE).await.unwrap();
-    let pause = probed[before + 1].at - probed[before].at;
     assert!(
         pause >= Duration::from_millis(1_500),
         "the second block is longer: {pause:?}"

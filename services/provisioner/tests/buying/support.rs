@@ -465,10 +465,14 @@ impl Bench {
         .unwrap();
     }
 
-    /// Makes a placement due, leased or not, and also during its first lease.
+    /// Makes a placement due, leased or not, and also during its first lease. The lease of an attempt ends, too.
     pub async fn due_now(&self, id: PlacementId) {
         self.set(
-            "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
+            "WITH aged AS (
+                 UPDATE placements SET attempted_at = attempted_at - interval '50 seconds'
+                 WHERE placement_id = $1 AND state = 'placing'
+             )
+             INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
              SELECT placement_id, provider, lane, partner_id, state = 'accepted', now()
              FROM placements WHERE placement_id = $1
              ON CONFLICT (placement_id) DO UPDATE SET at = now(), buys = excluded.buys",
@@ -538,7 +542,7 @@ impl Bench {
     /// The provider's unit of a placement's only topup.
     pub async fn unit(&self, id: PlacementId) -> String {
         sqlx::query_scalar(
-            "SELECT provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1",
+            "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1",
         )
         .bind(id.uuid())
         .fetch_one(&self.pool)

@@ -84,7 +84,7 @@ async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
             .await?
             .state
             .messages;
-        Ok((ready && waiting > topups / 2).then_some(waiting))
+        Ok((ready && waiting >= topups / 32).then_some(waiting))
     };
     let waiting = wait::until(Duration::from_mins(1), "the backlog", announced);
     println!(

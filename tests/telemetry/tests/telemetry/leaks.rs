@@ -257,7 +257,7 @@ async fn no_secret_is_in_what_is_told() {
     assert!(
         messages
             .iter()
-            .any(|message| message.starts_with(b"{\"type\":\"topup.job.v1\""))
+            .any(|message| message.starts_with(b"{\"type\":\"topup.job.v2\""))
     );
     for message in messages {
         secrets.search("a NATS message", &message);
