@@ -564,8 +564,8 @@ mod tests {
         let lanes = Lanes::new(slow, |_| usize::MAX);
         assert_eq!(
             offer(&lanes, Class::Fresh, &tags("a", partner), 5),
-            3,
-            "one runs, one waits"
+            4,
+            "the first one waits for its slot"
         );
         assert_eq!(
             offer(&lanes, Class::Overdue, &tags("a", partner), 5),

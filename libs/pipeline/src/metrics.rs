@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use async_nats::jetstream::consumer::pull;
+use async_nats::jetstream::{consumer::pull, stream::ClusterInfo};
 use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, UpDownCounter},
@@ -153,6 +153,7 @@ pub struct Watched {
 #[derive(Default)]
 struct Seen {
     messages: Vec<(u64, [KeyValue; 1])>,
+    replicas: Vec<(u64, [KeyValue; 2])>,
     pending: Vec<(u64, [KeyValue; 2])>,
     ack_pending: Vec<(u64, [KeyValue; 2])>,
 }
@@ -182,6 +183,10 @@ async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
         let of_stream = KeyValue::new("stream", *stream);
         seen.messages
             .push((found.cached_info().state.messages, [of_stream.clone()]));
+        for (state, servers) in replicas(found.cached_info().cluster.as_ref()) {
+            seen.replicas
+                .push((servers, [of_stream.clone(), KeyValue::new("state", state)]));
+        }
         for name in consumers {
             let Ok(consumer) = found.get_consumer::<pull::Config>(name).await else {
                 continue;
@@ -194,6 +199,19 @@ async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
         }
     }
     seen
+}
+
+/// The servers that hold a stream, by state. A server without a cluster holds its streams alone.
+fn replicas(cluster: Option<&ClusterInfo>) -> [(&'static str, u64); 3] {
+    let others = cluster.map_or(&[][..], |cluster| &cluster.replicas);
+    let leaders = usize::from(cluster.is_none_or(|cluster| cluster.leader.is_some()));
+    let offline = others.iter().filter(|peer| peer.offline).count();
+    let current = others.iter().filter(|peer| peer.current && !peer.offline).count();
+    [
+        ("current", count(leaders + current)),
+        ("lagging", count(others.len() - current - offline)),
+        ("offline", count(offline)),
+    ]
 }
 
 fn show(seen: &Arc<Mutex<Seen>>) {
@@ -209,6 +227,18 @@ fn show(seen: &Arc<Mutex<Seen>>) {
         .with_callback(move |gauge| {
             with(&mut |seen| {
                 seen.messages
+                    .iter()
+                    .for_each(|(count, of)| gauge.observe(*count, of));
+            });
+        })
+        .build();
+    let with = lock(seen);
+    meter
+        .u64_observable_gauge("esim.stream.replicas")
+        .with_description("Servers that hold a stream, by state: current, lagging, offline")
+        .with_callback(move |gauge| {
+            with(&mut |seen| {
+                seen.replicas
                     .iter()
                     .for_each(|(count, of)| gauge.observe(*count, of));
             });

@@ -17,6 +17,7 @@ pub mod profile;
 pub mod providers;
 pub mod recover;
 pub mod schema;
+pub mod server;
 mod sweep;
 pub mod vault;
 

@@ -129,11 +129,12 @@ impl Deliver {
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, &endpoint, at).await;
         let duration = began.elapsed();
-        drop(slot);
 
         let answer = tried.as_ref().ok().map(|(answer, _)| *answer);
         let round = delivery.attempt.saturating_sub(delivery.schedule_start);
         let next = self.schedule.next(round, answer, rand::random());
+        // A failed attempt keeps its slot until it is recorded: a block then stops the next one.
+        let slot = (next != Next::Delivered).then_some(slot);
         log(&delivery, answer, tried.as_ref().err(), next);
         self.count(&delivery, class(&tried), next, duration, claimed.elapsed());
         let attempted = Attempted {
@@ -148,6 +149,7 @@ impl Deliver {
             attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
+        drop(slot);
     }
 
     fn count(

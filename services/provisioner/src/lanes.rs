@@ -92,6 +92,7 @@ pub struct Promises {
 impl Lanes {
     /// Creates the lanes of a provider with `slots` slots for purchases.
     pub fn new(provider: String, limits: LaneLimits, slots: usize, metrics: Metrics) -> Self {
+        metrics.open_lanes(&provider, 0);
         let book = Book {
             lanes: HashMap::new(),
             in_flight: 0,

@@ -6,10 +6,12 @@ use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, Histogram},
 };
+use pipeline::metrics::DueRows;
 use runtime::Shutdown;
 use store::{
     Database,
     providers::{self, Backlog, BreakerState},
+    server::{Server, server},
 };
 
 /// How often the backlogs are read.
@@ -29,6 +31,8 @@ pub struct Metrics {
     call_duration: Histogram<f64>,
     parked: Gauge<i64>,
     oldest_overdue: Gauge<f64>,
+    due: DueRows,
+    server: ServerGauges,
     callbacks: Counter<u64>,
     topups: Counter<u64>,
     ready_duration: Histogram<f64>,
@@ -65,6 +69,8 @@ impl Default for Metrics {
                 .with_unit("s")
                 .with_description("How long the oldest due row has been due; read every 15 s")
                 .build(),
+            due: DueRows::new("provisioner"),
+            server: ServerGauges::default(),
             callbacks: meter
                 .u64_counter("esim.provider.callbacks")
                 .with_description("Callbacks from providers, by outcome")
@@ -80,6 +86,66 @@ impl Default for Metrics {
                 .with_description("Time from an accepted order to the stored profile of a unit")
                 .build(),
         }
+    }
+}
+
+/// The state of the PostgreSQL server. Every replica shows the same.
+#[derive(Clone)]
+struct ServerGauges {
+    size: Gauge<i64>,
+    xid_age: Gauge<i64>,
+    longest_transaction: Gauge<f64>,
+    unarchived: Gauge<f64>,
+    standbys: Gauge<i64>,
+    standby_lag: Gauge<f64>,
+}
+
+impl Default for ServerGauges {
+    fn default() -> Self {
+        let meter = global::meter("provisioner");
+        let seconds = |name, description| {
+            let gauge = meter.f64_gauge(name).with_unit("s");
+            gauge.with_description(description).build()
+        };
+        Self {
+            size: meter
+                .i64_gauge("esim.database.size")
+                .with_unit("By")
+                .with_description("Size of the database")
+                .build(),
+            xid_age: meter
+                .i64_gauge("esim.database.xid_age")
+                .with_description("Transactions since the oldest unfrozen row; writes stop near 2 billion")
+                .build(),
+            longest_transaction: seconds(
+                "esim.database.longest_transaction",
+                "Age of the oldest open transaction of a client",
+            ),
+            unarchived: seconds(
+                "esim.database.archive_age",
+                "How long WAL has not been archived because archiving fails",
+            ),
+            standbys: meter
+                .i64_gauge("esim.database.standbys")
+                .with_description("Connected standbys")
+                .build(),
+            standby_lag: seconds(
+                "esim.database.standby_lag",
+                "Largest replay lag of a connected standby",
+            ),
+        }
+    }
+}
+
+impl ServerGauges {
+    fn show(&self, server: &Server) {
+        self.size.record(server.size, &[]);
+        self.xid_age.record(server.xid_age, &[]);
+        let longest = server.longest_transaction.as_secs_f64();
+        self.longest_transaction.record(longest, &[]);
+        self.unarchived.record(server.unarchived.as_secs_f64(), &[]);
+        self.standbys.record(server.standbys, &[]);
+        self.standby_lag.record(server.standby_lag.as_secs_f64(), &[]);
     }
 }
 
@@ -140,6 +206,8 @@ impl Metrics {
     fn backlog(&self, backlog: &Backlog) {
         let name = &backlog.provider;
         self.parked.record(backlog.parked, &[provider(name)]);
+        self.due
+            .show(Some(name.clone()), u64::try_from(backlog.due).unwrap_or_default());
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
         self.oldest_overdue
             .record(backlog.oldest_overdue.as_secs_f64(), &of);
@@ -158,6 +226,10 @@ impl Metrics {
             match looked.await {
                 Ok(backlogs) => backlogs.iter().for_each(|backlog| self.backlog(backlog)),
                 Err(error) => tracing::warn!(%error, "cannot read the backlogs"),
+            }
+            match database.run(server).await {
+                Ok(server) => self.server.show(&server),
+                Err(error) => tracing::warn!(%error, "cannot read the state of PostgreSQL"),
             }
         }
         Ok(())

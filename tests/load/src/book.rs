@@ -80,6 +80,11 @@ impl Latency {
             .collect()
     }
 
+    /// The number of latencies up to this one.
+    pub fn within(&self, longest: Duration) -> u64 {
+        self.0.count_between(0, micros(longest))
+    }
+
     /// A quantile in milliseconds; `1.0` is the maximum.
     pub fn quantile(&self, quantile: f64) -> f64 {
         Duration::from_micros(self.0.value_at_quantile(quantile)).as_secs_f64() * 1000.0

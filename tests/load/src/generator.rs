@@ -208,6 +208,12 @@ impl Schedule {
         }
     }
 
+    /// At most so many orders.
+    pub fn at_most(mut self, orders: Option<u32>) -> Self {
+        self.total = self.total.min(orders.unwrap_or(u32::MAX));
+        self
+    }
+
     /// Due orders that were not sent before the window ended: every connection was busy.
     pub fn unsent(&self) -> u32 {
         self.unsent.get()

@@ -2,12 +2,13 @@
 
 use crate::book::{Book, Latency};
 use crate::run::Circumstances;
-use crate::settings::{Load, Mode, System};
+use crate::settings::{Disturbance, Load, Mode, System};
 use crate::system::{self, Build, Usage};
 use crate::verdicts::Verdicts;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
 use testkit::table::table;
 
 /// The results of a run; `--json` and `--out` write them unchanged. The crate's documentation defines them.
@@ -25,6 +26,9 @@ pub struct Report {
     pub qty: u32,
     pub partners: u32,
     pub option: String,
+    /// Orders beside the measured ones.
+    #[serde(default)]
+    pub beside: Vec<Disturbance>,
     pub placement_wait: String,
     pub build: Build,
     pub cores: usize,
@@ -43,6 +47,9 @@ pub struct Report {
     pub verdicts: Option<Verdicts>,
 
     pub accepted_topups: u64,
+    /// Topups whose webhook arrived within 5 s of the order's send.
+    #[serde(default)]
+    pub within_5_s: u64,
     /// Accepted topups without webhook; must be 0.
     pub missing_webhooks: u64,
     pub duplicate_webhooks: u64,
@@ -113,6 +120,7 @@ impl Report {
             qty: load.qty,
             partners: load.partners,
             option: load.option.clone(),
+            beside: load.beside.clone(),
             placement_wait: system::placement_wait(&system.run_dir),
             build: system::build(&system.run_dir),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
@@ -126,6 +134,7 @@ impl Report {
             order_to_webhook: Quantiles::of(&totals.order_to_webhook),
             verdicts: run.verdicts.clone(),
             accepted_topups: totals.topups,
+            within_5_s: totals.order_to_webhook.within(Duration::from_secs(5)),
             missing_webhooks: book.waiting(),
             duplicate_webhooks: totals.duplicates,
             webhooks_without_answer: book.unasked(),
@@ -161,6 +170,20 @@ impl Report {
         shed.filter_map(|kind| self.errors.get(*kind))
             .map(|errors| errors.count)
             .sum()
+    }
+
+    /// The share of webhooks within 5 s, and the orders beside.
+    fn isolation(&self) -> String {
+        let (within, topups) = (self.within_5_s, self.accepted_topups);
+        let share = 100.0 * approximate(within) / approximate(topups.max(1));
+        let beside = self.beside.iter().map(|Disturbance { option, rate, count }| {
+            let most = count.map_or_else(String::new, |count| format!(", {count} in all"));
+            format!("\nbeside: `{option}`, {rate} orders/s{most}")
+        });
+        format!(
+            "within 5 s: {within} of {topups} webhooks, {share:.2} %{}",
+            beside.collect::<String>()
+        )
     }
 
     /// Whether ingress waited for verdicts, as a sentence.
@@ -239,6 +262,7 @@ impl Display for Report {
             "{}\n",
             table(&["latency in ms", "p50", "p95", "p99", "max"], rows)
         )?;
+        writeln!(f, "{}\n", self.isolation())?;
         let rows = self.processes.iter().map(|(name, one)| {
             let figures = [one.cpu_seconds, one.cpu_us_per_order, one.peak_memory_mib];
             [name.clone()]

@@ -3,7 +3,7 @@
 use crate::book::{Book, Latency};
 use crate::generator::{self, Pace, Schedule, Sender, Window};
 use crate::report::{Report, approximate};
-use crate::settings::{Load, Mode, System};
+use crate::settings::{Disturbance, Load, Mode, System};
 use crate::sink::Sink;
 use crate::system::{self, Paused};
 use crate::verdicts::Verdicts;
@@ -62,6 +62,12 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     let window = Rc::new(Window::new(start, length));
     book.open(start + length);
     let mut workers = JoinSet::new();
+    let mut disturbing = Vec::new();
+    for one in &load.beside {
+        let (schedule, sink) = disturb(load, one, system, &window).await?;
+        workers.spawn_local(Rc::clone(&schedule).run());
+        disturbing.push((schedule, sink));
+    }
     let schedule = load.rate.filter(|_| load.mode != Mode::Drain).map(|rate| {
         let (window, book) = (Rc::clone(&window), Rc::clone(&book));
         Rc::new(Schedule::new(load, rate, senders.clone(), window, book))
@@ -84,7 +90,7 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     book.open(sent.min(start + length));
     drop(paused);
     wait_for_webhooks(&book, load.patience, DRAIN, &mut progress, &mut line).await;
-    drop(progress);
+    drop((progress, disturbing));
 
     let after = system::sample(&system.run_dir)?;
     let added = match (verdicts, Verdicts::read(system).await) {
@@ -112,6 +118,27 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         answer: totals.answer.clone(),
         order_to_webhook: totals.order_to_webhook.clone(),
     })
+}
+
+/// Prepares the orders of a disturbance. Their webhooks go to a sink and a book of their own.
+async fn disturb(
+    load: &Load,
+    one: &Disturbance,
+    system: &System,
+    window: &Rc<Window>,
+) -> Result<(Rc<Schedule>, Sink)> {
+    let load = Load {
+        option: one.option.clone(),
+        rate: Some(one.rate),
+        partners: 1,
+        qty: 1,
+        ..load.clone()
+    };
+    let book = Rc::new(Book::default());
+    let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
+    let senders = senders(&load, system, &sink).await?;
+    let schedule = Schedule::new(&load, one.rate, senders, Rc::clone(window), book).at_most(one.count);
+    Ok((Rc::new(schedule), sink))
 }
 
 /// Creates the partners of a run, each with an endpoint at the sink.

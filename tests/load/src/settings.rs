@@ -21,6 +21,7 @@ const OPEN_CONNECTIONS: u32 = 1_024;
   load --mode deliver --connections 256     what the whole pipeline sustains
   load --mode drain --backlog 50000         how fast a backlog is worked off
   load --rate 500 --seconds 60              open loop: 500 orders/s, whatever the answers do
+  load --rate 30 --seconds 60 --beside slow=20   what a slow option costs the others
   load --ladder --out .local/load/ladder    rates from idle to twice the saturation, with plots
   load --mode deliver --compare FILE        the same run beside an earlier one
   load --connections 8 --qty 10 --json      ten units per order, machine-readable
@@ -71,6 +72,10 @@ pub struct Load {
     /// The sandbox option to order.
     #[arg(long, default_value = "ready")]
     pub option: String,
+    /// Orders of another sandbox option beside the measured ones, at so many per second, from a partner of
+    /// their own; with a second number, at most so many in all. They are not part of the figures. Repeatable.
+    #[arg(long, value_name = "OPTION=RATE[,COUNT]", value_parser = disturbance)]
+    pub beside: Vec<Disturbance>,
     /// The aim of the run.
     #[arg(long, value_enum, default_value_t = Mode::Accept)]
     pub mode: Mode,
@@ -117,6 +122,36 @@ pub struct System {
     /// The running commit, for the report.
     #[arg(long, env = "LOAD_COMMIT")]
     pub commit: Option<String>,
+}
+
+/// Orders beside the measured ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Disturbance {
+    /// The sandbox option.
+    pub option: String,
+    /// Orders per second.
+    pub rate: u32,
+    /// The most orders in all.
+    pub count: Option<u32>,
+}
+
+fn disturbance(text: &str) -> Result<Disturbance, String> {
+    let parsed = || {
+        let (option, numbers) = text.split_once('=')?;
+        let (rate, count) = match numbers.split_once(',') {
+            Some((rate, count)) => (rate, Some(count.parse().ok()?)),
+            None => (numbers, None),
+        };
+        let rate: u32 = rate.parse().ok()?;
+        (!option.is_empty() && rate > 0).then(|| Disturbance {
+            option: option.to_owned(),
+            rate,
+            count,
+        })
+    };
+    parsed().ok_or_else(|| {
+        "expected OPTION=RATE or OPTION=RATE,COUNT, such as slow=20 or flapping=100,300".into()
+    })
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]

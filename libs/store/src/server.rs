@@ -1,0 +1,51 @@
+//! The state of the PostgreSQL server, for metrics.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+
+use crate::{Error, age};
+
+/// The state of the server. Sessions of other roles are invisible without the role `pg_read_all_stats`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Server {
+    /// The size of this database, in bytes.
+    pub size: i64,
+    /// Transactions since the oldest unfrozen row of any database. PostgreSQL stops writes near 2 billion.
+    pub xid_age: i64,
+    /// The age of the oldest open transaction.
+    pub longest_transaction: Duration,
+    /// How long WAL segments have not been archived because archiving fails.
+    pub unarchived: Duration,
+    /// The number of connected standbys.
+    pub standbys: i64,
+    /// The largest replay lag of a connected standby.
+    pub standby_lag: Duration,
+}
+
+/// Reads the state of the server. It touches no table of ours.
+pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
+    let row = sqlx::query!(
+        r#"SELECT pg_database_size(current_database()) AS "size!",
+                  (SELECT max(age(datfrozenxid))::bigint FROM pg_database) AS "xid_age!",
+                  (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float8
+                   FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid())
+                      AS "longest_transaction!",
+                  (SELECT CASE WHEN last_failed_time > coalesce(last_archived_time, '-infinity')
+                               THEN extract(epoch FROM now() - coalesce(last_archived_time, last_failed_time)) ELSE 0 END
+                   FROM pg_stat_archiver)::float8 AS "unarchived!",
+                  standbys AS "standbys!", lag AS "lag!"
+           FROM (SELECT count(*) AS standbys, coalesce(extract(epoch FROM max(replay_lag)), 0)::float8 AS lag
+                 FROM pg_stat_replication WHERE state = 'streaming') streaming"#
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(Server {
+        size: row.size,
+        xid_age: row.xid_age,
+        longest_transaction: age(row.longest_transaction),
+        unarchived: age(row.unarchived),
+        standbys: row.standbys,
+        standby_lag: age(row.lag),
+    })
+}
