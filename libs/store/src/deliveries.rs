@@ -229,7 +229,8 @@ pub enum Read {
     /// First attempts of the deliveries that readiness events name. A delivery must be younger than this, so that
     /// a whole attempt fits into the rest of its first lease, and its endpoint must not be blocked.
     Young(Duration),
-    /// Pending deliveries that this process has [leased](lease).
+    /// Pending deliveries that this process has [leased](lease). Of an endpoint that was blocked meanwhile, only the
+    /// probe is read.
     Leased,
 }
 
@@ -259,10 +260,10 @@ pub async fn read(
                 d.order_id, (SELECT order_id FROM placements WHERE placement_id = t.placement_id))
            JOIN partners p ON p.partner_id = d.partner_id
            WHERE d.topup_id = ANY ($1) AND d.state = 'pending'
-             AND ($2::float8 IS NULL OR (
-                 d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)
-                 AND NOT EXISTS (
-                     SELECT FROM endpoints b WHERE b.partner_id = d.partner_id AND b.blocked_until IS NOT NULL)))"#,
+             AND ($2::float8 IS NULL OR (d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))
+             AND NOT EXISTS (
+                 SELECT FROM endpoints b WHERE b.partner_id = d.partner_id AND b.blocked_until IS NOT NULL
+                 AND ($2 IS NOT NULL OR b.probe IS DISTINCT FROM d.topup_id))"#,
         &ids as &[&str],
         youth,
     )

@@ -169,6 +169,8 @@ pub struct Claimed {
     pub placed_age: Option<Duration>,
     /// How many times in a row the outcome of this attempt stayed unknown.
     pub unknowns: u32,
+    /// Whether no outcome of that attempt is recorded, not even an unknown one: its call may be in flight.
+    pub open: bool,
     /// Whether the order is certainly answered, or will never be.
     pub answered: bool,
     /// W3C trace context of the POST.
@@ -201,6 +203,7 @@ struct Row {
     age: f64,
     placed_age: Option<f64>,
     unknowns: i32,
+    open: bool,
     answered: bool,
     traceparent: Option<String>,
     position: i32,
@@ -273,7 +276,7 @@ async fn claim_named(
            )
            SELECT c.placement_id, c.order_id, o.partner_id, coalesce(c.lane, '') AS "lane!", 'accepted' AS "was!",
                   c.attempt, 0::float8 AS "attempt_age!", extract(epoch FROM now() - c.created_at)::float8 AS "age!",
-                  NULL::float8 AS placed_age, 0 AS "unknowns!", o.answer_by <= now() AS "answered!", o.traceparent,
+                  NULL::float8 AS placed_age, 0 AS "unknowns!", true AS "open!", o.answer_by <= now() AS "answered!", o.traceparent,
                   t.position, t.topup_id, t.provider_option_id, NULL::text AS provider_unit_id, t.state
            FROM claimed c
            JOIN orders o ON o.order_id = c.order_id
@@ -311,6 +314,7 @@ async fn claim_leased(
                   extract(epoch FROM now() - p.created_at)::float8 AS "age!",
                   extract(epoch FROM now() - p.placed_at)::float8 AS placed_age,
                   CASE WHEN c.attempt IS NULL THEN p.unknowns ELSE 0 END AS "unknowns!",
+                  c.attempt IS NOT NULL OR (p.unknowns = 0 AND p.not_found_at IS NULL) AS "open!",
                   o.answer_by <= now() AS "answered!", o.traceparent,
                   t.position, t.topup_id, t.provider_option_id, e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
@@ -385,6 +389,7 @@ fn placement(row: &Row) -> Result<Claimed, Unreadable> {
         age: age(row.age),
         placed_age: row.placed_age.map(age),
         unknowns: unsigned(row.unknowns),
+        open: row.open,
         answered: row.answered,
         traceparent: row.traceparent.clone(),
         topups: Vec::new(),
@@ -401,7 +406,7 @@ async fn put_off(
     let mut in_flight = Vec::new();
     let mut finished = Vec::new();
     claimed.retain(|one| match one.was {
-        PlacementState::Placing if one.attempt_age < lease => {
+        PlacementState::Placing if one.open && one.attempt_age < lease => {
             in_flight.push(one.placement_id.uuid());
             false
         }
