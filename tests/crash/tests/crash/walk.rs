@@ -103,17 +103,24 @@ impl Walk {
             "notifier" => Stage::Notifier,
             other => bail!("no stage is named {other}"),
         };
+        // Only a provider that cannot be reached as a whole opens its breaker, so that a probe follows.
+        let unreachable = matches!(point.effect, Effect::CommitHealth | Effect::CommitProbe);
+        if unreachable {
+            self.stack.process(Stage::Sandbox)?.kill().await?;
+        }
         let process = self.stack.process(stage)?;
         process.kill().await?;
         let settings = &mut process.program_mut().env;
         settings.insert("FAILPOINTS".into(), format!("{point}=return"));
-        if point.effect == Effect::CommitProbe {
-            // The first failure opens the breaker, so that a probe follows.
+        if unreachable {
             settings.insert("BREAKER_FAILURES".into(), "1".into());
         }
         process.spawn()?;
         let reached = self.waves_until_death(stage, point).await;
 
+        if unreachable {
+            self.stack.process(Stage::Sandbox)?.start().await?;
+        }
         let process = self.stack.process(stage)?;
         for armed in ["FAILPOINTS", "BREAKER_FAILURES"] {
             process.program_mut().env.remove(armed);
