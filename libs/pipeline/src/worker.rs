@@ -554,23 +554,23 @@ impl<S: Stage> Worker<S> {
             // A breaker may have closed since.
             self.lanes.look();
             let began_anew = after.is_none();
-            let leased = match self.lease_due(&mut after).await {
-                Ok(leased) => leased,
+            let found = match self.lease_due(&mut after).await {
+                Ok(found) => found,
                 Err(error) => {
                     tracing::warn!(
                         error = format!("{error:#}"),
                         "cannot lease due rows; trying again"
                     );
                     after = None;
-                    0
+                    false
                 }
             };
-            pause = if leased == 0 && after.is_none() && began_anew {
+            pause = if !found && after.is_none() && began_anew {
                 REDRIVE
             } else {
                 REDRIVE_MOST
             };
-            if leased > 0 && after.is_none() {
+            if found && after.is_none() {
                 // More rows of the same lanes may be due. The next look waits until one of them is drained.
                 tokio::select! {
                     () = stop.cancelled() => return Ok(()),
@@ -582,8 +582,8 @@ impl<S: Stage> Worker<S> {
     }
 
     /// Looks for due rows whose queue has no waiting due rows, leases them and offers them to the lanes.
-    /// Returns the number of leased rows.
-    async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<usize> {
+    /// Returns whether any row was due.
+    async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
         let look = Look {
             limit: DUE,
             per_lane: self.per_lane,
@@ -591,18 +591,18 @@ impl<S: Stage> Worker<S> {
         };
         let found = self.stage.due(look).await?;
         *after = found.after;
+        let any = !found.due.is_empty();
         let tagged = found.due.into_iter().map(|row| (row.id, (row.lane, row.partner)));
         let mut due: HashMap<S::Id, Tags> = tagged.filter(|(_, tags)| !self.lanes.waits(tags)).collect();
         if due.is_empty() {
-            return Ok(0);
+            return Ok(any);
         }
         let rows: Vec<S::Id> = due.keys().cloned().collect();
         let leased = perform(S::NAMES.lease_due, self.stage.lease(&rows)).await?;
-        let count = leased.len();
         let tickets = leased
             .into_iter()
             .filter_map(|row| Some((due.remove(&row)?, (row, None))));
         self.lanes.offer(Class::Overdue, tickets);
-        Ok(count)
+        Ok(any)
     }
 }

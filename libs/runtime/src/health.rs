@@ -8,6 +8,7 @@ use std::{
 };
 
 use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
+use opentelemetry::metrics::Gauge;
 
 use crate::{Shutdown, listener};
 
@@ -15,6 +16,8 @@ use crate::{Shutdown, listener};
 #[derive(Clone)]
 pub struct Readiness {
     missing: Arc<Mutex<BTreeMap<&'static str, String>>>,
+    /// The gauge `esim.<part>.up` of each part.
+    up: Arc<BTreeMap<&'static str, Gauge<u64>>>,
     shutdown: Shutdown,
 }
 
@@ -25,8 +28,18 @@ impl Readiness {
             .iter()
             .map(|part| (*part, "not ready yet".to_owned()))
             .collect();
+        let meter = opentelemetry::global::meter("runtime");
+        let up = parts.iter().map(|part| {
+            let gauge = meter
+                .u64_gauge(format!("esim.{part}.up"))
+                .with_description("Whether the last look of this process reached it: 1 or 0")
+                .build();
+            gauge.record(0, &[]);
+            (*part, gauge)
+        });
         Self {
             missing: Arc::new(Mutex::new(missing)),
+            up: Arc::new(up.collect()),
             shutdown: shutdown.clone(),
         }
     }
@@ -34,11 +47,19 @@ impl Readiness {
     /// Marks a part as ready.
     pub fn well(&self, part: &'static str) {
         self.lock().remove(part);
+        self.show(part, 1);
     }
 
     /// Marks a part as not ready, with the reason.
     pub fn unwell(&self, part: &'static str, reason: impl Into<String>) {
         self.lock().insert(part, reason.into());
+        self.show(part, 0);
+    }
+
+    fn show(&self, part: &'static str, up: u64) {
+        if let Some(gauge) = self.up.get(part) {
+            gauge.record(up, &[]);
+        }
     }
 
     /// The parts that aren't ready, with their reasons.

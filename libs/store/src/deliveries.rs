@@ -175,6 +175,10 @@ pub struct Delivery {
     pub schedule_start: u32,
     /// The time since the order was stored.
     pub age: Duration,
+    /// The time since the unit was ready.
+    pub ready_age: Duration,
+    /// The partner's environment: `live`, `sandbox`.
+    pub environment: String,
     /// W3C trace context of the order's POST.
     pub traceparent: Option<String>,
 }
@@ -194,6 +198,8 @@ struct Row {
     attempt: i32,
     schedule_start: i32,
     age: f64,
+    ready_age: f64,
+    environment: String,
     traceparent: Option<String>,
 }
 
@@ -218,6 +224,8 @@ impl TryFrom<Row> for Delivery {
             attempt: unsigned(row.attempt),
             schedule_start: unsigned(row.schedule_start),
             age: age(row.age),
+            ready_age: age(row.ready_age),
+            environment: row.environment,
             traceparent: row.traceparent,
         })
     }
@@ -252,7 +260,9 @@ pub async fn read(
                   p.webhook_url, p.webhook_host, p.webhook_secret,
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
                   d.attempt, d.schedule_start,
-                  extract(epoch FROM now() - o.created_at)::float8 AS "age!", o.traceparent
+                  extract(epoch FROM now() - o.created_at)::float8 AS "age!",
+                  coalesce(extract(epoch FROM now() - e.ready_at), 0)::float8 AS "ready_age!", p.environment,
+                  o.traceparent
            FROM deliveries d
            JOIN topups t ON t.topup_id = d.topup_id
            JOIN esims e ON e.topup_id = d.topup_id

@@ -134,9 +134,11 @@ async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
 /// The state of all deliveries and endpoints, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Standing {
-    /// How long the oldest due delivery has been overdue; deliveries of blocked or paused endpoints do not
-    /// count.
-    pub overdue: Duration,
+    /// How long the oldest due delivery to a live partner has been overdue; deliveries of blocked or paused
+    /// endpoints do not count.
+    pub overdue_live: Duration,
+    /// The same for sandbox partners.
+    pub overdue_sandbox: Duration,
     /// Deliveries that are due now; those of blocked endpoints count too.
     pub due: u64,
     /// Endpoints that are blocked after failures.
@@ -160,15 +162,22 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                ) next
                WHERE partner.nth < $1
            )
-           SELECT (SELECT extract(epoch FROM now() - min(first.at))::float8
-                   FROM partner
-                   LEFT JOIN endpoints e ON e.partner_id = partner.partner_id
-                   CROSS JOIN LATERAL (
-                       SELECT at FROM delivery_due d
-                       WHERE d.partner_id = partner.partner_id AND d.at <= now()
-                       ORDER BY d.at LIMIT 1
-                   ) first
-                   WHERE e.blocked_until IS NULL) AS overdue,
+, first AS (
+               SELECT p.environment, due.at
+               FROM partner
+               JOIN partners p ON p.partner_id = partner.partner_id
+               LEFT JOIN endpoints e ON e.partner_id = partner.partner_id
+               CROSS JOIN LATERAL (
+                   SELECT at FROM delivery_due d
+                   WHERE d.partner_id = partner.partner_id AND d.at <= now()
+                   ORDER BY d.at LIMIT 1
+               ) due
+               WHERE e.blocked_until IS NULL
+           )
+           SELECT (SELECT extract(epoch FROM now() - min(at))::float8 FROM first
+                   WHERE environment = 'live') AS overdue_live,
+                  (SELECT extract(epoch FROM now() - min(at))::float8 FROM first
+                   WHERE environment = 'sandbox') AS overdue_sandbox,
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
                   (SELECT count(*) FROM (SELECT FROM delivery_due WHERE at <= now() LIMIT 100000) due) AS "due!",
@@ -179,7 +188,8 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
     .await?;
     let count = |count: i64| u64::try_from(count).unwrap_or_default();
     Ok(Standing {
-        overdue: age(row.overdue.unwrap_or_default()),
+        overdue_live: age(row.overdue_live.unwrap_or_default()),
+        overdue_sandbox: age(row.overdue_sandbox.unwrap_or_default()),
         due: count(row.due),
         blocked: count(row.blocked),
         paused: count(row.paused),

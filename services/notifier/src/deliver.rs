@@ -160,7 +160,7 @@ impl Deliver {
         duration: Duration,
         since_claimed: Duration,
     ) {
-        self.metrics.attempt(class, duration);
+        self.metrics.attempt(&delivery.environment, class, duration);
         self.metrics.delivery(match next {
             Next::Delivered => DeliveryResult::Delivered,
             Next::Retry(_) => DeliveryResult::Retried,
@@ -169,6 +169,10 @@ impl Deliver {
         // A replay does not count for the delivery time.
         if next == Next::Delivered && delivery.schedule_start == 0 {
             self.metrics.delivered_after(delivery.age + since_claimed);
+            if delivery.attempt == 0 {
+                self.metrics
+                    .delivered_at_once(&delivery.environment, delivery.ready_age + since_claimed);
+            }
         }
     }
 

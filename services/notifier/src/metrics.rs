@@ -22,6 +22,7 @@ pub struct Metrics {
     attempts: Counter<u64>,
     attempt_duration: Histogram<f64>,
     delivery_duration: Histogram<f64>,
+    ready_duration: Histogram<f64>,
     overdue: Gauge<f64>,
     blocked: Gauge<u64>,
     exhausted: Gauge<u64>,
@@ -67,6 +68,14 @@ impl Metrics {
                 .with_unit("s")
                 .with_boundaries(DELIVERY_BOUNDS.into())
                 .build(),
+            ready_duration: meter
+                .f64_histogram("esim.delivery.ready.duration")
+                .with_description(
+                    "Time from the readiness of a unit to its webhook, if the first attempt was acknowledged",
+                )
+                .with_unit("s")
+                .with_boundaries(DELIVERY_BOUNDS.into())
+                .build(),
             overdue: meter
                 .f64_gauge("esim.redrive.oldest_overdue")
                 .with_description("How long the oldest due row has been due, without blocked endpoints")
@@ -96,8 +105,12 @@ impl Metrics {
     }
 
     /// Counts an attempt and records its duration.
-    pub fn attempt(&self, class: &'static str, took: Duration) {
-        self.attempts.add(1, &[KeyValue::new("outcome", class)]);
+    pub fn attempt(&self, environment: &str, class: &'static str, took: Duration) {
+        let of = [
+            KeyValue::new("outcome", class),
+            KeyValue::new("environment", environment.to_owned()),
+        ];
+        self.attempts.add(1, &of);
         self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
 
@@ -106,12 +119,26 @@ impl Metrics {
         self.delivery_duration.record(since_order.as_secs_f64(), &[]);
     }
 
+    /// Records the time from readiness to a delivery by its first attempt.
+    pub fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
+        let environment = KeyValue::new("environment", environment.to_owned());
+        self.ready_duration
+            .record(since_ready.as_secs_f64(), &[environment]);
+    }
+
     /// Sets the gauges of stored deliveries and endpoints.
     pub fn standing(&self, standing: &Standing) {
-        self.overdue.record(
-            standing.overdue.as_secs_f64(),
-            &[KeyValue::new("stage", "notifier")],
-        );
+        let overdue = [
+            ("live", standing.overdue_live),
+            ("sandbox", standing.overdue_sandbox),
+        ];
+        for (environment, overdue) in overdue {
+            let of = [
+                KeyValue::new("stage", "notifier"),
+                KeyValue::new("environment", environment),
+            ];
+            self.overdue.record(overdue.as_secs_f64(), &of);
+        }
         self.blocked
             .record(standing.blocked, &[KeyValue::new("reason", "failures")]);
         self.blocked

@@ -84,7 +84,7 @@ pub struct Config {
     pub providers: Vec<String>,
     /// Purchases in flight, per provider and process. A lane and partner together hold at most half of the
     /// free slots
-    #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub provider_concurrency: u16,
     /// Look-ups and collects in flight, per provider and process. Default: half of `PROVIDER_CONCURRENCY`
     #[arg(long, env = "PROVIDER_LOOKUP_CONCURRENCY", value_parser = clap::value_parser!(u16).range(1..=4096))]

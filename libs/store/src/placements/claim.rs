@@ -298,7 +298,9 @@ async fn claim_leased(
     let rows = sqlx::query_as!(
         Row,
         r#"WITH taken AS (
-               SELECT placement_id, state FROM placements
+               SELECT placement_id, order_id, lane, state, attempt, attempted_at, created_at, placed_at, unknowns,
+                      not_found_at
+               FROM placements
                WHERE placement_id = ANY ($1) AND provider = $2
                  AND ($3 OR NOT EXISTS (SELECT FROM providers WHERE name = $2 AND open_until IS NOT NULL))
                FOR UPDATE SKIP LOCKED
@@ -306,23 +308,26 @@ async fn claim_leased(
                UPDATE placements p
                SET state = 'placing', attempt = p.attempt + 1, attempted_at = now(), not_found_at = NULL, unknowns = 0
                FROM taken WHERE p.placement_id = taken.placement_id AND taken.state = 'accepted'
-               RETURNING p.placement_id, p.attempt, p.attempted_at
+               RETURNING p.placement_id, p.order_id, p.lane, taken.state, p.attempt, p.attempted_at, p.created_at,
+                         p.placed_at, p.unknowns, true AS open
+           ), work AS (
+               SELECT * FROM claimed
+               UNION ALL
+               SELECT placement_id, order_id, lane, state, attempt, attempted_at, created_at, placed_at, unknowns,
+                      unknowns = 0 AND not_found_at IS NULL
+               FROM taken WHERE state <> 'accepted'
            )
-           SELECT p.placement_id, p.order_id, o.partner_id, coalesce(p.lane, '') AS "lane!", taken.state AS "was!",
-                  coalesce(c.attempt, p.attempt) AS "attempt!",
-                  coalesce(extract(epoch FROM now() - coalesce(c.attempted_at, p.attempted_at)), 0)::float8 AS "attempt_age!",
-                  extract(epoch FROM now() - p.created_at)::float8 AS "age!",
-                  extract(epoch FROM now() - p.placed_at)::float8 AS placed_age,
-                  CASE WHEN c.attempt IS NULL THEN p.unknowns ELSE 0 END AS "unknowns!",
-                  c.attempt IS NOT NULL OR (p.unknowns = 0 AND p.not_found_at IS NULL) AS "open!",
-                  o.answer_by <= now() AS "answered!", o.traceparent,
+           SELECT w.placement_id AS "placement_id!", w.order_id AS "order_id!", o.partner_id,
+                  coalesce(w.lane, '') AS "lane!", w.state AS "was!", w.attempt AS "attempt!",
+                  coalesce(extract(epoch FROM now() - w.attempted_at), 0)::float8 AS "attempt_age!",
+                  extract(epoch FROM now() - w.created_at)::float8 AS "age!",
+                  extract(epoch FROM now() - w.placed_at)::float8 AS placed_age,
+                  w.unknowns AS "unknowns!", w.open AS "open!", o.answer_by <= now() AS "answered!", o.traceparent,
                   t.position, t.topup_id, t.provider_option_id, e.provider_unit_id AS "provider_unit_id?",
                   CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS "state!"
-           FROM taken
-           JOIN placements p ON p.placement_id = taken.placement_id
-           LEFT JOIN claimed c ON c.placement_id = taken.placement_id
-           JOIN orders o ON o.order_id = p.order_id
-           JOIN topups t ON t.placement_id = p.placement_id
+           FROM work w
+           JOIN orders o ON o.order_id = w.order_id
+           JOIN topups t ON t.placement_id = w.placement_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id"#,
         placements,
         provider,

@@ -184,7 +184,8 @@ struct Bought {
     attempts: Vec<i32>,
     collect_in: Vec<Option<f64>>,
     overdue: Vec<bool>,
-    announced: Vec<bool>,
+    /// Placements whose readiness is not announced by a message.
+    unannounced: Vec<Uuid>,
     unit_placements: Vec<Uuid>,
     topups: Vec<String>,
     provider_units: Vec<String>,
@@ -213,7 +214,9 @@ impl Bought {
             columns.attempts.push(signed(settlement.attempt));
             columns.collect_in.push(collect_in.map(seconds));
             columns.overdue.push(*overdue);
-            columns.announced.push(*announced);
+            if !announced {
+                columns.unannounced.push(placement);
+            }
             for unit in units {
                 let (iccid, profile) = match &unit.progress {
                     Progress::Pending => (None, None),
@@ -237,7 +240,8 @@ impl Bought {
         columns
     }
 
-    /// One statement stores the units, their profiles and their deliveries.
+    /// One statement stores the units, their profiles and their deliveries. It joins no two row sets without an index:
+    /// PostgreSQL takes them for one row each, and compares every pair.
     async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
         if self.placements.is_empty() {
             return Ok(());
@@ -251,37 +255,38 @@ impl Bought {
                    SET state = CASE WHEN new.overdue THEN 'parked' ELSE 'placed' END,
                        reason = CASE WHEN new.overdue THEN 'bought, but its profiles do not come' END,
                        placed_at = coalesce(p.placed_at, now()), unknowns = 0
-                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[], $5::bool[])
-                       AS new (placement_id, attempt, collect_in, overdue, announced)
+                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[])
+                       AS new (placement_id, attempt, collect_in, overdue)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state IN ('placing', 'placed') OR (p.state = 'parked' AND NOT p.disputed))
-                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, new.collect_in, new.overdue, new.announced
+                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, new.collect_in, new.overdue
                ), stored AS (
                    INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
-                   SELECT unit.topup_id, moved.provider, unit.provider_unit_id, unit.iccid, unit.profile,
+                   SELECT unit.topup_id, p.provider, unit.provider_unit_id, unit.iccid, unit.profile,
                           CASE WHEN unit.profile IS NOT NULL THEN now() END
                    FROM unit
-                   JOIN moved ON moved.placement_id = unit.placement_id
                    JOIN topups t ON t.topup_id = unit.topup_id AND t.placement_id = unit.placement_id
                                     AND t.state = 'pending'
+                   JOIN placements p ON p.placement_id = unit.placement_id
+                   WHERE unit.placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
                    ON CONFLICT (topup_id) DO UPDATE
                    SET iccid = excluded.iccid, profile = excluded.profile, ready_at = excluded.ready_at
                    WHERE e.ready_at IS NULL AND excluded.ready_at IS NOT NULL
                      AND e.provider_unit_id = excluded.provider_unit_id
                    RETURNING e.topup_id, e.ready_at
                ), ready AS (
-                   SELECT stored.topup_id, moved.placement_id, moved.order_id, moved.announced, o.partner_id, o.answer_by
+                   SELECT stored.topup_id, p.placement_id, p.order_id, o.partner_id, o.answer_by
                    FROM stored
-                   JOIN unit ON unit.topup_id = stored.topup_id
-                   JOIN moved ON moved.placement_id = unit.placement_id
-                   JOIN orders o ON o.order_id = moved.order_id
+                   JOIN topups t ON t.topup_id = stored.topup_id
+                   JOIN placements p ON p.placement_id = t.placement_id
+                   JOIN orders o ON o.order_id = p.order_id
                    WHERE stored.ready_at IS NOT NULL
                ), born AS (
                    INSERT INTO deliveries (topup_id, partner_id, order_id)
                    SELECT topup_id, partner_id, order_id FROM ready
                ), delivery_due AS (
                    INSERT INTO delivery_due (topup_id, partner_id, at)
-                   SELECT topup_id, partner_id, greatest(answer_by, now()) FROM ready WHERE NOT announced
+                   SELECT topup_id, partner_id, greatest(answer_by, now()) FROM ready WHERE placement_id = ANY ($5)
                ), done AS (
                    DELETE FROM placement_due d USING moved
                    WHERE d.placement_id = moved.placement_id AND moved.collect_in IS NULL
@@ -300,13 +305,13 @@ impl Bought {
                    DELETE FROM placement_parked k USING moved
                    WHERE k.placement_id = moved.placement_id AND NOT moved.overdue
                )
-               SELECT moved.placement_id AS "placement_id!", ready.topup_id AS "topup_id?"
-               FROM moved LEFT JOIN ready ON ready.placement_id = moved.placement_id"#,
+               SELECT placement_id AS "placement_id!", NULL AS "topup_id?" FROM moved
+               UNION ALL SELECT placement_id, topup_id FROM ready"#,
             &self.placements,
             &self.attempts,
             &self.collect_in as &[Option<f64>],
             &self.overdue,
-            &self.announced,
+            &self.unannounced,
             &self.unit_placements,
             &self.topups,
             &self.provider_units,

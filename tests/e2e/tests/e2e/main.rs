@@ -8,6 +8,7 @@
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
+//! - [`isolation`]: an option that hangs or fails does not stop the others.
 //! - [`settings`]: invalid settings are refused.
 
 #![expect(
@@ -20,6 +21,7 @@ mod database_away;
 mod duplicates;
 mod faults;
 mod forwarder;
+mod isolation;
 mod limits;
 mod limits_memory;
 mod ordering;
