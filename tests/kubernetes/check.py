@@ -1,4 +1,4 @@
-"""check.py VERSIONS README BINARIES RENDERED…: see tests/kubernetes/run."""
+"""check.py VERSIONS README BINARIES PROMTOOL RENDERED…: see tests/kubernetes/run."""
 
 import pathlib
 import re
@@ -9,9 +9,12 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
+import scaling
+
 # --- resources that are no part of Kubernetes: the fields that we use, from their documentation -----
 
 TEXT, COUNT = {"type": "string"}, {"type": "integer", "minimum": 0}
+TEXTS = {"type": "array", "minItems": 1, "items": TEXT}
 
 
 def fields(required, **properties):
@@ -39,7 +42,12 @@ CUSTOM = {
         cooldownPeriod=COUNT,
         minReplicaCount=COUNT,
         maxReplicaCount=COUNT,
-        fallback=fields("failureThreshold replicas", failureThreshold=COUNT, replicas=COUNT),
+        fallback=fields(
+            "failureThreshold replicas behavior",
+            failureThreshold=COUNT,
+            replicas=COUNT,
+            behavior={"enum": ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]},
+        ),
         advanced=fields(
             "",
             horizontalPodAutoscalerConfig=fields(
@@ -51,14 +59,13 @@ CUSTOM = {
             "minItems": 1,
             "items": fields(
                 "type metadata",
-                type={"const": "nats-jetstream"},
+                type={"const": "prometheus"},
                 metadata=fields(
-                    "natsServerMonitoringEndpoint account stream consumer lagThreshold",
-                    natsServerMonitoringEndpoint=TEXT,
-                    account=TEXT,
-                    stream={"enum": ["TOPUP_JOBS", "TOPUP_READY"]},
-                    consumer=TEXT,
-                    lagThreshold={"type": "string", "pattern": "^[0-9]+$"},
+                    "serverAddress query threshold ignoreNullValues",
+                    serverAddress={"type": "string", "pattern": "^https?://[^/]+$"},
+                    query=TEXT,
+                    threshold={"type": "string", "pattern": "^[0-9]+$"},
+                    ignoreNullValues={"enum": ["true", "false"]},
                 ),
             ),
         },
@@ -67,7 +74,10 @@ CUSTOM = {
     ("postgresql.cnpg.io/v1", "Cluster"): fields(
         "instances bootstrap storage",
         instances=COUNT,
-        bootstrap=fields("initdb", initdb=fields("database owner", database=TEXT, owner=TEXT)),
+        bootstrap=fields(
+            "initdb",
+            initdb=fields("database owner", database=TEXT, owner=TEXT, postInitApplicationSQL=TEXTS),
+        ),
         postgresql=fields(
             "",
             synchronous=fields(
@@ -192,7 +202,7 @@ class Rendered:
                 if stage not in self.names(kind):
                     self.problems.append(f"{self.name}: {stage} has no {kind}")
         self.check_references(readme)
-        self.check_consumers()
+        self.check_providers()
 
     def check_references(self, readme):
         for one, template in self.templates():
@@ -218,20 +228,19 @@ class Rendered:
         if self.of("Secret"):
             self.problems.append(f"{self.name}: a secret is rendered; they are referred to only")
 
-    def check_consumers(self):
-        """A consumer is provisioner-<provider> or notifier, and each provider has a trigger."""
-        providers = self.settings("provisioner")["PROVIDERS"].split(",")
-        if self.settings("ingress")["PROVIDERS"].split(",") != providers:
+    def check_providers(self):
+        if self.settings("ingress")["PROVIDERS"] != self.settings("provisioner")["PROVIDERS"]:
             self.problems.append(f"{self.name}: ingress and provisioner have different PROVIDERS")
-        wanted = {
-            "provisioner": [("TOPUP_JOBS", f"provisioner-{provider}") for provider in providers],
-            "notifier": [("TOPUP_READY", "notifier")],
-        }
-        for one in self.of("ScaledObject"):
-            triggers = [trigger["metadata"] for trigger in one["spec"]["triggers"]]
-            there = [(trigger.get("stream"), trigger.get("consumer")) for trigger in triggers]
-            if there != wanted.get(one["metadata"]["name"]):
-                self.wrong(one, f"its consumers are {there}")
+
+    def check_gauges(self, promtool):
+        for one in self.of("Cluster"):
+            initdb = one["spec"]["bootstrap"]["initdb"]
+            if f"GRANT pg_read_all_stats TO {initdb['owner']}" not in initdb.get("postInitApplicationSQL", []):
+                self.wrong(one, "the owner of its database lacks pg_read_all_stats: gauges would miss standbys")
+        for stage in sorted(set(scaling.STAGES) - self.names("ScaledObject")):
+            self.problems.append(f"{self.name}: {stage} has no ScaledObject")
+        for one, problem in scaling.check(self, promtool):
+            self.wrong(one, problem)
 
     # --- settings ---
 
@@ -301,13 +310,14 @@ class Rendered:
 
 def main():
     versions, readme, binaries = sys.argv[1].split(), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
-    problems, count = [], 0
-    for path in sys.argv[4:]:
+    promtool, problems, count = sys.argv[4], [], 0
+    for path in sys.argv[5:]:
         rendered = Rendered(path)
         rendered.check_api(versions)
         rendered.check_names(readme.read_text() if readme.exists() else "")
         rendered.check_settings(binaries)
         rendered.check_pods()
+        rendered.check_gauges(promtool)
         problems += rendered.problems
         count += len(rendered.all)
     for problem in problems:

@@ -1,6 +1,6 @@
 """Checks of deploy/observability; tests/observability/run says which.
 
-check.py files DEPLOY OPERATIONS_MD
+check.py files DEPLOY OPERATIONS_MD METRICS_MD
 check.py system DEPLOY PROMETHEUS_URL      (settings of the running system in the environment)
 """
 
@@ -22,6 +22,8 @@ import urllib.request
 import uuid
 
 import yaml
+
+import inhibition
 
 # --- PromQL, as far as it is needed to know what an expression names -----------------------------
 
@@ -81,9 +83,45 @@ def panels_with_queries(dashboard):
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
 
-def rules(deploy):
+def rules(deploy, kind):
+    """The rules of a kind: alert or record."""
     groups = yaml.safe_load((deploy / "prometheus/alerts.yml").read_text())["groups"]
-    return [rule for group in groups for rule in group["rules"]]
+    return [rule for group in groups for rule in group["rules"] if kind in rule]
+
+
+# What others export: CloudNativePG, kubelet, node_exporter, Prometheus itself. A local system has none but the last two.
+FOREIGN = re.compile(r"(cnpg_|barman_cloud_|kubelet_volume_stats_|node_filesystem_)\w+|ALERTS")
+# Labels that Prometheus adds.
+ADDED = {"job", "instance", "le"}
+
+
+def documented(metrics_md):
+    """The labels of each metric in the table of docs/metrics.md."""
+    found = {}
+    for row in re.findall(r"^\| `(\w+)` \|(.*)\|$", metrics_md, re.MULTILINE):
+        found[row[0]] = set(re.findall(r"`(\w+)`", row[1].split("|")[2]))
+    return found
+
+
+def row_of(table, metric):
+    """The name under which docs/metrics.md has a metric: a histogram without its suffix."""
+    return next((one for one in (metric, re.sub("_(bucket|count|sum)$", "", metric)) if one in table), None)
+
+
+def check_documented(table, records, expr, where):
+    """Each metric of an expression is in docs/metrics.md with these labels, is a record, or is foreign."""
+    problems = []
+    for metric, matchers in names_in(expr)[0]:
+        if metric in records or metric == "up" or FOREIGN.fullmatch(metric):
+            continue
+        base = row_of(table, metric)
+        if base is None:
+            problems.append(f"{where}: docs/metrics.md has no {metric}")
+            continue
+        for label, _, _ in matchers:
+            if label not in table[base] | ADDED:
+                problems.append(f"{where}: docs/metrics.md names no label {label} of {metric}")
+    return problems
 
 
 def anchors(markdown):
@@ -94,16 +132,40 @@ def anchors(markdown):
     return found
 
 
-def check_files(deploy, operations):
+# Of these labels, sandbox never pages.
+SANDBOX = {"provider", "environment"}
+
+
+def check_sandbox(table, records, rule):
+    """In a rule that pages, and in its records, each metric that tells sandbox from live leaves sandbox out."""
+    selectors = names_in(rule["expr"])[0]
+    selectors += [one for metric, _ in selectors for one in names_in(records.get(metric, ""))[0]]
+    for metric, matchers in selectors:
+        could = SANDBOX & table.get(row_of(table, metric), set())
+        # The provisioner's rows have a provider, the notifier's an environment.
+        if ("stage", "=", "notifier") in matchers:
+            could -= {"provider"}
+        if ("stage", "=", "provisioner") in matchers:
+            could -= {"environment"}
+        for label in could - {label for label, operator, value in matchers if (operator, value) == ("!=", "sandbox")}:
+            # What another selector is matched with needs no matcher of its own.
+            if f"unless on ({label}) {metric}" not in rule["expr"]:
+                yield f'alert {rule["alert"]} pages: {metric} needs {label}!="sandbox"'
+
+
+def check_files(deploy, operations, metrics_md):
     problems = []
     sections = anchors(operations.read_text()) if operations.exists() else set()
-    tests = yaml.safe_load((deploy / "prometheus/alerts_test.yml").read_text())["tests"]
+    table, records = documented(metrics_md.read_text()), {rule["record"]: rule["expr"] for rule in rules(deploy, "record")}
+    tests = []
+    for path in sorted((deploy / "prometheus").glob("*_test.yml")):
+        tests += yaml.safe_load(path.read_text())["tests"]
     fires, silent = set(), set()
     for test in tests:
         for case in test["alert_rule_test"]:
             (fires if case["exp_alerts"] else silent).add(case["alertname"])
-    names = [rule["alert"] for rule in rules(deploy)]
-    for rule in rules(deploy):
+    names = [rule["alert"] for rule in rules(deploy, "alert")]
+    for rule in rules(deploy, "alert"):
         name, annotations = rule["alert"], rule.get("annotations", {})
         if names.count(name) > 1:
             problems.append(f"alert {name}: there are several")
@@ -111,8 +173,12 @@ def check_files(deploy, operations):
             problems.append(f"alert {name}: no test in which it fires")
         if name not in silent:
             problems.append(f"alert {name}: no test in which it doesn't")
-        if rule.get("labels", {}).get("severity") not in ("page", "ticket"):
+        severity = rule.get("labels", {}).get("severity")
+        if severity not in ("page", "ticket"):
             problems.append(f"alert {name}: its severity is neither page nor ticket")
+        if severity == "page":
+            problems += check_sandbox(table, records, rule)
+        problems += check_documented(table, records, rule["expr"], f"alert {name}")
         for wanted in ("summary", "description", "runbook_url"):
             if not annotations.get(wanted):
                 problems.append(f"alert {name}: no {wanted}")
@@ -121,6 +187,19 @@ def check_files(deploy, operations):
             problems.append(f"alert {name}: its runbook_url is not docs/operations.md#{anchor}")
         elif anchor not in sections:
             problems.append(f"alert {name}: docs/operations.md has no section for it")
+        elif operations.read_text().count(f"\n### {name}\n\n*{severity}*\n") != 1:
+            problems.append(f"alert {name}: docs/operations.md does not give its severity")
+    expressions = [rule["expr"] for rule in rules(deploy, "record") + rules(deploy, "alert")]
+    for _, dashboard in dashboards(deploy):
+        for panel in panels_with_queries(dashboard):
+            expressions += [target["expr"] for target in panel["targets"]]
+    used = {metric for expr in expressions for metric, _ in names_in(filled_in(expr))[0]}
+    for rule in rules(deploy, "record"):
+        if rule["record"] not in used:
+            problems.append(f"record {rule['record']}: no alert and no panel uses it")
+        problems += check_documented(table, records, rule["expr"], f"record {rule['record']}")
+    severities = {rule["alert"]: rule["labels"]["severity"] for rule in rules(deploy, "alert")}
+    problems += inhibition.check(yaml.safe_load((deploy / "alertmanager.yml").read_text()), severities)
 
     for file, dashboard in dashboards(deploy):
         ids = [panel["id"] for panel in dashboard["panels"]]
@@ -144,6 +223,7 @@ def check_files(deploy, operations):
             for target in panel["targets"]:
                 if target["datasource"]["uid"] != "${datasource}":
                     problems.append(f"{file}: {title}: another data source")
+                problems += check_documented(table, records, filled_in(target["expr"]), f"{file}: {title}")
 
     provisioned = yaml.safe_load((deploy / "grafana/provisioning/datasources/datasources.yml").read_text())
     if {one["uid"] for one in provisioned["datasources"]} < {"prometheus", "jaeger"}:
@@ -164,7 +244,8 @@ def check_files(deploy, operations):
     for extension in service["extensions"]:
         if extension not in collector["extensions"]:
             problems.append(f"collector.yaml: extension {extension} is not configured")
-    return problems, f"{len(names)} alerts, {len(tests)} tests, {sum(1 for _ in dashboards(deploy))} dashboard"
+    boards = sum(1 for _ in dashboards(deploy))
+    return problems, f"{len(names)} alerts, {len(tests)} tests, {len(inhibition.OUTAGES)} outages, {boards} dashboard"
 
 
 # --- traffic, so that there is something to see ------------------------------------------------------
@@ -207,11 +288,21 @@ class Traffic:
         base = f"http://127.0.0.1:{server.server_port}"
         self.options = {one["name"]: one["option_id"] for one in esimctl("option", "list")}
         self.partners = [self.partner(base + path) for path in ("/works", "/broken")]
+        self.partners.append(self.partner(base + "/works", "live"))
+        self.live_option()
 
     @staticmethod
-    def partner(url):
+    def partner(url, environment="sandbox"):
         name = f"observed {uuid.uuid4()}"
-        return esimctl("partner", "create", "--name", name, "--environment", "sandbox", "--webhook-url", url)
+        return esimctl("partner", "create", "--name", name, "--environment", environment, "--webhook-url", url)
+
+    def live_option(self):
+        """A live partner buys from the sandbox too: pages look at live partners only."""
+        ready = next(one for one in esimctl("option", "list") if one["name"] == "ready")
+        live = {"option_id": str(uuid.uuid4()), "name": "ready, live", "environment": "live"}
+        live |= {name: ready[name] for name in ("provider", "provider_option_id")}
+        esimctl("option", "import", "-", given=json.dumps({"options": [live]}))
+        self.options[live["name"]] = live["option_id"]
 
     def order(self, option, partner=0, external=None, qty=1, signature=None):
         body = {
@@ -222,11 +313,12 @@ class Traffic:
         return post("/api/v1/api_partner/orders", sent, self.partners[partner], signature)
 
     def some(self):
-        # Until ingress has heard of a provisioner, it doesn't wait for the provider's refusal.
+        # Until ingress has heard of a provisioner, it doesn't wait for the provider's refusal; and it has to read the
+        # new option.
         ends = time.monotonic() + 20
-        while self.order("refused") != 422:
+        while self.order("refused") != 422 or self.order("ready, live", partner=2) != 201:
             if time.monotonic() > ends:
-                raise SystemExit("for 20 s no refusal of the provider came in time for the answer")
+                raise SystemExit("for 20 s no refusal of the provider came in time for the answer, or no live order was accepted")
             time.sleep(0.2)  # between two orders
         again = str(uuid.uuid4())
         got = [
@@ -244,9 +336,9 @@ class Traffic:
             raise SystemExit(f"the orders were answered with {got}, expected {want}")
 
 
-def esimctl(*arguments):
-    program = os.environ["BIN_DIR"] + "/esimctl"
-    done = subprocess.run([program, "--json", *arguments], check=True, capture_output=True, text=True, timeout=60)
+def esimctl(*arguments, given=None):
+    command = [os.environ["BIN_DIR"] + "/esimctl", "--json", *arguments]
+    done = subprocess.run(command, check=True, input=given, capture_output=True, text=True, timeout=60)
     return json.loads(done.stdout)
 
 
@@ -277,14 +369,18 @@ class Prometheus:
 
 
 # A system that is well has none of these.
-NEVER_WHEN_WELL = {("http_response_status_code", "5..")}
+NEVER_WHEN_WELL = {("http_response_status_code", "5.."), ("reason", "in_flight_share|memory_share")}
 
 
 def check_names(prometheus, expr, where):
     """Every metric, label and value that an expression names is there."""
     problems, labels_there = [], {"le"}
     selectors, grouped_by = names_in(expr)
+    if any(FOREIGN.fullmatch(metric) for metric, _ in selectors):
+        labels_there |= grouped_by
     for metric, matchers in selectors:
+        if FOREIGN.fullmatch(metric):
+            continue
         series, error = prometheus.query(metric)
         if error or not series:
             problems.append(f"{where}: there is no metric {metric}")
@@ -307,6 +403,15 @@ def check_names(prometheus, expr, where):
     return problems
 
 
+def is_foreign(deploy, expr):
+    """Whether an expression has only metrics that a local system lacks."""
+
+    def only(known, expr):
+        return all(one in known or FOREIGN.fullmatch(one) for one, _ in names_in(expr)[0])
+
+    return only({rule["record"] for rule in rules(deploy, "record") if only((), rule["expr"])}, expr)
+
+
 def check_system(deploy, prometheus):
     problems, count = [], 0
     for file, dashboard in dashboards(deploy):
@@ -325,6 +430,8 @@ def check_system(deploy, prometheus):
                 if error:
                     problems.append(f"{where}: {error}")
                     continue
+                if is_foreign(deploy, expr):
+                    continue
                 problems += check_names(prometheus, expr, where)
                 if not any(value != "NaN" for _, value in found):
                     problems.append(f"{where}: no numbers come of {expr}")
@@ -334,13 +441,15 @@ def check_system(deploy, prometheus):
 
     loaded = [rule for group in prometheus.api("rules")["data"]["groups"] for rule in group["rules"]]
     health = {rule["name"]: rule for rule in loaded}
-    for rule in rules(deploy):
-        count += 1
-        name = rule["alert"]
-        state = health.get(name)
-        if state is None or state["health"] != "ok":
-            problems.append(f"alert {name}: {state and state.get('lastError') or 'not evaluated'}")
-        problems += check_names(prometheus, rule["expr"], f"alert {name}")
+    for kind in ("record", "alert"):
+        for rule in rules(deploy, kind):
+            count += 1
+            where = f"{kind} {rule[kind]}"
+            state = health.get(rule[kind])
+            if state is None or state["health"] != "ok":
+                problems.append(f"{where}: {state and state.get('lastError') or 'not evaluated'}")
+            if not is_foreign(deploy, rule["expr"]):
+                problems += check_names(prometheus, rule["expr"], where)
     return problems, f"{count} expressions of the dashboard and the alerts"
 
 
@@ -362,7 +471,7 @@ def until_well(deploy, url):
 def main():
     what, deploy = sys.argv[1], pathlib.Path(sys.argv[2])
     if what == "files":
-        problems, checked = check_files(deploy, pathlib.Path(sys.argv[3]))
+        problems, checked = check_files(deploy, pathlib.Path(sys.argv[3]), pathlib.Path(sys.argv[4]))
     else:
         problems, checked = until_well(deploy, sys.argv[3])
     for problem in problems:

@@ -139,7 +139,7 @@ pub struct Standing {
     pub overdue_live: Duration,
     /// The same for sandbox partners.
     pub overdue_sandbox: Duration,
-    /// Deliveries that are due now; those of blocked endpoints count too.
+    /// Deliveries that are due now, without those of blocked endpoints; counted among 100,000 due rows.
     pub due: u64,
     /// Endpoints that are blocked after failures.
     pub blocked: u64,
@@ -180,7 +180,9 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                    WHERE environment = 'sandbox') AS overdue_sandbox,
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
-                  (SELECT count(*) FROM (SELECT FROM delivery_due WHERE at <= now() LIMIT 100000) due) AS "due!",
+                  (SELECT count(*) FROM (SELECT partner_id FROM delivery_due WHERE at <= now() LIMIT 100000) due
+                   WHERE NOT EXISTS (SELECT FROM endpoints e WHERE e.partner_id = due.partner_id
+                                     AND e.blocked_until IS NOT NULL)) AS "due!",
                   (SELECT count(*) FROM delivery_held WHERE state = 'exhausted') AS "exhausted!""#,
         MOST_PARTNERS,
     )

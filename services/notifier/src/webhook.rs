@@ -301,6 +301,8 @@ mod tests {
             attempt: 0,
             schedule_start: 0,
             age: Duration::ZERO,
+            ready_age: Duration::ZERO,
+            environment: "sandbox".to_owned(),
             traceparent: None,
         };
         let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();

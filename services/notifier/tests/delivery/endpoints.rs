@@ -140,9 +140,9 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     let metrics = bench.metrics().await;
     for part in [
         r#"esim_deliveries_total{outcome="delivered""#,
-        r#"esim_delivery_attempts_total{outcome="gone""#,
+        r#"esim_delivery_attempts_total{environment="live",outcome="gone""#,
         "esim_delivery_duration_seconds_bucket",
-        r#"esim_redrive_oldest_overdue_seconds{stage="notifier"}"#,
+        r#"esim_redrive_oldest_overdue_seconds{environment="live",stage="notifier"}"#,
         "esim_endpoints_blocked",
         "esim_deliveries_exhausted",
     ] {
