@@ -140,7 +140,7 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     let metrics = bench.metrics().await;
     for part in [
         r#"esim_deliveries_total{outcome="delivered""#,
-        r#"esim_delivery_attempts_total{environment="live",outcome="gone""#,
+        r#"esim_delivery_attempts_total{environment="sandbox",outcome="gone""#,
         "esim_delivery_duration_seconds_bucket",
         r#"esim_redrive_oldest_overdue_seconds{environment="live",stage="notifier"}"#,
         "esim_endpoints_blocked",
