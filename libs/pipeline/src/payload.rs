@@ -17,7 +17,7 @@ pub enum TopupJob {
         /// The placement to buy.
         placement_id: PlacementId,
     },
-    /// The placements of one group commit, at most [`MOST`].
+    /// At most [`MOST`] placements of one provider.
     #[serde(rename = "topup.job.v2")]
     V2 {
         /// The placements to buy.

@@ -36,11 +36,14 @@ pub struct PoolConfig {
     pub database_timeout: Duration,
 }
 
+/// The sweep finds a row only if its insert ended within the first lease of a placement, 10 s.
+const LONGEST_STATEMENT: Duration = Duration::from_secs(9);
+
 fn database_timeout(text: &str) -> Result<Duration, String> {
     let timeout =
         humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `8s` or `500ms`"))?;
-    if !(Duration::from_millis(100)..=Duration::from_mins(1)).contains(&timeout) {
-        return Err("must be from 100ms to 60s".into());
+    if !(Duration::from_millis(100)..=LONGEST_STATEMENT).contains(&timeout) {
+        return Err("must be from 100ms to 9s".into());
     }
     Ok(timeout)
 }

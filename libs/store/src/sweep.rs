@@ -46,7 +46,10 @@ impl Fence {
     ) -> Result<Option<Self>, Error> {
         let row = sqlx::query!(
             r#"SELECT up_to, least(now() - make_interval(secs => $2), up_to + make_interval(secs => $3)) AS "until!",
-                      fence_at, coalesce(fence_xid <= pg_snapshot_xmin(pg_current_snapshot()), false) AS "passed!",
+                      fence_at,
+                      -- A restored dump carries the fence of another cluster, whose transactions have all ended.
+                      coalesce(fence_xid <= pg_snapshot_xmin(pg_current_snapshot())
+                               OR fence_xid > pg_snapshot_xmax(pg_current_snapshot()), false) AS "passed!",
                       up_to + make_interval(secs => $3) < now() - make_interval(secs => $2) AS "more!"
                FROM sweeps WHERE stage = $1 AND up_to < now() - make_interval(secs => $2)
                FOR UPDATE SKIP LOCKED"#,

@@ -66,8 +66,9 @@ pub struct Config {
     /// Brand in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
     #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
     pub brand: String,
-    /// Longest wait for the verdict on an order; a rejection that arrives in time becomes a 422. 0 never waits
-    #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = runtime::config::duration)]
+    /// Longest wait for the verdict on an order, at most 20s; a rejection that arrives in time becomes a 422. 0 never
+    /// waits
+    #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = placement_wait)]
     pub placement_wait: Duration,
     /// Most requests that wait for an undecided order with the same external id; more get a 503
     #[arg(long, env = "DUPLICATES_WAITING", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..))]
@@ -97,6 +98,15 @@ impl AsRef<CommonConfig> for Config {
     fn as_ref(&self) -> &CommonConfig {
         &self.common
     }
+}
+
+/// A webhook without its release is sent 30 s after readiness, and must not precede the 201.
+fn placement_wait(text: &str) -> Result<Duration, String> {
+    let wait = runtime::config::duration(text)?;
+    if wait > Duration::from_secs(20) {
+        return Err("at most 20s".into());
+    }
+    Ok(wait)
 }
 
 fn brand(text: &str) -> Result<String, String> {

@@ -51,6 +51,7 @@ use store::{
     schema,
     vault::Vault,
 };
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 
 use crate::{
@@ -60,7 +61,7 @@ use crate::{
     handshake::Handshake,
     lanes::{LaneLimits, Lanes},
     metrics::Metrics,
-    place::{Placing, Queue},
+    place::{Placing, Queue, UNRECORDED},
     providers::{
         Provider,
         usimsa::{self, Usimsa},
@@ -82,8 +83,8 @@ pub struct Config {
     /// Providers to buy from: `sandbox`, `usimsa`
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
-    /// Purchases in flight, per provider and process. A lane and partner together hold at most half of the
-    /// free slots
+    /// Purchases in flight, per provider and process. A lane (an option) and partner together hold at
+    /// most half of the free slots
     #[arg(long, env = "PROVIDER_CONCURRENCY", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub provider_concurrency: u16,
     /// Look-ups and collects in flight, per provider and process. Default: half of `PROVIDER_CONCURRENCY`
@@ -106,14 +107,14 @@ pub struct Config {
     /// Calls per second to each provider, of all replicas together; 0 means no limit
     #[arg(long, env = "PROVIDER_RATE", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100_000))]
     pub provider_rate: u32,
-    /// Consecutive failed calls after which the breaker opens, if none of them could be sent or most lanes
+    /// Consecutive failed calls after which the breaker opens, if that many could not be sent or most lanes
     /// fail; a denied call (401, 403) opens it at once
     #[arg(long, env = "BREAKER_FAILURES", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub breaker_failures: u32,
-    /// How long a breaker stays open at first, before one placement probes the provider; doubles with each failed probe
+    /// How long a breaker, or a lane, stays open at first, before one placement probes it; doubles with each failed probe
     #[arg(long, env = "BREAKER_OPEN", value_parser = runtime::config::duration, default_value = "5s")]
     pub breaker_open: Duration,
-    /// Longest time that a breaker stays open, unless an operator opens it
+    /// Longest time that a breaker, or a lane, stays open, unless an operator opens the breaker
     #[arg(long, env = "BREAKER_OPEN_MOST", value_parser = runtime::config::duration, default_value = "30s")]
     pub breaker_open_most: Duration,
     /// The time over which the calls of a lane are counted
@@ -472,6 +473,7 @@ fn start(
             handshake: Arc::clone(handshake),
             settlements: settlements.clone(),
             settle_delay: config.settle,
+            unrecorded: Semaphore::new(UNRECORDED),
             park_after: config.park_after,
             lease: config.lease(),
             metrics: metrics.clone(),

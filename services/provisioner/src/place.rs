@@ -23,6 +23,7 @@ use store::{
     placements::{self, Claim, Claimed, Outcome, Page},
     vault::Vault,
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
 
 use crate::{
@@ -40,6 +41,8 @@ const MAX_ATTEMPTS: u32 = 50;
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 /// The age of an order after which new work starts a trace of its own.
 const ONE_TRACE: Duration = Duration::from_mins(5);
+/// The most outcomes of a provider that wait to be recorded.
+pub const UNRECORDED: usize = 1024;
 /// How often a half-open breaker looks for a placement to probe with.
 const PROBE: Duration = Duration::from_millis(500);
 /// The most lanes that one look for a probe reads.
@@ -61,6 +64,8 @@ pub struct Placing {
     pub settle_delay: Duration,
     /// After this time, missing profiles and unknown outcomes are parked.
     pub park_after: Duration,
+    /// Room for outcomes that wait to be recorded.
+    pub unrecorded: Semaphore,
     /// The lease of a claimed placement.
     pub lease: Duration,
     /// The instruments.
@@ -325,6 +330,13 @@ impl Placing {
         }
     }
 
+    /// Frees the slot once few enough outcomes wait to be recorded.
+    async fn leave(&self, slot: Option<Slot>) -> Option<SemaphorePermit<'_>> {
+        let room = self.unrecorded.acquire().await.ok();
+        drop(slot);
+        room
+    }
+
     /// Sends the purchase of a fresh attempt, once.
     async fn buy(
         &self,
@@ -355,7 +367,7 @@ impl Placing {
                     Ok(FindAnswer::Found(units)) => units,
                     Ok(FindAnswer::NotFound) | Err(_) => units,
                 };
-                drop(slot);
+                let _room = self.leave(slot).await;
                 // A job without a verdict address was published after the 201.
                 let released = (message.is_some() && verdict_to.is_none()) || self.is_released(work);
                 // Without NATS no event can announce the delivery, so it is due at `answer_by`.
@@ -370,7 +382,7 @@ impl Placing {
                 self.handshake.hint(verdict_to, work, Said::Placed);
             }
             Ok(PlaceAnswer::Rejected { status, message }) => {
-                drop(slot);
+                let _room = self.leave(slot).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
                 if self
@@ -382,7 +394,7 @@ impl Placing {
                 }
             }
             Err(trouble) => {
-                drop(slot);
+                let _room = self.leave(slot).await;
                 self.not_placed(work, verdict_to, trouble).await;
             }
         }
@@ -419,7 +431,7 @@ impl Placing {
     /// Looks up an attempt without a recorded outcome. Buys nothing.
     async fn look_up(&self, work: &Claimed, lane: &Arc<str>, slot: Option<Slot>) {
         let answer = self.calls.find(lane, work.placement_id).await;
-        drop(slot);
+        let _room = self.leave(slot).await;
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
@@ -453,7 +465,7 @@ impl Placing {
     /// Collects the missing profiles.
     async fn collect(&self, work: &Claimed, slot: Option<Slot>) {
         let answer = self.calls.collect(work.placement_id).await;
-        drop(slot);
+        let _room = self.leave(slot).await;
         match answer {
             Ok(FindAnswer::Found(units)) => self.record_units(work, units).await,
             Ok(FindAnswer::NotFound) => {

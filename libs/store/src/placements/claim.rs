@@ -251,7 +251,10 @@ pub async fn claim(
         }
     }
     if which != Claim::Named {
-        put_off(connection, &mut claimed, lease).await?;
+        // The attempts are recorded: what is claimed must be worked on, whatever becomes due again.
+        if let Err(error) = put_off(connection, &mut claimed, lease).await {
+            tracing::warn!(%error, "cannot put off placements that are in flight or finished");
+        }
     }
     Ok(claimed)
 }
@@ -435,7 +438,9 @@ async fn put_off(
              DELETE FROM placement_due WHERE placement_id = ANY ($1)
          )
          UPDATE placement_due d SET buys = false, at = p.attempted_at + make_interval(secs => $3)
-         FROM placements p WHERE d.placement_id = ANY ($2) AND p.placement_id = d.placement_id",
+         FROM placements p
+         WHERE d.placement_id = ANY ($2) AND p.placement_id = d.placement_id
+           AND p.state = 'placing' AND p.unknowns = 0 AND p.not_found_at IS NULL",
         &finished,
         &in_flight,
         seconds(lease),

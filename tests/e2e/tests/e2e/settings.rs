@@ -44,6 +44,7 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["ingress"], "BRAND", Some("My Brand")),
     (&["ingress"], "BRAND", Some("")),
     (&["ingress"], "PLACEMENT_WAIT", Some("2")),
+    (&["ingress"], "PLACEMENT_WAIT", Some("21s")),
     (&["ingress"], "MAX_ITEMS", Some("0")),
     (&["ingress"], "MAX_UNITS", Some("many")),
     (&["ingress"], "MAX_HEAD", Some("100")),
