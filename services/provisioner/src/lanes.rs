@@ -131,7 +131,7 @@ impl Lanes {
         let closed_off = |lane: &Lane| match lane.state {
             State::Closed => false,
             State::Open(until) => now < until,
-            State::Testing => true,
+            State::Testing => lane.in_flight > 0,
         };
         let book = self.book();
         let open = book.lanes.iter().filter(|(_, lane)| closed_off(lane));
@@ -156,9 +156,13 @@ impl Lanes {
             .lanes
             .entry(Arc::clone(lane))
             .or_insert_with(|| Lane::new(now));
-        if let State::Open(until) = entry.state
-            && until <= now
-        {
+        let tests = match entry.state {
+            State::Closed => false,
+            State::Open(until) => until <= now,
+            // The earlier test ended without a result.
+            State::Testing => entry.in_flight == 0,
+        };
+        if tests {
             entry.state = State::Testing;
             entry.version += 1;
         }
@@ -440,6 +444,20 @@ mod tests {
             ("late".into(), Duration::from_secs(3)),
         ];
         assert_eq!(promises.lanes, of_lanes);
+    }
+
+    #[test]
+    fn a_test_without_a_result_is_followed_by_another() {
+        let lanes = lanes(8);
+        fail(&lanes, 5);
+        lanes.looked_up("bad");
+        let test = lanes.begin(&Arc::from("bad"), Duration::ZERO);
+        assert_eq!(lanes.open(), ["bad"], "one test at a time");
+        // The provider was busy.
+        lanes.end(&test, Duration::ZERO, None);
+        assert!(lanes.open().is_empty() && lanes.most("bad") == 1);
+        call(&lanes, "bad", Duration::ZERO, true);
+        assert_eq!(lanes.most("bad"), usize::MAX);
     }
 
     #[test]

@@ -118,6 +118,8 @@ pub async fn apply(
     mut waiting: impl FnMut(&Wait),
 ) -> Result<i64, MigrationError> {
     set_lock_timeout(connection, patience.lock_timeout).await?;
+    // Each statement runs once, and a server may lack the compiler's library.
+    sqlx::query("SET jit = off").execute(&mut *connection).await?;
     let mut tries = Tries {
         patience,
         began: Instant::now(),
@@ -128,7 +130,7 @@ pub async fn apply(
     }
     let applied = apply_missing(connection, migrations, &mut tries).await;
     let unlocked = connection.unlock().await;
-    sqlx::query("RESET lock_timeout")
+    sqlx::raw_sql("RESET lock_timeout; RESET jit")
         .execute(&mut *connection)
         .await?;
     let version = applied?;
