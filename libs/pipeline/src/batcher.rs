@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_a_send_that_hangs_and_too_much_is_dropped() {
+    async fn a_send_that_hangs_holds_up_no_caller_and_a_full_queue_drops_items() {
         let (batcher, unsent, gate, sent) = batcher(WAITING * 2);
         batcher.hand_in(0);
         for _ in 0..3 {

@@ -52,7 +52,7 @@ struct Run {
 }
 
 impl Run {
-    /// Counts a failed call. Returns whether the provider as a whole fails, of which `active` lanes are in use.
+    /// Counts a failed call. Returns whether the provider as a whole fails. `active` is the number of lanes in use.
     fn fails(&mut self, lane: Option<Arc<str>>, not_sent: bool, active: usize, most: u32) -> bool {
         self.failed += 1;
         self.not_sent += u32::from(not_sent);

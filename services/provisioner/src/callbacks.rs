@@ -111,7 +111,8 @@ struct Recent {
 }
 
 struct Window {
-    began: Instant,
+    /// The first callback of the window; `None` before any.
+    began: Option<Instant>,
     admitted: usize,
     units: HashMap<(String, ProviderId), u8>,
 }
@@ -119,7 +120,7 @@ struct Window {
 impl Recent {
     fn new(rate: usize) -> Self {
         let window = Window {
-            began: Instant::now(),
+            began: None,
             admitted: 0,
             units: HashMap::new(),
         };
@@ -131,8 +132,9 @@ impl Recent {
 
     fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(window.began) >= WINDOW {
-            window.began = now;
+        let is_over = |began| now.saturating_duration_since(began) >= WINDOW;
+        if window.began.is_none_or(is_over) {
+            window.began = Some(now);
             window.admitted = 0;
             window.units.clear();
         }
@@ -291,5 +293,17 @@ mod tests {
         assert_eq!(admit("a", "1", 7), Admission::Repeated);
         assert_eq!(admit("a", "2", 1_001), Admission::Admitted);
         assert_eq!(admit("a", "1", 1_002), Admission::Admitted);
+    }
+
+    #[test]
+    fn the_first_window_begins_with_the_first_callback() {
+        let (recent, started) = (Recent::new(1), Instant::now());
+        let admit = |unit: &str, at| {
+            let unit_id = ProviderId::parse(unit.to_owned()).unwrap();
+            recent.admit("a", &unit_id, started + Duration::from_millis(at))
+        };
+        assert_eq!(admit("1", 900), Admission::Admitted);
+        assert_eq!(admit("2", 1_100), Admission::Full);
+        assert_eq!(admit("2", 1_900), Admission::Admitted);
     }
 }

@@ -208,7 +208,7 @@ impl Schedule {
         }
     }
 
-    /// At most so many orders.
+    /// Limits the number of orders.
     pub fn at_most(mut self, orders: Option<u32>) -> Self {
         self.total = self.total.min(orders.unwrap_or(u32::MAX));
         self

@@ -251,7 +251,7 @@ pub async fn claim(
         }
     }
     if which != Claim::Named {
-        // The attempts are recorded: what is claimed must be worked on, whatever becomes due again.
+        // The claim has recorded the attempts, so this process must send them.
         if let Err(error) = put_off(connection, &mut claimed, lease).await {
             tracing::warn!(%error, "cannot put off placements that are in flight or finished");
         }

@@ -415,7 +415,7 @@ pub fn iccid(topup_id: &TopupId) -> Iccid {
     Iccid::parse(&format!("89{}", &topup_id.as_str()[10..])).unwrap()
 }
 
-/// A look for so many deliveries.
+/// A look for at most `limit` deliveries.
 pub fn page(limit: usize, per_partner: usize) -> DeliveryPage {
     DeliveryPage {
         limit,
