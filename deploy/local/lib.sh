@@ -60,6 +60,13 @@ SERVERS=(postgres nats-server)
 SERVICES=(sandbox provisioner notifier ingress)
 PROCESSES=("${SERVERS[@]}" "${SERVICES[@]}")
 
+# The database roles, one per stage and one for operators.
+ROLES=(ingress provisioner notifier operator)
+# What master keys are for.
+PURPOSES=(partners webhooks profiles)
+
+upper() { printf '%s' "$1" | tr a-z A-Z; }
+
 is_process() { [[ " ${PROCESSES[*]} " == *" $1 "* ]]; }
 
 # Each port: its variable, its default, and its offset from LOCAL_PORTS.
@@ -120,7 +127,12 @@ settings_of() {
       ;;
     ingress) echo "${INGRESS_SETTINGS[@]}" ;;
   esac
-  [[ $1 == sandbox ]] || echo DATABASE_URL DATABASE_CONNECTIONS DATABASE_TIMEOUT NATS_URL MASTER_KEY_FILE
+  case $1 in
+    ingress) echo MASTER_KEY_PARTNERS_FILE ;;
+    provisioner) echo MASTER_KEY_PROFILES_FILE ;;
+    notifier) echo MASTER_KEY_WEBHOOKS_FILE MASTER_KEY_PROFILES_FILE ;;
+  esac
+  [[ $1 == sandbox ]] || echo DATABASE_CONNECTIONS DATABASE_TIMEOUT MASTER_KEY_FILE
   echo LOG LOG_FORMAT SHUTDOWN_TIMEOUT OTEL_EXPORTER_OTLP_ENDPOINT OTEL_EXPORTER_OTLP_PROTOCOL \
     OTEL_TRACES_SAMPLER OTEL_TRACES_SAMPLER_ARG
 }

@@ -97,6 +97,19 @@ ready_postgres() {
 SELECT 'CREATE ROLE esim LOGIN PASSWORD ''$POSTGRES_PASSWORD''' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'esim') \gexec
 SELECT 'CREATE DATABASE esim OWNER esim' WHERE NOT EXISTS (SELECT FROM pg_database WHERE datname = 'esim') \gexec
 SQL
+  roles_postgres | psql_admin postgres >>"$LOCAL_DIR/log/postgres.log" 2>&1 || died postgres "refused to create the roles of the stages"
+}
+
+# The roles of the stages; `esimctl migrate` grants them what they need.
+roles_postgres() {
+  local name password
+  for name in "${ROLES[@]}"; do
+    password=$(upper "$name")_DATABASE_PASSWORD
+    printf "SELECT 'CREATE ROLE esim_%s LOGIN PASSWORD ''%s''' WHERE NOT EXISTS (SELECT FROM pg_roles WHERE rolname = 'esim_%s') \\\\gexec\n" \
+      "$name" "${!password}" "$name"
+    # For the gauges of other sessions.
+    printf 'GRANT pg_read_all_stats TO esim_%s;\n' "$name"
+  done
 }
 
 # --- nats-server ----------------------------------------------------------------------------------
@@ -131,9 +144,26 @@ install_nats() {
   mv "$target.new" "$target"
 }
 
+# The passwords are beside a copy of nats.conf. With STREAM_PREFIXES=any, which only tests/run sets, the permissions are
+# for streams and subjects with any STREAM_PREFIX.
+configure_nats() {
+  local name password folder=$LOCAL_DIR/nats prefixes=()
+  [[ ${STREAM_PREFIXES-} != any ]] || prefixes=(-e 's/"topup\./"*./g' -e 's/\.TOPUP_[A-Z]*/.*/g')
+  mkdir -p "$folder/secrets"
+  sed -e '' ${prefixes[@]+"${prefixes[@]}"} "$ROOT/deploy/nats/nats.conf" >"$folder/nats.conf"
+  (
+    umask 077
+    for name in "${ROLES[@]}"; do
+      password=$(upper "$name")_NATS_PASSWORD
+      printf '%s_PASSWORD: "%s"\n' "$(upper "$name")" "${!password}"
+    done >"$folder/secrets/passwords.conf"
+  )
+}
+
 start_nats() {
+  configure_nats
   PROGRAM=$NATS_SERVER_BIN launch nats-server "$NATS_SERVER_BIN" \
-    -c "$ROOT/deploy/nats/nats.conf" -a 127.0.0.1 -p "$NATS_PORT" -m "$NATS_MONITOR_PORT" -sd "$LOCAL_DIR/data/nats"
+    -c "$LOCAL_DIR/nats/nats.conf" -a 127.0.0.1 -p "$NATS_PORT" -m "$NATS_MONITOR_PORT" -sd "$LOCAL_DIR/data/nats"
 }
 
 ready_nats() { await nats-server http_ok "$NATS_MONITOR_URL/healthz"; }

@@ -22,7 +22,7 @@ gather_ports() {
 }
 
 gather_settings() {
-  local name url=http://127.0.0.1
+  local name password url=http://127.0.0.1
   gather_ports
   for name in "${SERVICE_SETTINGS[@]}"; do
     case $name in
@@ -33,11 +33,26 @@ gather_settings() {
   done
 
   secret POSTGRES_PASSWORD "$(random_hex 16)"
+  for name in "${ROLES[@]}"; do
+    password=$(upper "$name")_DATABASE_PASSWORD
+    secret "$password" "$(random_hex 16)"
+    derived "$(upper "$name")_DATABASE_URL" "postgres://esim_$name:${!password}@127.0.0.1:$POSTGRES_PORT/esim"
+  done
   secret SANDBOX_ACCESS_KEY "$(random_hex 16)"
   secret SANDBOX_SECRET_KEY "$(random_base64 32)"
   secret SANDBOX_CALLBACK_TOKEN "$(random_hex 16)"
-  derived MASTER_KEY_FILE "$LOCAL_DIR/master.key"
-  unset MASTER_KEY
+  # One key for all purposes, if an earlier version made it.
+  unset MASTER_KEY MASTER_KEY_FILE
+  [[ ! -f $LOCAL_DIR/master.key ]] || derived MASTER_KEY_FILE "$LOCAL_DIR/master.key"
+  for name in "${PURPOSES[@]}"; do
+    unset "MASTER_KEY_$(upper "$name")_FILE"
+    [[ -f $LOCAL_DIR/master.key ]] || derived "MASTER_KEY_$(upper "$name")_FILE" "$LOCAL_DIR/master-$name.key"
+  done
+  for name in "${ROLES[@]}"; do
+    password=$(upper "$name")_NATS_PASSWORD
+    secret "$password" "$(random_hex 16)"
+    derived "$(upper "$name")_NATS_URL" "nats://$name:${!password}@127.0.0.1:$NATS_PORT"
+  done
 
   derived BASE_URL "$url:$INGRESS_PORT"
   derived PUBLIC_URL "$BASE_URL"
@@ -51,7 +66,7 @@ gather_settings() {
   derived SANDBOX_LEDGER "$LOCAL_DIR/data/sandbox-ledger"
   derived DATABASE_URL "postgres://esim:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/esim"
   derived DATABASE_ADMIN_URL "postgres://postgres:$POSTGRES_PASSWORD@127.0.0.1:$POSTGRES_PORT/postgres"
-  derived NATS_URL "nats://127.0.0.1:$NATS_PORT"
+  derived NATS_URL "$OPERATOR_NATS_URL"
   derived NATS_MONITOR_URL "$url:$NATS_MONITOR_PORT"
 }
 

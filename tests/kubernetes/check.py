@@ -88,6 +88,19 @@ CUSTOM = {
             ),
             parameters={"type": "object", "additionalProperties": TEXT},
         ),
+        managed=fields(
+            "roles",
+            roles={
+                "type": "array",
+                "items": fields(
+                    "name login passwordSecret",
+                    name=TEXT,
+                    login={"enum": [True]},
+                    inRoles=TEXTS,
+                    passwordSecret=fields("name", name=TEXT),
+                ),
+            },
+        ),
         resources=RESOURCES,
         storage=STORAGE,
         walStorage=STORAGE,
@@ -210,6 +223,9 @@ class Rendered:
             if spec["serviceAccountName"] not in self.names("ServiceAccount"):
                 self.wrong(one, f"there is no service account {spec['serviceAccountName']}")
             secrets = {volume["secret"]["secretName"] for volume in spec.get("volumes", []) if "secret" in volume}
+            for volume in spec.get("volumes", []):
+                for source in volume.get("projected", {}).get("sources", []):
+                    secrets |= {f"{source['secret']['name']}` | `{item['key']}" for item in source["secret"]["items"]}
             for container in spec["containers"]:
                 for source in container.get("envFrom", []):
                     if source["configMapRef"]["name"] not in self.names("ConfigMap"):
@@ -269,7 +285,7 @@ class Rendered:
             # What other variables are made of.
             known |= {name for value in settings.values() for name in re.findall(r"\$\((\w+)\)", value)}
             for name in settings:
-                if name not in known and not name.startswith("OTEL_"):
+                if name not in known and not name.startswith(("OTEL_", "PG")):
                     self.wrong(one, f"{program} has no setting {name}")
 
     # --- pods ---

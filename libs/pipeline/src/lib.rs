@@ -4,6 +4,7 @@
 //! PostgreSQL is the truth; JetStream only makes work start sooner. Each stage also sweeps for unfinished
 //! rows and redrives its due rows, so a lost, repeated or late message changes nothing.
 
+pub mod access;
 pub mod batcher;
 pub mod effect;
 pub mod group_commit;
@@ -16,6 +17,7 @@ pub mod streams;
 pub mod trace;
 pub mod worker;
 
+pub use access::NatsAccess;
 pub use batcher::Batcher;
 pub use effect::{Effect, perform};
 pub use group_commit::GroupCommit;

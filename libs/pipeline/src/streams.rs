@@ -18,7 +18,7 @@ use runtime::config::BadSetting;
 use secrecy::{ExposeSecret, SecretString};
 use tokio_util::task::TaskTracker;
 
-use crate::publish::Unpublished;
+use crate::{access::NatsAccess, publish::Unpublished};
 
 const MIB: i64 = 1024 * 1024;
 /// The most bytes of a stream of jobs or readiness events.
@@ -36,9 +36,12 @@ const MAX_MESSAGE: i32 = 64 * 1024;
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "NATS")]
 pub struct NatsConfig {
-    /// Address of NATS, e.g. `nats://user:password@host:4222`; several separated by commas
+    /// Address of NATS, e.g. `nats://host:4222` or `tls://host:4222`; several separated by commas
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
     pub nats_url: SecretString,
+    /// Who the program is.
+    #[command(flatten)]
+    pub access: NatsAccess,
     /// Prefix of stream and subject names, so that several systems can share a server
     #[arg(long, env = "STREAM_PREFIX", default_value = "", value_parser = prefix)]
     pub stream_prefix: String,
@@ -105,8 +108,9 @@ impl Nats {
             .map(|url| Some(url.trim()).filter(|url| !url.is_empty())?.parse().ok())
             .collect::<Option<_>>()
             .ok_or_else(|| BadSetting::error("NATS_URL is not of the form nats://user:password@host:port"))?;
-        let client = async_nats::ConnectOptions::new()
-            .name(name)
+        let client = config
+            .access
+            .options_for(name, &servers)?
             .retry_on_initial_connect()
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10))

@@ -4,7 +4,7 @@ use std::{ffi::OsString, net::SocketAddr, process::exit, time::Duration};
 
 use clap::{Args, Parser, ValueEnum, error::ErrorKind};
 
-use crate::{healthcheck, version};
+use crate::{healthcheck, secret_files, version};
 
 /// Settings of every service.
 #[derive(Args, Clone, Debug)]
@@ -93,10 +93,12 @@ impl std::fmt::Display for BadSetting {
 
 impl std::error::Error for BadSetting {}
 
-/// Reads the configuration from arguments and environment. An invalid one ends the process with one line that
+/// Reads the configuration from arguments, environment and the files of secrets (`NAME_FILE`). An invalid one ends the process with one line that
 /// names the setting and exit status 2. The subcommand `healthcheck` runs here and ends the process, too.
 pub fn parse<C: Parser>() -> C {
-    match try_parse(std::env::args_os()) {
+    let arguments = secret_files::add(&C::command(), std::env::args_os(), |name| std::env::var_os(name))
+        .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
+    match arguments.and_then(try_parse) {
         Ok(Asked::Run(config)) => config,
         Ok(Asked::Healthcheck(address)) => match healthcheck::ask(address) {
             Ok(ready) => {

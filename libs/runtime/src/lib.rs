@@ -12,6 +12,7 @@ pub mod listener;
 pub mod metrics;
 mod process;
 pub mod sampler;
+mod secret_files;
 pub mod telemetry;
 pub mod trace;
 pub mod version;

@@ -7,6 +7,7 @@
 //! Comparisons take constant time.
 
 pub mod request;
+pub mod scram;
 pub mod usimsa;
 pub mod webhook;
 

@@ -1,6 +1,9 @@
 //! Settings of the database and the master key, shared by all programs.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use clap::Args;
 use secrecy::{ExposeSecret, SecretString};
@@ -8,7 +11,7 @@ use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 
 use crate::{
     Database,
-    vault::{Vault, VaultError},
+    vault::{Keyring, Vault, VaultError},
 };
 
 /// The address of the database.
@@ -98,8 +101,8 @@ impl PoolConfig {
     }
 }
 
-/// The keys that secrets at rest are encrypted under.
-#[derive(Args, Clone, Debug)]
+/// The keys that secrets at rest are encrypted under. A program reads the keys of its own purposes only.
+#[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "Master key")]
 pub struct MasterKeyConfig {
     /// Keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas; the first encrypts
@@ -108,6 +111,15 @@ pub struct MasterKeyConfig {
     /// A file with such keys, one per line, instead of `MASTER_KEY`
     #[arg(long, env = "MASTER_KEY_FILE")]
     pub master_key_file: Option<PathBuf>,
+    /// A file with the keys for partners' request keys [default: those of `MASTER_KEY_FILE`]
+    #[arg(long, env = "MASTER_KEY_PARTNERS_FILE")]
+    pub master_key_partners_file: Option<PathBuf>,
+    /// A file with the keys for webhook secrets [default: those of `MASTER_KEY_FILE`]
+    #[arg(long, env = "MASTER_KEY_WEBHOOKS_FILE")]
+    pub master_key_webhooks_file: Option<PathBuf>,
+    /// A file with the keys for profiles [default: those of `MASTER_KEY_FILE`]
+    #[arg(long, env = "MASTER_KEY_PROFILES_FILE")]
+    pub master_key_profiles_file: Option<PathBuf>,
 }
 
 /// The master keys are missing or unusable.
@@ -117,8 +129,10 @@ pub enum MasterKeyError {
     #[error("both MASTER_KEY and MASTER_KEY_FILE are set: set one")]
     Both,
     /// The file can't be read.
-    #[error("MASTER_KEY_FILE={path}: {cause}")]
+    #[error("{setting}={path}: {cause}")]
     Unreadable {
+        /// The setting that names it.
+        setting: &'static str,
         /// The file.
         path: PathBuf,
         /// Why.
@@ -135,20 +149,38 @@ pub enum MasterKeyError {
 }
 
 impl MasterKeyConfig {
-    /// The vault under these keys.
-    pub fn vault(&self) -> Result<Vault, MasterKeyError> {
-        let (setting, keys) = match (&self.master_key, &self.master_key_file) {
-            (Some(_), Some(_)) => return Err(MasterKeyError::Both),
-            (Some(keys), None) => ("MASTER_KEY", keys.clone()),
-            (None, Some(path)) => {
-                let keys = std::fs::read_to_string(path).map_err(|cause| MasterKeyError::Unreadable {
-                    path: path.clone(),
-                    cause,
-                })?;
-                ("MASTER_KEY_FILE", keys.into())
-            }
-            (None, None) => ("MASTER_KEY", SecretString::default()),
-        };
-        Vault::parse(&keys).map_err(|cause| MasterKeyError::Vault { setting, cause })
+    /// The vault with the keys for these purposes. Other keys are not read.
+    pub fn vault(&self, rings: &[Keyring]) -> Result<Vault, MasterKeyError> {
+        if self.master_key.is_some() && self.master_key_file.is_some() {
+            return Err(MasterKeyError::Both);
+        }
+        let mut keys: Vec<(Keyring, &'static str, SecretString)> = Vec::new();
+        for ring in rings {
+            let (setting, own) = match ring {
+                Keyring::Partners => ("MASTER_KEY_PARTNERS_FILE", &self.master_key_partners_file),
+                Keyring::Webhooks => ("MASTER_KEY_WEBHOOKS_FILE", &self.master_key_webhooks_file),
+                Keyring::Profiles => ("MASTER_KEY_PROFILES_FILE", &self.master_key_profiles_file),
+            };
+            let (setting, text) = match (own, &self.master_key, &self.master_key_file) {
+                (Some(path), ..) => (setting, read(setting, path)?),
+                (None, Some(keys), _) => ("MASTER_KEY", keys.clone()),
+                (None, None, Some(path)) => ("MASTER_KEY_FILE", read("MASTER_KEY_FILE", path)?),
+                (None, None, None) => ("MASTER_KEY", SecretString::default()),
+            };
+            Vault::of(&[(*ring, &text)]).map_err(|cause| MasterKeyError::Vault { setting, cause })?;
+            keys.push((*ring, setting, text));
+        }
+        let setting = keys.last().map_or("MASTER_KEY", |(_, setting, _)| setting);
+        let rings: Vec<_> = keys.iter().map(|(ring, _, text)| (*ring, text)).collect();
+        Vault::of(&rings).map_err(|cause| MasterKeyError::Vault { setting, cause })
     }
+}
+
+fn read(setting: &'static str, path: &Path) -> Result<SecretString, MasterKeyError> {
+    let text = std::fs::read_to_string(path).map_err(|cause| MasterKeyError::Unreadable {
+        setting,
+        path: path.to_owned(),
+        cause,
+    })?;
+    Ok(text.into())
 }

@@ -102,6 +102,17 @@ impl Error {
         }
     }
 
+    /// Whether the role has not the privilege.
+    pub fn is_denied(&self) -> bool {
+        match self {
+            Self::Database(error) => error
+                .as_database_error()
+                .and_then(sqlx::error::DatabaseError::code)
+                .is_some_and(|code| code == "42501"),
+            _ => false,
+        }
+    }
+
     /// Whether the statement lost a deadlock or a serialisation conflict: nothing of it was done.
     fn is_conflict(&self) -> bool {
         match self {

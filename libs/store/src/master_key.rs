@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use crate::{
     Error, signed,
-    vault::{self, Purpose, Vault, VaultError},
+    vault::{self, Keyring, Purpose, Vault, VaultError},
 };
 
 /// The rows of a page, and the most rows of a writing statement.
@@ -23,6 +23,8 @@ const PAGE: usize = 500;
 pub struct Usage {
     /// Partners' keys and webhook secrets, old ones included.
     pub partner_secrets: u64,
+    /// Those of them that are webhook secrets.
+    pub webhook_secrets: u64,
     /// Profiles of topups.
     pub profiles: u64,
     /// Recorded responses of endpoints.
@@ -30,14 +32,28 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// The sum of all kinds.
-    pub fn total(self) -> u64 {
-        self.partner_secrets + self.profiles + self.answers
+    /// The number of values for a purpose.
+    fn of(self, ring: Keyring) -> u64 {
+        match ring {
+            Keyring::Partners => self.partner_secrets - self.webhook_secrets,
+            Keyring::Webhooks => self.webhook_secrets,
+            Keyring::Profiles => self.profiles + self.answers,
+        }
     }
 }
 
 /// The usage by key id; `None` for values without a key id.
 pub type Usages = BTreeMap<Option<String>, Usage>;
+
+/// The number of values that are not under the first key of their purpose.
+pub fn left(usages: &Usages, vault: &Vault) -> u64 {
+    let of = |ring| {
+        let first = vault.key_ids(ring).next();
+        let others = usages.iter().filter(move |(key, _)| key.as_deref() != first);
+        others.map(move |(_, usage)| usage.of(ring)).sum::<u64>()
+    };
+    Keyring::ALL.into_iter().map(of).sum()
+}
 
 /// A value that could not be sealed again.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
@@ -101,8 +117,12 @@ pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
     let mut after = Uuid::nil();
     loop {
         let page = partners(connection, after).await?;
-        for sealed in page.iter().flat_map(|row| row.secrets().into_iter().flatten()) {
+        for (index, sealed) in page.iter().flat_map(|row| row.secrets().into_iter().enumerate()) {
+            let Some(sealed) = sealed else { continue };
             of(sealed, |usage| &mut usage.partner_secrets);
+            if PartnerRow::WEBHOOKS.contains(&index) {
+                of(sealed, |usage| &mut usage.webhook_secrets);
+            }
         }
         match page.last() {
             Some(last) if page.len() == PAGE => after = last.partner_id,
@@ -141,13 +161,13 @@ pub async fn reencrypt(
     mut progress: impl FnMut(&Pass),
 ) -> Result<Pass, Error> {
     plan_by_index(connection).await?;
-    let prefix = vault.first_prefix()?;
+    let profile_prefix = vault.first_prefix(Keyring::Profiles)?;
     let mut pass = Pass::default();
     let mut after = Uuid::nil();
     loop {
         let page = partners(connection, after).await?;
         for row in &page {
-            reencrypt_partner(connection, vault, &prefix, row, &mut pass).await?;
+            reencrypt_partner(connection, vault, row, &mut pass).await?;
         }
         progress(&pass);
         match page.last() {
@@ -157,7 +177,7 @@ pub async fn reencrypt(
     }
     let mut after = String::new();
     loop {
-        let mut page = profiles(connection, &after, Some(&prefix)).await?;
+        let mut page = profiles(connection, &after, Some(&profile_prefix)).await?;
         reencrypt_profiles(connection, vault, &page, &mut pass).await?;
         progress(&pass);
         if page.len() < PAGE {
@@ -167,7 +187,7 @@ pub async fn reencrypt(
     }
     let mut after = None;
     loop {
-        let page = answers(connection, after.as_ref(), Some(&prefix)).await?;
+        let page = answers(connection, after.as_ref(), Some(&profile_prefix)).await?;
         reencrypt_answers(connection, vault, &page, &mut pass).await?;
         progress(&pass);
         after = page.into_iter().nth(PAGE - 1);
@@ -186,6 +206,9 @@ struct PartnerRow {
 }
 
 impl PartnerRow {
+    /// The places of the webhook secrets among [`Self::secrets`].
+    const WEBHOOKS: [usize; 2] = [1, 3];
+
     fn secrets(&self) -> [Option<&[u8]>; 4] {
         [
             self.secret_key.as_deref(),
@@ -214,20 +237,29 @@ async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<Part
 async fn reencrypt_partner(
     connection: &mut PgConnection,
     vault: &Vault,
-    prefix: &[u8],
     row: &PartnerRow,
     pass: &mut Pass,
 ) -> Result<(), Error> {
     let id = row.partner_id;
+    let key_prefix = vault.first_prefix(Keyring::Partners)?;
+    let webhook_prefix = vault.first_prefix(Keyring::Webhooks)?;
     let purposes = [
-        ("secret_key", Purpose::SecretKey(id.into())),
-        ("webhook_secret", Purpose::WebhookSecret(id.into())),
-        ("old_secret_key", Purpose::SecretKey(id.into())),
-        ("old_webhook_secret", Purpose::WebhookSecret(id.into())),
+        ("secret_key", Purpose::SecretKey(id.into()), &key_prefix),
+        (
+            "webhook_secret",
+            Purpose::WebhookSecret(id.into()),
+            &webhook_prefix,
+        ),
+        ("old_secret_key", Purpose::SecretKey(id.into()), &key_prefix),
+        (
+            "old_webhook_secret",
+            Purpose::WebhookSecret(id.into()),
+            &webhook_prefix,
+        ),
     ];
     let mut new = row.secrets().map(|sealed| sealed.map(<[u8]>::to_vec));
     let mut changed = 0;
-    for (sealed, (what, purpose)) in new.iter_mut().zip(purposes) {
+    for (sealed, (what, purpose, prefix)) in new.iter_mut().zip(purposes) {
         let Some(old) = sealed.as_deref().filter(|old| !old.starts_with(prefix)) else {
             continue;
         };

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::{
     Error, age, endpoints, seconds,
-    vault::{Purpose, Vault, VaultError},
+    vault::{Keyring, Purpose, Vault, VaultError},
 };
 
 /// A partner account without its secrets.
@@ -353,36 +353,66 @@ pub async fn by_access_key(
     .transpose()
 }
 
-/// Checks that the master keys open the stored secrets. For each key in use it tries the secrets of the ten newest
-/// partners. Errors: a key is missing, or none of its secrets opens. One that doesn't open is a damaged row.
+/// Checks that the master keys of a vault open what is stored: of each purpose that the vault holds. For each key in
+/// use it tries the secrets of the ten newest partners. Errors: a key is missing, or none of its secrets opens. One that
+/// doesn't open is a damaged row.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
     // A sealed value begins with the length and the id of its key. A partner's secrets may have different keys.
-    let newest = sqlx::query!(
-        r#"SELECT partner_id, for_webhooks AS "for_webhooks!", sealed AS "sealed!" FROM (
-             SELECT partner_id, for_webhooks, sealed,
-                    row_number() OVER (
-                        PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
-                    ) AS place
-             FROM partners
-             CROSS JOIN LATERAL (VALUES
-                 (true, webhook_secret), (false, secret_key),
-                 (true, CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END),
-                 (false, CASE WHEN old_keys_until > now() THEN old_secret_key END)
-             ) AS secret(for_webhooks, sealed)
-             WHERE octet_length(sealed) > 0
-         ) by_key WHERE place <= 10"#
-    )
-    .fetch_all(connection)
-    .await?;
+    if vault.holds(Keyring::Partners) {
+        let newest = sqlx::query_as!(
+            Sealed,
+            r#"SELECT partner_id, sealed AS "sealed!" FROM (
+                 SELECT partner_id, sealed, row_number() OVER (
+                            PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
+                        ) AS place
+                 FROM partners
+                 CROSS JOIN LATERAL (VALUES
+                     (secret_key), (CASE WHEN old_keys_until > now() THEN old_secret_key END)
+                 ) AS secret(sealed)
+                 WHERE octet_length(sealed) > 0
+             ) by_key WHERE place <= 10"#
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        open_some(vault, newest, Purpose::SecretKey)?;
+    }
+    if vault.holds(Keyring::Webhooks) {
+        let newest = sqlx::query_as!(
+            Sealed,
+            r#"SELECT partner_id, sealed AS "sealed!" FROM (
+                 SELECT partner_id, sealed, row_number() OVER (
+                            PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
+                        ) AS place
+                 FROM partners
+                 CROSS JOIN LATERAL (VALUES
+                     (webhook_secret), (CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END)
+                 ) AS secret(sealed)
+                 WHERE octet_length(sealed) > 0
+             ) by_key WHERE place <= 10"#
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        open_some(vault, newest, Purpose::WebhookSecret)?;
+    }
+    if vault.holds(Keyring::Profiles) {
+        crate::profile::check_keys(connection, vault).await?;
+    }
+    Ok(())
+}
+
+struct Sealed {
+    partner_id: Uuid,
+    sealed: Vec<u8>,
+}
+
+fn open_some(
+    vault: &Vault,
+    sealed: Vec<Sealed>,
+    purpose: fn(PartnerId) -> Purpose<'static>,
+) -> Result<(), Error> {
     let (mut opened, mut failure) = (false, Ok(()));
-    for row in newest {
-        let partner_id = row.partner_id.into();
-        let purpose = if row.for_webhooks {
-            Purpose::WebhookSecret(partner_id)
-        } else {
-            Purpose::SecretKey(partner_id)
-        };
-        match vault.open(purpose, &row.sealed) {
+    for row in sealed {
+        match vault.open(purpose(row.partner_id.into()), &row.sealed) {
             Ok(_) => opened = true,
             Err(missing @ VaultError::MissingKey(_)) => return Err(missing.into()),
             Err(error) => failure = Err(error.into()),

@@ -2,6 +2,7 @@
 
 use domain::{ActivationCode, TopupId};
 use serde::{Deserialize, Serialize};
+use sqlx::PgConnection;
 
 use crate::{
     Error,
@@ -47,4 +48,24 @@ impl Profile {
             expired_date: stored.expired_date,
         })
     }
+}
+
+/// Checks that the keys of a vault open one of the newest profiles under them. A key that is missing is no error here:
+/// deliveries that need it fail.
+pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
+    let newest = sqlx::query!(
+        r#"SELECT topup_id, profile AS "profile!" FROM esims WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
+    )
+    .fetch_all(connection)
+    .await?;
+    let mut failure = Ok(());
+    for row in newest {
+        let topup_id: TopupId = row.topup_id.parse()?;
+        match vault.open(Purpose::Profile(&topup_id), &row.profile) {
+            Ok(_) => return Ok(()),
+            Err(VaultError::MissingKey(_)) => {}
+            Err(error) => failure = Err(error.into()),
+        }
+    }
+    failure
 }

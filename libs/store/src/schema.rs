@@ -1,12 +1,14 @@
 //! The schema's version: which programs it serves, and the check that every program makes at its start.
 
 mod migrate;
+mod roles;
 
 use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, PgConnection, Row, migrate::Migrator};
 
 pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
+pub use roles::{ROLES, Role, grant, set_password};
 
 use crate::{
     Database, Error,

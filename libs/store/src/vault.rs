@@ -10,8 +10,10 @@ use chacha20poly1305::{
     aead::{Aead, Payload},
 };
 use domain::{PartnerId, TopupId};
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::{ExposeSecret, SecretSlice, SecretString};
 
+/// The bytes of a master key.
+const KEY: usize = 32;
 const NONCE: usize = 24;
 /// The longest id of a key.
 const LONGEST_ID: usize = 32;
@@ -21,6 +23,32 @@ pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 /// The id of keys in examples, such as `example:AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=`. They are refused, and so
 /// is a key of zeros under any id: published keys protect nothing.
 const EXAMPLE_ID: &str = "example";
+
+/// What master keys are for. A stage holds the keys of its own purposes only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keyring {
+    /// Partners' request-signing keys: ingress.
+    Partners,
+    /// Partners' webhook secrets: the notifier.
+    Webhooks,
+    /// Profiles, and responses of endpoints that may repeat them: the provisioner and the notifier.
+    Profiles,
+}
+
+impl Keyring {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Partners, Self::Webhooks, Self::Profiles];
+}
+
+impl std::fmt::Display for Keyring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Partners => "partners",
+            Self::Webhooks => "webhooks",
+            Self::Profiles => "profiles",
+        })
+    }
+}
 
 /// What a sealed value holds; it opens only for the same purpose and row.
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +64,14 @@ pub enum Purpose<'a> {
 }
 
 impl Purpose<'_> {
+    fn keyring(self) -> Keyring {
+        match self {
+            Self::SecretKey(_) => Keyring::Partners,
+            Self::WebhookSecret(_) => Keyring::Webhooks,
+            Self::Profile(_) | Self::Answer(..) => Keyring::Profiles,
+        }
+    }
+
     fn associated_data(self) -> String {
         match self {
             Self::SecretKey(id) => format!("partners.secret_key/{id}"),
@@ -65,6 +101,9 @@ pub enum VaultError {
     /// Two keys have one id.
     #[error("two master keys have the id {0:?}")]
     DuplicateKey(String),
+    /// The vault has no keys for this purpose.
+    #[error("this program holds no master key for {0}")]
+    NotHeld(Keyring),
     /// The value was sealed under a key that isn't configured.
     #[error("a stored secret needs the master key {0:?}, which is not configured")]
     MissingKey(String),
@@ -73,66 +112,85 @@ pub enum VaultError {
     Damaged,
 }
 
+#[derive(Clone)]
 struct MasterKey {
     id: String,
     cipher: XChaCha20Poly1305,
 }
 
-/// The master keys: the first seals, all open. Cheap to clone.
+/// Keys as they are written, before a vault uses them.
+type Written = Vec<(String, SecretSlice<u8>)>;
+
+/// The master keys by purpose: the first of a purpose seals, all open. Cheap to clone.
 #[derive(Clone)]
-pub struct Vault(Arc<[MasterKey]>);
+pub struct Vault(Arc<[(Keyring, Vec<MasterKey>)]>);
 
 impl Vault {
-    /// Parses keys of the form `<id>:<Base64 of 32 bytes>`, separated by commas or line ends; lines
-    /// that start with `#` are comments.
+    /// A vault with the same keys for all purposes.
+    ///
+    /// Keys have the form `<id>:<Base64 of 32 bytes>` and are separated by commas or line ends; lines that start with
+    /// `#` are comments.
     pub fn parse(text: &SecretString) -> Result<Self, VaultError> {
-        let entries = text
-            .expose_secret()
-            .split(['\n', ','])
-            .map(str::trim)
-            .filter(|entry| !entry.is_empty() && !entry.starts_with('#'));
-        let mut keys: Vec<MasterKey> = Vec::new();
-        for (index, entry) in entries.enumerate() {
-            let bad = || VaultError::BadKey(index + 1);
-            let (id, encoded) = entry.split_once(':').ok_or_else(bad)?;
-            let bytes = BASE64_STANDARD.decode(encoded).map_err(|_| bad())?;
-            if id.is_empty() || id.len() > LONGEST_ID {
-                return Err(bad());
-            }
-            if keys.iter().any(|key| key.id == id) {
-                return Err(VaultError::DuplicateKey(id.to_owned()));
-            }
-            let cipher = XChaCha20Poly1305::new_from_slice(&bytes).map_err(|_| bad())?;
-            if id == EXAMPLE_ID || bytes.iter().all(|byte| *byte == 0) {
-                return Err(VaultError::Example(index + 1));
-            }
-            keys.push(MasterKey {
-                id: id.to_owned(),
-                cipher,
-            });
-        }
-        if keys.is_empty() {
-            Err(VaultError::NoKey)
-        } else {
-            Ok(Self(keys.into()))
-        }
+        Self::of(&Keyring::ALL.map(|ring| (ring, text)))
     }
 
-    /// The ids of the keys; the first one seals.
-    pub fn key_ids(&self) -> impl Iterator<Item = &str> {
-        self.0.iter().map(|key| key.id.as_str())
+    /// A vault with these keys for these purposes. Two different keys with one id are refused, also for different
+    /// purposes: the id in a stored value names one key.
+    pub fn of(rings: &[(Keyring, &SecretString)]) -> Result<Self, VaultError> {
+        let mut all: Vec<(Keyring, Written)> = Vec::new();
+        for (ring, text) in rings {
+            let keys = written(text)?;
+            for (id, bytes) in &keys {
+                let known = all.iter().flat_map(|(_, keys)| keys);
+                for (other, with) in known {
+                    if other == id && with.expose_secret() != bytes.expose_secret() {
+                        return Err(VaultError::DuplicateKey(id.clone()));
+                    }
+                }
+            }
+            all.push((*ring, keys));
+        }
+        let key = |(id, bytes): (String, SecretSlice<u8>)| {
+            let cipher = XChaCha20Poly1305::new_from_slice(bytes.expose_secret());
+            cipher
+                .map(|cipher| MasterKey { id, cipher })
+                .map_err(|_| VaultError::Damaged)
+        };
+        let rings = all
+            .into_iter()
+            .map(|(ring, keys)| Ok((ring, keys.into_iter().map(key).collect::<Result<_, _>>()?)));
+        Ok(Self(rings.collect::<Result<Vec<_>, VaultError>>()?.into()))
+    }
+
+    fn keys(&self, ring: Keyring) -> Result<&[MasterKey], VaultError> {
+        let held = self.0.iter().find(|(held, _)| *held == ring);
+        held.map(|(_, keys)| keys.as_slice())
+            .ok_or(VaultError::NotHeld(ring))
+    }
+
+    /// Whether it has keys for this purpose.
+    pub fn holds(&self, ring: Keyring) -> bool {
+        self.keys(ring).is_ok()
+    }
+
+    /// The ids of the keys for a purpose; the first one seals.
+    pub fn key_ids(&self, ring: Keyring) -> impl Iterator<Item = &str> {
+        self.keys(ring)
+            .unwrap_or_default()
+            .iter()
+            .map(|key| key.id.as_str())
     }
 
     /// The prefix of values that the first key sealed.
-    pub(crate) fn first_prefix(&self) -> Result<Vec<u8>, VaultError> {
-        let id = &self.0.first().ok_or(VaultError::NoKey)?.id;
+    pub(crate) fn first_prefix(&self, ring: Keyring) -> Result<Vec<u8>, VaultError> {
+        let id = &self.keys(ring)?.first().ok_or(VaultError::NoKey)?.id;
         let id_length = u8::try_from(id.len()).map_err(|_| VaultError::Damaged)?;
         Ok([&[id_length], id.as_bytes()].concat())
     }
 
     /// Seals a secret for one purpose.
     pub fn seal(&self, purpose: Purpose<'_>, secret: &[u8]) -> Result<Vec<u8>, VaultError> {
-        let key = self.0.first().ok_or(VaultError::NoKey)?;
+        let key = self.keys(purpose.keyring())?.first().ok_or(VaultError::NoKey)?;
         let nonce: [u8; NONCE] = rand::random();
         let aad = purpose.associated_data();
         let sealed = key
@@ -145,7 +203,7 @@ impl Vault {
                 },
             )
             .map_err(|_| VaultError::Damaged)?;
-        Ok([&self.first_prefix()?, &nonce[..], &sealed].concat())
+        Ok([&self.first_prefix(purpose.keyring())?, &nonce[..], &sealed].concat())
     }
 
     /// Opens a value and seals it again with the first key.
@@ -158,7 +216,7 @@ impl Vault {
         let (id, rest) = split(sealed).ok_or(VaultError::Damaged)?;
         let (nonce, ciphertext) = rest.split_first_chunk::<NONCE>().ok_or(VaultError::Damaged)?;
         let key = self
-            .0
+            .keys(purpose.keyring())?
             .iter()
             .find(|key| key.id == id)
             .ok_or_else(|| VaultError::MissingKey(id.to_owned()))?;
@@ -172,6 +230,35 @@ impl Vault {
                 },
             )
             .map_err(|_| VaultError::Damaged)
+    }
+}
+
+fn written(text: &SecretString) -> Result<Written, VaultError> {
+    let entries = text
+        .expose_secret()
+        .split(['\n', ','])
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty() && !entry.starts_with('#'));
+    let mut keys = Written::new();
+    for (index, entry) in entries.enumerate() {
+        let bad = || VaultError::BadKey(index + 1);
+        let (id, encoded) = entry.split_once(':').ok_or_else(bad)?;
+        let bytes = BASE64_STANDARD.decode(encoded).map_err(|_| bad())?;
+        if id.is_empty() || id.len() > LONGEST_ID || bytes.len() != KEY {
+            return Err(bad());
+        }
+        if keys.iter().any(|(other, _)| other == id) {
+            return Err(VaultError::DuplicateKey(id.to_owned()));
+        }
+        if id == EXAMPLE_ID || bytes.iter().all(|byte| *byte == 0) {
+            return Err(VaultError::Example(index + 1));
+        }
+        keys.push((id.to_owned(), bytes.into()));
+    }
+    if keys.is_empty() {
+        Err(VaultError::NoKey)
+    } else {
+        Ok(keys)
     }
 }
 
@@ -242,6 +329,38 @@ mod tests {
         assert_eq!(
             after.open(partner, &sealed),
             Err(VaultError::MissingKey("old".into()))
+        );
+    }
+
+    #[test]
+    fn a_vault_opens_only_the_purposes_that_it_holds() {
+        let (partners, profiles) = (SecretString::from(key("a", 1)), SecretString::from(key("b", 2)));
+        let all = Vault::of(&[
+            (Keyring::Partners, &partners),
+            (Keyring::Webhooks, &partners),
+            (Keyring::Profiles, &profiles),
+        ])
+        .unwrap();
+        let ingress = Vault::of(&[(Keyring::Partners, &partners)]).unwrap();
+        let id = PartnerId::new();
+        let request_key = all.seal(Purpose::SecretKey(id), b"secret").unwrap();
+        let webhook_secret = all.seal(Purpose::WebhookSecret(id), b"secret").unwrap();
+        assert_eq!(
+            ingress.open(Purpose::SecretKey(id), &request_key).unwrap(),
+            b"secret"
+        );
+        assert_eq!(
+            ingress.open(Purpose::WebhookSecret(id), &webhook_secret),
+            Err(VaultError::NotHeld(Keyring::Webhooks))
+        );
+        assert_eq!(
+            ingress.seal(Purpose::WebhookSecret(id), b"secret"),
+            Err(VaultError::NotHeld(Keyring::Webhooks))
+        );
+        let other = SecretString::from(key("a", 3));
+        assert_eq!(
+            Vault::of(&[(Keyring::Partners, &partners), (Keyring::Webhooks, &other)]).unwrap_err(),
+            VaultError::DuplicateKey("a".into())
         );
     }
 

@@ -1,6 +1,6 @@
 //! `esimctl database-password`: creates the password of the database's role for a first start.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Subcommand;
@@ -37,7 +37,32 @@ pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
         password,
         if_missing,
     } = command;
-    let given = password.as_ref().map(ExposeSecret::expose_secret);
+    let made = make(folder, password.as_ref(), *if_missing)?;
+    let file = folder.join("password");
+    let path = file.display();
+    output.print(&json!({ "file": file, "created": made }), || {
+        if made {
+            format!("{path} holds the database's password")
+        } else {
+            format!("{path} exists already")
+        }
+    })
+}
+
+/// The password of the database's owner, made once.
+pub fn ensure(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()> {
+    make(folder, given, true).map(drop)
+}
+
+/// A file for `PGPASSFILE` with this password for every server.
+pub fn pgpass(password: &str) -> String {
+    let escaped = password.replace('\\', "\\\\").replace(':', "\\:");
+    format!("*:*:*:*:{escaped}\n")
+}
+
+/// Writes both files; `false` if they exist.
+fn make(folder: &Path, password: Option<&SecretString>, if_missing: bool) -> anyhow::Result<bool> {
+    let given = password.map(ExposeSecret::expose_secret);
     let given = given.filter(|password| !password.is_empty());
     let password = match given {
         Some(password) if password.contains(['\n', '\r', '\0']) => {
@@ -61,15 +86,8 @@ pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
         );
     }
     // After a crash between the two files, the next call writes the second.
-    let escaped = stored.replace('\\', "\\\\").replace(':', "\\:");
-    secret_file::make(&folder.join("pgpass"), &format!("*:*:*:*:{escaped}\n"))?;
-    output.print(&json!({ "file": file, "created": made }), || {
-        if made {
-            format!("{path} holds the database's password")
-        } else {
-            format!("{path} exists already")
-        }
-    })
+    secret_file::make(&folder.join("pgpass"), &pgpass(stored))?;
+    Ok(made)
 }
 
 #[cfg(test)]

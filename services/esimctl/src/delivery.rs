@@ -11,7 +11,7 @@ use store::{
         actions::Mode,
         deliveries::{self, AttemptView, DeliveryView, Filter, Replayed},
     },
-    vault::{Purpose, Vault},
+    vault::{Keyring, Purpose, Vault},
 };
 use time::OffsetDateTime;
 
@@ -120,7 +120,9 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             answers,
             master_key,
         } => {
-            let vault = answers.then(|| master_key.vault()).transpose()?;
+            let vault = answers
+                .then(|| master_key.vault(&[Keyring::Profiles]))
+                .transpose()?;
             show(topup_id, vault.as_ref(), database, output).await
         }
         Command::Replay(asked) => replay(asked, database, output).await,

@@ -23,6 +23,7 @@ mod recover;
 mod reencrypt;
 mod rotate;
 mod secret_file;
+mod secret_set;
 mod secrets;
 mod webhook_url;
 
@@ -90,6 +91,9 @@ enum Command {
     /// The password file of the database's role
     #[command(subcommand, after_help = database_password::EXAMPLES)]
     DatabasePassword(database_password::Command),
+    /// All secrets of a system for its first start, and each service's share
+    #[command(subcommand, after_help = secret_set::EXAMPLES)]
+    Secrets(secret_set::Command),
     /// The record of what operators changed, and why
     #[command(subcommand, after_help = action::EXAMPLES)]
     Action(action::Command),
@@ -151,6 +155,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Action(command) => action::run(command, database()?, &output).await,
         Command::MasterKey(command) => master_key::run(command, database, &output).await,
         Command::DatabasePassword(command) => database_password::run(command, &output),
+        Command::Secrets(command) => secret_set::run(command, &output),
         Command::Migrate(command) => migrate::run(command, database()?, &output).await,
         Command::Recover(command) => recover::run(command, database()?, &output).await,
     }

@@ -67,7 +67,22 @@ pub async fn run<'a>(
     }
 }
 
+/// The file with the master keys for all purposes. Given keys are added to it.
+pub fn ensure(file: &Path, given: Option<&SecretString>) -> anyhow::Result<()> {
+    write(file, given, true).map(drop)
+}
+
 fn create(file: &Path, keys: Option<&SecretString>, if_missing: bool, output: &Output) -> anyhow::Result<()> {
+    let (what, text) = write(file, keys, if_missing)?;
+    output.print(&json!({ "file": file, "outcome": what }), || text)
+}
+
+/// The outcome as a word and as a text.
+fn write(
+    file: &Path,
+    keys: Option<&SecretString>,
+    if_missing: bool,
+) -> anyhow::Result<(&'static str, String)> {
     let given = keys
         .map(|keys| keys.expose_secret().trim())
         .filter(|keys| !keys.is_empty());
@@ -89,7 +104,7 @@ fn create(file: &Path, keys: Option<&SecretString>, if_missing: bool, output: &O
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error).with_context(|| format!("cannot read {path}")),
     };
-    let (what, text) = match old {
+    Ok(match old {
         None => {
             if !secret_file::make(file, &content)? {
                 bail!("another process created {path} just now");
@@ -114,8 +129,7 @@ fn create(file: &Path, keys: Option<&SecretString>, if_missing: bool, output: &O
             secret_file::replace(file, &content)?;
             ("replaced", format!("{path} holds the given keys now"))
         }
-    };
-    output.print(&json!({ "file": file, "outcome": what }), || text)
+    })
 }
 
 /// The `<id>:<key>` entries of a text, as services parse them.

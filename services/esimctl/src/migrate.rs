@@ -1,10 +1,15 @@
 //! `esimctl migrate`: brings the schema to this version before the services are started or replaced.
 
-use std::{pin::pin, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    pin::pin,
+    time::Duration,
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
+use signing::scram;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     PgConnection,
@@ -22,6 +27,11 @@ pub const EXAMPLES: &str = "Examples:
   esimctl migrate                    does nothing if no migration is missing
   esimctl migrate --json             prints {\"schema_version\":6,\"was\":5}
   esimctl migrate --give-up 2h       while a long dump runs
+  esimctl migrate --roles secrets/   creates the stages' roles with the passwords in secrets/
+
+DATABASE_URL names the owner of the tables. After the migrations it grants each role what its program needs; a role that
+does not exist is left out. The roles are esim_ingress, esim_provisioner, esim_notifier and esim_operator. The passwords
+are in the files database-ingress, database-provisioner, database-notifier and database-operator.
 
 Orders continue while it runs. A lock that is not free within --lock-timeout is tried again after a pause, and a line
 names the oldest open transaction. A newer schema that serves this version is left as it is.";
@@ -40,6 +50,9 @@ pub struct Command {
     /// How long to retry a migration whose lock is taken
     #[arg(long, env = "MIGRATE_GIVE_UP", value_name = "DURATION", default_value = "15m", value_parser = runtime::config::duration)]
     give_up: Duration,
+    /// Create the database roles, or set their passwords, from the files in this folder
+    #[arg(long, env = "DATABASE_ROLES", value_name = "FOLDER")]
+    roles: Option<PathBuf>,
 }
 
 fn lock_timeout(text: &str) -> Result<Duration, String> {
@@ -66,13 +79,53 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
     let version = schema::apply(&mut connection, schema::migrations(), patience, say)
         .await
         .context("the schema is not at this version; remove the cause, then run the command again")?;
-    output.print(&json!({ "schema_version": version, "was": was }), || {
-        if was == version {
-            format!("the schema is at version {version} already")
-        } else {
-            format!("the schema is at version {version}, it was at {was}")
+    if let Some(folder) = &command.roles {
+        set_passwords(&mut connection, folder).await?;
+    }
+    let roles = schema::grant(&mut connection)
+        .await
+        .context("the roles have not their privileges; only the owner of the tables can grant them")?;
+    let roles: Vec<&str> = roles.iter().map(|role| role.name).collect();
+    output.print(
+        &json!({ "schema_version": version, "was": was, "roles": roles }),
+        || {
+            let state = if was == version {
+                format!("the schema is at version {version} already")
+            } else {
+                format!("the schema is at version {version}, it was at {was}")
+            };
+            match roles.as_slice() {
+                [] => format!("{state}; there are no roles for the stages"),
+                roles => format!("{state}; roles: {}", roles.join(", ")),
+            }
+        },
+    )
+}
+
+async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::Result<()> {
+    for role in schema::ROLES {
+        let file = folder.join(format!("database-{}", role.of));
+        let text =
+            std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let password = text.trim_end_matches('\n');
+        if password.is_empty() || !password.bytes().all(|byte| byte.is_ascii_graphic()) {
+            bail!(
+                "{} must hold a password of ASCII characters without spaces",
+                file.display()
+            );
         }
-    })
+        let verifier = scram::secret(password, rand::random());
+        match schema::set_password(connection, role, &verifier).await {
+            Err(error) if error.is_denied() => {
+                eprintln!(
+                    "esimctl: cannot create {} or set its password, because the role of DATABASE_URL has no CREATEROLE",
+                    role.name
+                );
+            }
+            done => done.with_context(|| format!("cannot create {} or set its password", role.name))?,
+        }
+    }
+    Ok(())
 }
 
 /// Connects, and tries again while the server is starting.

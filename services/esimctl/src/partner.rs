@@ -11,6 +11,7 @@ use serde_json::json;
 use store::{
     config::{DatabaseConfig, MasterKeyConfig},
     partners::{self, NewPartner, Partner},
+    vault::Keyring,
 };
 
 use crate::{
@@ -153,7 +154,7 @@ struct Created<'a> {
 }
 
 async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let vault = new.master_key.vault()?;
+    let vault = new.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = connect(database).await?;
     partners::check_master_key(&mut connection, &vault)
         .await

@@ -9,9 +9,9 @@ use serde_json::json;
 use store::{
     PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
-    master_key::{self, Failed, Pass, Usage, Usages},
+    master_key::{self, Failed, Pass, Usage},
     partners,
-    vault::Vault,
+    vault::{Keyring, Vault},
 };
 
 use crate::{
@@ -56,35 +56,54 @@ struct Row {
     configured: bool,
     /// The key encrypts new values.
     encrypts: bool,
+    /// What it encrypts: partners, webhooks, profiles.
+    purposes: Vec<String>,
     #[serde(flatten)]
     usage: Usage,
 }
 
+impl Row {
+    fn configured(key: Option<String>, usage: Usage) -> Self {
+        Self {
+            key,
+            configured: true,
+            encrypts: false,
+            purposes: Vec::new(),
+            usage,
+        }
+    }
+}
+
 pub async fn status(
-    master_key: &MasterKeyConfig,
+    keys: &MasterKeyConfig,
     database: &DatabaseConfig,
     output: &Output,
 ) -> anyhow::Result<()> {
-    let vault = master_key.vault()?;
+    let vault = keys.vault(&Keyring::ALL)?;
     let mut connection = connect(database).await?;
     let checked = check(&mut connection, &vault).await;
     let mut usages = master_key::usages(&mut connection).await?;
-    let left = left(&usages, &vault);
-    let configured = vault.key_ids().enumerate().map(|(index, id)| {
-        let key = Some(id.to_owned());
-        let usage = usages.remove(&key).unwrap_or_default();
-        Row {
-            key,
-            configured: true,
-            encrypts: index == 0,
-            usage,
+    let left = master_key::left(&usages, &vault);
+    let mut rows: Vec<Row> = Vec::new();
+    for ring in Keyring::ALL {
+        for (index, id) in vault.key_ids(ring).enumerate() {
+            let key = Some(id.to_owned());
+            if !rows.iter().any(|row| row.key == key) {
+                let usage = usages.remove(&key).unwrap_or_default();
+                rows.push(Row::configured(key.clone(), usage));
+            }
+            let row = rows.iter_mut().find(|row| row.key == key);
+            if let Some(row) = row.filter(|_| index == 0) {
+                row.encrypts = true;
+                row.purposes.push(ring.to_string());
+            }
         }
-    });
-    let mut rows: Vec<Row> = configured.collect();
+    }
     rows.extend(usages.into_iter().map(|(key, usage)| Row {
         key,
         configured: false,
         encrypts: false,
+        purposes: Vec::new(),
         usage,
     }));
     output.print(&json!({ "keys": rows, "left": left }), || {
@@ -112,6 +131,9 @@ async fn check(connection: &mut PgConnection, vault: &Vault) -> anyhow::Result<(
 
 fn cells(row: &Row) -> [String; 5] {
     let state = match (row.encrypts, row.configured, &row.key) {
+        (true, ..) if row.purposes.len() < Keyring::ALL.len() => {
+            &format!("encrypts {}", row.purposes.join(", "))
+        }
         (true, ..) => "encrypts",
         (_, true, _) => "decrypts",
         (_, _, Some(_)) => "missing",
@@ -126,19 +148,23 @@ fn cells(row: &Row) -> [String; 5] {
     ]
 }
 
-/// The number of values that are not under the first key.
-fn left(usages: &Usages, vault: &Vault) -> u64 {
-    let first = vault.key_ids().next();
-    let others = usages.iter().filter(|(key, _)| key.as_deref() != first);
-    others.map(|(_, usage)| usage.total()).sum()
+/// The keys that encrypt, separated by commas.
+fn first_keys(vault: &Vault) -> String {
+    let mut first: Vec<&str> = Vec::new();
+    for id in Keyring::ALL.iter().filter_map(|ring| vault.key_ids(*ring).next()) {
+        if !first.contains(&id) {
+            first.push(id);
+        }
+    }
+    first.join(", ")
 }
 
 pub async fn run(asked: &Reencrypt, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let vault = asked.master_key.vault()?;
-    let key = vault.key_ids().next().unwrap_or_default();
+    let vault = asked.master_key.vault(&Keyring::ALL)?;
+    let key = &first_keys(&vault);
     let mut connection = connect(database).await?;
     check(&mut connection, &vault).await?;
-    let mut left_now = left(&master_key::usages(&mut connection).await?, &vault);
+    let mut left_now = master_key::left(&master_key::usages(&mut connection).await?, &vault);
     if left_now > 0 && !asked.replicas_restarted {
         bail!(
             "nothing was changed: {left_now} values would be encrypted under {key:?}. A replica without that key answers \
@@ -155,7 +181,7 @@ pub async fn run(asked: &Reencrypt, database: &DatabaseConfig, output: &Output) 
         .await?;
         reencrypted += pass.reencrypted;
         failed = pass.failed;
-        left_now = left(&master_key::usages(&mut connection).await?, &vault);
+        left_now = master_key::left(&master_key::usages(&mut connection).await?, &vault);
         if left_now <= failed.len() as u64 {
             break;
         }

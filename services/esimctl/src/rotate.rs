@@ -9,7 +9,7 @@ use store::{
     PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
     partners::{self, Overlap, Partner, Rotated},
-    vault::Vault,
+    vault::{Keyring, Vault},
 };
 use time::OffsetDateTime;
 
@@ -162,7 +162,7 @@ async fn prepare(
             "nothing was changed: `--keep-old` keeps the old one and `--overlap 0` ends it; say one of them"
         );
     }
-    let vault = rotate.master_key.vault()?;
+    let vault = rotate.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = connect(database).await?;
     partners::check_master_key(&mut connection, &vault)
         .await

@@ -35,7 +35,10 @@ use runtime::{
     health::{self, Readiness},
     http::Requests,
 };
-use store::config::{MasterKeyConfig, PoolConfig};
+use store::{
+    config::{MasterKeyConfig, PoolConfig},
+    vault::Keyring,
+};
 use uuid::Uuid;
 
 use crate::{
@@ -128,7 +131,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config.master_key.vault().map_err(BadSetting::error)?;
+    let vault = config
+        .master_key
+        .vault(&[Keyring::Partners])
+        .map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 

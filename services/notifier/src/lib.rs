@@ -42,6 +42,7 @@ use store::{
     deliveries,
     endpoints::{self, BlockPolicy},
     schema::{self, SchemaError},
+    vault::Keyring,
 };
 use url::Url;
 
@@ -173,7 +174,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config.master_key.vault().map_err(BadSetting::error)?;
+    let rings = [Keyring::Webhooks, Keyring::Profiles];
+    let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
     let guard = Guard::new(config.webhook_allow, config.webhook_deny, config.webhook_ports);
     let calls = webhook::Limits {
         timeout: config.webhook_timeout,

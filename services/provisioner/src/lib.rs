@@ -49,7 +49,7 @@ use store::{
     placements,
     providers::BreakerLimits,
     schema,
-    vault::Vault,
+    vault::{Keyring, Vault},
 };
 use tokio::sync::Semaphore;
 use uuid::Uuid;
@@ -343,7 +343,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config.master_key.vault().map_err(BadSetting::error)?;
+    let vault = config
+        .master_key
+        .vault(&[Keyring::Profiles])
+        .map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let metrics = Metrics::default();
     let readiness = Readiness::new(&shutdown, &["database"]);

@@ -6,6 +6,9 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use url::Url;
 use uuid::Uuid;
 
+/// The stages, and `operator`, that have roles of their own.
+const ROLES: [&str; 4] = ["ingress", "provisioner", "notifier", "operator"];
+
 /// An empty database with a random name. Dropping this drops the database, even with open connections.
 #[derive(Debug)]
 pub struct Database {
@@ -18,7 +21,7 @@ pub struct Database {
 impl Database {
     /// Creates it on the server of `TEST_DATABASE_URL`, without migrations.
     pub async fn create() -> Result<Self> {
-        Self::create_on(&required("TEST_DATABASE_URL")?).await
+        Self::create_at(&required("TEST_DATABASE_URL")?.parse()?).await
     }
 
     /// Creates it on another server, given the URL of a role that may do so.
@@ -26,6 +29,12 @@ impl Database {
         let server: Url = server
             .parse()
             .context("the URL of the PostgreSQL server is not a URL")?;
+        create_roles(&server).await?;
+        Self::create_at(&server).await
+    }
+
+    async fn create_at(server: &Url) -> Result<Self> {
+        let server = server.clone();
         let name = format!("test_{}", Uuid::now_v7().simple());
         execute(&server, format!("CREATE DATABASE {name}")).await?;
         let mut url = server.clone();
@@ -54,6 +63,18 @@ impl Database {
         &self.url
     }
 
+    /// The value for the `DATABASE_URL` of a stage, or of `operator`: this database with the role of that name.
+    ///
+    /// The role must exist. `INGRESS_DATABASE_URL`, `PROVISIONER_DATABASE_URL` and so on hold its password.
+    pub fn url_of(&self, stage: &str) -> Result<String> {
+        let known: Url = required(&format!("{}_DATABASE_URL", stage.to_uppercase()))?.parse()?;
+        let mut url: Url = self.url.parse()?;
+        let set = url.set_username(known.username());
+        set.and_then(|()| url.set_password(known.password()))
+            .map_err(|()| anyhow::anyhow!("{} takes no user", self.name))?;
+        Ok(url.into())
+    }
+
     /// Keeps the database for inspection when this is dropped.
     pub fn keep(&mut self) {
         self.kept = true;
@@ -75,6 +96,20 @@ impl Drop for Database {
         let statement = format!("DROP DATABASE IF EXISTS {} WITH (FORCE)", self.name);
         cleanup::run(&self.name, execute(&self.server, statement));
     }
+}
+
+/// Creates the stages' roles on a server of a test's own, with the passwords of the shared server, where they exist.
+async fn create_roles(server: &Url) -> Result<()> {
+    for stage in ROLES {
+        let known: Url = required(&format!("{}_DATABASE_URL", stage.to_uppercase()))?.parse()?;
+        let (name, password) = (known.username(), known.password().unwrap_or_default());
+        let statement = format!(
+            "DO $$ BEGIN CREATE ROLE {name} LOGIN PASSWORD '{password}';
+             EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"
+        );
+        execute(server, statement).await?;
+    }
+    Ok(())
 }
 
 /// Runs a statement whose only variable part is a generated name.

@@ -69,11 +69,19 @@ pub struct TopupTimes {
     pub delivered_at: Option<OffsetDateTime>,
 }
 
+/// Whether only the owner of the tables may run this command.
+pub fn needs_owner(args: &[&str]) -> bool {
+    args.first()
+        .is_some_and(|command| ["migrate", "recover", "master-key"].contains(command))
+}
+
 /// Runs `esimctl` with a fixed set of settings.
 #[derive(Clone, Debug)]
 pub struct Esimctl {
     binary: PathBuf,
     env: Vec<(String, String)>,
+    /// The `DATABASE_URL` of commands that only the owner of the tables may run.
+    owner: Option<String>,
 }
 
 impl Esimctl {
@@ -82,7 +90,15 @@ impl Esimctl {
         Self {
             binary: bin_dir().join("esimctl"),
             env: env.into_iter().collect(),
+            owner: None,
         }
+    }
+
+    /// Runs `migrate`, `recover` and `master-key` with this `DATABASE_URL`.
+    #[must_use]
+    pub fn with_owner(mut self, database_url: &str) -> Self {
+        self.owner = Some(database_url.to_owned());
+        self
     }
 
     /// Runs `esimctl <args> --json` and parses its output.
@@ -90,12 +106,20 @@ impl Esimctl {
     /// Errors: it fails (with its standard error), takes longer than 60 s, or prints other output.
     pub async fn run<T: DeserializeOwned>(&self, args: &[&str]) -> Result<T> {
         let shown = format!("esimctl {}", args.join(" "));
-        let output = Command::new(&self.binary)
+        let mut command = Command::new(&self.binary);
+        command
             .args(args)
             .arg("--json")
-            .envs(self.env.iter().map(|(name, value)| (name, value)))
-            .kill_on_drop(true)
-            .output();
+            .envs(self.env.iter().map(|(name, value)| (name, value)));
+        if !self.env.is_empty() {
+            for purpose in ["PARTNERS", "WEBHOOKS", "PROFILES"] {
+                command.env_remove(format!("MASTER_KEY_{purpose}_FILE"));
+            }
+        }
+        if let Some(owner) = self.owner.as_ref().filter(|_| needs_owner(args)) {
+            command.env("DATABASE_URL", owner);
+        }
+        let output = command.kill_on_drop(true).output();
         let output = tokio::time::timeout(TIMEOUT, output)
             .await
             .with_context(|| format!("{shown}: still running after {TIMEOUT:?}"))?

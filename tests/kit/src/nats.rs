@@ -21,6 +21,11 @@ impl NatsServer {
     /// Starts `NATS_SERVER_BIN` (default: `nats-server` in the search path) with storage and log in
     /// `folder`.
     pub async fn start(folder: &Path) -> Result<Self> {
+        Self::start_with(folder, None).await
+    }
+
+    /// The same with a configuration file.
+    pub async fn start_with(folder: &Path, config: Option<&Path>) -> Result<Self> {
         let binary = std::env::var_os("NATS_SERVER_BIN").unwrap_or_else(|| "nats-server".into());
         let (port, monitor) = (ports::free()?, ports::free()?);
         let store = folder.join("jetstream");
@@ -36,6 +41,9 @@ impl NatsServer {
         ];
         let mut args: Vec<String> = args.map(String::from).into();
         args.push(store.display().to_string());
+        if let Some(config) = config {
+            args.extend(["-c".into(), config.display().to_string()]);
+        }
         let mut process = Process::new(Program {
             name: "nats-server".into(),
             binary: binary.into(),
@@ -93,6 +101,21 @@ impl NatsServer {
     }
 }
 
+/// The `NATS_URL` of a stage on the shared server, with its own user: `INGRESS_NATS_URL` and so on.
+pub fn url_of(stage: &str) -> Result<String> {
+    crate::required(&format!("{}_NATS_URL", stage.to_uppercase()))
+}
+
+/// Connects with the user and the password of the URL, which the client ignores.
+pub async fn connect(url: &str) -> Result<async_nats::Client> {
+    let address: async_nats::ServerAddr = url.parse()?;
+    let mut options = async_nats::ConnectOptions::new();
+    if let (Some(user), Some(password)) = (address.username(), address.password()) {
+        options = options.user_and_password(user.to_owned(), password.to_owned());
+    }
+    Ok(options.connect(address).await?)
+}
+
 /// The streams of one test on a shared server; deleted when this is dropped.
 #[derive(Debug)]
 pub struct OwnStreams {
@@ -110,7 +133,7 @@ impl OwnStreams {
     }
 
     async fn delete(&self) -> Result<()> {
-        let client = async_nats::connect(&self.url).await?;
+        let client = connect(&self.url).await?;
         let jetstream = async_nats::jetstream::new(client);
         let names: Vec<String> = jetstream.stream_names().try_collect().await?;
         for name in names.iter().filter(|name| name.starts_with(&self.prefix)) {

@@ -13,7 +13,7 @@
 use crate::client::Client;
 use crate::database::Database;
 use crate::esimctl::{CatalogueOption, Esimctl, Partner};
-use crate::nats::{NatsServer, OwnStreams};
+use crate::nats::{self, NatsServer, OwnStreams};
 use crate::process::{Process, Program};
 use crate::{bin_dir, http, ports, required};
 use anyhow::{Context, Result, ensure};
@@ -126,7 +126,7 @@ impl Builder {
             Some(server) => Database::create_on(server).await?,
         };
         let prefix = format!("{}_", Uuid::now_v7().simple());
-        let (nats, streams, nats_url) = if self.own_nats {
+        let (own_nats, streams, nats_url) = if self.own_nats {
             let server = NatsServer::start(dir.path()).await?;
             let url = server.url().to_owned();
             (Some(server), None, url)
@@ -136,14 +136,14 @@ impl Builder {
         };
 
         let common = env([
-            ("DATABASE_URL", database.url()),
+            ("DATABASE_URL", &database.url_of("operator")?),
             ("NATS_URL", &nats_url),
             ("STREAM_PREFIX", &prefix),
             ("MASTER_KEY", MASTER_KEY),
             ("LOG", "info"),
             ("LOG_FORMAT", "text"),
         ]);
-        let esimctl = Esimctl::new(common.clone());
+        let esimctl = Esimctl::new(common.clone()).with_owner(database.url());
         let _: serde_json::Value = esimctl.run(&["migrate"]).await?;
         import_catalogue(&esimctl, dir.path()).await?;
         let options = esimctl.options().await?;
@@ -164,6 +164,13 @@ impl Builder {
             let mut replicas = Vec::new();
             for replica in 0..count {
                 let mut program = plan.program(stage, replica)?;
+                if stage != Stage::Sandbox {
+                    let url = database.url_of(stage.name())?;
+                    program.env.insert("DATABASE_URL".into(), url);
+                    if !self.own_nats {
+                        program.env.insert("NATS_URL".into(), nats::url_of(stage.name())?);
+                    }
+                }
                 let overrides = self.env.iter().filter(|(of, _, _)| *of == stage);
                 program
                     .env
@@ -175,7 +182,7 @@ impl Builder {
         let (base_url, sandbox_url) = (plan.base_url(), plan.sandbox_url());
         let mut stack = Stack {
             processes,
-            nats,
+            nats: own_nats,
             _streams: streams,
             database,
             dir,

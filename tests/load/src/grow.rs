@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
+use store::vault::Keyring;
 use testkit::esimctl::{CatalogueOption, Esimctl};
 use testkit::progress::Progress;
 use testkit::table::table;
@@ -123,7 +124,7 @@ impl Grow {
     }
 
     async fn measure_all(&self) -> Result<Results> {
-        let vault = self.master_key.vault()?;
+        let vault = self.master_key.vault(&Keyring::ALL)?;
         let options = Esimctl::new([]).options().await?;
         let option = options
             .into_iter()

@@ -12,7 +12,7 @@ use std::{
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
 use pipeline::{
-    Effect, Nats, NatsConfig,
+    Effect, Nats, NatsAccess, NatsConfig,
     lanes::{Limits, Slot},
     streams::Source,
     worker::{self, Found, Look, Names, Settings, Stage, Ticket, Trigger},
@@ -55,6 +55,7 @@ impl Bench {
             nats_url: SecretString::from(url),
             stream_prefix: format!("{}_", Uuid::now_v7().simple()),
             stream_replicas: 1,
+            access: NatsAccess::default(),
         };
         let nats = connect(&config).await;
         Self {

@@ -10,6 +10,7 @@
     reason = "a helper that fails fails its test"
 )]
 
+mod access;
 mod bench;
 mod handshake;
 mod publishing;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, TopupIds};
 use pipeline::{
-    Effect, Nats, NatsConfig,
+    Effect, Nats, NatsAccess, NatsConfig,
     payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
     publish::{Job, Ready},
     trace,
@@ -139,6 +139,7 @@ async fn without_nats_publishing_returns_at_once() {
         nats_url: SecretString::from(format!("nats://127.0.0.1:{}", ports::free().unwrap())),
         stream_prefix: String::new(),
         stream_replicas: 1,
+        access: NatsAccess::default(),
     };
     let at_once = async {
         let nats = Nats::connect(&config, "pipeline tests").await.unwrap();

@@ -104,9 +104,11 @@ impl From<sqlx::Error> for MigrationError {
     }
 }
 
-/// Applies the missing migrations of this version. Several may do so at once.
+/// Applies the missing migrations of this version and grants the roles their privileges. Several may do so at once.
 pub async fn migrate(connection: &mut PgConnection) -> Result<i64, MigrationError> {
-    apply(connection, &MIGRATIONS, Patience::default(), |_| {}).await
+    let version = apply(connection, &MIGRATIONS, Patience::default(), |_| {}).await?;
+    super::grant(connection).await.map_err(SchemaError::from)?;
+    Ok(version)
 }
 
 /// Applies the missing ones of `migrations` and returns the schema's version. Calls `waiting` for every wait.

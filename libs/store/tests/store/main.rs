@@ -6,6 +6,7 @@
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`database`]: deadlines and silent connections.
+//! - [`roles`]: what each database role may do.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
 //! - [`configuration`]: operators' changes, as services see them.
@@ -27,6 +28,7 @@ mod orders;
 mod pooler;
 mod providers;
 mod recover;
+mod roles;
 mod rotation;
 mod schema;
 mod settle;

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod deliveries;
+mod roles;
 mod rotation;
 mod support;
 
@@ -44,13 +45,14 @@ async fn migrate_is_needed_once_and_harmless_twice() {
     let early = operator.run(&["partner", "list"]).await;
     assert!(early.line(1).contains("run `esimctl migrate`"), "{early:?}");
     let version = store::schema::latest();
+    let roles = store::schema::ROLES.map(|role| role.name);
     assert_eq!(
         operator.json(&["migrate"]).await,
-        json!({ "schema_version": version, "was": 0 })
+        json!({ "schema_version": version, "was": 0, "roles": roles })
     );
     assert_eq!(
         operator.json(&["migrate"]).await,
-        json!({ "schema_version": version, "was": version })
+        json!({ "schema_version": version, "was": version, "roles": roles })
     );
     assert!(
         operator

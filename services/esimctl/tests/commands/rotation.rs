@@ -148,7 +148,8 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let row = |key: &str, encrypts: bool, used: bool| {
         json!({
             "key": key, "configured": true, "encrypts": encrypts,
-            "partner_secrets": if used { 2 } else { 0 }, "profiles": i32::from(used), "answers": i32::from(used),
+            "purposes": if encrypts { vec!["partners", "webhooks", "profiles"] } else { vec![] },
+            "partner_secrets": if used { 2 } else { 0 }, "webhook_secrets": i32::from(used), "profiles": i32::from(used), "answers": i32::from(used),
         })
     };
     assert_eq!(

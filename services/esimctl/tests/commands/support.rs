@@ -109,10 +109,18 @@ impl Operator {
         operator
     }
 
+    fn database_url(&self, arguments: &[&str]) -> String {
+        if testkit::esimctl::needs_owner(arguments) {
+            self.database.url().to_owned()
+        } else {
+            self.database.url_of("operator").unwrap()
+        }
+    }
+
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = esimctl(arguments);
         command
-            .env("DATABASE_URL", self.database.url())
+            .env("DATABASE_URL", self.database_url(arguments))
             .env("MASTER_KEY", MASTER_KEY);
         command
     }

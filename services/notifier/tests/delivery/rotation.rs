@@ -9,7 +9,7 @@ use signing::webhook::Secret;
 use store::{
     master_key,
     partners::{self, Overlap, Rotated},
-    vault::Vault,
+    vault::{Keyring, Vault},
 };
 use testkit::{
     ports,
@@ -24,7 +24,7 @@ impl Bench {
     /// Gives a partner a new webhook secret.
     async fn rotate(&self, partner: PartnerId, overlap: Duration) -> Secret {
         let secret = Secret::from_bytes(vec![9; 32]).unwrap();
-        let vault = self.config.master_key.vault().unwrap();
+        let vault = self.config.master_key.vault(&Keyring::ALL).unwrap();
         let mut connection = self.pool.acquire().await.unwrap();
         let overlap = Overlap {
             lasts: overlap,

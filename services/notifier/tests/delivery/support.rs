@@ -12,7 +12,7 @@ use notifier::{
     schedule::Schedule,
 };
 use pipeline::{
-    Effect, Nats, NatsConfig,
+    Effect, Nats, NatsAccess, NatsConfig,
     payload::{ReadyTopup, TopupReady},
 };
 use runtime::{CommonConfig, Shutdown, clock};
@@ -27,7 +27,7 @@ use store::{
     placements::{self, Claim, Outcome, Progress, Settlement, Unit},
     profile::Profile,
     schema,
-    vault::Vault,
+    vault::{Keyring, Vault},
 };
 use testkit::{database::Database, nats::OwnStreams, ports, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
@@ -98,7 +98,7 @@ pub fn config(database: &Database) -> Config {
         endpoint_block_longest: Duration::from_mins(5),
         database: PoolConfig {
             server: DatabaseConfig {
-                database_url: SecretString::from(database.url()),
+                database_url: SecretString::from(database.url_of("notifier").unwrap()),
             },
             database_connections: 4,
             database_timeout: Duration::from_secs(8),
@@ -107,10 +107,11 @@ pub fn config(database: &Database) -> Config {
             nats_url: nats_url.into(),
             stream_prefix: format!("test_{}_", Uuid::now_v7().simple()),
             stream_replicas: 1,
+            access: NatsAccess::default(),
         },
         master_key: MasterKeyConfig {
             master_key: Some(SecretString::from(MASTER_KEY)),
-            master_key_file: None,
+            ..MasterKeyConfig::default()
         },
         common: CommonConfig::default(),
     }
@@ -155,7 +156,7 @@ impl Bench {
             receiver: Receiver::start().await.unwrap(),
             nats,
             pool,
-            vault: config.master_key.vault().unwrap(),
+            vault: config.master_key.vault(&Keyring::ALL).unwrap(),
             ids: TopupIds::new(0),
             shutdown: Shutdown::new(),
             running: None,

@@ -10,7 +10,7 @@ use std::{
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
 use pipeline::{
-    Effect, Nats, NatsConfig,
+    Effect, Nats, NatsAccess, NatsConfig,
     payload::{JobPlacement, TopupJob},
 };
 use provisioner::{Config, SandboxAccount, UsimsaAccount};
@@ -245,7 +245,7 @@ impl Bench {
             },
             database: PoolConfig {
                 server: DatabaseConfig {
-                    database_url: SecretString::from(database.url()),
+                    database_url: SecretString::from(database.url_of("provisioner").unwrap()),
                 },
                 database_connections: 8,
                 database_timeout: Duration::from_secs(8),
@@ -254,10 +254,11 @@ impl Bench {
                 nats_url: nats_url.into(),
                 stream_prefix: format!("test_{}_", Uuid::now_v7().simple()),
                 stream_replicas: 1,
+                access: NatsAccess::default(),
             },
             master_key: MasterKeyConfig {
                 master_key: Some(SecretString::from(MASTER_KEY)),
-                master_key_file: None,
+                ..MasterKeyConfig::default()
             },
             common: CommonConfig::default(),
         };
@@ -313,7 +314,7 @@ impl Bench {
             [
                 ("LISTEN", config.listen.to_string()),
                 ("ADMIN_LISTEN", config.admin_listen.to_string()),
-                ("DATABASE_URL", self.database.url().to_owned()),
+                ("DATABASE_URL", self.database.url_of("provisioner").unwrap()),
                 ("NATS_URL", config.nats.nats_url.expose_secret().to_owned()),
                 ("STREAM_PREFIX", config.nats.stream_prefix.clone()),
                 ("MASTER_KEY", MASTER_KEY.to_owned()),

@@ -82,7 +82,7 @@ impl Walk {
             let first = seen.lock().unwrap().insert(received.topup_id().to_owned());
             Answer::status(if fifth && first { 503 } else { 200 })
         });
-        let nats = async_nats::connect(std::env::var("TEST_NATS_URL")?).await?;
+        let nats = testkit::nats::connect(&std::env::var("TEST_NATS_URL")?).await?;
         let clients = [stack.client(&with_url)?, stack.client(&without)?];
         Ok(Self {
             stack,

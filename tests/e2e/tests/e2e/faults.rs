@@ -171,7 +171,7 @@ async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
     let first = order_many(&shop, "first", ready, 1).await.unwrap();
     shop.delivered(&first, SOON).await.unwrap();
 
-    let nats = async_nats::connect(std::env::var("TEST_NATS_URL").unwrap())
+    let nats = testkit::nats::connect(&std::env::var("TEST_NATS_URL").unwrap())
         .await
         .unwrap();
     let jetstream = jetstream::new(nats);

@@ -201,7 +201,7 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     println!("{placed} placed, {accepted} left");
     assert_eq!(placed + accepted, ORDERS, "none is under way any more");
     assert!(placed > 0 && accepted > 0, "it was stopped in the middle");
-    let nats = async_nats::connect(std::env::var("TEST_NATS_URL").unwrap())
+    let nats = testkit::nats::connect(&std::env::var("TEST_NATS_URL").unwrap())
         .await
         .unwrap();
     let jobs = async_nats::jetstream::new(nats)

@@ -1,0 +1,255 @@
+//! What each service's user may do on the NATS server of `deploy/nats/nats.conf`, and TLS.
+
+use std::{path::Path, process::Command, time::Duration};
+
+use async_nats::{Client, Event, ServerError, jetstream};
+use futures_util::StreamExt;
+use pipeline::{Nats, NatsAccess, NatsConfig};
+use secrecy::SecretString;
+use testkit::nats::NatsServer;
+use tokio::sync::mpsc;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const USERS: [&str; 4] = ["ingress", "provisioner", "notifier", "operator"];
+
+/// The server with the permissions that deployments have.
+async fn server(folder: &Path) -> NatsServer {
+    let conf = concat!(env!("CARGO_MANIFEST_DIR"), "/../../deploy/nats/nats.conf");
+    std::fs::copy(conf, folder.join("nats.conf")).unwrap();
+    std::fs::create_dir(folder.join("secrets")).unwrap();
+    let passwords = USERS.map(|user| format!("{}_PASSWORD: \"{user}-secret\"\n", user.to_uppercase()));
+    std::fs::write(folder.join("secrets/passwords.conf"), passwords.concat()).unwrap();
+    for user in USERS {
+        std::fs::write(folder.join(user), format!("{user}-secret\n")).unwrap();
+    }
+    let conf = folder.join("nats.conf");
+    NatsServer::start_with(folder, Some(&conf)).await.unwrap()
+}
+
+fn access(folder: &Path, user: &str) -> NatsAccess {
+    NatsAccess {
+        nats_password_file: Some(folder.join(user)),
+        ..NatsAccess::default()
+    }
+}
+
+/// A service's connection, and the refusals of the server.
+async fn connect(
+    server: &NatsServer,
+    folder: &Path,
+    user: &str,
+) -> (Client, mpsc::UnboundedReceiver<String>) {
+    let (told, refusals) = mpsc::unbounded_channel();
+    let options = access(folder, user).options(user).unwrap();
+    let client = options
+        .event_callback(move |event| {
+            if let Event::ServerError(ServerError::Other(refusal)) = event {
+                let _ = told.send(refusal);
+            }
+            std::future::ready(())
+        })
+        .connect(server.url())
+        .await
+        .unwrap();
+    (client, refusals)
+}
+
+/// The server has taken all that the client sent before.
+async fn settled(client: &Client) {
+    let mut echo = client.subscribe("settled").await.unwrap();
+    client.publish("settled", "".into()).await.unwrap();
+    echo.next().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stage_has_what_it_needs() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(folder.path()).await;
+    let operator = connect(&server, folder.path(), "operator").await.0;
+    for (user, subjects) in [
+        ("ingress", &["topup.job.sandbox", "topup.release.p1"][..]),
+        (
+            "provisioner",
+            &["topup.ready.batch", "topup.verdict.i1", "topup.heartbeat.sandbox"],
+        ),
+        ("notifier", &["topup.dead.ready"]),
+    ] {
+        let config = NatsConfig {
+            nats_url: SecretString::from(server.url()),
+            access: access(folder.path(), user),
+            stream_prefix: String::new(),
+            stream_replicas: 1,
+        };
+        let nats = Nats::connect(&config, user).await.unwrap();
+        tokio::time::timeout(PATIENCE, nats.connected()).await.unwrap();
+        nats.ensure_streams()
+            .await
+            .unwrap_or_else(|error| panic!("{user}: {error:#}"));
+        for subject in subjects {
+            let mut seen = operator.subscribe(*subject).await.unwrap();
+            settled(&operator).await;
+            nats.client().publish(*subject, user.into()).await.unwrap();
+            let arrived = tokio::time::timeout(PATIENCE, seen.next()).await;
+            let message = arrived.unwrap_or_else(|_| panic!("{subject} did not arrive"));
+            assert_eq!(message.unwrap().payload, user, "{subject}");
+        }
+    }
+    let streams = jetstream::new(operator);
+    let jobs = streams.get_stream("TOPUP_JOBS").await.unwrap();
+    assert_eq!(jobs.cached_info().state.messages, 1);
+}
+
+#[tokio::test]
+async fn a_stage_may_not_do_the_work_of_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(folder.path()).await;
+    let operator = connect(&server, folder.path(), "operator").await.0;
+    let mut all = operator.subscribe(">").await.unwrap();
+    settled(&operator).await;
+    let denied = [
+        (
+            "ingress",
+            &[
+                "topup.verdict.i2",
+                "topup.heartbeat.invented",
+                "topup.ready.batch",
+                "topup.dead.job",
+                "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
+                "$JS.API.STREAM.MSG.GET.TOPUP_READY",
+                "$JS.API.STREAM.DELETE.TOPUP_JOBS",
+                "$JS.API.STREAM.PURGE.TOPUP_JOBS",
+                "$JS.API.STREAM.UPDATE.TOPUP_READY",
+                "$JS.API.STREAM.CREATE.MINE",
+            ][..],
+        ),
+        (
+            "provisioner",
+            &[
+                "topup.job.sandbox",
+                "topup.release.p2",
+                "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
+                "$JS.API.STREAM.DELETE.TOPUP_READY",
+            ],
+        ),
+        (
+            "notifier",
+            &[
+                "topup.job.sandbox",
+                "topup.verdict.i1",
+                "topup.release.p1",
+                "topup.heartbeat.sandbox",
+                "topup.ready.batch",
+                "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
+                "$JS.API.CONSUMER.MSG.NEXT.TOPUP_JOBS.provisioner-sandbox",
+                "$JS.API.STREAM.UPDATE.TOPUP_JOBS",
+            ],
+        ),
+    ];
+    for (user, subjects) in denied {
+        let (client, mut refusals) = connect(&server, folder.path(), user).await;
+        for subject in subjects {
+            client.publish(*subject, "forged".into()).await.unwrap();
+            let refusal = tokio::time::timeout(PATIENCE, refusals.recv())
+                .await
+                .unwrap()
+                .unwrap();
+            assert!(
+                refusal.contains("Permissions Violation for Publish") && refusal.contains(subject),
+                "{user} {subject}: {refusal}"
+            );
+        }
+    }
+    for (user, subject) in [
+        ("ingress", "topup.job.*"),
+        ("ingress", "_INBOX_provisioner.>"),
+        ("provisioner", "topup.verdict.*"),
+        ("notifier", "topup.verdict.*"),
+        ("notifier", ">"),
+    ] {
+        let (client, mut refusals) = connect(&server, folder.path(), user).await;
+        let _subscription = client.subscribe(subject).await.unwrap();
+        let refusal = refusals.recv().await.unwrap();
+        assert!(
+            refusal.contains("Permissions Violation for Subscription"),
+            "{user} {subject}: {refusal}"
+        );
+    }
+    // A message of the operator's arrives after all forged ones would have.
+    operator.publish("the.end", "".into()).await.unwrap();
+    while let Some(message) = all.next().await {
+        assert_ne!(message.payload, "forged", "{}", message.subject);
+        if message.subject.as_str() == "the.end" {
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_a_known_user_connects() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = server(folder.path()).await;
+    assert!(async_nats::connect(server.url()).await.is_err());
+    std::fs::write(folder.path().join("ingress"), "guessed").unwrap();
+    let guessed = access(folder.path(), "ingress").options("ingress").unwrap();
+    assert!(guessed.connect(server.url()).await.is_err());
+}
+
+/// `name.pem` and `name.key` for a server on 127.0.0.1, signed by themselves.
+fn certificate(folder: &Path, name: &str) {
+    let made = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+        ])
+        .args([
+            "-days",
+            "2",
+            "-subj",
+            "/CN=test",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+        ])
+        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .arg("-keyout")
+        .arg(folder.join(format!("{name}.key")))
+        .arg("-out")
+        .arg(folder.join(format!("{name}.pem")))
+        .output()
+        .expect("openssl must be installed; tests/run does that");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+#[tokio::test]
+async fn the_certificate_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    certificate(path, "server");
+    certificate(path, "other");
+    let conf = "tls { cert_file: \"server.pem\", key_file: \"server.key\" }"
+        .replace("server.", &format!("{}/server.", path.display()));
+    std::fs::write(path.join("tls.conf"), conf).unwrap();
+    let server = NatsServer::start_with(path, Some(&path.join("tls.conf")))
+        .await
+        .unwrap();
+    let trusting = |name: &str| NatsAccess {
+        nats_ca_file: Some(path.join(name)),
+        ..NatsAccess::default()
+    };
+    let connected = trusting("server.pem").options("ingress").unwrap();
+    connected.connect(server.url()).await.unwrap();
+    let other = trusting("other.pem").options("ingress").unwrap();
+    assert!(other.connect(server.url()).await.is_err());
+
+    // Without TLS on the server there is no connection.
+    let plain_folder = tempfile::tempdir().unwrap();
+    let plain = NatsServer::start(plain_folder.path()).await.unwrap();
+    let strict = trusting("server.pem").options("ingress").unwrap();
+    assert!(strict.connect(plain.url()).await.is_err());
+    let missing = trusting("missing.pem").options("ingress").unwrap_err();
+    assert!(missing.to_string().contains("NATS_CA_FILE"), "{missing}");
+}

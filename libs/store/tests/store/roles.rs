@@ -1,0 +1,203 @@
+//! What each database role may do, and what it may not.
+
+use std::collections::BTreeSet;
+
+use domain::PartnerId;
+use sqlx::{Connection, PgConnection};
+use store::schema;
+
+use crate::bench::{Bench, order};
+
+/// A connection as a stage has it.
+async fn connect(bench: &Bench, stage: &str) -> PgConnection {
+    let url = bench.database.url_of(stage).unwrap();
+    PgConnection::connect(&url).await.unwrap()
+}
+
+/// The SQLSTATE of a statement that fails.
+async fn refused(connection: &mut PgConnection, statement: &'static str) -> String {
+    let done = sqlx::raw_sql(statement).execute(connection).await;
+    let error = done.err().unwrap_or_else(|| panic!("allowed: {statement}"));
+    let code = error
+        .as_database_error()
+        .and_then(sqlx::error::DatabaseError::code)
+        .unwrap();
+    code.into_owned()
+}
+
+/// What somebody with the credentials of one stage may not do.
+const DENIED: [(&str, &[&str]); 4] = [
+    (
+        "ingress",
+        &[
+            "SELECT webhook_secret FROM partners",
+            "SELECT webhook_url FROM partners",
+            "SELECT * FROM partners",
+            "SELECT profile FROM esims",
+            "SELECT iccid FROM esims",
+            "SELECT profile FROM topups",
+            "SELECT * FROM deliveries",
+            "SELECT answer FROM delivery_attempts",
+            "UPDATE partners SET webhook_url = 'https://attacker.example/'",
+            "UPDATE partners SET secret_key = NULL",
+            "INSERT INTO partners (partner_id) VALUES (gen_random_uuid())",
+            "UPDATE options SET provider_option_id = 'cheap'",
+            "UPDATE placements SET attempt = 0",
+            "UPDATE deliveries SET state = 'pending'",
+            "INSERT INTO placements (placement_id, state) VALUES (gen_random_uuid(), 'placed')",
+            "DELETE FROM orders",
+            "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
+            "UPDATE providers SET open_until = NULL",
+        ],
+    ),
+    (
+        "provisioner",
+        &[
+            "SELECT partner_id FROM partners",
+            "SELECT profile FROM topups",
+            "SELECT answer FROM delivery_attempts",
+            "SELECT state FROM deliveries",
+            "UPDATE partners SET webhook_url = 'https://attacker.example/'",
+            "UPDATE orders SET refused = true",
+            "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
+            "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
+            "UPDATE topups SET provider_option_id = 'dear'",
+            "UPDATE options SET enabled = false",
+            "DELETE FROM deliveries",
+            "DELETE FROM esims",
+        ],
+    ),
+    (
+        "notifier",
+        &[
+            "SELECT secret_key FROM partners",
+            "SELECT old_secret_key FROM partners",
+            "SELECT access_key FROM partners",
+            "SELECT * FROM partners",
+            "UPDATE partners SET webhook_url = 'https://attacker.example/'",
+            "UPDATE partners SET webhook_secret = ''",
+            // Granted for FOR SHARE only: the trigger of partners refuses it.
+            "UPDATE partners SET created_at = now()",
+            "UPDATE placements SET state = 'accepted'",
+            "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
+            "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
+            "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
+            "UPDATE orders SET refused = true",
+            "UPDATE esims SET profile = ''",
+            "INSERT INTO deliveries (topup_id) VALUES ('a')",
+            "UPDATE deliveries SET partner_id = gen_random_uuid()",
+        ],
+    ),
+    (
+        "operator",
+        &[
+            "SELECT profile FROM esims",
+            "SELECT profile FROM topups",
+            "UPDATE operator_actions SET reason = ''",
+            "DELETE FROM operator_actions",
+            "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
+            "UPDATE placements SET attempt = 0",
+            "DELETE FROM partners",
+        ],
+    ),
+];
+/// What no stage may do.
+const ANYBODY: [&str; 7] = [
+    "CREATE TABLE mine ()",
+    "DROP TABLE orders",
+    "ALTER TABLE placements DISABLE TRIGGER ingress_only_refuses",
+    "CREATE FUNCTION mine() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+    "DELETE FROM _sqlx_migrations",
+    "COPY partners TO PROGRAM 'cat'",
+    "SET ROLE esim_operator",
+];
+#[tokio::test]
+async fn a_stage_may_not_do_the_work_of_another() {
+    let bench = Bench::new().await;
+    bench.partner(Some("https://partner.example/")).await;
+    for (stage, statements) in DENIED {
+        let mut connection = connect(&bench, stage).await;
+        for statement in statements.iter().chain(&ANYBODY) {
+            if stage == "operator" && statement.starts_with("SET ROLE") {
+                continue;
+            }
+            let code = refused(&mut connection, statement).await;
+            assert_eq!(code, "42501", "{stage}: {statement}");
+        }
+    }
+}
+
+/// Ingress has the privilege to refuse. It can't undo a purchase or repeat one with it.
+#[tokio::test]
+async fn ingress_moves_no_placement_that_may_be_bought() {
+    let bench = Bench::new().await;
+    let placing = bench.placing(1).await;
+    let accepted = order(PartnerId::new(), 1);
+    bench.store(std::slice::from_ref(&accepted)).await;
+    let mut ingress = connect(&bench, "ingress").await;
+    for (order, state, allowed) in [
+        (&placing, "refused", false),
+        (&placing, "accepted", false),
+        (&placing, "failed", false),
+        (&accepted, "placed", false),
+        (&accepted, "parked", false),
+        (&accepted, "refused", true),
+        (&accepted, "accepted", false),
+    ] {
+        let moved = sqlx::query("UPDATE placements SET state = $1 WHERE placement_id = $2")
+            .bind(state)
+            .bind(order.placements[0].placement_id.uuid())
+            .execute(&mut ingress)
+            .await;
+        assert_eq!(moved.is_ok(), allowed, "{state}: {moved:?}");
+    }
+}
+
+/// Every table of the schema is read by the operator, so a new table is not forgotten in `libs/store/roles`.
+#[tokio::test]
+async fn each_table_has_its_grants() {
+    let bench = Bench::new().await;
+    let tables = |role: &'static str| {
+        sqlx::query_scalar::<_, String>(
+            "SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'
+               AND ($1 = '' OR has_any_column_privilege($1, oid, 'SELECT')) ORDER BY 1",
+        )
+        .bind(role)
+    };
+    let mut connection = bench.connection().await;
+    let all: BTreeSet<String> = tables("")
+        .fetch_all(&mut *connection)
+        .await
+        .unwrap()
+        .into_iter()
+        .collect();
+    let mut read = BTreeSet::new();
+    for role in schema::ROLES {
+        read.extend(tables(role.name).fetch_all(&mut *connection).await.unwrap());
+    }
+    assert_eq!(
+        all, read,
+        "no role reads some of the tables: name them in libs/store/roles"
+    );
+}
+
+/// An older grant, or one that was made by hand, does not stay.
+#[tokio::test]
+async fn a_migration_takes_what_is_not_granted() {
+    let bench = Bench::new().await;
+    let mut owner = bench.connection().await;
+    sqlx::raw_sql("GRANT ALL ON partners TO esim_notifier; GRANT SELECT (profile) ON esims TO esim_ingress")
+        .execute(&mut *owner)
+        .await
+        .unwrap();
+    let mut notifier = connect(&bench, "notifier").await;
+    let read = sqlx::raw_sql("SELECT secret_key FROM partners");
+    read.execute(&mut notifier).await.unwrap();
+    schema::migrate(&mut owner).await.unwrap();
+    assert_eq!(
+        refused(&mut notifier, "SELECT secret_key FROM partners").await,
+        "42501"
+    );
+    let mut ingress = connect(&bench, "ingress").await;
+    assert_eq!(refused(&mut ingress, "SELECT profile FROM esims").await, "42501");
+}

@@ -1,0 +1,454 @@
+//! `esimctl secrets`: the secrets of a whole system for its first start, and each service's share of them.
+
+use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use clap::{Args, Subcommand};
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::json;
+use store::schema::ROLES;
+
+use crate::{database_password, master_key, output::Output, secret_file};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl secrets create secrets/
+  esimctl secrets create secrets/ --into shares/     also copies each service's secrets to shares/<service>/
+
+Creates what is missing and never changes a password or a master key that exists. Keep a copy of the folder: without the
+master keys the stored secrets can't be read.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// Write the missing secrets of a system to a folder
+    #[command(after_help = EXAMPLES)]
+    Create(Create),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Create {
+    /// The folder of all secrets
+    folder: PathBuf,
+    /// Copy each service's secrets to the folder of its name in this one
+    #[arg(long, value_name = "FOLDER")]
+    into: Option<PathBuf>,
+    /// The password of the database's owner [default: a random one]
+    #[arg(long, env = "POSTGRES_PASSWORD", hide_env_values = true)]
+    postgres_password: Option<SecretString>,
+    /// Master keys for all purposes [default: a random key for each purpose]
+    #[arg(long, env = "MASTER_KEY", hide_env_values = true)]
+    master_key: Option<SecretString>,
+    /// The sandbox provider's access key [default: a random one]
+    #[arg(long, env = "SANDBOX_ACCESS_KEY", hide_env_values = true)]
+    sandbox_access_key: Option<SecretString>,
+    /// The sandbox provider's secret key, in Base64 [default: a random one]
+    #[arg(long, env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
+    sandbox_secret_key: Option<SecretString>,
+    /// The token in the path of the sandbox provider's callbacks [default: a random one]
+    #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
+    sandbox_callback_token: Option<SecretString>,
+    /// The sandbox provider's callbacks go to this URL, followed by the token
+    #[arg(
+        long,
+        env = "SANDBOX_CALLBACK_BASE",
+        default_value = "http://provisioner:8082/callbacks/sandbox/"
+    )]
+    sandbox_callback_base: String,
+    /// The password of Grafana's admin [default: a random one]
+    #[arg(long, env = "GRAFANA_PASSWORD", hide_env_values = true)]
+    grafana_password: Option<SecretString>,
+}
+
+/// The purposes of master keys, as their files are named.
+const PURPOSES: [&str; 3] = ["partners", "webhooks", "profiles"];
+
+pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
+    let Command::Create(asked) = command;
+    let folder = &asked.folder;
+    database_password::ensure(folder, asked.postgres_password.as_ref())?;
+    for role in ROLES {
+        for server in ["database", "nats"] {
+            random(folder, &format!("{server}-{}", role.of))?;
+        }
+    }
+    master_keys(folder, asked.master_key.as_ref())?;
+    for (name, given, random) in [
+        (
+            "sandbox-access-key",
+            &asked.sandbox_access_key,
+            hex::encode(rand::random::<[u8; 16]>()),
+        ),
+        (
+            "sandbox-secret-key",
+            &asked.sandbox_secret_key,
+            BASE64_STANDARD.encode(rand::random::<[u8; 32]>()),
+        ),
+        (
+            "sandbox-callback-token",
+            &asked.sandbox_callback_token,
+            hex::encode(rand::random::<[u8; 16]>()),
+        ),
+        (
+            "grafana-password",
+            &asked.grafana_password,
+            hex::encode(rand::random::<[u8; 16]>()),
+        ),
+    ] {
+        changeable(folder, name, given.as_ref(), &random)?;
+    }
+    if let Some(into) = &asked.into {
+        share(folder, into, &asked.sandbox_callback_base)?;
+    }
+    output.print(&json!({ "folder": folder, "shares": asked.into }), || {
+        format!(
+            "{} holds all secrets. Keep a copy of it elsewhere",
+            folder.display()
+        )
+    })
+}
+
+/// A random secret, made once. A letter comes first: NATS reads other values as numbers.
+fn random(folder: &Path, name: &str) -> anyhow::Result<()> {
+    let value = hex::encode(rand::random::<[u8; 24]>());
+    secret_file::make(&folder.join(name), &format!("s{value}\n")).map(drop)
+}
+
+/// A secret that a given value replaces: both who shows it and who checks it read it at their start.
+fn changeable(folder: &Path, name: &str, given: Option<&SecretString>, random: &str) -> anyhow::Result<()> {
+    let path = folder.join(name);
+    match given
+        .map(ExposeSecret::expose_secret)
+        .filter(|given| !given.is_empty())
+    {
+        Some(given) if given.contains(['\n', '\r']) => {
+            bail!("{name} has a line break, which the file can't hold")
+        }
+        Some(given) => secret_file::replace(&path, &format!("{given}\n")),
+        None => secret_file::make(&path, &format!("{random}\n")).map(drop),
+    }
+}
+
+/// One file for all purposes, if there is one already or its keys are given. Otherwise a file for each purpose.
+fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()> {
+    let all = folder.join("master.key");
+    let given = given.filter(|keys| !keys.expose_secret().trim().is_empty());
+    let separate = folder.join(format!("master-{}.key", PURPOSES[0]));
+    if given.is_some() && separate.exists() {
+        bail!(
+            "{} exists, so MASTER_KEY would replace keys in use: add new keys to the files master-*.key instead",
+            separate.display()
+        );
+    }
+    if all.exists() || given.is_some() {
+        return master_key::ensure(&all, given);
+    }
+    for purpose in PURPOSES {
+        let key = BASE64_STANDARD.encode(rand::random::<[u8; 32]>());
+        let path = folder.join(format!("master-{purpose}.key"));
+        secret_file::make(&path, &format!("{purpose}-1:{key}\n"))?;
+    }
+    Ok(())
+}
+
+/// The file with the keys for a purpose.
+fn keys_for(folder: &Path, purpose: &str) -> PathBuf {
+    let own = folder.join(format!("master-{purpose}.key"));
+    if own.exists() {
+        own
+    } else {
+        folder.join("master.key")
+    }
+}
+
+/// The rights of a file in a share. Some servers run as another user; nothing else reads their share.
+#[derive(Clone, Copy)]
+enum Readers {
+    Owner,
+    Server,
+}
+
+struct Share<'a> {
+    folder: &'a Path,
+    into: PathBuf,
+    readers: Readers,
+}
+
+impl Share<'_> {
+    /// Writes a file, if it isn't the same already: a running process may read it at any time.
+    fn write(&self, name: &str, content: &str) -> anyhow::Result<()> {
+        let path = self.into.join(name);
+        if fs::read_to_string(&path).is_ok_and(|old| old == content) {
+            return Ok(());
+        }
+        secret_file::replace(&path, content)?;
+        let mode = match self.readers {
+            Readers::Owner => 0o600,
+            Readers::Server => 0o644,
+        };
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode))
+            .with_context(|| format!("cannot set the rights of {}", path.display()))
+    }
+
+    fn copy(&self, from: &str, name: &str) -> anyhow::Result<()> {
+        self.write(name, &read(&self.folder.join(from))?)
+    }
+
+    fn keys(&self, purposes: &[&str]) -> anyhow::Result<()> {
+        for purpose in purposes {
+            let keys = read(&keys_for(self.folder, purpose))?;
+            self.write(&format!("master-{purpose}.key"), &keys)?;
+        }
+        Ok(())
+    }
+
+    /// The password of a database role, as clients read it.
+    fn pgpass(&self, of: &str) -> anyhow::Result<()> {
+        let password = read(&self.folder.join(format!("database-{of}")))?;
+        self.write("pgpass", &database_password::pgpass(password.trim_end()))
+    }
+}
+
+/// Gives each service its secrets and none of another's.
+fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> {
+    let of = |name: &str, readers| {
+        let into = into.join(name);
+        fs::create_dir_all(&into).with_context(|| format!("cannot create {}", into.display()))?;
+        anyhow::Ok(Share {
+            folder,
+            into,
+            readers,
+        })
+    };
+    for (stage, purposes) in [
+        ("ingress", &["partners"][..]),
+        ("provisioner", &["profiles"]),
+        ("notifier", &["webhooks", "profiles"]),
+    ] {
+        let share = of(stage, Readers::Owner)?;
+        share.pgpass(stage)?;
+        share.keys(purposes)?;
+        share.copy(&format!("nats-{stage}"), "nats-password")?;
+    }
+    let operator = of("operator", Readers::Owner)?;
+    operator.pgpass("operator")?;
+    operator.keys(&PURPOSES)?;
+
+    // Who owns the tables: for migrations and maintenance.
+    let owner = of("owner", Readers::Owner)?;
+    owner.copy("pgpass", "pgpass")?;
+    owner.keys(&PURPOSES)?;
+    for role in ROLES {
+        owner.copy(&format!("database-{}", role.of), &format!("database-{}", role.of))?;
+    }
+
+    let provisioner = of("provisioner", Readers::Owner)?;
+    let sandbox = of("sandbox", Readers::Owner)?;
+    for share in [&provisioner, &sandbox] {
+        share.copy("sandbox-access-key", "sandbox-access-key")?;
+        share.copy("sandbox-secret-key", "sandbox-secret-key")?;
+    }
+    provisioner.copy("sandbox-callback-token", "sandbox-callback-token")?;
+    let token = read(&folder.join("sandbox-callback-token"))?;
+    sandbox.write("sandbox-callback-url", &format!("{callback_base}{token}"))?;
+
+    of("postgres", Readers::Server)?.copy("password", "password")?;
+    of("grafana", Readers::Server)?.copy("grafana-password", "password")?;
+    let mut passwords = String::new();
+    for role in ROLES {
+        let password = read(&folder.join(format!("nats-{}", role.of)))?;
+        passwords.extend([
+            &role.of.to_uppercase(),
+            "_PASSWORD: \"",
+            password.trim_end(),
+            "\"\n",
+        ]);
+    }
+    of("nats", Readers::Server)?.write("passwords.conf", &passwords)
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    #[command(args_override_self = true)]
+    struct Probe {
+        #[command(flatten)]
+        asked: Create,
+    }
+
+    fn create(folder: &Path, arguments: &[&str]) -> anyhow::Result<()> {
+        let (all, into) = (folder.join("all"), folder.join("shares"));
+        fs::create_dir_all(&all).unwrap();
+        let paths = ["probe", all.to_str().unwrap(), "--into", into.to_str().unwrap()];
+        // The caller's environment may name a system.
+        let unset = [
+            "--postgres-password=",
+            "--master-key=",
+            "--sandbox-access-key=",
+            "--sandbox-secret-key=",
+            "--sandbox-callback-token=",
+            "--grafana-password=",
+        ];
+        let probe = Probe::parse_from(paths.iter().chain(&unset).chain(arguments));
+        run(&Command::Create(probe.asked), &Output::new(true))
+    }
+
+    /// The files of a folder and its folders, by their path in it.
+    fn files(folder: &Path) -> BTreeMap<String, String> {
+        let mut found = BTreeMap::new();
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+            if path.is_dir() {
+                found.extend(
+                    files(&path)
+                        .into_iter()
+                        .map(|(inner, text)| (format!("{name}/{inner}"), text)),
+                );
+            } else {
+                found.insert(name, fs::read_to_string(&path).unwrap());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn each_service_gets_its_own_secrets_only() {
+        let folder = tempfile::tempdir().unwrap();
+        create(folder.path(), &[]).unwrap();
+        let all = files(&folder.path().join("all"));
+        let shares = files(&folder.path().join("shares"));
+        let names = |service: &str| -> Vec<&str> {
+            let of = |path: &&String| path.starts_with(&format!("{service}/"));
+            shares
+                .keys()
+                .filter(of)
+                .filter_map(|path| path.split_once('/'))
+                .map(|(_, name)| name)
+                .collect()
+        };
+        assert_eq!(
+            names("ingress"),
+            ["master-partners.key", "nats-password", "pgpass"]
+        );
+        assert_eq!(
+            names("provisioner"),
+            [
+                "master-profiles.key",
+                "nats-password",
+                "pgpass",
+                "sandbox-access-key",
+                "sandbox-callback-token",
+                "sandbox-secret-key"
+            ]
+        );
+        assert_eq!(
+            names("notifier"),
+            [
+                "master-profiles.key",
+                "master-webhooks.key",
+                "nats-password",
+                "pgpass"
+            ]
+        );
+        assert_eq!(
+            (names("postgres"), names("nats")),
+            (vec!["password"], vec!["passwords.conf"])
+        );
+        assert_eq!(
+            names("sandbox"),
+            ["sandbox-access-key", "sandbox-callback-url", "sandbox-secret-key"]
+        );
+
+        // The owner's password is in two shares, and no stage's password is in another stage's.
+        let with = |secret: &str| -> Vec<&str> {
+            let holds = |(_, text): &(&String, &String)| text.contains(all[secret].trim_end());
+            let mut services: Vec<&str> = shares
+                .iter()
+                .filter(holds)
+                .filter_map(|(path, _)| path.split('/').next())
+                .collect();
+            services.dedup();
+            services
+        };
+        assert_eq!(with("password"), ["owner", "postgres"]);
+        assert_eq!(with("database-ingress"), ["ingress", "owner"]);
+        assert_eq!(with("nats-notifier"), ["nats", "notifier"]);
+        assert_eq!(with("master-partners.key"), ["ingress", "operator", "owner"]);
+        assert_eq!(
+            with("master-profiles.key"),
+            ["notifier", "operator", "owner", "provisioner"]
+        );
+        assert_eq!(with("grafana-password"), ["grafana"]);
+
+        create(folder.path(), &[]).unwrap();
+        assert_eq!(files(&folder.path().join("all")), all);
+        assert_eq!(files(&folder.path().join("shares")), shares);
+    }
+
+    /// What a system of an earlier version has: its keys go on for all purposes.
+    #[test]
+    fn an_existing_master_key_serves_all_purposes() {
+        let folder = tempfile::tempdir().unwrap();
+        let all = folder.path().join("all");
+        fs::create_dir_all(&all).unwrap();
+        let key = format!("first:{}\n", BASE64_STANDARD.encode([7; 32]));
+        fs::write(all.join("master.key"), &key).unwrap();
+        fs::write(all.join("password"), "old\n").unwrap();
+        create(folder.path(), &[]).unwrap();
+        let shares = files(&folder.path().join("shares"));
+        for file in [
+            "ingress/master-partners.key",
+            "provisioner/master-profiles.key",
+            "notifier/master-webhooks.key",
+        ] {
+            assert_eq!(shares[file], key, "{file}");
+        }
+        assert_eq!(shares["postgres/password"], "old\n");
+        assert_eq!(shares["owner/pgpass"], "*:*:*:*:old\n");
+
+        let other = format!("second:{}", BASE64_STANDARD.encode([8; 32]));
+        assert!(
+            create(folder.path(), &["--master-key", &other]).is_err(),
+            "the old key would be lost"
+        );
+        create(folder.path(), &["--master-key", &format!("{other},{key}")]).unwrap();
+        assert_eq!(
+            files(&folder.path().join("shares"))["ingress/master-partners.key"],
+            format!("{other}\n{key}")
+        );
+    }
+
+    #[test]
+    fn separate_keys_are_not_replaced_by_one() {
+        let folder = tempfile::tempdir().unwrap();
+        create(folder.path(), &["--grafana-password", "chosen"]).unwrap();
+        let key = format!("first:{}", BASE64_STANDARD.encode([7; 32]));
+        let refused = create(folder.path(), &["--master-key", &key])
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("master-*.key"), "{refused}");
+        assert_eq!(
+            files(&folder.path().join("shares"))["grafana/password"],
+            "chosen\n"
+        );
+        create(folder.path(), &["--grafana-password", "changed"]).unwrap();
+        assert_eq!(
+            files(&folder.path().join("shares"))["grafana/password"],
+            "changed\n"
+        );
+    }
+}

@@ -1,0 +1,86 @@
+//! `esimctl migrate --roles` on a server where the owner of the tables is no superuser.
+
+use std::{os::unix::fs::PermissionsExt, path::Path};
+
+use serde_json::json;
+use sqlx::{Connection, PgConnection};
+use testkit::postgres::PostgresServer;
+
+use crate::support::{esimctl, run};
+
+async fn migrate(url: &str, roles: &Path) -> crate::support::Ended {
+    let mut command = esimctl(&["migrate", "--json", "--roles", roles.to_str().unwrap()]);
+    run(command.env("DATABASE_URL", url)).await
+}
+
+#[tokio::test]
+async fn an_owner_that_is_no_superuser_creates_the_roles() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let server = PostgresServer::start(folder.path()).await.unwrap();
+    let mut admin = PgConnection::connect(server.url()).await.unwrap();
+    sqlx::raw_sql("CREATE ROLE owner LOGIN PASSWORD 'owner'")
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    sqlx::raw_sql("CREATE DATABASE esim OWNER owner")
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    let (_, address) = server.url().rsplit_once('@').unwrap();
+    let address = address.replace("/postgres", "/esim");
+    let owner = format!("postgres://owner:owner@{address}");
+
+    let passwords = folder.path().join("passwords");
+    std::fs::create_dir(&passwords).unwrap();
+    let password = |role: &str, password: &str| {
+        std::fs::write(
+            passwords.join(format!("database-{role}")),
+            format!("{password}\n"),
+        )
+        .unwrap();
+    };
+    for role in ["ingress", "provisioner", "notifier", "operator"] {
+        password(role, "first");
+    }
+    // Without the privilege the schema is migrated and the owner serves all stages, as before there were roles.
+    let without = migrate(&owner, &passwords).await;
+    assert_eq!(without.json()["roles"], json!([]), "{without:?}");
+    assert!(without.stderr.contains("CREATEROLE"), "{without:?}");
+
+    sqlx::raw_sql("ALTER ROLE owner CREATEROLE")
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    let with = migrate(&owner, &passwords).await;
+    let roles = json!([
+        "esim_ingress",
+        "esim_provisioner",
+        "esim_notifier",
+        "esim_operator"
+    ]);
+    assert_eq!(with.json()["roles"], roles, "{with:?}");
+
+    let as_ingress = |password: &str| format!("postgres://esim_ingress:{password}@{address}");
+    let mut ingress = PgConnection::connect(&as_ingress("first")).await.unwrap();
+    sqlx::query("SELECT secret_key FROM partners")
+        .execute(&mut ingress)
+        .await
+        .unwrap();
+    assert!(
+        sqlx::query("SELECT webhook_secret FROM partners")
+            .execute(&mut ingress)
+            .await
+            .is_err()
+    );
+    assert!(PgConnection::connect(&as_ingress("guessed")).await.is_err());
+
+    password("ingress", "second");
+    migrate(&owner, &passwords).await.json();
+    assert!(PgConnection::connect(&as_ingress("first")).await.is_err());
+    PgConnection::connect(&as_ingress("second")).await.unwrap();
+
+    password("ingress", "with a blank");
+    let refused = migrate(&owner, &passwords).await;
+    assert!(refused.line(1).contains("database-ingress"), "{refused:?}");
+}
