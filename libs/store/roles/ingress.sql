@@ -10,7 +10,7 @@ GRANT INSERT (order_id, partner_id, external_order_id, traceparent, answer_by, r
 GRANT INSERT (placement_id, order_id, partner_id, provider, lane) ON placements TO esim_ingress;
 GRANT INSERT (topup_id, placement_id, position, option_id, provider_option_id) ON topups TO esim_ingress;
 
--- Migration 0015 restricts the states that ingress can set.
+-- Migration 0022 restricts the states that ingress can set.
 GRANT UPDATE (refused) ON orders TO esim_ingress;
 GRANT UPDATE (state) ON placements TO esim_ingress;
 GRANT UPDATE (state, reason) ON topups TO esim_ingress;

@@ -1,4 +1,4 @@
--- serves: 7
+-- serves: 14
 -- With its own database role ingress can refuse a placement of which nothing was bought, and moves none otherwise.
 -- AFTER: a BEFORE trigger would lock each updated row once more.
 CREATE FUNCTION ingress_only_refuses() RETURNS trigger LANGUAGE plpgsql AS $$
