@@ -123,6 +123,26 @@ pub async fn lease(
     leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
 }
 
+/// Inserts a due row, due now, for each of these pending deliveries.
+pub async fn defer(connection: &mut PgConnection, topups: &[TopupId]) -> Result<(), Error> {
+    let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+    retry_conflicts!(defer_once(&mut *connection, &topups))
+}
+
+async fn defer_once(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO delivery_due (topup_id, partner_id, at)
+         SELECT topup_id, partner_id, now() FROM deliveries
+         WHERE topup_id = ANY ($1) AND state = 'pending'
+         ORDER BY topup_id
+         ON CONFLICT DO NOTHING",
+        topups as &[&str],
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
 /// Inserts a due row for each delivery without an outcome after its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;

@@ -41,7 +41,7 @@ pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// The most attempts of one commit.
 const BATCH: usize = 512;
 /// How long the oldest delivery of an endpoint waits for a slot until the endpoint counts as slow. New
-/// deliveries of a slow endpoint are left to redrive.
+/// deliveries of a slow endpoint are deferred.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// The lease of a due delivery, given the timeout of a request.
@@ -305,6 +305,13 @@ impl Stage for Deliver {
                 .collect(),
         };
         (tickets, ())
+    }
+
+    async fn defer(&self, topups: &[TopupId]) -> anyhow::Result<()> {
+        let deferring = self
+            .database
+            .run(async |connection| deliveries::defer(connection, topups).await);
+        Ok(deferring.await?)
     }
 
     async fn due(&self, look: Look) -> anyhow::Result<Found<TopupId>> {
