@@ -39,6 +39,9 @@ pub struct DeliveryView {
     /// When the topup became ready.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
+    /// When its profile was erased: the webhook can't be sent again.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub erased_at: Option<OffsetDateTime>,
 }
 
 /// One attempt of a delivery.
@@ -84,12 +87,14 @@ pub async fn list(
     let deliveries = sqlx::query_as!(
         DeliveryView,
         r#"SELECT d.topup_id, o.order_id, o.external_order_id, d.partner_id, d.state, d.attempt AS attempts,
-                  d.attempted_at, d.status, d.error, due.at AS "due_at?", d.delivered_at, d.created_at
+                  d.attempted_at, d.status, d.error, due.at AS "due_at?", d.delivered_at, d.created_at,
+                  e.erased_at AS "erased_at?"
            FROM deliveries d
            JOIN topups t ON t.topup_id = d.topup_id
            JOIN placements p ON p.placement_id = t.placement_id
            JOIN orders o ON o.order_id = p.order_id
            LEFT JOIN delivery_due due ON due.topup_id = d.topup_id
+           LEFT JOIN esims e ON e.topup_id = d.topup_id
            WHERE ($1::text IS NULL OR d.topup_id = $1) AND ($2::uuid IS NULL OR d.partner_id = $2)
              AND ($3::text IS NULL OR d.state = $3)
              AND ($4::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) >= $4)
@@ -146,7 +151,8 @@ pub struct Replayed {
 }
 
 /// Makes the oldest deliveries that match a filter pending and due, at the start of the schedule; their
-/// attempts stay. Pending deliveries match if they wait for a retry, not if they wait for a URL.
+/// attempts stay. Pending deliveries match if they wait for a retry, not if they wait for a URL. Deliveries whose profile
+/// was erased don't match.
 pub async fn replay(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
@@ -168,6 +174,7 @@ pub async fn replay(
                     OR (state = 'pending' AND attempt > 0
                         AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
                             > now() + make_interval(secs => $6)))
+               AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
              ORDER BY topup_id LIMIT $7
              FOR UPDATE
          ), kept AS (

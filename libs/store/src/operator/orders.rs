@@ -23,6 +23,9 @@ pub struct OrderView {
     /// When the order was stored.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
+    /// When the order was erased: its ids, states and times are left.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub erased_at: Option<OffsetDateTime>,
     /// The order's purchases.
     pub placements: Vec<PlacementView>,
     /// The order's units, in the order of the response.
@@ -71,6 +74,9 @@ pub struct TopupView {
     /// When its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub ready_at: Option<OffsetDateTime>,
+    /// When its profile was erased.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub erased_at: Option<OffsetDateTime>,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
     pub delivery: Option<String>,
     /// The number of ended webhook attempts.
@@ -107,7 +113,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                      JOIN orders o ON o.partner_id = p.partner_id AND o.external_order_id = $2 AND NOT o.refused
                UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
            )
-           SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at
+           SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at, erased_at
            FROM orders JOIN found USING (order_id)
            ORDER BY created_at DESC LIMIT 20"#,
         uuid,
@@ -133,6 +139,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                       CASE WHEN e.ready_at IS NOT NULL THEN 'ready'
                            WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
                       coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
+                      e.erased_at AS "erased_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
                       d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?"
                FROM placements p
@@ -152,6 +159,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
             refused: head.refused,
             traceparent: head.traceparent,
             created_at: head.created_at,
+            erased_at: head.erased_at,
             placements,
             topups,
         });

@@ -5,6 +5,7 @@
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
 //! - [`recover`]: recovery after an old dump is restored.
+//! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
 //! - [`database`]: deadlines and silent connections.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
@@ -27,6 +28,7 @@ mod orders;
 mod pooler;
 mod providers;
 mod recover;
+mod retention;
 mod rotation;
 mod schema;
 mod settle;
