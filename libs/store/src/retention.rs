@@ -106,7 +106,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
                             AND t.days = w.days) AS "by_default!"
            FROM retention_walks w
            WHERE class = $1 AND up_to < now() - make_interval(days => days, secs => $2)
-           ORDER BY up_to LIMIT 1 FOR UPDATE OF w SKIP LOCKED"#,
+           ORDER BY w.up_to LIMIT 1 FOR UPDATE OF w SKIP LOCKED"#,
         class.as_str(),
         seconds(lag),
     )
