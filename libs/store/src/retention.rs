@@ -180,8 +180,8 @@ impl Walk {
                    WHERE topup_id > $1 AND topup_id < to_char($2::timestamptz AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')
                    ORDER BY topup_id LIMIT $3
                ), mine AS MATERIALIZED (
-                   SELECT page.topup_id, page.state = 'failed' AND d.topup_id IS NULL AND NOT EXISTS (
-                              SELECT FROM placement_parked k WHERE k.placement_id = page.placement_id) AS never,
+                   SELECT page.topup_id, page.state = 'failed' AND d.topup_id IS NULL AND coalesce(
+                              (SELECT false FROM placement_parked k WHERE k.placement_id = page.placement_id), true) AS never,
                           coalesce(d.delivered_at, d.created_at) + make_interval(days => $4) AS ends_at,
                           d.state = 'delivered' AS delivered
                    FROM page
@@ -285,8 +285,8 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
                SELECT page.topup_id, d.state = 'delivered' AS delivered,
                       coalesce(d.delivered_at, d.created_at) + make_interval(days => term.days) AS ends_at,
                       t.topup_id IS NULL OR (d.topup_id IS NOT NULL AND term.days IS NULL)
-                      OR (d.topup_id IS NULL AND t.state = 'failed' AND NOT EXISTS (
-                          SELECT FROM placement_parked k WHERE k.placement_id = t.placement_id)) AS never
+                      OR (d.topup_id IS NULL AND t.state = 'failed' AND coalesce(
+                          (SELECT false FROM placement_parked k WHERE k.placement_id = t.placement_id), true)) AS never
                FROM page
                LEFT JOIN topups t ON t.topup_id = page.topup_id
                LEFT JOIN deliveries d ON d.topup_id = page.topup_id
@@ -307,13 +307,13 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
                  AND known.ends_at <= now()
            ), done AS (
                DELETE FROM retention_due due USING known
-               WHERE due.topup_id = known.topup_id
+               WHERE due.topup_id = known.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
                  AND (known.never OR coalesce(known.delivered AND known.ends_at <= now(), false))
            ), later AS (
                UPDATE retention_due due
                SET at = CASE WHEN known.delivered THEN known.ends_at ELSE now() + interval '1 day' END
                FROM known
-               WHERE due.topup_id = known.topup_id
+               WHERE due.topup_id = known.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
                  AND NOT (known.never OR coalesce(known.delivered AND known.ends_at <= now(), false))
            )
            SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!" FROM page"#,
@@ -356,9 +356,8 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
         *overdue = age(behind.unwrap_or_default());
     }
     let late = sqlx::query!(
-        r#"SELECT extract(epoch FROM now() - min(at))::float8 AS overdue,
-                  (SELECT count(*) FROM (SELECT FROM retention_due LIMIT 100000) due) AS "waiting!"
-           FROM retention_due"#
+        r#"SELECT extract(epoch FROM now() - (SELECT min(at) FROM retention_due))::float8 AS overdue,
+                  (SELECT count(*) FROM (SELECT FROM retention_due LIMIT 100000) due) AS "waiting!""#
     )
     .fetch_one(connection)
     .await?;

@@ -192,9 +192,8 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     let open = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)
                   + (SELECT count(*) FROM placement_parked k
-                     JOIN placements p ON p.placement_id = k.placement_id
-                     JOIN orders o ON o.order_id = p.order_id
-                     WHERE o.partner_id = $1) AS "placements!",
+                     WHERE $1 = (SELECT o.partner_id FROM placements p JOIN orders o ON o.order_id = p.order_id
+                                 WHERE p.placement_id = k.placement_id)) AS "placements!",
                   (SELECT count(*) FROM delivery_due WHERE partner_id = $1) AS "deliveries!""#,
         partner_id.uuid(),
     )

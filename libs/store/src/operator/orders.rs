@@ -110,11 +110,14 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                      JOIN topups t ON t.topup_id = e.topup_id
                      JOIN placements p ON p.placement_id = t.placement_id
                UNION SELECT o.order_id FROM partners p
-                     JOIN orders o ON o.partner_id = p.partner_id AND o.external_order_id = $2 AND NOT o.refused
+                     CROSS JOIN LATERAL (
+                         SELECT order_id FROM orders
+                         WHERE partner_id = p.partner_id AND external_order_id = $2 AND NOT refused LIMIT 1
+                     ) o
                UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
            )
            SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at, erased_at
-           FROM orders JOIN found USING (order_id)
+           FROM orders WHERE order_id = ANY (ARRAY (SELECT order_id FROM found))
            ORDER BY created_at DESC LIMIT 20"#,
         uuid,
         id,
