@@ -179,8 +179,10 @@ pub struct Delivery {
     pub option_id: OptionId,
     /// The ICCID of the eSIM.
     pub iccid: String,
-    /// The sealed profile.
+    /// The sealed profile; empty if it was erased.
     pub profile: Vec<u8>,
+    /// The profile was erased, so there is nothing to send.
+    pub erased: bool,
     /// The partner's webhook URL, if one is set.
     pub webhook_url: Option<String>,
     /// The host of that URL.
@@ -211,6 +213,7 @@ struct Row {
     option_id: Uuid,
     iccid: Option<String>,
     profile: Option<Vec<u8>>,
+    erased: bool,
     webhook_url: Option<String>,
     webhook_host: Option<String>,
     webhook_secret: Vec<u8>,
@@ -237,6 +240,7 @@ impl TryFrom<Row> for Delivery {
             // delivery is affected.
             iccid: row.iccid.unwrap_or_default(),
             profile: row.profile.unwrap_or_default(),
+            erased: row.erased,
             webhook_url: row.webhook_url,
             webhook_host: row.webhook_host,
             webhook_secret: row.webhook_secret,
@@ -277,7 +281,7 @@ pub async fn read(
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, e.iccid, e.profile,
-                  p.webhook_url, p.webhook_host, p.webhook_secret,
+                  e.erased_at IS NOT NULL AS "erased!", p.webhook_url, p.webhook_host, p.webhook_secret,
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
                   d.attempt, d.schedule_start,
                   extract(epoch FROM now() - o.created_at)::float8 AS "age!",

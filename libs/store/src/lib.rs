@@ -16,6 +16,7 @@ pub mod placements;
 pub mod profile;
 pub mod providers;
 pub mod recover;
+pub mod retention;
 pub mod schema;
 pub mod server;
 mod sweep;

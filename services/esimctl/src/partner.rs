@@ -15,6 +15,7 @@ use store::{
 
 use crate::{
     database::connect,
+    erase::{self, ErasePartner},
     lookup::{Which, find, unknown},
     output::{Output, moment, properties, table},
     rotate::{self, Rotate},
@@ -27,7 +28,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl partner list
   esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
   esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 24h
-  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 24h";
+  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 24h
+  esimctl partner erase ak_0123456789abcdef01234567 --dry-run";
 
 const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
@@ -107,6 +109,9 @@ pub enum Command {
     /// Replace a partner's webhook secret and print the new one once; the old one also signs for a while
     #[command(after_help = rotate::WEBHOOK_SECRET_EXAMPLES)]
     RotateWebhookSecret(Rotate),
+    /// Erase a disabled partner and the profiles of all its orders
+    #[command(after_help = erase::PARTNER_EXAMPLES)]
+    Erase(ErasePartner),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -179,6 +184,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
         Command::SetLimits { which, limits } => set_limits(which, limits, database, output).await,
         Command::RotateKeys(rotate) => rotate::keys(rotate, database, output).await,
         Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, database, output).await,
+        Command::Erase(asked) => erase::partner(asked, database, output).await,
     }
 }
 

@@ -3,7 +3,8 @@
 //! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one
 //! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
 //! [`guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
-//! share. [`metrics`] holds the instruments. [`pipeline::lanes`] shares the slots between endpoints.
+//! share. [`metrics`] holds the instruments. `retention`
+//! erases old data. [`pipeline::lanes`] shares the slots between endpoints.
 //!
 //! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
@@ -19,6 +20,7 @@ pub mod dns;
 pub mod endpoint;
 pub mod guard;
 pub mod metrics;
+mod retention;
 pub mod schedule;
 pub mod webhook;
 
@@ -121,6 +123,10 @@ pub struct Config {
     /// Longest time that an endpoint stays blocked before the next probe
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
+    /// Most stored rows per second that retention looks at, of all replicas together if only one erases at a time;
+    /// 0 erases nothing
+    #[arg(long, env = "RETENTION_RATE", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub retention_rate: u32,
     #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]
@@ -192,6 +198,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
     shutdown.spawn("readiness", watch(database.clone(), readiness, shutdown.clone()));
 
+    shutdown.spawn(
+        "retention",
+        retention::run(database.clone(), config.retention_rate, shutdown.clone()),
+    );
     let metrics = Arc::new(Metrics::register());
     shutdown.spawn(
         "metrics",

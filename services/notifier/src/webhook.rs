@@ -294,6 +294,7 @@ mod tests {
             option_id: "0197b0a0-0000-7000-8000-000000000001".parse().unwrap(),
             iccid: "8982123456789012345".into(),
             profile: Vec::new(),
+            erased: false,
             webhook_url: None,
             webhook_host: None,
             webhook_secret: Vec::new(),

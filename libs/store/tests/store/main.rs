@@ -5,6 +5,8 @@
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
 //! - [`recover`]: recovery after an old dump is restored.
+//! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
+//! - [`plans`]: the plans of all statements on large tables.
 //! - [`database`]: deadlines and silent connections.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
 //! - [`sweep`]: rows without an outcome after their first lease.
@@ -24,9 +26,11 @@ mod machine;
 mod migrations;
 mod operator;
 mod orders;
+mod plans;
 mod pooler;
 mod providers;
 mod recover;
+mod retention;
 mod rotation;
 mod schema;
 mod settle;

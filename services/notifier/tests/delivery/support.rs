@@ -96,6 +96,7 @@ pub fn config(database: &Database) -> Config {
         endpoint_failures: 0,
         endpoint_block: Duration::from_secs(5),
         endpoint_block_longest: Duration::from_mins(5),
+        retention_rate: 1000,
         database: PoolConfig {
             server: DatabaseConfig {
                 database_url: SecretString::from(database.url()),
