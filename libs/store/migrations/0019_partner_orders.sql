@@ -1,4 +1,4 @@
--- serves: 7
+-- serves: 14
 -- A partner's own limit of orders per second; null: the service's default.
 ALTER TABLE partners
     ADD COLUMN orders_per_second integer,
