@@ -23,7 +23,6 @@ mod recover;
 mod reencrypt;
 mod rotate;
 mod secret_file;
-mod secrets;
 mod webhook_url;
 
 use std::process::ExitCode;

@@ -10,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use notifier::{dns::NameServers, guard::Networks};
+use notifier::dns::NameServers;
+use webhooks::guard::Networks;
 use testkit::{process::Process, wait};
 use tokio::{net::UdpSocket, time::Instant};
 

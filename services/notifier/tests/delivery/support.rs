@@ -8,7 +8,6 @@ use domain::{
 use notifier::{
     Config,
     dns::NameServers,
-    guard::{Networks, Ports},
     schedule::Schedule,
 };
 use pipeline::{
@@ -32,6 +31,7 @@ use store::{
 use testkit::{database::Database, nats::OwnStreams, ports, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
+use webhooks::{config::GuardConfig, guard::Networks};
 
 /// Thirty-two known bytes: what tests store is no secret.
 pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -83,9 +83,10 @@ pub fn config(database: &Database) -> Config {
     Config {
         admin_listen: ([127, 0, 0, 1], ports::free().unwrap()).into(),
         public_url: PUBLIC_URL.into(),
-        webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
-        webhook_deny: Networks::default(),
-        webhook_ports: Ports::default(),
+        guard: GuardConfig {
+            webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
+            ..GuardConfig::default()
+        },
         webhook_resolvers: NameServers::default(),
         webhook_head_max: 64 * 1024,
         webhook_timeout: Duration::from_secs(2),

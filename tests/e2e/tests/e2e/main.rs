@@ -3,6 +3,7 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
+//! - [`partner`]: what they look up and change themselves.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
@@ -25,6 +26,7 @@ mod isolation;
 mod limits;
 mod limits_memory;
 mod ordering;
+mod partner;
 mod raw;
 mod recover;
 mod resilience;
