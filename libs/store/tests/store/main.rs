@@ -4,6 +4,7 @@
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several processes at
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
+//! - [`partner_view`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`database`]: deadlines and silent connections.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
@@ -24,6 +25,7 @@ mod machine;
 mod migrations;
 mod operator;
 mod orders;
+mod partner_view;
 mod pooler;
 mod providers;
 mod recover;
