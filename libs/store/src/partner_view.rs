@@ -136,7 +136,8 @@ pub struct Unit {
 
 /// The numbers of units by state.
 pub fn count(units: &[Unit]) -> Units {
-    let of = |state| i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX);
+    let of =
+        |state| i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX);
     Units {
         total: i64::try_from(units.len()).unwrap_or(i64::MAX),
         ready: of(UnitState::Ready),
@@ -539,10 +540,7 @@ pub struct Account {
 }
 
 /// A partner's account.
-pub async fn account(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Option<Account>, Error> {
+pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>, Error> {
     let account = sqlx::query_as!(
         Account,
         r#"SELECT name, environment, access_key, created_at,
@@ -615,7 +613,10 @@ mod tests {
         let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
         let id = |seconds| Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
         assert!(first_id(at) <= id(1_700_000_000) && first_id(at) > id(1_699_999_999));
-        assert_eq!(first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()), Uuid::nil());
+        assert_eq!(
+            first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()),
+            Uuid::nil()
+        );
     }
 
     #[test]

@@ -61,7 +61,10 @@ pub(crate) enum ApiError {
     /// 408: the body did not arrive within `BODY_TIMEOUT`.
     BodyTimeout,
     /// 409: what is stored does not allow it. The code is in the error header and in the metrics.
-    Conflict { code: &'static str, message: &'static str },
+    Conflict {
+        code: &'static str,
+        message: &'static str,
+    },
     /// 413, with the limit in bytes.
     BodyTooLarge(usize),
     /// 429: the partner exceeded a rate limit.
@@ -166,7 +169,10 @@ impl ApiError {
 fn listed(faults: &[Fault]) -> HeaderValue {
     let codes = faults.iter().flat_map(|fault| {
         let whole = fault.items.is_empty().then(|| fault.code.to_owned());
-        let of_items = fault.items.iter().map(|index| format!("{}; item={index}", fault.code));
+        let of_items = fault
+            .items
+            .iter()
+            .map(|index| format!("{}; item={index}", fault.code));
         whole.into_iter().chain(of_items)
     });
     let codes: Vec<String> = codes.take(MOST_CODES).collect();

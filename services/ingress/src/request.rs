@@ -91,10 +91,16 @@ fn is(value: &RawValue, start: char) -> bool {
 fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, InvalidJson> {
     let fault = |code, message: &str| Err(Fault::new(code, message));
     let Some(value) = value else {
-        return Ok(fault("external_order_id_blank", "External order id can't be blank"));
+        return Ok(fault(
+            "external_order_id_blank",
+            "External order id can't be blank",
+        ));
     };
     if !is(value, '"') {
-        return Ok(fault("external_order_id_invalid", "External order id must be a string"));
+        return Ok(fault(
+            "external_order_id_invalid",
+            "External order id must be a string",
+        ));
     }
     let text: String = parse(value.get().as_bytes())?;
     Ok(if text.trim().is_empty() {
@@ -114,12 +120,16 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
 
 fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Result<(), InvalidJson> {
     if value.is_some_and(|value| !is(value, '[')) {
-        draft.errors.push(Fault::new("products_invalid", "Products must be an array"));
+        draft
+            .errors
+            .push(Fault::new("products_invalid", "Products must be an array"));
         return Ok(());
     }
     let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
-        draft.errors.push(Fault::new("products_blank", "Products can't be blank"));
+        draft
+            .errors
+            .push(Fault::new("products_blank", "Products can't be blank"));
         return Ok(());
     }
     if items.len() > limits.items {
@@ -138,7 +148,9 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
         let option = option_id(field("option_id"))?;
         if option.is_none() {
             let message = format!("Products[{index}] option_id can't be blank");
-            draft.errors.push(Fault::of_item(index, "option_id_blank", message));
+            draft
+                .errors
+                .push(Fault::of_item(index, "option_id_blank", message));
         }
         let quantity = quantity(field("qty"));
         if quantity.is_none() {

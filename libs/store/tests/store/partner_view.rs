@@ -167,20 +167,49 @@ async fn units_are_shown_as_they_are() {
         (OrderState::Ready, vec![UnitState::Ready; 2])
     );
     let mut connection = bench.connection().await;
-    let unit = partner_view::unit(&mut connection, order.partner_id, &one).await.unwrap().unwrap();
-    assert!(unit.profile.is_some() && unit.delivery.as_deref() == Some("pending"), "{unit:?}");
+    let unit = partner_view::unit(&mut connection, order.partner_id, &one)
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        unit.profile.is_some() && unit.delivery.as_deref() == Some("pending"),
+        "{unit:?}"
+    );
     // Nobody else has it.
     let stranger = PartnerId::new();
-    assert!(partner_view::unit(&mut connection, stranger, &one).await.unwrap().is_none());
-    assert!(partner_view::delivery(&mut connection, stranger, &one).await.unwrap().is_none());
-    let units = partner_view::units(&mut connection, stranger, order.order_id).await.unwrap();
+    assert!(
+        partner_view::unit(&mut connection, stranger, &one)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    assert!(
+        partner_view::delivery(&mut connection, stranger, &one)
+            .await
+            .unwrap()
+            .is_none()
+    );
+    let units = partner_view::units(&mut connection, stranger, order.order_id)
+        .await
+        .unwrap();
     assert!(units.is_empty());
     let page = OrderPage {
         limit: 10,
         ..OrderPage::default()
     };
-    assert!(partner_view::orders(&mut connection, stranger, &page).await.unwrap().is_empty());
-    assert_eq!(partner_view::orders(&mut connection, order.partner_id, &page).await.unwrap().len(), 1);
+    assert!(
+        partner_view::orders(&mut connection, stranger, &page)
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert_eq!(
+        partner_view::orders(&mut connection, order.partner_id, &page)
+            .await
+            .unwrap()
+            .len(),
+        1
+    );
 }
 
 #[tokio::test]
@@ -195,11 +224,15 @@ async fn one_redelivery_in_an_interval() {
         bench.redeliver(partner, &topups(&pending)[0], MINUTE).await,
         Redelivered::NotReady
     );
-    assert_eq!(bench.redeliver(PartnerId::new(), &topup, MINUTE).await, Redelivered::Unknown);
+    assert_eq!(
+        bench.redeliver(PartnerId::new(), &topup, MINUTE).await,
+        Redelivered::Unknown
+    );
     // Its first attempt is on its way.
     assert_eq!(bench.redeliver(partner, &topup, MINUTE).await, Redelivered::Due);
 
-    let delivered = "UPDATE deliveries SET state = 'delivered', attempt = 1, attempted_at = now() WHERE topup_id = $1";
+    let delivered =
+        "UPDATE deliveries SET state = 'delivered', attempt = 1, attempted_at = now() WHERE topup_id = $1";
     bench.set(delivered, &topup).await;
     let Redelivered::TooSoon(wait) = bench.redeliver(partner, &topup, MINUTE).await else {
         panic!("it was not too soon");
@@ -212,7 +245,10 @@ async fn one_redelivery_in_an_interval() {
     assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
     assert_eq!(bench.redeliver(partner, &topup, MINUTE).await, Redelivered::Due);
     let recorded: i64 = bench
-        .value("SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1", &topup)
+        .value(
+            "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1",
+            &topup,
+        )
         .await;
     assert_eq!(recorded, 1);
 }

@@ -151,4 +151,3 @@ async fn body_of(app: &App, request: Request) -> Result<Bytes, ApiError> {
 const fn conflict(code: &'static str, message: &'static str) -> ApiError {
     ApiError::Conflict { code, message }
 }
-

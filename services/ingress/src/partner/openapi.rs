@@ -160,7 +160,11 @@ impl Modify for Signed {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let headers = [
             ("access_key", "Access-Key", "Your access key."),
-            ("timestamp", "Timestamp", "Unix time in seconds, at most 300 s from ours."),
+            (
+                "timestamp",
+                "Timestamp",
+                "Unix time in seconds, at most 300 s from ours.",
+            ),
             (
                 "signature",
                 "Signature",
@@ -250,7 +254,9 @@ mod tests {
     fn every_signed_route_is_described() {
         let document: Value = serde_json::from_str(&document("Acme").unwrap()).unwrap();
         let prefix = "/api/v1/api_partner";
-        let routes = routes::ROUTES.iter().filter_map(|route| route.strip_prefix(prefix));
+        let routes = routes::ROUTES
+            .iter()
+            .filter_map(|route| route.strip_prefix(prefix));
         let mut routes: Vec<&str> = routes.collect();
         routes.sort_unstable();
         let described: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();

@@ -221,9 +221,10 @@ pub(super) async fn cancel(
             "order_not_waiting",
             "The order is bought, or may be; it can't be cancelled",
         )),
-        Cancelled::Unknown if head.cancelled_at.is_none() => {
-            Err(conflict("order_refused", "The order was refused; nothing was bought"))
-        }
+        Cancelled::Unknown if head.cancelled_at.is_none() => Err(conflict(
+            "order_refused",
+            "The order was refused; nothing was bought",
+        )),
         Cancelled::Done | Cancelled::Unknown => shown(&app.desk, &head, &units),
     }
 }

@@ -50,7 +50,8 @@ impl<'a> Query<'a> {
     pub(super) fn limit(&mut self) -> u16 {
         let message = format!("Limit must be an integer from 1 to {MOST}");
         let read = |text: &str| text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-        self.read("limit", "limit_invalid", message, read).unwrap_or(LIMIT)
+        self.read("limit", "limit_invalid", message, read)
+            .unwrap_or(LIMIT)
     }
 
     /// `cursor`: the entry before the page.
@@ -60,7 +61,9 @@ impl<'a> Query<'a> {
 
     /// A time such as `2026-11-22T00:00:00Z`.
     pub(super) fn time(&mut self, name: &str, code: &'static str, message: &str) -> Option<OffsetDateTime> {
-        self.read(name, code, message, |text| OffsetDateTime::parse(text, &Rfc3339).ok())
+        self.read(name, code, message, |text| {
+            OffsetDateTime::parse(text, &Rfc3339).ok()
+        })
     }
 
     /// A 422 with all faults, if there is one.
@@ -91,7 +94,13 @@ mod tests {
     fn a_cursor_is_read_as_made_and_nothing_else_is() {
         let id = Uuid::now_v7();
         assert_eq!(uncursor(&cursor(id)), Some(id));
-        for bad in ["", "a", &id.to_string(), &format!("{}=", cursor(id)), &cursor(id)[1..]] {
+        for bad in [
+            "",
+            "a",
+            &id.to_string(),
+            &format!("{}=", cursor(id)),
+            &cursor(id)[1..],
+        ] {
             assert_eq!(uncursor(bad), None, "{bad}");
         }
     }
@@ -106,6 +115,9 @@ mod tests {
             panic!("it passed");
         };
         let codes: Vec<&str> = faults.iter().map(|fault| fault.code).collect();
-        assert_eq!(codes, ["limit_invalid", "cursor_invalid", "created_after_invalid"]);
+        assert_eq!(
+            codes,
+            ["limit_invalid", "cursor_invalid", "created_after_invalid"]
+        );
     }
 }

@@ -263,9 +263,8 @@ pub(super) async fn redeliver(
     let id = topup_id(path)?;
     let desk = &app.desk;
     let interval = desk.redeliver_interval;
-    let redelivered = desk.run(async |connection| {
-        partner_view::redeliver(connection, caller.id(), &id, interval).await
-    });
+    let redelivered =
+        desk.run(async |connection| partner_view::redeliver(connection, caller.id(), &id, interval).await);
     match redelivered.await? {
         Redelivered::Again | Redelivered::Due => {
             let redelivery = Redelivery {

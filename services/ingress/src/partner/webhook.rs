@@ -73,7 +73,10 @@ async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
 
 /// The new URL.
 #[derive(Deserialize, ToSchema)]
-#[expect(dead_code, reason = "describes the body in the OpenAPI document; `wanted` reads it")]
+#[expect(
+    dead_code,
+    reason = "describes the body in the OpenAPI document; `wanted` reads it"
+)]
 pub(super) struct NewUrl {
     /// An `http` or `https` URL of at most 2048 bytes; null removes it.
     #[schema(example = "https://shop.example.com/webhooks")]

@@ -11,9 +11,9 @@ use std::{
 };
 
 use notifier::dns::NameServers;
-use webhooks::guard::Networks;
 use testkit::{process::Process, wait};
 use tokio::{net::UdpSocket, time::Instant};
+use webhooks::guard::Networks;
 
 use crate::{
     hostile::program,

@@ -5,11 +5,7 @@ use std::{sync::Once, time::Duration};
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
-use notifier::{
-    Config,
-    dns::NameServers,
-    schedule::Schedule,
-};
+use notifier::{Config, dns::NameServers, schedule::Schedule};
 use pipeline::{
     Effect, Nats, NatsConfig,
     payload::{ReadyTopup, TopupReady},

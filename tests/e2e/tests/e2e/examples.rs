@@ -93,7 +93,9 @@ async fn the_examples_order_look_up_and_receive() {
             let mut receiver = receiver.stdout(Stdio::piped()).spawn().unwrap();
             let address = format!("127.0.0.1:{port}");
             let listens = async || Ok(TcpStream::connect(&address).await.ok());
-            wait::until(SOON, "the example's receiver", listens).await.unwrap();
+            wait::until(SOON, "the example's receiver", listens)
+                .await
+                .unwrap();
             let url = format!("http://{address}/webhooks");
             let _: Value = stack
                 .esimctl
@@ -118,12 +120,18 @@ async fn the_examples_order_look_up_and_receive() {
             .unwrap();
         assert_eq!(order["topups"][0]["esim"]["topup_id"], topup_id);
         if let Some((_receiver, lines)) = &mut received {
-            let line = tokio::time::timeout(SOON, lines.next_line()).await.unwrap().unwrap();
+            let line = tokio::time::timeout(SOON, lines.next_line())
+                .await
+                .unwrap()
+                .unwrap();
             assert_eq!(line, Some(format!("ready {id} {topup_id}")), "{file}");
         }
         let options = example.json(&["options"]).await.unwrap();
         let offered = options["options"].as_array().unwrap();
-        assert!(offered.iter().any(|option| option["option_id"] == ready), "{options}");
+        assert!(
+            offered.iter().any(|option| option["option_id"] == ready),
+            "{options}"
+        );
 
         // A repeated order is not a failure: it is looked up. The shell client shows the code instead.
         let again = example.output(&["order", &id, ready, "1"]).await.unwrap();
@@ -177,7 +185,11 @@ fn the_guides_test_vectors_are_true() {
     let vector = block(&guide, "<!-- webhook vector -->");
     let secret = Secret::parse(value(&vector, "webhook secret")).unwrap();
     let timestamp: i64 = value(&vector, "webhook-timestamp").parse().unwrap();
-    let signature = secret.sign(value(&vector, "webhook-id"), timestamp, value(&vector, "body").as_bytes());
+    let signature = secret.sign(
+        value(&vector, "webhook-id"),
+        timestamp,
+        value(&vector, "body").as_bytes(),
+    );
     assert_eq!(value(&vector, "webhook-signature"), signature);
 }
 

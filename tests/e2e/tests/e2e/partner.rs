@@ -17,7 +17,11 @@ const API: &str = "/api/v1/api_partner";
 async fn ask(client: &Client, method: &str, path: &str) -> Result<Answer> {
     let (path, query) = path.split_once('?').unwrap_or((path, ""));
     let request = client.post("").method(method).path(&format!("{API}{path}"));
-    let request = if query.is_empty() { request } else { request.query(query) };
+    let request = if query.is_empty() {
+        request
+    } else {
+        request.query(query)
+    };
     let answer = request.send().await?;
     ensure!(
         answer.headers.contains_key("x-request-id"),
@@ -96,10 +100,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
     for (topup, product) in shown.iter().zip(&bought) {
         assert_eq!(topup["topup_id"], product.topup_id.as_str());
     }
-    let webhooks = shop
-        .delivered(&testkit::shop::ids(&bought), SOON)
-        .await
-        .unwrap();
+    let webhooks = shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();
     for webhook in &webhooks {
         let topup_id = webhook.topup_id();
         let topup = shown.iter().find(|topup| topup["topup_id"] == topup_id).unwrap();
@@ -107,9 +108,19 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
         // One topup looks like its part of the order, apart from the webhook's progress.
         let alone = get(&shop.client, &format!("/topups/{topup_id}")).await.unwrap();
         assert_eq!(alone["esim"], webhook.json);
-        assert_eq!((&alone["state"], &alone["external_order_id"]), (&json!("ready"), &json!(id)));
+        assert_eq!(
+            (&alone["state"], &alone["external_order_id"]),
+            (&json!("ready"), &json!(id))
+        );
     }
-    let short = shop.client.post("").method("GET").path(location).send().await.unwrap();
+    let short = shop
+        .client
+        .post("")
+        .method("GET")
+        .path(location)
+        .send()
+        .await
+        .unwrap();
     assert_eq!((short.status, header(&short, "cache-control")), (200, "no-store"));
 }
 
@@ -128,13 +139,24 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     let id = fresh("refused");
     let refused = stack.option("refused").unwrap();
     let answer = shop.client.order(&id, &[(refused, 1)]).await.unwrap();
-    assert_eq!((answer.status, header(&answer, "x-service-error")), (422, "provider_rejected"));
+    assert_eq!(
+        (answer.status, header(&answer, "x-service-error")),
+        (422, "provider_rejected")
+    );
     assert_eq!(header(&answer, "location"), "");
     let order = get(&shop.client, &format!("/orders/{id}")).await.unwrap();
-    assert_eq!((&order["state"], &order["topups"][0]["state"]), (&json!("refused"), &json!("failed")));
+    assert_eq!(
+        (&order["state"], &order["topups"][0]["state"]),
+        (&json!("refused"), &json!("failed"))
+    );
     assert_eq!(order["topups"][0]["error"], answer.json().unwrap()["errors"][0]);
-    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}")).await.unwrap();
-    assert_eq!((cancelled.status, header(&cancelled, "x-service-error")), (409, "order_refused"));
+    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}"))
+        .await
+        .unwrap();
+    assert_eq!(
+        (cancelled.status, header(&cancelled, "x-service-error")),
+        (409, "order_refused")
+    );
 
     // Each item at fault is named by its index; the body stays as specified.
     let body = json!({"external_order_id": fresh("items"), "products": [
@@ -143,10 +165,17 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
         {"option_id": ready, "qty": 0},
     ]});
     let answer = shop.client.post(body.to_string()).send().await.unwrap();
-    let messages = ["Products[2] qty must be a positive integer", "Product with option_id not found"];
+    let messages = [
+        "Products[2] qty must be a positive integer",
+        "Product with option_id not found",
+    ];
     assert_eq!(
         refusal(&answer),
-        (422, "qty_invalid; item=2, option_not_found; item=1", json!({"errors": messages}))
+        (
+            422,
+            "qty_invalid; item=2, option_not_found; item=1",
+            json!({"errors": messages})
+        )
     );
 }
 
@@ -169,7 +198,9 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
         let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
         Ok((delivery["state"] == "delivered").then_some(delivery))
     };
-    let delivery = wait::until(SOON, "the recorded delivery", recorded).await.unwrap();
+    let delivery = wait::until(SOON, "the recorded delivery", recorded)
+        .await
+        .unwrap();
     assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
@@ -224,28 +255,47 @@ async fn failed_attempts_show_the_partners_own_answer() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|attempt| (attempt["attempt"].clone(), attempt["status"].clone(), attempt["outcome"].clone()))
+        .map(|attempt| {
+            (
+                attempt["attempt"].clone(),
+                attempt["status"].clone(),
+                attempt["outcome"].clone(),
+            )
+        })
         .collect();
     let expected = [(1, 500, "status_5xx"), (2, 200, "delivered")];
-    assert_eq!(outcomes, expected.map(|(n, status, outcome)| (json!(n), json!(status), json!(outcome))));
+    assert_eq!(
+        outcomes,
+        expected.map(|(n, status, outcome)| (json!(n), json!(status), json!(outcome)))
+    );
 }
 
 #[tokio::test]
 async fn an_order_that_waits_is_cancelled_and_never_bought() {
-    let mut stack = Stack::builder().without(Stage::Provisioner).start().await.unwrap();
+    let mut stack = Stack::builder()
+        .without(Stage::Provisioner)
+        .start()
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let id = fresh("cancelled");
     shop.buy(&id, &ready, 2).await.unwrap();
     let path = format!("/orders/{id}");
     let early = ask(&shop.client, "DELETE", &path).await.unwrap();
-    assert_eq!((early.status, header(&early, "x-service-error")), (409, "order_undecided"));
+    assert_eq!(
+        (early.status, header(&early, "x-service-error")),
+        (409, "order_undecided")
+    );
     let cancelled = async || {
         let answer = ask(&shop.client, "DELETE", &path).await?;
         Ok((answer.status == 200).then_some(answer.json()?))
     };
     let order = wait::until(SOON, "the cancelled order", cancelled).await.unwrap();
-    assert_eq!((&order["state"], &order["topups"][1]["state"]), (&json!("cancelled"), &json!("failed")));
+    assert_eq!(
+        (&order["state"], &order["topups"][1]["state"]),
+        (&json!("cancelled"), &json!("failed"))
+    );
     assert!(order["cancelled_at"].is_string(), "{order}");
     // Once more changes nothing.
     let again = ask(&shop.client, "DELETE", &path).await.unwrap();
@@ -257,7 +307,10 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     shop.delivered(&testkit::shop::ids(&kept), SOON).await.unwrap();
     assert_eq!(get(&shop.client, &path).await.unwrap()["state"], "ready");
     let late = ask(&shop.client, "DELETE", &path).await.unwrap();
-    assert_eq!((late.status, header(&late, "x-service-error")), (409, "order_not_waiting"));
+    assert_eq!(
+        (late.status, header(&late, "x-service-error")),
+        (409, "order_not_waiting")
+    );
     // A later order is bought too, so the provisioner has looked at everything that was due.
     let last = shop.buy(&fresh("last"), &ready, 1).await.unwrap();
     shop.delivered(&testkit::shop::ids(&last), SOON).await.unwrap();
@@ -276,7 +329,9 @@ async fn orders_are_listed_by_pages() {
     for number in 0..5 {
         let id = fresh(&number.to_string());
         shop.buy(&id, ready, 1).await.unwrap();
-        reach(&shop.client, &format!("/orders/{id}"), "ready").await.unwrap();
+        reach(&shop.client, &format!("/orders/{id}"), "ready")
+            .await
+            .unwrap();
         ids.insert(0, id);
     }
     // Another partner's orders are not among them.
@@ -286,23 +341,35 @@ async fn orders_are_listed_by_pages() {
     let listed = async |query: &str| -> Result<(Vec<String>, Option<String>)> {
         let page = get(&shop.client, &format!("/orders?{query}")).await?;
         let orders = page["orders"].as_array().context("orders")?;
-        let ids = orders.iter().filter_map(|order| order["external_order_id"].as_str());
+        let ids = orders
+            .iter()
+            .filter_map(|order| order["external_order_id"].as_str());
         let cursor = page["next_cursor"].as_str().map(str::to_owned);
         Ok((ids.map(str::to_owned).collect(), cursor))
     };
     let (first, cursor) = listed("limit=2").await.unwrap();
     assert_eq!(first, ids[..2]);
-    let (second, cursor) = listed(&format!("limit=2&cursor={}", cursor.unwrap())).await.unwrap();
+    let (second, cursor) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
+        .await
+        .unwrap();
     assert_eq!(second, ids[2..4]);
-    let (third, end) = listed(&format!("limit=2&cursor={}", cursor.unwrap())).await.unwrap();
+    let (third, end) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
+        .await
+        .unwrap();
     assert_eq!((third.as_slice(), end), (&ids[4..], None));
     assert_eq!(listed("state=ready&limit=3").await.unwrap().0, ids[..3]);
     assert_eq!(listed("state=failed").await.unwrap(), (Vec::new(), None));
 
     let third = get(&shop.client, &format!("/orders/{}", ids[2])).await.unwrap();
     let since = third["created_at"].as_str().unwrap();
-    assert_eq!(listed(&format!("created_after={since}")).await.unwrap().0, ids[..2]);
-    assert_eq!(listed("created_after=2999-01-01T00:00:00Z").await.unwrap(), (Vec::new(), None));
+    assert_eq!(
+        listed(&format!("created_after={since}")).await.unwrap().0,
+        ids[..2]
+    );
+    assert_eq!(
+        listed("created_after=2999-01-01T00:00:00Z").await.unwrap(),
+        (Vec::new(), None)
+    );
 }
 
 #[tokio::test]
@@ -312,7 +379,9 @@ async fn options_are_listed_and_cached() {
     let mut cursor = String::new();
     let mut offered = Vec::new();
     loop {
-        let page = get(&shop.client, &format!("/options?limit=1{cursor}")).await.unwrap();
+        let page = get(&shop.client, &format!("/options?limit=1{cursor}"))
+            .await
+            .unwrap();
         offered.extend(page["options"].as_array().unwrap().clone());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
@@ -323,7 +392,10 @@ async fn options_are_listed_and_cached() {
     let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready"});
     assert!(offered.contains(&ready), "{offered:?}");
     let whole = ask(&shop.client, "GET", "/options?limit=100").await.unwrap();
-    assert_eq!(whole.json().unwrap(), json!({"options": offered, "next_cursor": null}));
+    assert_eq!(
+        whole.json().unwrap(),
+        json!({"options": offered, "next_cursor": null})
+    );
 
     let etag = header(&whole, "etag").to_owned();
     let unchanged = shop.client.post("").method("GET").path(&format!("{API}/options"));
@@ -341,7 +413,10 @@ async fn options_are_listed_and_cached() {
     // No live option is configured.
     let live = stack.create_partner("live", None).await.unwrap();
     let live = stack.client(&live).unwrap();
-    assert_eq!(get(&live, "/options").await.unwrap(), json!({"options": [], "next_cursor": null}));
+    assert_eq!(
+        get(&live, "/options").await.unwrap(),
+        json!({"options": [], "next_cursor": null})
+    );
 }
 
 #[tokio::test]
@@ -353,21 +428,37 @@ async fn keys_and_webhook_are_changed_by_the_partner() {
     let ready = stack.option("ready").unwrap();
     let account = get(&client, "/account").await.unwrap();
     assert_eq!(
-        (&account["environment"], &account["access_key"], &account["old_access_key"]),
+        (
+            &account["environment"],
+            &account["access_key"],
+            &account["old_access_key"]
+        ),
         (&json!("sandbox"), &json!(partner.access_key), &Value::Null)
     );
     assert_eq!(account["limits"]["units_per_order"], 1000, "{account}");
 
     // A webhook waits for a URL.
-    let bought = client.order(&fresh("waiting"), &[(ready, 1)]).await.unwrap().products().unwrap();
+    let bought = client
+        .order(&fresh("waiting"), &[(ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
     let topup_id = &bought[0].topup_id;
     let held = async || {
         let topup = get(&client, &format!("/topups/{topup_id}")).await?;
         Ok((topup["delivery"] == "no_endpoint").then_some(()))
     };
-    wait::until(SOON, "a webhook without an endpoint", held).await.unwrap();
-    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver")).await.unwrap();
-    assert_eq!((redeliver.status, header(&redeliver, "x-service-error")), (409, "webhook_url_missing"));
+    wait::until(SOON, "a webhook without an endpoint", held)
+        .await
+        .unwrap();
+    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver"))
+        .await
+        .unwrap();
+    assert_eq!(
+        (redeliver.status, header(&redeliver, "x-service-error")),
+        (409, "webhook_url_missing")
+    );
     let put = async |url: Value| {
         let request = client.post(json!({"url": url}).to_string());
         request.method("PUT").path(&format!("{API}/webhook")).send().await
@@ -380,7 +471,11 @@ async fn keys_and_webhook_are_changed_by_the_partner() {
         (json!(7), "url_invalid"),
     ] {
         let answer = put(url.clone()).await.unwrap();
-        assert_eq!((answer.status, header(&answer, "x-service-error")), (422, code), "{url}");
+        assert_eq!(
+            (answer.status, header(&answer, "x-service-error")),
+            (422, code),
+            "{url}"
+        );
     }
     assert_eq!(get(&client, "/webhook").await.unwrap()["state"], "no_url");
     let answer = put(json!(receiver.url(PATH))).await.unwrap();
@@ -390,11 +485,22 @@ async fn keys_and_webhook_are_changed_by_the_partner() {
     // Both secrets sign during the overlap.
     let rotated = ask(&client, "POST", "/webhook/secret").await.unwrap();
     assert_eq!(rotated.status, 201);
-    let new_secret = rotated.json().unwrap()["webhook_secret"].as_str().unwrap().to_owned();
+    let new_secret = rotated.json().unwrap()["webhook_secret"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     receiver.verify(PATH, &new_secret).unwrap();
     let second = ask(&client, "POST", "/webhook/secret").await.unwrap();
-    assert_eq!((second.status, header(&second, "x-service-error")), (409, "rotation_under_way"));
-    client.order(&fresh("signed"), &[(ready, 1)]).await.unwrap().products().unwrap();
+    assert_eq!(
+        (second.status, header(&second, "x-service-error")),
+        (409, "rotation_under_way")
+    );
+    client
+        .order(&fresh("signed"), &[(ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
     let signed = |received: &[receiver::Received]| {
         let two = |one: &receiver::Received| {
             let signatures = one.headers["webhook-signature"].to_str().unwrap_or_default();
@@ -402,11 +508,17 @@ async fn keys_and_webhook_are_changed_by_the_partner() {
         };
         received.iter().any(two)
     };
-    receiver.wait_until(SOON, "a webhook with two signatures", signed).await.unwrap();
+    receiver
+        .wait_until(SOON, "a webhook with two signatures", signed)
+        .await
+        .unwrap();
 
     // Both pairs of keys are valid during the overlap.
     let rotated = ask(&client, "POST", "/keys").await.unwrap();
-    assert_eq!((rotated.status, header(&rotated, "cache-control")), (201, "no-store"));
+    assert_eq!(
+        (rotated.status, header(&rotated, "cache-control")),
+        (201, "no-store")
+    );
     let keys = rotated.json().unwrap();
     let text = |name: &str| keys[name].as_str().unwrap();
     let renewed = Client::new(&stack.base_url, text("access_key"), text("secret_key")).unwrap();
@@ -419,7 +531,10 @@ async fn keys_and_webhook_are_changed_by_the_partner() {
         assert!(account["old_keys_until"].is_string());
     }
     let second = ask(&renewed, "POST", "/keys").await.unwrap();
-    assert_eq!((second.status, header(&second, "x-service-error")), (409, "rotation_under_way"));
+    assert_eq!(
+        (second.status, header(&second, "x-service-error")),
+        (409, "rotation_under_way")
+    );
 }
 
 #[tokio::test]
@@ -435,9 +550,21 @@ async fn another_partners_ids_look_unknown() {
     for (method, theirs, unknown) in [
         ("GET", format!("/orders/{id}"), format!("/orders/{no_order}")),
         ("DELETE", format!("/orders/{id}"), format!("/orders/{no_order}")),
-        ("GET", format!("/topups/{topup_id}"), format!("/topups/{no_topup}")),
-        ("GET", format!("/topups/{topup_id}/deliveries"), format!("/topups/{no_topup}/deliveries")),
-        ("POST", format!("/topups/{topup_id}/redeliver"), format!("/topups/{no_topup}/redeliver")),
+        (
+            "GET",
+            format!("/topups/{topup_id}"),
+            format!("/topups/{no_topup}"),
+        ),
+        (
+            "GET",
+            format!("/topups/{topup_id}/deliveries"),
+            format!("/topups/{no_topup}/deliveries"),
+        ),
+        (
+            "POST",
+            format!("/topups/{topup_id}/redeliver"),
+            format!("/topups/{no_topup}/redeliver"),
+        ),
     ] {
         let seen = async |path: &str| {
             let mut answer = ask(&stranger.client, method, path).await.unwrap();
@@ -447,7 +574,10 @@ async fn another_partners_ids_look_unknown() {
         };
         let (theirs, unknown) = (seen(&theirs).await, seen(&unknown).await);
         assert_eq!(theirs, unknown, "{method}");
-        assert_eq!((theirs.0, theirs.2.as_ref()), (404, br#"{"error":"Not found"}"#.as_slice()));
+        assert_eq!(
+            (theirs.0, theirs.2.as_ref()),
+            (404, br#"{"error":"Not found"}"#.as_slice())
+        );
     }
     assert_eq!(
         get(&stranger.client, "/orders").await.unwrap(),
@@ -464,5 +594,8 @@ async fn the_openapi_document_is_served() {
     let served = testkit::http::client().unwrap().get(url).send().await.unwrap();
     assert_eq!(served.headers()["content-type"], "application/json");
     let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
-    assert_eq!(served.text().await.unwrap(), std::fs::read_to_string(stored).unwrap());
+    assert_eq!(
+        served.text().await.unwrap(),
+        std::fs::read_to_string(stored).unwrap()
+    );
 }

@@ -91,7 +91,11 @@ pub const ROWS: &[Row] = &[
     row("405: PATCH", |w| w.order().method("PATCH"), NOT_ALLOWED),
     row("405: DELETE", |w| w.order().method("DELETE"), NOT_ALLOWED),
     row("405: OPTIONS", |w| w.post("").method("OPTIONS"), NOT_ALLOWED),
-    row("HEAD lists orders without a body", |w| w.post("").method("HEAD"), Bare(200)),
+    row(
+        "HEAD lists orders without a body",
+        |w| w.post("").method("HEAD"),
+        Bare(200),
+    ),
     row(
         "405: POST for a picture",
         |w| w.order().path("/qr/LPA%3A1%24smdp.example%24A/300"),

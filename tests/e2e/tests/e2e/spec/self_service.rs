@@ -43,7 +43,11 @@ pub const ROWS: &[Row] = &[
         Denied("Invalid signature."),
     ),
     row("404: an order with a NUL", |w| get(w, "/orders/%00"), NOT_FOUND),
-    row("404: an order that isn't UTF-8", |w| get(w, "/orders/%FF"), NOT_FOUND),
+    row(
+        "404: an order that isn't UTF-8",
+        |w| get(w, "/orders/%FF"),
+        NOT_FOUND,
+    ),
     row("404: an order's part", |w| get(w, "/orders/1/2"), NOT_FOUND),
     row("404: no topup id", |w| get(w, "/topups/1"), NOT_FOUND),
     row(
@@ -52,16 +56,32 @@ pub const ROWS: &[Row] = &[
         NOT_FOUND,
     ),
     row("404: nothing of the API", |w| get(w, "/nothing"), NOT_FOUND),
-    row("405: PUT on an order", |w| ask(w, "PUT", "/orders/1"), NOT_ALLOWED),
+    row(
+        "405: PUT on an order",
+        |w| ask(w, "PUT", "/orders/1"),
+        NOT_ALLOWED,
+    ),
     row(
         "405: GET on a redelivery",
         |w| get(w, "/topups/20200101000000000000000000/redeliver"),
         NOT_ALLOWED,
     ),
-    row("405: POST on options", |w| ask(w, "POST", "/options"), NOT_ALLOWED),
+    row(
+        "405: POST on options",
+        |w| ask(w, "POST", "/options"),
+        NOT_ALLOWED,
+    ),
     row("405: GET on keys", |w| get(w, "/keys"), NOT_ALLOWED),
-    row("405: DELETE on the webhook", |w| ask(w, "DELETE", "/webhook"), NOT_ALLOWED),
-    row("405: DELETE on the account", |w| ask(w, "DELETE", "/account"), NOT_ALLOWED),
+    row(
+        "405: DELETE on the webhook",
+        |w| ask(w, "DELETE", "/webhook"),
+        NOT_ALLOWED,
+    ),
+    row(
+        "405: DELETE on the account",
+        |w| ask(w, "DELETE", "/account"),
+        NOT_ALLOWED,
+    ),
     row(
         "HEAD on an unknown order has no body",
         |w| ask(w, "HEAD", "/orders/none"),
