@@ -11,6 +11,7 @@ pub mod master_key;
 pub mod operator;
 pub mod options;
 pub mod orders;
+pub mod partner_view;
 pub mod partners;
 pub mod placements;
 pub mod profile;

@@ -25,7 +25,6 @@ mod reencrypt;
 mod retention;
 mod rotate;
 mod secret_file;
-mod secrets;
 mod webhook_url;
 
 use std::process::ExitCode;

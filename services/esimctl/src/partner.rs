@@ -8,10 +8,12 @@ use clap::{
 use domain::{Environment, PartnerId};
 use serde::Serialize;
 use serde_json::json;
+use signing::generate;
 use store::{
     config::{DatabaseConfig, MasterKeyConfig},
     partners::{self, Limit, NewLimits, NewPartner, Partner},
 };
+use webhooks::url::WebhookUrl;
 
 use crate::{
     database::connect,
@@ -19,8 +21,7 @@ use crate::{
     lookup::{Which, find, unknown},
     output::{Output, moment, properties, table},
     rotate::{self, Rotate},
-    secrets::{new_keys, new_webhook_secret},
-    webhook_url::{WebhookUrl, WebhookUrlParser},
+    webhook_url::WebhookUrlParser,
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -209,8 +210,8 @@ async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> any
         .await
         .context("this is not the master key of the services; nothing was created")?;
     let partner_id = PartnerId::new();
-    let (access_key, secret_key) = new_keys()?;
-    let webhook_secret = new_webhook_secret()?;
+    let (access_key, secret_key) = generate::keys()?;
+    let webhook_secret = generate::webhook_secret()?;
     let webhook_url = new.webhook_url.as_ref().map(WebhookUrl::as_str);
     let partner = NewPartner {
         partner_id,

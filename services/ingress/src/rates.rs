@@ -120,6 +120,11 @@ impl PartnerRates {
         self.requests.check(NonZeroU32::MIN)
     }
 
+    /// The most requests, orders and units per second.
+    pub(crate) fn per_second(&self) -> [u32; 3] {
+        [&self.requests, &self.orders, &self.units].map(|rate| rate.per_second.get())
+    }
+
     /// Counts an order of `units`.
     pub(crate) fn order(&self, units: NonZeroU32) -> Result<(), ApiError> {
         self.orders.check(NonZeroU32::MIN)?;

@@ -2,9 +2,9 @@
 //!
 //! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one
 //! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
-//! [`guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
-//! share. [`metrics`] holds the instruments. `retention`
-//! erases old data. [`pipeline::lanes`] shares the slots between endpoints.
+//! [`webhooks::guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
+//! share. [`metrics`] holds the instruments.
+//! `retention` erases old data. [`pipeline::lanes`] shares the slots between endpoints.
 //!
 //! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
@@ -18,7 +18,6 @@ mod client;
 pub mod deliver;
 pub mod dns;
 pub mod endpoint;
-pub mod guard;
 pub mod metrics;
 mod retention;
 pub mod schedule;
@@ -45,12 +44,11 @@ use store::{
     endpoints::{self, BlockPolicy},
     schema::{self, SchemaError},
 };
-use url::Url;
+use webhooks::config::{GuardConfig, public_url};
 
 use crate::{
     deliver::{Deliver, Settings},
     dns::NameServers,
-    guard::{Guard, Networks, Ports},
     metrics::Metrics,
     schedule::Schedule,
     webhook::Sender,
@@ -82,15 +80,8 @@ pub struct Config {
     /// Public base URL of ingress, used in `qrcode_img_url`
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
-    /// Private networks that webhooks may go to, such as `10.1.0.0/16`, separated by commas
-    #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
-    pub webhook_allow: Networks,
-    /// Networks that webhooks never go to, such as the operator's own public ones, separated by commas
-    #[arg(long, env = "WEBHOOK_DENY", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
-    pub webhook_deny: Networks,
-    /// Ports and ranges of ports that webhooks may go to, separated by commas
-    #[arg(long, env = "WEBHOOK_PORTS", default_value = guard::PORTS, value_parser = Ports::parse)]
-    pub webhook_ports: Ports,
+    #[command(flatten)]
+    pub guard: GuardConfig,
     /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
     /// not 53, separated by commas
     #[arg(long, env = "WEBHOOK_RESOLVERS", default_value = "", hide_default_value = true, value_parser = NameServers::parse)]
@@ -143,19 +134,6 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// Parses a base URL and removes its final slash.
-fn public_url(text: &str) -> Result<String, String> {
-    let url: Url = text
-        .parse()
-        .map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
-    let plain = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
-    if plain && matches!(url.scheme(), "http" | "https") {
-        Ok(url.as_str().trim_end_matches('/').to_owned())
-    } else {
-        Err("write it like `https://esim.example.com`".into())
-    }
-}
-
 fn webhook_timeout(text: &str) -> Result<Duration, String> {
     let timeout = runtime::config::duration(text)?;
     if timeout.is_zero() || timeout > LONGEST_TIMEOUT {
@@ -180,7 +158,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         move || database.connections()
     });
     let vault = config.master_key.vault().map_err(BadSetting::error)?;
-    let guard = Guard::new(config.webhook_allow, config.webhook_deny, config.webhook_ports);
+    let guard = config.guard.guard();
     let calls = webhook::Limits {
         timeout: config.webhook_timeout,
         head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),

@@ -4,6 +4,7 @@
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several processes at
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
+//! - [`partner_view`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
 //! - [`plans`]: the plans of all statements on large tables.
@@ -26,6 +27,7 @@ mod machine;
 mod migrations;
 mod operator;
 mod orders;
+mod partner_view;
 mod plans;
 mod pooler;
 mod providers;

@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
-use notifier::{dns::NameServers, guard::Networks};
+use notifier::dns::NameServers;
 use testkit::{process::Process, wait};
 use tokio::{net::UdpSocket, time::Instant};
+use webhooks::guard::Networks;
 
 use crate::{
     hostile::program,
