@@ -5,6 +5,7 @@
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
 //! - [`recover`]: recovery after an old dump is restored.
+//! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
 //! - [`plans`]: the plans of all statements on large tables.
 //! - [`database`]: deadlines and silent connections.
@@ -16,6 +17,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod backup;
 mod bench;
 mod claim;
 mod configuration;
