@@ -68,21 +68,22 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
 }
 
 fn describe(order: &OrderView) -> String {
-    let mut refused = String::new();
-    if order.refused {
-        refused.push_str(" (refused with 422; nothing was bought)");
-    }
-    if let Some(at) = order.erased_at {
-        refused.push_str(&format!(
-            " (erased {} UTC: ids, states and times are left)",
-            moment(at)
-        ));
-    }
+    let refused = if order.refused {
+        " (refused with 422; nothing was bought)"
+    } else {
+        ""
+    };
+    let erased = order.erased_at.map_or_else(String::new, |at| {
+        format!(" (erased {} UTC: ids, states and times are left)", moment(at))
+    });
     let head = properties(&[
         ("order_id", &order.order_id.to_string()),
         ("external_order_id", &order.external_order_id),
         ("partner_id", &order.partner_id.to_string()),
-        ("accepted", &format!("{} UTC{refused}", moment(order.created_at))),
+        (
+            "accepted",
+            &format!("{} UTC{refused}{erased}", moment(order.created_at)),
+        ),
         ("traceparent", order.traceparent.as_deref().unwrap_or("-")),
     ]);
     let placements = table(

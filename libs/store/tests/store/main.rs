@@ -6,6 +6,7 @@
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
 //! - [`partner_view`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
+//! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
 //! - [`plans`]: the plans of all statements on large tables.
 //! - [`database`]: deadlines and silent connections.
@@ -17,6 +18,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod backup;
 mod bench;
 mod claim;
 mod configuration;

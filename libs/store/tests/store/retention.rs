@@ -49,10 +49,12 @@ impl Bench {
         let at = runtime::clock::now() - Duration::days(days);
         let mut order = order(partner_id, 1);
         order.traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
-        order.placements[0].topups[0].topup_id = TopupIds::new(rand()).next(at);
+        order.placements[0].topups[0].topup_id = TopupIds::new(rand::random()).next(at);
         self.store(std::slice::from_ref(&order)).await;
         let back = "UPDATE placements SET created_at = now() - make_interval(days => $2) WHERE order_id = $1";
-        let back = sqlx::query(back).bind(order.order_id.uuid()).bind(days as i32);
+        let back = sqlx::query(back)
+            .bind(order.order_id.uuid())
+            .bind(i32::try_from(days).unwrap());
         back.execute(&self.pool).await.unwrap();
         order
     }
@@ -109,10 +111,6 @@ impl Bench {
         assert!(dump.status.success(), "{dump:?}");
         String::from_utf8(dump.stdout).unwrap()
     }
-}
-
-fn rand() -> u64 {
-    runtime::clock::now().unix_timestamp_nanos() as u64
 }
 
 /// The sealed values of a dump that open as this topup's profile or responses.
