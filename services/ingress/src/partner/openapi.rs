@@ -1,4 +1,4 @@
-//! The OpenAPI document, generated from the handlers and their types. Served at `/openapi.json` and stored in
+//! The `OpenAPI` document, generated from the handlers and their types. Served at `/openapi.json` and stored in
 //! `docs/openapi.json`.
 
 use serde_json::{Value, json};

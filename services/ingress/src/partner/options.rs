@@ -8,6 +8,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use domain::OptionId;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
@@ -83,7 +84,7 @@ pub(super) async fn list(
     };
     let body = serde_json::to_vec(&page).map_err(internal)?;
     let digest = Sha256::digest(&body);
-    let etag: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+    let etag = BASE64_URL_SAFE_NO_PAD.encode(digest);
     let etag = HeaderValue::try_from(format!("\"{etag}\"")).map_err(internal)?;
     if is_known(&headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());

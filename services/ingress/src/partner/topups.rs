@@ -74,6 +74,7 @@ pub(super) struct Esim {
 
 /// One unit of an order.
 #[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
 pub(super) struct Topup<'a> {
     #[schema(value_type = String, example = "20250129123456123456789012")]
     topup_id: &'a TopupId,
@@ -185,6 +186,7 @@ pub(super) struct Deliveries<'a> {
 
 /// One attempt of a webhook.
 #[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
 pub(super) struct Attempt<'a> {
     /// From 1.
     attempt: i32,
