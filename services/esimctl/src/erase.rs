@@ -151,12 +151,10 @@ fn describe(name: &str, erased: Erased, verb: &str) -> String {
         attempts,
         undelivered,
     } = erased;
-    let mut text =
-        format!("{name} {verb}: {orders} orders, {profiles} profiles, {attempts} attempts of webhooks.");
-    if undelivered > 0 {
-        text.push_str(&format!(
-            " {undelivered} webhooks were never acknowledged and are not sent any more."
-        ));
-    }
-    text
+    let rest = if undelivered > 0 {
+        format!(" {undelivered} webhooks were never acknowledged and are not sent any more.")
+    } else {
+        String::new()
+    };
+    format!("{name} {verb}: {orders} orders, {profiles} profiles, {attempts} attempts of webhooks.{rest}")
 }
