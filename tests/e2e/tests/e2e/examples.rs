@@ -45,7 +45,7 @@ impl Example<'_> {
 
     async fn output(&self, arguments: &[&str]) -> Result<Output> {
         let run = self.command(arguments).output();
-        let output = tokio::time::timeout(Duration::from_secs(60), run).await;
+        let output = tokio::time::timeout(Duration::from_mins(1), run).await;
         output
             .context("no end after 60 s")?
             .with_context(|| format!("cannot run {}", self.file))
