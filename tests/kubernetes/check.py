@@ -109,6 +109,43 @@ CUSTOM = {
             podAntiAffinityType={"enum": ["required", "preferred"]},
             topologyKey=TEXT,
         ),
+        plugins={
+            "type": "array",
+            "items": fields(
+                "name isWALArchiver parameters",
+                name={"const": "barman-cloud.cloudnative-pg.io"},
+                isWALArchiver={"type": "boolean"},
+                parameters=fields("barmanObjectName", barmanObjectName=TEXT),
+            ),
+        },
+    ),
+    ("postgresql.cnpg.io/v1", "ScheduledBackup"): fields(
+        "schedule cluster method pluginConfiguration",
+        # Six fields: seconds come first.
+        schedule={"type": "string", "pattern": r"^(\S+ ){5}\S+$"},
+        immediate={"type": "boolean"},
+        backupOwnerReference={"enum": ["none", "self", "cluster"]},
+        cluster=fields("name", name=TEXT),
+        method={"const": "plugin"},
+        pluginConfiguration=fields("name", name={"const": "barman-cloud.cloudnative-pg.io"}),
+        target={"enum": ["primary", "prefer-standby"]},
+    ),
+    # The Barman Cloud plug-in
+    ("barmancloud.cnpg.io/v1", "ObjectStore"): fields(
+        "configuration",
+        retentionPolicy={"type": "string", "pattern": "^[1-9][0-9]*[dwm]$"},
+        configuration=fields(
+            "destinationPath s3Credentials",
+            destinationPath={"type": "string", "pattern": "^s3://"},
+            endpointURL=TEXT,
+            s3Credentials=fields(
+                "accessKeyId secretAccessKey",
+                accessKeyId=fields("name key", name=TEXT, key=TEXT),
+                secretAccessKey=fields("name key", name=TEXT, key=TEXT),
+            ),
+            wal=fields("", compression={"enum": ["gzip", "bzip2", "snappy", "lz4", "zstd"]}),
+            data=fields("", compression={"enum": ["gzip", "bzip2", "snappy"]}),
+        ),
     ),
 }
 
@@ -248,6 +285,23 @@ class Rendered:
         if self.settings("ingress")["PROVIDERS"] != self.settings("provisioner")["PROVIDERS"]:
             self.problems.append(f"{self.name}: ingress and provisioner have different PROVIDERS")
 
+    def check_backups(self):
+        stores = self.names("ObjectStore")
+        archived = {
+            one["metadata"]["name"]: plugin["parameters"]["barmanObjectName"]
+            for one in self.of("Cluster")
+            for plugin in one["spec"].get("plugins", [])
+            if plugin["isWALArchiver"]
+        }
+        for cluster, store in archived.items():
+            if store not in stores:
+                self.problems.append(f"{self.name}: cluster {cluster} archives to {store}, which is not defined")
+        backed_up = {one["spec"]["cluster"]["name"] for one in self.of("ScheduledBackup")}
+        if backed_up != set(archived):
+            self.problems.append(f"{self.name}: archived are {set(archived)}, base backups are taken of {backed_up}")
+        if self.name.endswith("production") and not archived:
+            self.problems.append(f"{self.name}: the database has no backup")
+
     def check_gauges(self, promtool):
         for one in self.of("Cluster"):
             initdb = one["spec"]["bootstrap"]["initdb"]
@@ -334,6 +388,7 @@ def main():
         rendered.check_settings(binaries)
         rendered.check_pods()
         rendered.check_gauges(promtool)
+        rendered.check_backups()
         problems += rendered.problems
         count += len(rendered.all)
     for problem in problems:

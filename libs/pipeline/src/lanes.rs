@@ -41,7 +41,7 @@ pub struct Limits {
 impl Limits {
     /// How many tickets of a class may wait.
     pub fn room(&self) -> usize {
-        (self.slots * 8).max(1024)
+        (self.slots * 32).max(1024)
     }
 }
 
@@ -147,12 +147,12 @@ impl<T: Send + 'static> Lanes<T> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets tickets wait; returns how many were refused. A queue takes at most half of the room that is
-    /// free to it; fresh tickets of a slow or blocked lane are refused, and left to redrive.
-    pub fn offer(self: &Arc<Self>, class: Class, tickets: impl Iterator<Item = (Tags, T)>) -> usize {
+    /// Lets tickets wait; returns those that are refused. A queue takes at most half of the room that is
+    /// free to it; fresh tickets of a slow or blocked lane are refused.
+    pub fn offer(self: &Arc<Self>, class: Class, tickets: impl Iterator<Item = (Tags, T)>) -> Vec<T> {
         let now = Instant::now();
         let mut book = self.book();
-        let mut refused = 0;
+        let mut refused = Vec::new();
         for (tags, ticket) in tickets {
             let accepted = match class {
                 Class::Fresh => self.takes_more(&book, &tags, now),
@@ -161,7 +161,7 @@ impl<T: Send + 'static> Lanes<T> {
             if accepted {
                 book.wait(class, tags, (now, ticket));
             } else {
-                refused += 1;
+                refused.push(ticket);
             }
         }
         self.give(book);
@@ -192,10 +192,17 @@ impl<T: Send + 'static> Lanes<T> {
             .is_some_and(|queue| !queue.waiting[1].is_empty())
     }
 
+    /// How many more tickets of a class find room.
+    pub fn room(&self, class: Class) -> usize {
+        self.limits
+            .room()
+            .saturating_sub(self.book().waiting[class as usize])
+    }
+
     /// Waits until at least `tickets` more fresh ones find room; returns how many do.
     pub async fn room_for(&self, tickets: usize) -> usize {
         loop {
-            let room = self.limits.room().saturating_sub(self.book().waiting[0]);
+            let room = self.room(Class::Fresh);
             if room >= tickets {
                 return room;
             }
@@ -436,7 +443,8 @@ mod tests {
     }
 
     fn offer(lanes: &Arc<Lanes<usize>>, class: Class, tags: &Tags, tickets: usize) -> usize {
-        lanes.offer(class, (0..tickets).map(|ticket| (tags.clone(), ticket)))
+        let tickets = (0..tickets).map(|ticket| (tags.clone(), ticket));
+        lanes.offer(class, tickets).len()
     }
 
     fn granted(lanes: &Lanes<usize>, class: Class) -> Vec<(usize, Slot)> {

@@ -79,7 +79,7 @@ impl Jobs {
             deferred: meter
                 .u64_counter("esim.jobs.deferred")
                 .with_description(
-                    "Rows of messages that were left to redrive, because their lane is full, slow or blocked",
+                    "Rows of messages that became due at once, because their lane is full, slow or blocked",
                 )
                 .build(),
             swept: meter

@@ -1,7 +1,7 @@
 //! The loop of a stage. Tickets have two sources: messages and due rows. They wait for slots in
 //! [lanes](crate::lanes), are claimed in batches, and run.
 //!
-//! A message is acknowledged once its tickets wait or are left to redrive: its rows are in PostgreSQL, and
+//! A message is acknowledged once its tickets wait or are deferred to redrive: its rows are in PostgreSQL, and
 //! the sweep finds those that never finish. Only the [`Stage`] publishes messages and changes rows.
 
 use std::{
@@ -96,6 +96,8 @@ pub trait Stage: Send + Sync + 'static {
     fn most(&self, _lane: &str) -> usize {
         usize::MAX
     }
+    /// Makes rows due at once whose tickets found no room. On an error, the sweep finds them later.
+    fn defer(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// Looks for due rows; changes nothing.
     fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
     /// Leases due rows; returns those whose lease this process got.
@@ -401,12 +403,27 @@ impl<S: Stage> Worker<S> {
         let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
         let accepting = async {
             let refused = self.lanes.offer(Class::Fresh, tickets.into_iter());
-            self.jobs.deferred(refused);
+            self.defer(refused).await;
             for acker in ackers {
                 self.acknowledge(&acker, AckKind::Ack).await;
             }
         };
         accepting.instrument(span).await;
+    }
+
+    async fn defer(&self, refused: Vec<Waiting<S>>) {
+        if refused.is_empty() {
+            return;
+        }
+        self.jobs.deferred(refused.len());
+        let rows: Vec<S::Id> = refused.into_iter().map(|(row, _)| row).collect();
+        if let Err(error) = self.stage.defer(&rows).await {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                rows = rows.len(),
+                "cannot defer; the sweep finds the rows"
+            );
+        }
     }
 
     /// Claims the tickets that got slots, and starts the work.
@@ -584,8 +601,12 @@ impl<S: Stage> Worker<S> {
     /// Looks for due rows whose queue has no waiting due rows, leases them and offers them to the lanes.
     /// Returns whether any row was due.
     async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
+        let limit = self.lanes.room(Class::Overdue).min(DUE);
+        if limit == 0 {
+            return Ok(false);
+        }
         let look = Look {
-            limit: DUE,
+            limit,
             per_lane: self.per_lane,
             after: after.take(),
         };

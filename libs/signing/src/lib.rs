@@ -1,11 +1,13 @@
 //! All signatures of the system. No other crate uses `hmac` or `subtle`.
 //!
+//! - [`generate`]: new keys and secrets.
 //! - [`request`]: `X-Service-Signature` of partners' requests.
 //! - [`webhook`]: `webhook-signature` of our webhooks (Standard Webhooks).
 //! - [`usimsa`]: `x-gat-signature` of our calls to a USIMSA provider.
 //!
 //! Comparisons take constant time.
 
+pub mod generate;
 pub mod request;
 pub mod scram;
 pub mod usimsa;

@@ -1,4 +1,4 @@
--- Ingress stores orders and refuses them. It reads partners' request keys and no other secret.
+-- Ingress stores orders and refuses them.
 GRANT SELECT (partner_id, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until,
               disabled_at, max_in_flight, requests_per_second, units_per_second, created_at, version)
     ON partners TO esim_ingress;
@@ -15,3 +15,19 @@ GRANT UPDATE (refused) ON orders TO esim_ingress;
 GRANT UPDATE (state) ON placements TO esim_ingress;
 GRANT UPDATE (state, reason) ON topups TO esim_ingress;
 GRANT DELETE ON placement_due TO esim_ingress;
+
+-- What partners see and change themselves: docs/decisions/0017-partner-endpoints.md. Profiles go out in a partner's own
+-- look-up, and a rotation keeps the old key and the old secret.
+GRANT SELECT (name, webhook_url, webhook_host, webhook_secret, old_webhook_secret, old_webhook_secret_until,
+              orders_per_second) ON partners TO esim_ingress;
+GRANT SELECT ON placement_due, esims, deliveries, delivery_due, delivery_held, delivery_attempts, endpoints
+    TO esim_ingress;
+GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url, webhook_secret,
+              old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
+GRANT UPDATE ON configuration_version TO esim_ingress;
+GRANT UPDATE (cancelled_at) ON orders TO esim_ingress;
+GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
+GRANT INSERT ON delivery_attempts TO esim_ingress;
+GRANT INSERT, UPDATE ON delivery_due TO esim_ingress;
+GRANT DELETE ON delivery_held, endpoints TO esim_ingress;
+GRANT SELECT, INSERT ON operator_actions TO esim_ingress;

@@ -1,4 +1,5 @@
--- The notifier delivers. It reads profiles, webhook URLs and webhook secrets, and changes none of them.
+-- The notifier delivers. It reads profiles, webhook URLs and webhook secrets. It changes none of them, but erases what
+-- is past its term.
 GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret, old_webhook_secret,
               old_webhook_secret_until, disabled_at, created_at) ON partners TO esim_notifier;
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the
@@ -13,3 +14,12 @@ GRANT UPDATE (state, attempt, attempted_at, status, error, delivered_at, duratio
 GRANT SELECT, INSERT, UPDATE, DELETE ON delivery_due, delivery_held, endpoints TO esim_notifier;
 GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE ON sweeps TO esim_notifier;
+
+-- Retention: docs/decisions/0018-retention.md.
+GRANT SELECT ON retention_terms TO esim_notifier;
+GRANT SELECT, INSERT, UPDATE, DELETE ON retention_walks, retention_due TO esim_notifier;
+GRANT SELECT ON placements, placement_parked, topups TO esim_notifier;
+GRANT UPDATE (profile, erased_at) ON esims TO esim_notifier;
+GRANT UPDATE (profile) ON topups TO esim_notifier;
+GRANT DELETE ON delivery_attempts TO esim_notifier;
+GRANT SELECT, DELETE ON operator_actions TO esim_notifier;

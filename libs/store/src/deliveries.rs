@@ -123,6 +123,26 @@ pub async fn lease(
     leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
 }
 
+/// Inserts a due row, due now, for each of these pending deliveries.
+pub async fn defer(connection: &mut PgConnection, topups: &[TopupId]) -> Result<(), Error> {
+    let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+    retry_conflicts!(defer_once(&mut *connection, &topups))
+}
+
+async fn defer_once(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO delivery_due (topup_id, partner_id, at)
+         SELECT topup_id, partner_id, now() FROM deliveries
+         WHERE topup_id = ANY ($1) AND state = 'pending'
+         ORDER BY topup_id
+         ON CONFLICT DO NOTHING",
+        topups as &[&str],
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
 /// Inserts a due row for each delivery without an outcome after its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
@@ -159,8 +179,10 @@ pub struct Delivery {
     pub option_id: OptionId,
     /// The ICCID of the eSIM.
     pub iccid: String,
-    /// The sealed profile.
+    /// The sealed profile; empty if it was erased.
     pub profile: Vec<u8>,
+    /// The profile was erased, so there is nothing to send.
+    pub erased: bool,
     /// The partner's webhook URL, if one is set.
     pub webhook_url: Option<String>,
     /// The host of that URL.
@@ -191,6 +213,7 @@ struct Row {
     option_id: Uuid,
     iccid: Option<String>,
     profile: Option<Vec<u8>>,
+    erased: bool,
     webhook_url: Option<String>,
     webhook_host: Option<String>,
     webhook_secret: Vec<u8>,
@@ -217,6 +240,7 @@ impl TryFrom<Row> for Delivery {
             // delivery is affected.
             iccid: row.iccid.unwrap_or_default(),
             profile: row.profile.unwrap_or_default(),
+            erased: row.erased,
             webhook_url: row.webhook_url,
             webhook_host: row.webhook_host,
             webhook_secret: row.webhook_secret,
@@ -257,7 +281,7 @@ pub async fn read(
     let rows = sqlx::query_as!(
         Row,
         r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, e.iccid, e.profile,
-                  p.webhook_url, p.webhook_host, p.webhook_secret,
+                  e.erased_at IS NOT NULL AS "erased!", p.webhook_url, p.webhook_host, p.webhook_secret,
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
                   d.attempt, d.schedule_start,
                   extract(epoch FROM now() - o.created_at)::float8 AS "age!",

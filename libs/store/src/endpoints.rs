@@ -145,7 +145,7 @@ pub struct Standing {
     pub blocked: u64,
     /// Endpoints that an operator paused.
     pub paused: u64,
-    /// Exhausted deliveries, which an operator can replay.
+    /// Exhausted deliveries, which an operator can replay; counted up to 100,000.
     pub exhausted: u64,
 }
 
@@ -180,10 +180,11 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                    WHERE environment = 'sandbox') AS overdue_sandbox,
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
-                  (SELECT count(*) FROM (SELECT partner_id FROM delivery_due WHERE at <= now() LIMIT 100000) due
+                  (SELECT count(*) FROM (SELECT partner_id FROM delivery_due WHERE at <= now() ORDER BY at LIMIT 100000) due
                    WHERE NOT EXISTS (SELECT FROM endpoints e WHERE e.partner_id = due.partner_id
                                      AND e.blocked_until IS NOT NULL)) AS "due!",
-                  (SELECT count(*) FROM delivery_held WHERE state = 'exhausted') AS "exhausted!""#,
+                  (SELECT count(*) FROM (SELECT FROM delivery_held WHERE state = 'exhausted' LIMIT 100000) held)
+                      AS "exhausted!""#,
         MOST_PARTNERS,
     )
     .fetch_one(connection)

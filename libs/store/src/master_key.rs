@@ -212,7 +212,8 @@ impl PartnerRow {
     fn secrets(&self) -> [Option<&[u8]>; 4] {
         [
             self.secret_key.as_deref(),
-            Some(&self.webhook_secret),
+            // That of an erased partner is empty.
+            Some(&*self.webhook_secret).filter(|secret| !secret.is_empty()),
             self.old_secret_key.as_deref(),
             self.old_webhook_secret.as_deref(),
         ]
@@ -279,7 +280,7 @@ async fn reencrypt_partner(
            AND old_secret_key IS NOT DISTINCT FROM $8 AND old_webhook_secret IS NOT DISTINCT FROM $9",
         id,
         secret_key,
-        webhook_secret,
+        webhook_secret.unwrap_or_default(),
         old_secret_key,
         old_webhook_secret,
         row.secret_key,

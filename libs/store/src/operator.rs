@@ -2,5 +2,7 @@
 
 pub mod actions;
 pub mod deliveries;
+pub mod erase;
 pub mod orders;
 pub mod placements;
+pub mod terms;

@@ -6,7 +6,11 @@ use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{Error, age, retry_conflicts, seconds, signed};
+use crate::{
+    Error, age,
+    operator::actions::{self, Action, Mode},
+    retry_conflicts, seconds, signed,
+};
 
 /// An order to store.
 #[derive(Clone, Debug)]
@@ -242,6 +246,32 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
         transaction.rollback().await?;
         return Ok(None);
     }
+    // A placement that was never tried says nothing of the provider.
+    let moved = match close(&mut transaction, order_id).await? {
+        Some(moved) if moved.iter().any(|placement| placement.tried) => moved,
+        _ => {
+            transaction.rollback().await?;
+            return Ok(None);
+        }
+    };
+    finish_refusal(&mut transaction, order_id, &moved, false).await?;
+    transaction.commit().await?;
+    let tried = moved.into_iter().filter(|placement| placement.tried);
+    let refusals = tried.map(|placement| placement.refusal);
+    Ok(Some(refusals.collect()))
+}
+
+/// A placement that [`close`] moved to `refused`.
+struct Closed {
+    placement_id: Uuid,
+    /// An attempt of it has ended.
+    tried: bool,
+    refusal: Refusal,
+}
+
+/// Moves all placements of a locked order to `refused`; `None` if one of them is bought or may be. Then the caller
+/// rolls back.
+async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>, Error> {
     let moved = sqlx::query!(
         r#"WITH moved AS (
                UPDATE placements p SET state = 'refused'
@@ -258,34 +288,102 @@ pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<
            FROM moved ORDER BY placement_id"#,
         order_id.uuid(),
     )
-    .fetch_all(&mut *transaction)
+    .fetch_all(&mut *connection)
     .await?;
     let all = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#,
         order_id.uuid()
     )
-    .fetch_one(&mut *transaction)
+    .fetch_one(&mut *connection)
     .await?;
-    // A placement that was never tried says nothing of the provider.
-    if i64::try_from(moved.len()) != Ok(all) || !moved.iter().any(|row| row.tried) {
-        transaction.rollback().await?;
+    if i64::try_from(moved.len()) != Ok(all) {
         return Ok(None);
     }
-    let placements: Vec<Uuid> = moved.iter().map(|row| row.placement_id).collect();
+    let closed = moved.into_iter().map(|row| Closed {
+        placement_id: row.placement_id,
+        tried: row.tried,
+        refusal: match (row.refusal_status, row.refusal_message) {
+            (Some(status), Some(message)) => Refusal::Rejected { status, message },
+            _ => Refusal::NotSent,
+        },
+    });
+    Ok(Some(closed.collect()))
+}
+
+/// Marks the order of [`close`]d placements as refused, and its topups as failed.
+async fn finish_refusal(
+    connection: &mut PgConnection,
+    order_id: OrderId,
+    closed: &[Closed],
+    cancelled: bool,
+) -> Result<(), Error> {
+    let placements: Vec<Uuid> = closed.iter().map(|placement| placement.placement_id).collect();
     sqlx::query!(
-        "WITH refused AS (UPDATE orders SET refused = true WHERE order_id = $1)
-         UPDATE topups t SET state = 'failed', reason = coalesce(p.reason, 'its order was refused')
+        "WITH refused AS (
+             UPDATE orders SET refused = true, cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
+         )
+         UPDATE topups t
+         SET state = 'failed',
+             reason = coalesce(p.reason, CASE WHEN $3 THEN 'its order was cancelled' ELSE 'its order was refused' END)
          FROM placements p WHERE t.placement_id = ANY ($2) AND p.placement_id = t.placement_id",
         order_id.uuid(),
         &placements,
+        cancelled,
     )
-    .execute(&mut *transaction)
+    .execute(connection)
     .await?;
-    transaction.commit().await?;
-    let tried = moved.into_iter().filter(|row| row.tried);
-    let refusals = tried.map(|row| match (row.refusal_status, row.refusal_message) {
-        (Some(status), Some(message)) => Refusal::Rejected { status, message },
-        _ => Refusal::NotSent,
-    });
-    Ok(Some(refusals.collect()))
+    Ok(())
+}
+
+/// The result of [`cancel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cancelled {
+    /// It is cancelled: nothing is bought, now or later.
+    Done,
+    /// The answer of its request may still be on its way, at most for this time. Nothing was changed.
+    Undecided(Duration),
+    /// It is bought, or may be. Nothing was changed.
+    TooLate,
+    /// No order with this external id stands.
+    Unknown,
+}
+
+/// Cancels a partner's order of which nothing is bought and no attempt is open, by the transition of [`refuse`]. Its
+/// external id is free again. Before `answer_by` it is refused by its own request only.
+pub async fn cancel(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    external_order_id: &str,
+) -> Result<Cancelled, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    let order = sqlx::query!(
+        r#"SELECT order_id,
+                  greatest(extract(epoch FROM answer_by - clock_timestamp())::float8, 0) AS "undecided_for!"
+           FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused FOR UPDATE"#,
+        partner_id.uuid(),
+        external_order_id,
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let Some(order) = order else {
+        return Ok(Cancelled::Unknown);
+    };
+    if order.undecided_for > 0.0 {
+        return Ok(Cancelled::Undecided(age(order.undecided_for)));
+    }
+    let order_id = order.order_id.into();
+    let Some(closed) = close(&mut transaction, order_id).await? else {
+        transaction.rollback().await?;
+        return Ok(Cancelled::TooLate);
+    };
+    finish_refusal(&mut transaction, order_id, &closed, true).await?;
+    let action = Action {
+        operator: "partner",
+        command: "order cancel",
+        target: &format!("order {}", order.order_id),
+        reason: "requested by the partner",
+    };
+    let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
+    actions::finish(transaction, Mode::Apply(action), affected).await?;
+    Ok(Cancelled::Done)
 }

@@ -9,9 +9,22 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    Error, age, endpoints, seconds,
+    Error, age, endpoints, seconds, signed, unsigned,
     vault::{Keyring, Purpose, Vault, VaultError},
 };
+
+/// A partner's own limits, of each ingress. `None`: the setting's default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Limits {
+    /// The most orders in flight.
+    pub max_in_flight: Option<u32>,
+    /// The most requests per second.
+    pub requests_per_second: Option<u32>,
+    /// The most orders per second.
+    pub orders_per_second: Option<u32>,
+    /// The most units per second.
+    pub units_per_second: Option<u32>,
+}
 
 /// A partner account without its secrets.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -36,6 +49,14 @@ pub struct Partner {
     /// Until when webhooks are signed with the old secret, too; `None` if there is none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_webhook_secret_until: Option<OffsetDateTime>,
+    /// The most orders in flight at each ingress; `None`: the default.
+    pub max_in_flight: Option<i32>,
+    /// The most requests per second at each ingress; `None`: the default.
+    pub requests_per_second: Option<i32>,
+    /// The most orders per second at each ingress; `None`: the default.
+    pub orders_per_second: Option<i32>,
+    /// The most units per second at each ingress; `None`: the default.
+    pub units_per_second: Option<i32>,
     /// Since when the partner's requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
@@ -73,6 +94,8 @@ pub struct Credentials {
     pub keys: Vec<Keys>,
     /// All requests of the partner are denied.
     pub disabled: bool,
+    /// The partner's own limits.
+    pub limits: Limits,
     /// The configuration version of the last change.
     pub version: i64,
 }
@@ -119,7 +142,8 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> 
                   CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
                   CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
                   CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
-                      AS old_webhook_secret_until, disabled_at, created_at
+                      AS old_webhook_secret_until,
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, disabled_at, created_at
            FROM partners ORDER BY created_at, partner_id"#,
     )
     .fetch_all(connection)
@@ -135,7 +159,8 @@ pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Resu
                   CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
                   CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
                   CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
-                      AS old_webhook_secret_until, disabled_at, created_at
+                      AS old_webhook_secret_until,
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, disabled_at, created_at
            FROM partners WHERE partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1"#,
         id_or_access_key,
     )
@@ -196,6 +221,72 @@ pub async fn set_disabled(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
         disabled,
+    )
+    .execute(connection)
+    .await?;
+    Ok(found.rows_affected() > 0)
+}
+
+/// A change of one of a partner's limits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Limit {
+    /// As it is.
+    #[default]
+    Keep,
+    /// The service's default.
+    Default,
+    /// The partner's own.
+    Own(u32),
+}
+
+impl Limit {
+    fn changes(self) -> bool {
+        self != Self::Keep
+    }
+
+    fn value(self) -> Option<i32> {
+        match self {
+            Self::Keep | Self::Default => None,
+            Self::Own(most) => Some(signed(most)),
+        }
+    }
+}
+
+/// Changes of a partner's limits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NewLimits {
+    /// The most orders in flight.
+    pub max_in_flight: Limit,
+    /// The most requests per second.
+    pub requests_per_second: Limit,
+    /// The most orders per second.
+    pub orders_per_second: Limit,
+    /// The most units per second.
+    pub units_per_second: Limit,
+}
+
+/// Changes a partner's limits. Returns whether the partner exists.
+pub async fn set_limits(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    new: &NewLimits,
+) -> Result<bool, Error> {
+    let found = sqlx::query!(
+        "UPDATE partners
+         SET max_in_flight = CASE WHEN $2 THEN $3 ELSE max_in_flight END,
+             requests_per_second = CASE WHEN $4 THEN $5 ELSE requests_per_second END,
+             orders_per_second = CASE WHEN $6 THEN $7 ELSE orders_per_second END,
+             units_per_second = CASE WHEN $8 THEN $9 ELSE units_per_second END
+         WHERE partner_id = $1",
+        partner_id.uuid(),
+        new.max_in_flight.changes(),
+        new.max_in_flight.value(),
+        new.requests_per_second.changes(),
+        new.requests_per_second.value(),
+        new.orders_per_second.changes(),
+        new.orders_per_second.value(),
+        new.units_per_second.changes(),
+        new.units_per_second.value(),
     )
     .execute(connection)
     .await?;
@@ -287,6 +378,10 @@ struct CredentialsRow {
     old_secret_key: Option<Vec<u8>>,
     old_ends_in: Option<f64>,
     disabled: bool,
+    max_in_flight: Option<i32>,
+    requests_per_second: Option<i32>,
+    orders_per_second: Option<i32>,
+    units_per_second: Option<i32>,
     version: i64,
 }
 
@@ -310,6 +405,12 @@ impl TryFrom<CredentialsRow> for Credentials {
             environment: row.environment.parse()?,
             keys: std::iter::once(new).chain(old).collect(),
             disabled: row.disabled,
+            limits: Limits {
+                max_in_flight: row.max_in_flight.map(unsigned),
+                requests_per_second: row.requests_per_second.map(unsigned),
+                orders_per_second: row.orders_per_second.map(unsigned),
+                units_per_second: row.units_per_second.map(unsigned),
+            },
             version: row.version,
         })
     }
@@ -322,7 +423,8 @@ pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Resul
         r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
                   CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
                       AS old_ends_in,
-                  disabled_at IS NOT NULL AS "disabled!", version
+                  disabled_at IS NOT NULL AS "disabled!",
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, version
            FROM partners WHERE version > $1"#,
         version,
     )
@@ -343,7 +445,8 @@ pub async fn by_access_key(
         r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
                   CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
                       AS old_ends_in,
-                  disabled_at IS NOT NULL AS "disabled!", version
+                  disabled_at IS NOT NULL AS "disabled!",
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, version
            FROM partners WHERE access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())"#,
         access_key,
     )

@@ -6,13 +6,36 @@ mod settle;
 use std::time::Duration;
 
 pub use claim::{Claim, Claimed, ClaimedTopup, DuePlacement, Found, Page, claim, due, lease};
+use domain::PlacementId;
 pub use settle::{Outcome, Progress, Settled, Settlement, Unit, settle};
 use sqlx::PgConnection;
+use uuid::Uuid;
 
 use crate::{
-    Error,
+    Error, retry_conflicts,
     sweep::{Fence, Swept},
 };
+
+/// Inserts a due row, due now, for each of these placements that no process has claimed yet.
+pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<(), Error> {
+    let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
+    retry_conflicts!(defer_once(&mut *connection, &ids))
+}
+
+async fn defer_once(connection: &mut PgConnection, placements: &[Uuid]) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
+         SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, true, now()
+         FROM placements p JOIN orders o ON o.order_id = p.order_id
+         WHERE p.placement_id = ANY ($1) AND p.state = 'accepted'
+         ORDER BY p.placement_id
+         ON CONFLICT DO NOTHING",
+        placements,
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
 
 /// Inserts a due row for each placement without an outcome after its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {

@@ -194,7 +194,7 @@ pub async fn probe(
         r#"UPDATE providers
            SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
            WHERE name = $1 AND open_until <= now()
-             AND EXISTS (SELECT FROM placement_due WHERE provider = $1 AND at <= now())
+             AND (SELECT min(at) FROM placement_due WHERE provider = $1) <= now()
            RETURNING name, true AS "is_open!", open_until, reason, failures, openings, version, changed_at"#,
         name,
         seconds(lease),
@@ -359,7 +359,8 @@ pub struct Backlog {
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
     let rows = sqlx::query!(
         r#"SELECT provider AS "provider!",
-                  (SELECT count(*) FROM placement_parked p WHERE p.provider = known.provider) AS "parked!",
+                  (SELECT count(*) FROM (SELECT FROM placement_parked p
+                                          WHERE p.provider = known.provider LIMIT 100000) parked) AS "parked!",
                   (SELECT count(*) FROM (SELECT FROM placement_due d
                                           WHERE d.provider = known.provider AND d.at <= now() LIMIT 100000) due) AS "due!",
                   extract(epoch FROM now() - (SELECT min(at) FROM placement_due d

@@ -91,7 +91,7 @@ pub async fn recover(
     }
     let before = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM placement_parked) AS "parked!",
-                  (SELECT max(created_at) FROM orders) AS newest"#
+                  (SELECT created_at FROM orders ORDER BY order_id DESC LIMIT 1) AS newest"#
     )
     .fetch_one(&mut *transaction)
     .await?;

@@ -8,8 +8,8 @@ use time::OffsetDateTime;
 
 use crate::{Error, seconds};
 
-/// The longest time range of one sweep: the rows of that range must fit into one statement, also after a long stop of
-/// the stage.
+/// The longest time range that one sweep adds: its rows must fit into one statement, also after a long stop of the
+/// stage.
 const STRETCH: f64 = 10.0;
 
 /// The result of a sweep.
@@ -45,14 +45,19 @@ impl Fence {
         lag: Duration,
     ) -> Result<Option<Self>, Error> {
         let row = sqlx::query!(
-            r#"SELECT up_to, least(now() - make_interval(secs => $2), up_to + make_interval(secs => $3)) AS "until!",
-                      fence_at,
-                      -- A restored dump carries the fence of another cluster, whose transactions have all ended.
-                      coalesce(fence_xid <= pg_snapshot_xmin(pg_current_snapshot())
-                               OR fence_xid > pg_snapshot_xmax(pg_current_snapshot()), false) AS "passed!",
-                      up_to + make_interval(secs => $3) < now() - make_interval(secs => $2) AS "more!"
-               FROM sweeps WHERE stage = $1 AND up_to < now() - make_interval(secs => $2)
-               FOR UPDATE SKIP LOCKED"#,
+            r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
+                      stretch < now() - make_interval(secs => $2) AS "more!"
+               FROM sweeps
+               CROSS JOIN LATERAL (
+                   -- A restored dump carries the fence of another cluster, whose transactions have all ended.
+                   SELECT coalesce(fence_xid <= pg_snapshot_xmin(pg_current_snapshot())
+                                   OR fence_xid > pg_snapshot_xmax(pg_current_snapshot()), false) AS passed
+               ) fence
+               CROSS JOIN LATERAL (
+                   SELECT CASE WHEN passed THEN fence_at ELSE up_to END + make_interval(secs => $3) AS stretch
+               ) range
+               WHERE stage = $1 AND up_to < now() - make_interval(secs => $2)
+               FOR UPDATE OF sweeps SKIP LOCKED"#,
             stage,
             seconds(lag),
             STRETCH,

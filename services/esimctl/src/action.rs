@@ -17,7 +17,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl action list
   esimctl action list --since 7d --json
 
-The record holds `delivery replay`, `placement resolve` and `recover`.";
+The record holds `delivery replay`, `placement resolve`, `recover`, `order erase`, `partner erase` and
+`retention set`.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {

@@ -49,7 +49,8 @@ const REPLAY_EXAMPLES: &str = "Examples:
 
 It shows the number of webhooks to send, then asks. A replayed delivery is pending and due now, at the beginning of the
 schedule; its attempts stay. `all` and a single delivery include deliveries that wait for their next attempt. The
-webhook-id stays the same: a partner that has handled it may ignore it.";
+webhook-id stays the same: a partner that has handled it may ignore it. Webhooks whose profile is erased can't be sent
+again and are left out.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -232,6 +233,7 @@ fn describe(delivery: &DeliveryView, attempts: &[AttemptView], answers: &[Option
         ("due", &at(delivery.due_at)),
         ("delivered", &at(delivery.delivered_at)),
         ("error", delivery.error.as_deref().unwrap_or("-")),
+        ("profile erased", &at(delivery.erased_at)),
     ]);
     let rows = attempts.iter().map(|attempt| {
         [
@@ -281,6 +283,12 @@ async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> a
                 )
             }
             Some(_) => {}
+        }
+        if let Some(at) = found.first().and_then(|delivery| delivery.erased_at) {
+            bail!(
+                "its profile was erased {} UTC, by retention or an operator: the webhook can't be sent again",
+                moment(at)
+            );
         }
     }
     if asked.confirm.dry_run || preview.replayed == 0 {

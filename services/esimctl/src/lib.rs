@@ -9,6 +9,7 @@ mod database;
 mod database_password;
 mod delivery;
 mod endpoint;
+mod erase;
 mod lookup;
 mod master_key;
 mod migrate;
@@ -21,10 +22,10 @@ mod placement;
 mod provider;
 mod recover;
 mod reencrypt;
+mod retention;
 mod rotate;
 mod secret_file;
 mod secret_set;
-mod secrets;
 mod webhook_url;
 
 use std::process::ExitCode;
@@ -94,6 +95,9 @@ enum Command {
     /// All secrets of a system for its first start, and each service's share
     #[command(subcommand, after_help = secret_set::EXAMPLES)]
     Secrets(secret_set::Command),
+    /// How long profiles, attempts and recorded actions are kept
+    #[command(subcommand, after_help = retention::EXAMPLES)]
+    Retention(retention::Command),
     /// The record of what operators changed, and why
     #[command(subcommand, after_help = action::EXAMPLES)]
     Action(action::Command),
@@ -152,6 +156,7 @@ async fn execute(config: &Config) -> anyhow::Result<()> {
         Command::Order(command) => order::run(command, database()?, &output).await,
         Command::Placement(command) => placement::run(command, database()?, &output).await,
         Command::Provider(command) => provider::run(command, database()?, &output).await,
+        Command::Retention(command) => retention::run(command, database()?, &output).await,
         Command::Action(command) => action::run(command, database()?, &output).await,
         Command::MasterKey(command) => master_key::run(command, database, &output).await,
         Command::DatabasePassword(command) => database_password::run(command, &output),

@@ -11,12 +11,14 @@ use time::OffsetDateTime;
 
 use crate::{
     database::connect,
+    erase::{self, EraseOrder},
     output::{Output, moment, moment_after, printable, properties, table, took},
 };
 
 pub const EXAMPLES: &str = "Examples:
   esimctl order show acme-1001
-  esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455 --json";
+  esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455 --json
+  esimctl order erase acme-1001 --dry-run";
 
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show acme-1001                               a partner's external_order_id
@@ -39,10 +41,16 @@ pub enum Command {
         #[arg(value_parser = NonEmptyStringValueParser::new())]
         id: String,
     },
+    /// Erase the profiles and texts of a finished order
+    #[command(after_help = erase::ORDER_EXAMPLES)]
+    Erase(EraseOrder),
 }
 
 pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let Command::Show { id } = command;
+    let id = match command {
+        Command::Show { id } => id,
+        Command::Erase(asked) => return erase::order(asked, database, output).await,
+    };
     let mut connection = connect(database).await?;
     let found = orders::find(&mut connection, id).await?;
     if found.is_empty() {
@@ -65,11 +73,17 @@ fn describe(order: &OrderView) -> String {
     } else {
         ""
     };
+    let erased = order.erased_at.map_or_else(String::new, |at| {
+        format!(" (erased {} UTC: ids, states and times are left)", moment(at))
+    });
     let head = properties(&[
         ("order_id", &order.order_id.to_string()),
         ("external_order_id", &order.external_order_id),
         ("partner_id", &order.partner_id.to_string()),
-        ("accepted", &format!("{} UTC{refused}", moment(order.created_at))),
+        (
+            "accepted",
+            &format!("{} UTC{refused}{erased}", moment(order.created_at)),
+        ),
         ("traceparent", order.traceparent.as_deref().unwrap_or("-")),
     ]);
     let placements = table(
@@ -156,7 +170,13 @@ fn notes(order: &OrderView) -> Vec<String> {
     let topups = order.topups.iter().map(|topup| {
         (
             format!("topup {}", topup.topup_id),
-            list([topup.reason.clone(), webhook_attempts(order, topup)]),
+            list([
+                topup.reason.clone(),
+                webhook_attempts(order, topup),
+                topup
+                    .erased_at
+                    .map(|at| format!("profile erased {} UTC", moment(at))),
+            ]),
         )
     });
     placements

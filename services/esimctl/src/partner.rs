@@ -8,19 +8,21 @@ use clap::{
 use domain::{Environment, PartnerId};
 use serde::Serialize;
 use serde_json::json;
+use signing::generate;
 use store::{
     config::{DatabaseConfig, MasterKeyConfig},
-    partners::{self, NewPartner, Partner},
+    partners::{self, Limit, NewLimits, NewPartner, Partner},
     vault::Keyring,
 };
+use webhooks::url::WebhookUrl;
 
 use crate::{
     database::connect,
+    erase::{self, ErasePartner},
     lookup::{Which, find, unknown},
     output::{Output, moment, properties, table},
     rotate::{self, Rotate},
-    secrets::{new_keys, new_webhook_secret},
-    webhook_url::{WebhookUrl, WebhookUrlParser},
+    webhook_url::WebhookUrlParser,
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -28,7 +30,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl partner list
   esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
   esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 24h
-  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 24h";
+  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 24h
+  esimctl partner erase ak_0123456789abcdef01234567 --dry-run";
 
 const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
@@ -59,7 +62,15 @@ Its requests are denied within a second. Accepted orders and their webhooks go o
 const ENABLE_EXAMPLES: &str = "Examples:
   esimctl partner enable ak_0123456789abcdef01234567";
 
+const SET_LIMITS_EXAMPLES: &str = "Examples:
+  esimctl partner set-limits ak_0123456789abcdef01234567 --orders-per-second 20 --units-per-second 200
+  esimctl partner set-limits ak_0123456789abcdef01234567 --orders-per-second default
+
+Each ingress applies the limits within a second. A request above a limit gets 429. `default` restores the setting of
+ingress: MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND, PARTNER_ORDERS_PER_SECOND, PARTNER_UNITS_PER_SECOND.";
+
 const LONGEST_NAME: usize = 255;
+const MOST_LIMIT: u32 = 1_000_000;
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -86,12 +97,23 @@ pub enum Command {
     /// Allow the requests of a disabled partner
     #[command(after_help = ENABLE_EXAMPLES)]
     Enable(Which),
+    /// Set a partner's own limits
+    #[command(after_help = SET_LIMITS_EXAMPLES)]
+    SetLimits {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        limits: Limits,
+    },
     /// Replace a partner's keys and print the new ones once; the old ones stay valid for a while
     #[command(after_help = rotate::KEYS_EXAMPLES)]
     RotateKeys(Rotate),
     /// Replace a partner's webhook secret and print the new one once; the old one also signs for a while
     #[command(after_help = rotate::WEBHOOK_SECRET_EXAMPLES)]
     RotateWebhookSecret(Rotate),
+    /// Erase a disabled partner and the profiles of all its orders
+    #[command(after_help = erase::PARTNER_EXAMPLES)]
+    Erase(ErasePartner),
 }
 
 #[derive(Args, Clone, Debug)]
@@ -120,6 +142,33 @@ pub struct Endpoint {
     remove: bool,
 }
 
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = true)]
+pub struct Limits {
+    /// The most orders in flight at each ingress
+    #[arg(long, value_name = "N|default", value_parser = limit)]
+    max_in_flight: Option<Limit>,
+    /// The most requests per second at each ingress
+    #[arg(long, value_name = "N|default", value_parser = limit)]
+    requests_per_second: Option<Limit>,
+    /// The most orders per second at each ingress
+    #[arg(long, value_name = "N|default", value_parser = limit)]
+    orders_per_second: Option<Limit>,
+    /// The most units per second at each ingress
+    #[arg(long, value_name = "N|default", value_parser = limit)]
+    units_per_second: Option<Limit>,
+}
+
+fn limit(text: &str) -> Result<Limit, String> {
+    if text == "default" {
+        return Ok(Limit::Default);
+    }
+    match text.parse() {
+        Ok(most @ 1..=MOST_LIMIT) => Ok(Limit::Own(most)),
+        _ => Err(format!("neither `default` nor a number from 1 to {MOST_LIMIT}")),
+    }
+}
+
 pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
     match command {
         Command::Create(new) => create(new, database, output).await,
@@ -134,8 +183,10 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
         Command::SetWebhook { which, endpoint } => set_webhook(which, endpoint, database, output).await,
         Command::Disable(which) => set_disabled(which, true, database, output).await,
         Command::Enable(which) => set_disabled(which, false, database, output).await,
+        Command::SetLimits { which, limits } => set_limits(which, limits, database, output).await,
         Command::RotateKeys(rotate) => rotate::keys(rotate, database, output).await,
         Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, database, output).await,
+        Command::Erase(asked) => erase::partner(asked, database, output).await,
     }
 }
 
@@ -160,8 +211,8 @@ async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> any
         .await
         .context("this is not the master key of the services; nothing was created")?;
     let partner_id = PartnerId::new();
-    let (access_key, secret_key) = new_keys()?;
-    let webhook_secret = new_webhook_secret()?;
+    let (access_key, secret_key) = generate::keys()?;
+    let webhook_secret = generate::webhook_secret()?;
     let webhook_url = new.webhook_url.as_ref().map(WebhookUrl::as_str);
     let partner = NewPartner {
         partner_id,
@@ -242,6 +293,25 @@ async fn set_disabled(
     output.print(&partner, || describe(&partner))
 }
 
+async fn set_limits(
+    which: &Which,
+    limits: &Limits,
+    database: &DatabaseConfig,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let partner = find(&mut connection, which).await?;
+    let new = NewLimits {
+        max_in_flight: limits.max_in_flight.unwrap_or_default(),
+        requests_per_second: limits.requests_per_second.unwrap_or_default(),
+        orders_per_second: limits.orders_per_second.unwrap_or_default(),
+        units_per_second: limits.units_per_second.unwrap_or_default(),
+    };
+    partners::set_limits(&mut connection, partner.partner_id.into(), &new).await?;
+    let partner = find(&mut connection, which).await?;
+    output.print(&partner, || describe(&partner))
+}
+
 fn list(partners: &[Partner]) -> String {
     if partners.is_empty() {
         return "There are no partners yet; see `esimctl partner create --help`.".to_owned();
@@ -289,6 +359,16 @@ fn describe(partner: &Partner) -> String {
         ("webhook_url", partner.webhook_url.as_deref().unwrap_or("-")),
     ]);
     rows.extend(old_secret.as_deref().map(|old| ("old webhook_secret", old)));
+    let limits: Vec<(&str, String)> = [
+        ("max_in_flight", partner.max_in_flight),
+        ("requests_per_second", partner.requests_per_second),
+        ("orders_per_second", partner.orders_per_second),
+        ("units_per_second", partner.units_per_second),
+    ]
+    .into_iter()
+    .filter_map(|(name, limit)| Some((name, limit?.to_string())))
+    .collect();
+    rows.extend(limits.iter().map(|(name, limit)| (*name, limit.as_str())));
     rows.push(("created", &created));
     properties(&rows)
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
+use signing::generate;
 use store::{
     PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
@@ -17,7 +18,6 @@ use crate::{
     database::connect,
     lookup::{Which, find},
     output::{Output, moment, printable, properties},
-    secrets::{new_keys, new_webhook_secret},
 };
 
 pub const KEYS_EXAMPLES: &str = "Examples:
@@ -68,7 +68,7 @@ impl Rotate {
 
 pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, database).await?;
-    let (access_key, secret_key) = new_keys()?;
+    let (access_key, secret_key) = generate::keys()?;
     let rotated = partners::rotate_keys(
         &mut connection,
         &vault,
@@ -118,7 +118,7 @@ pub async fn webhook_secret(
     output: &Output,
 ) -> anyhow::Result<()> {
     let (mut connection, vault, partner) = prepare(rotate, database).await?;
-    let secret = new_webhook_secret()?;
+    let secret = generate::webhook_secret()?;
     let partner_id = partner.partner_id.into();
     let rotated =
         partners::rotate_webhook_secret(&mut connection, &vault, partner_id, &secret, rotate.overlap());

@@ -224,7 +224,7 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
         })
     };
     for (stage, purposes) in [
-        ("ingress", &["partners"][..]),
+        ("ingress", &["partners", "webhooks", "profiles"][..]),
         ("provisioner", &["profiles"]),
         ("notifier", &["webhooks", "profiles"]),
     ] {
@@ -342,7 +342,13 @@ mod tests {
         };
         assert_eq!(
             names("ingress"),
-            ["master-partners.key", "nats-password", "pgpass"]
+            [
+                "master-partners.key",
+                "master-profiles.key",
+                "master-webhooks.key",
+                "nats-password",
+                "pgpass"
+            ]
         );
         assert_eq!(
             names("provisioner"),
@@ -390,7 +396,7 @@ mod tests {
         assert_eq!(with("master-partners.key"), ["ingress", "operator", "owner"]);
         assert_eq!(
             with("master-profiles.key"),
-            ["notifier", "operator", "owner", "provisioner"]
+            ["ingress", "notifier", "operator", "owner", "provisioner"]
         );
         assert_eq!(with("grafana-password"), ["grafana"]);
 

@@ -128,7 +128,13 @@ impl Drop for Place {
 pub(crate) struct Admission {
     in_flight: Arc<Places>,
     memory: Arc<Places>,
+    self_service: Arc<Places>,
     rates: Rates,
+}
+
+/// A request other than an order that is in flight until this is dropped.
+pub(crate) struct Visit {
+    _place: Place,
 }
 
 impl Admission {
@@ -152,9 +158,17 @@ impl Admission {
             .with_description("Estimated memory of the bodies and units of orders in flight")
             .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
             .build();
+        let self_service = Places::new(limits.self_service_in_flight.into());
+        let observed = Arc::clone(&self_service);
+        meter
+            .u64_observable_gauge("esim.self_service.in_flight")
+            .with_description("Signed requests other than orders that are in flight")
+            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
+            .build();
         Self {
             in_flight,
             memory,
+            self_service,
             rates: Rates::new(limits, max_units),
         }
     }
@@ -178,6 +192,31 @@ impl Admission {
             memory,
             rates,
         })
+    }
+
+    /// Admits a request other than an order. It counts as a request, and it takes no place of an order.
+    pub(crate) fn visit(&self, partner: &Partner) -> Result<Visit, ApiError> {
+        self.rates.of(partner).request()?;
+        let place = self.self_service.take(partner.id, 1, None);
+        let place = place.map_err(|full| ApiError::Overloaded {
+            reason: match full {
+                Full::Share => "self_service_share",
+                Full::All | Full::Own => "self_service",
+            },
+            message: "Too many requests in progress; try again later",
+        })?;
+        Ok(Visit { _place: place })
+    }
+
+    /// The rates that a partner is held to.
+    pub(crate) fn rates(&self, partner: &Partner) -> Arc<PartnerRates> {
+        self.rates.of(partner)
+    }
+
+    /// The partner's orders in flight in this process.
+    pub(crate) fn in_flight(&self, partner: PartnerId) -> u64 {
+        let taken = self.in_flight.lock();
+        taken.by_partner.get(&partner).copied().unwrap_or_default()
     }
 }
 

@@ -129,7 +129,8 @@ impl Connection {
         let length = body.len();
         let head = format!(
             "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-             x-request-id: {id}\r\nconnection: close\r\n\r\n"
+             x-request-id: {id}\r\n{error}: {reason}\r\nconnection: close\r\n\r\n",
+            error = self.observer.error_header(),
         );
         (head + &body).into()
     }

@@ -18,7 +18,7 @@ use signing::SecretKey;
 use store::{
     Database, Error, PgConnection,
     options::ProductOption,
-    partners::{self, Credentials, Keys},
+    partners::{self, Credentials, Keys, Limits},
     schema::SchemaError,
     vault::Vault,
 };
@@ -39,7 +39,8 @@ pub(crate) struct Partner {
     pub(crate) disabled: bool,
     /// The key that its signatures are made with.
     pub(crate) key: Key,
-    pub(crate) limits: PartnerLimits,
+    /// Its own limits.
+    pub(crate) limits: Limits,
     /// When this access key ends, if a rotation has replaced it.
     until: Option<Instant>,
 }
@@ -48,15 +49,6 @@ impl Partner {
     fn ended(&self) -> bool {
         self.until.is_some_and(|until| until <= Instant::now())
     }
-}
-
-/// A partner's own limits. `None` means the setting's default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PartnerLimits {
-    /// Most orders in flight.
-    pub(crate) max_in_flight: Option<u32>,
-    pub(crate) requests_per_second: Option<u32>,
-    pub(crate) units_per_second: Option<u32>,
 }
 
 /// The key that a partner's requests are signed with.
@@ -228,6 +220,7 @@ impl Directory {
             environment,
             keys,
             disabled,
+            limits,
             version,
         } = credentials;
         let partner = |keys: Keys| {
@@ -236,7 +229,7 @@ impl Directory {
                 environment,
                 disabled,
                 key: self.open(partner_id, keys.secret_key.as_deref()),
-                limits: PartnerLimits::default(),
+                limits,
                 until: keys.ends_in.map(|left| asked + left),
             };
             (keys.access_key, partner)
@@ -326,7 +319,7 @@ mod tests {
                 environment: Environment::Sandbox,
                 disabled: false,
                 key: Key::Missing,
-                limits: PartnerLimits::default(),
+                limits: Limits::default(),
                 until: *until,
             };
             ((*access_key).to_owned(), partner)

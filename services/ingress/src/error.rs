@@ -11,6 +11,36 @@ use serde_json::json;
 
 use crate::orders;
 
+/// One error of a 422.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Fault {
+    /// The stable code in the error header.
+    pub(crate) code: &'static str,
+    /// The indexes of the items at fault, from 0.
+    pub(crate) items: Vec<usize>,
+    /// The text in the body.
+    pub(crate) message: String,
+}
+
+impl Fault {
+    /// An error of the whole request.
+    pub(crate) fn new(code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            items: Vec::new(),
+            message: message.into(),
+        }
+    }
+
+    /// An error of one item.
+    pub(crate) fn of_item(index: usize, code: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            items: vec![index],
+            ..Self::new(code, message)
+        }
+    }
+}
+
 /// An error response.
 #[derive(Debug)]
 pub(crate) enum ApiError {
@@ -21,21 +51,28 @@ pub(crate) enum ApiError {
     /// 401.
     Unauthorized { reason: &'static str, message: String },
     /// 422 with all errors of the request. Nothing is bought, now or later.
-    Unprocessable(Vec<String>),
+    Unprocessable(Vec<Fault>),
     /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
-    Refused(Vec<String>),
+    Refused(Vec<Fault>),
     /// 404.
     NotFound,
     /// 405.
     MethodNotAllowed,
     /// 408: the body did not arrive within `BODY_TIMEOUT`.
     BodyTimeout,
+    /// 409: what is stored does not allow it. The code is in the error header and in the metrics.
+    Conflict {
+        code: &'static str,
+        message: &'static str,
+    },
     /// 413, with the limit in bytes.
     BodyTooLarge(usize),
     /// 429: the partner exceeded a rate limit.
     TooManyRequests(Limited),
     /// 429: the partner has its limit of orders in flight.
     TooManyInFlight(u32),
+    /// 429: the webhook was attempted less than `REDELIVER_INTERVAL` ago; the wait.
+    RedeliveredRecently(Duration),
     /// 503: this process is overloaded. Nothing was stored.
     Overloaded {
         reason: &'static str,
@@ -66,9 +103,14 @@ pub(crate) struct Limited {
 pub(crate) struct Refusal {
     /// The reason, from a fixed list.
     pub(crate) reason: &'static str,
+    /// The value of the error header.
+    pub(crate) codes: HeaderValue,
     /// The cause of a 500.
     pub(crate) cause: Option<Arc<str>>,
 }
+
+/// The most codes in the error header.
+const MOST_CODES: usize = 20;
 
 impl ApiError {
     fn reason(&self) -> &'static str {
@@ -86,16 +128,60 @@ impl ApiError {
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyRequests(limited) => limited.reason,
             Self::TooManyInFlight(_) => "max_in_flight",
+            Self::Conflict { code, .. } => code,
+            Self::RedeliveredRecently(_) => "redelivered_recently",
             Self::QueuedTooLong => "queue_deadline",
             Self::Undecided => "undecided",
             Self::Internal(_) => "internal",
         }
     }
+
+    /// The value of the error header: stable codes, of items with their index, such as
+    /// `option_not_found; item=1, qty_invalid; item=2`. It tells no more than the body.
+    fn codes(&self) -> HeaderValue {
+        let code = match self {
+            Self::Unprocessable(faults) | Self::Refused(faults) => return listed(faults),
+            Self::InvalidJson => "invalid_json",
+            Self::BadRequest { reason, .. } => reason,
+            Self::Unauthorized { reason, .. } => match *reason {
+                "missing_header" => "authentication_header_missing",
+                "timestamp" => "timestamp_invalid",
+                "missing_secret_key" => "secret_key_missing",
+                "signature" => "signature_invalid",
+                _ => "access_key_unknown",
+            },
+            Self::NotFound => "not_found",
+            Self::MethodNotAllowed => "method_not_allowed",
+            Self::BodyTimeout => "body_timeout",
+            Self::BodyTooLarge(_) => "body_too_large",
+            Self::TooManyRequests(_) => "rate_limited",
+            Self::TooManyInFlight(_) => "too_many_in_flight",
+            Self::Conflict { code, .. } => code,
+            Self::RedeliveredRecently(_) => "redelivered_recently",
+            Self::Overloaded { .. } | Self::QueuedTooLong => "overloaded",
+            Self::Undecided => "order_undecided",
+            Self::Internal(_) => "internal_error",
+        };
+        HeaderValue::from_static(code)
+    }
+}
+
+fn listed(faults: &[Fault]) -> HeaderValue {
+    let codes = faults.iter().flat_map(|fault| {
+        let whole = fault.items.is_empty().then(|| fault.code.to_owned());
+        let of_items = fault
+            .items
+            .iter()
+            .map(|index| format!("{}; item={index}", fault.code));
+        whole.into_iter().chain(of_items)
+    });
+    let codes: Vec<String> = codes.take(MOST_CODES).collect();
+    HeaderValue::from_str(&codes.join(", ")).unwrap_or(HeaderValue::from_static("invalid"))
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let reason = self.reason();
+        let (reason, codes) = (self.reason(), self.codes());
         let mut cause = None;
         let mut response = match self {
             Self::InvalidJson => simple(StatusCode::BAD_REQUEST, "Invalid JSON format"),
@@ -105,7 +191,8 @@ impl IntoResponse for ApiError {
                 (StatusCode::UNAUTHORIZED, Json(body)).into_response()
             }
             Self::Unprocessable(errors) | Self::Refused(errors) => {
-                let body = Json(json!({ "errors": errors }));
+                let messages: Vec<String> = errors.into_iter().map(|fault| fault.message).collect();
+                let body = Json(json!({ "errors": messages }));
                 (StatusCode::UNPROCESSABLE_ENTITY, body).into_response()
             }
             Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
@@ -130,6 +217,11 @@ impl IntoResponse for ApiError {
                 let response = simple(StatusCode::TOO_MANY_REQUESTS, &message);
                 limited(response, limit, Duration::from_secs(1))
             }
+            Self::Conflict { message, .. } => simple(StatusCode::CONFLICT, message),
+            Self::RedeliveredRecently(wait) => {
+                let message = "The webhook was sent a moment ago; try again later";
+                limited(simple(StatusCode::TOO_MANY_REQUESTS, message), 1, wait)
+            }
             Self::Overloaded { message, .. } => unavailable(message),
             Self::QueuedTooLong => {
                 unavailable("The order could not be stored in time; nothing was bought. Try again later")
@@ -142,7 +234,7 @@ impl IntoResponse for ApiError {
                 simple(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
             }
         };
-        response.extensions_mut().insert(Refusal { reason, cause });
+        response.extensions_mut().insert(Refusal { reason, codes, cause });
         response
     }
 }

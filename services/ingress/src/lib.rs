@@ -7,7 +7,7 @@
 //! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
 //! partner. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
 //! [`directory`] caches partners and options. [`orders`] stores and answers orders. [`handshake`] receives
-//! the provisioners' verdicts and releases their orders. [`qr`] draws QR codes. [`observe`] and [`metrics`] record requests.
+//! the provisioners' verdicts and releases their orders. [`partner`] answers all other signed requests. [`qr`] draws QR codes. [`observe`] and [`metrics`] record requests.
 
 mod admission;
 mod auth;
@@ -19,6 +19,7 @@ mod limits;
 mod metrics;
 mod observe;
 mod orders;
+mod partner;
 mod qr;
 mod rates;
 mod request;
@@ -27,6 +28,7 @@ mod server;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use anyhow::Context;
 use clap::Parser;
 use pipeline::{Nats, NatsConfig};
 use runtime::{
@@ -39,7 +41,9 @@ use store::{
     config::{MasterKeyConfig, PoolConfig},
     vault::Keyring,
 };
+use tokio::sync::Semaphore;
 use uuid::Uuid;
+use webhooks::config::{GuardConfig, public_url};
 
 use crate::{
     admission::Admission,
@@ -50,6 +54,7 @@ use crate::{
     metrics::Metrics,
     observe::Observer,
     orders::Orders,
+    partner::{Desk, openapi},
     qr::Drawing,
     request::Limits,
     routes::App,
@@ -69,6 +74,9 @@ pub struct Config {
     /// Brand in the header names `X-<Brand>-Access-Key`, `-Signature` and `-Timestamp`
     #[arg(long, env = "BRAND", default_value = "Service", value_parser = brand)]
     pub brand: String,
+    /// Public base URL of ingress, used in `qrcode_img_url`
+    #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
+    pub public_url: String,
     /// Longest wait for the verdict on an order, at most 20s; a rejection that arrives in time becomes a 422. 0 never
     /// waits
     #[arg(long, env = "PLACEMENT_WAIT", default_value = "2s", value_parser = placement_wait)]
@@ -87,6 +95,8 @@ pub struct Config {
     pub providers: Vec<String>,
     #[command(flatten)]
     pub limits: LimitsConfig,
+    #[command(flatten)]
+    pub guard: GuardConfig,
     #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]
@@ -133,7 +143,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     });
     let vault = config
         .master_key
-        .vault(&[Keyring::Partners])
+        .vault(&Keyring::ALL)
         .map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
@@ -141,7 +151,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     // Ingress is ready without NATS: redrive picks the orders up.
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
-    let directory = Arc::new(Directory::new(database.clone(), vault));
+    let directory = Arc::new(Directory::new(database.clone(), vault.clone()));
     shutdown.spawn(
         "directory",
         Arc::clone(&directory).refresh(readiness, shutdown.clone()),
@@ -157,6 +167,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
+    let desk = Desk {
+        database: database.clone(),
+        turns: Semaphore::new(config.limits.self_service_concurrency.into()),
+        vault,
+        guard: config.guard.guard(),
+        public_url: config.public_url,
+        providers: config.providers.clone(),
+        redeliver_interval: config.limits.redeliver_interval,
+    };
     let orders = Orders::new(
         database,
         Arc::clone(&directory),
@@ -182,10 +201,17 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         body_timeout: limits.body_timeout,
         orders: Arc::new(orders),
         metrics: metrics.clone(),
+        desk,
     };
-    let observer = Observer::new(Requests::new(&routes::ROUTES), metrics, limits.refusals_logged);
+    let observer = Observer::new(
+        Requests::new(routes::ROUTES),
+        metrics,
+        limits.refusals_logged,
+        &config.brand,
+    );
     let drawing = Drawing::new(limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
-    let router = routes::router(Arc::new(app), drawing, Arc::clone(&observer));
+    let document = openapi::document(&config.brand).context("the OpenAPI document")?;
+    let router = routes::router(Arc::new(app), document.into(), drawing, Arc::clone(&observer));
     let server = Server::new(limits, router, observer, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));

@@ -48,6 +48,16 @@ pub struct LimitsConfig {
     /// Ordered units per second of one partner; more get 429
     #[arg(long, env = "PARTNER_UNITS_PER_SECOND", default_value = "10000")]
     pub partner_units_per_second: NonZeroU32,
+    /// Most requests in flight other than orders; further ones get 503. One partner takes at most half of what the
+    /// others leave
+    #[arg(long, env = "SELF_SERVICE_IN_FLIGHT", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub self_service_in_flight: u32,
+    /// Database connections that requests other than orders use at once; a request that waits 2 s for one gets 503
+    #[arg(long, env = "SELF_SERVICE_CONCURRENCY", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=512))]
+    pub self_service_concurrency: u16,
+    /// Shortest time between a webhook's last attempt and its redelivery at the partner's request; sooner gets 429
+    #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
+    pub redeliver_interval: Duration,
     /// QR pictures drawn at once
     #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,

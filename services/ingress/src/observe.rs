@@ -28,6 +28,8 @@ pub(crate) struct Observer {
     requests: Requests,
     metrics: Metrics,
     log: Sampler,
+    /// The response header with the codes of the errors: `x-<brand>-error`.
+    error_header: HeaderName,
 }
 
 /// A request with a 4xx or 503 response.
@@ -49,13 +51,22 @@ pub(crate) fn request_id() -> HeaderValue {
 }
 
 impl Observer {
-    /// Creates the observer. It logs at most `logged` refused requests per second.
-    pub(crate) fn new(requests: Requests, metrics: Metrics, logged: u32) -> Arc<Self> {
+    /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part of the name of the
+    /// error header.
+    pub(crate) fn new(requests: Requests, metrics: Metrics, logged: u32, brand: &str) -> Arc<Self> {
+        let error_header = format!("x-{brand}-error").to_ascii_lowercase();
         Arc::new(Self {
             requests,
             metrics,
             log: Sampler::new(logged),
+            error_header: HeaderName::try_from(error_header)
+                .unwrap_or(HeaderName::from_static("x-service-error")),
         })
+    }
+
+    /// The response header with the codes of the errors.
+    pub(crate) fn error_header(&self) -> &HeaderName {
+        &self.error_header
     }
 
     /// Counts a refused request, and logs it unless the log limit is reached.
@@ -76,7 +87,7 @@ impl Observer {
 
     fn answered(&self, response: &Response, request_id: &HeaderValue, peer: SocketAddr) {
         let status = response.status();
-        let Some(Refusal { reason, cause }) = response.extensions().get() else {
+        let Some(Refusal { reason, cause, .. }) = response.extensions().get() else {
             return;
         };
         let partner = response.extensions().get::<PartnerId>().copied();
@@ -117,6 +128,12 @@ pub(crate) async fn observe(
     observer.requests.end(&underway, Some(response.status()));
     let record = || observer.answered(&response, &id, connection.peer());
     underway.span.in_scope(record);
+    if let Some(Refusal { codes, .. }) = response.extensions().get() {
+        let codes = codes.clone();
+        response
+            .headers_mut()
+            .insert(observer.error_header.clone(), codes);
+    }
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

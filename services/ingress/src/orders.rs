@@ -34,7 +34,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 use crate::{
     admission::Admitted,
     directory::{Directory, Partner},
-    error::ApiError,
+    error::{ApiError, Fault},
     handshake::Handshake,
     metrics::{Metrics, OrderResult},
     request::{Draft, Item},
@@ -200,8 +200,16 @@ impl Orders {
             available && option.enabled
         });
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
-        if !items.iter().all(exists) {
-            errors.push("Product with option_id not found".into());
+        let missing: Vec<usize> = items
+            .iter()
+            .filter(|item| !exists(item))
+            .map(|item| item.index)
+            .collect();
+        if !missing.is_empty() {
+            errors.push(Fault {
+                items: missing,
+                ..Fault::new("option_not_found", "Product with option_id not found")
+            });
         }
         match external_order_id {
             Some(external_order_id) if errors.is_empty() => {
@@ -222,7 +230,7 @@ impl Orders {
                     store::orders::is_taken(connection, partner.id, &external_order_id).await
                 });
                 if taken.await.map_err(internal)? {
-                    errors.insert(0, TAKEN.into());
+                    errors.insert(0, taken_fault());
                 }
                 Err(ApiError::Unprocessable(errors))
             }
@@ -311,7 +319,7 @@ impl Orders {
             Ok(Some(sent)) => sent,
             Ok(None) => {
                 self.metrics.order(OrderResult::Duplicate, 0);
-                let taken = ApiError::Unprocessable(vec![TAKEN.into()]);
+                let taken = ApiError::Unprocessable(vec![taken_fault()]);
                 let _ = answer.send(Answer::Error(taken));
                 return;
             }
@@ -461,11 +469,20 @@ fn internal(error: store::Error) -> ApiError {
     ApiError::Internal(error.into())
 }
 
-const TAKEN: &str = "External order id has already been taken";
+const TAKEN: &str = "external_order_id_taken";
+
+fn taken_fault() -> Fault {
+    Fault::new(TAKEN, "External order id has already been taken")
+}
 
 /// Whether the taken external id is the only error.
-pub(crate) fn is_taken(errors: &[String]) -> bool {
-    errors == [TAKEN]
+pub(crate) fn is_taken(errors: &[Fault]) -> bool {
+    matches!(errors, [only] if only.code == TAKEN)
+}
+
+/// Whether the taken external id is one of the errors.
+pub(crate) fn names_taken(errors: &[Fault]) -> bool {
+    errors.iter().any(|fault| fault.code == TAKEN)
 }
 
 fn units(order: &NewOrder) -> usize {
@@ -492,15 +509,23 @@ fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
     }
 }
 
-/// The messages of a 422, each once.
-fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<String> {
-    let mut errors: Vec<String> = Vec::new();
+/// The text of a provider's rejection.
+pub(crate) fn rejection(status: &str, message: &str) -> String {
+    format!("eSIM Request failed - Status: {status}, Message: {message}")
+}
+
+/// The errors of a 422, each once.
+fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
+    let mut errors: Vec<Fault> = Vec::new();
     for refusal in refusals {
         let error = match refusal {
             Refusal::Rejected { status, message } => {
-                format!("eSIM Request failed - Status: {status}, Message: {message}")
+                Fault::new("provider_rejected", rejection(status, message))
             }
-            Refusal::NotSent => format!("API connection error (Order ID: {order_id})"),
+            Refusal::NotSent => {
+                let message = format!("API connection error (Order ID: {order_id})");
+                Fault::new("provider_unreachable", message)
+            }
         };
         if !errors.contains(&error) {
             errors.push(error);

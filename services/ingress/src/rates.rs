@@ -12,9 +12,10 @@ use governor::{
     DefaultDirectRateLimiter, Quota,
     clock::{Clock, DefaultClock},
 };
+use store::partners::Limits;
 
 use crate::{
-    directory::{Partner, PartnerLimits},
+    directory::Partner,
     error::{ApiError, Limited},
     limits::LimitsConfig,
 };
@@ -40,7 +41,7 @@ struct Known {
 
 /// The rates of one partner.
 pub(crate) struct PartnerRates {
-    limits: PartnerLimits,
+    limits: Limits,
     requests: Rate,
     orders: Rate,
     units: Rate,
@@ -87,7 +88,7 @@ impl Rates {
         rates
     }
 
-    fn rates(&self, limits: PartnerLimits) -> PartnerRates {
+    fn rates(&self, limits: Limits) -> PartnerRates {
         let own = |limit: Option<u32>, default| limit.and_then(NonZeroU32::new).unwrap_or(default);
         PartnerRates {
             limits,
@@ -97,7 +98,12 @@ impl Rates {
                 own(limits.requests_per_second, self.requests),
                 1,
             ),
-            orders: Rate::new("orders", "orders_per_second", self.orders, 1),
+            orders: Rate::new(
+                "orders",
+                "orders_per_second",
+                own(limits.orders_per_second, self.orders),
+                1,
+            ),
             units: Rate::new(
                 "units",
                 "units_per_second",
@@ -112,6 +118,11 @@ impl PartnerRates {
     /// Counts a request.
     pub(crate) fn request(&self) -> Result<(), ApiError> {
         self.requests.check(NonZeroU32::MIN)
+    }
+
+    /// The most requests, orders and units per second.
+    pub(crate) fn per_second(&self) -> [u32; 3] {
+        [&self.requests, &self.orders, &self.units].map(|rate| rate.per_second.get())
     }
 
     /// Counts an order of `units`.

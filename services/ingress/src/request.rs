@@ -6,6 +6,8 @@ use domain::OptionId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::error::Fault;
+
 /// The longest `external_order_id`, in characters.
 const MAX_EXTERNAL_ID: usize = 255;
 
@@ -25,6 +27,8 @@ pub(crate) struct InvalidJson;
 /// One well-formed item of an order.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Item {
+    /// The index in `products`, from 0.
+    pub(crate) index: usize,
     /// The ordered option; `None` if the text can't be the id of any option.
     pub(crate) option_id: Option<OptionId>,
     /// Units of this option.
@@ -38,8 +42,8 @@ pub(crate) struct Draft {
     pub(crate) external_order_id: Option<String>,
     /// The well-formed items.
     pub(crate) items: Vec<Item>,
-    /// The errors in the partner's words: the external id first, then the products by index.
-    pub(crate) errors: Vec<String>,
+    /// The errors: the external id first, then the products by index.
+    pub(crate) errors: Vec<Fault>,
 }
 
 impl Draft {
@@ -84,22 +88,31 @@ fn is(value: &RawValue, start: char) -> bool {
     value.get().starts_with(start)
 }
 
-fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, String>, InvalidJson> {
+fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, InvalidJson> {
+    let fault = |code, message: &str| Err(Fault::new(code, message));
     let Some(value) = value else {
-        return Ok(Err("External order id can't be blank".into()));
+        return Ok(fault(
+            "external_order_id_blank",
+            "External order id can't be blank",
+        ));
     };
     if !is(value, '"') {
-        return Ok(Err("External order id must be a string".into()));
+        return Ok(fault(
+            "external_order_id_invalid",
+            "External order id must be a string",
+        ));
     }
     let text: String = parse(value.get().as_bytes())?;
     Ok(if text.trim().is_empty() {
-        Err("External order id can't be blank".into())
+        fault("external_order_id_blank", "External order id can't be blank")
     } else if text.chars().count() > MAX_EXTERNAL_ID {
-        Err(format!(
-            "External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)"
-        ))
+        let message = format!("External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)");
+        fault("external_order_id_invalid", &message)
     } else if text.contains('\0') {
-        Err("External order id can't contain a NUL character".into())
+        fault(
+            "external_order_id_invalid",
+            "External order id can't contain a NUL character",
+        )
     } else {
         Ok(text)
     })
@@ -107,42 +120,47 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, String>,
 
 fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Result<(), InvalidJson> {
     if value.is_some_and(|value| !is(value, '[')) {
-        draft.errors.push("Products must be an array".into());
+        draft
+            .errors
+            .push(Fault::new("products_invalid", "Products must be an array"));
         return Ok(());
     }
     let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
-        draft.errors.push("Products can't be blank".into());
+        draft
+            .errors
+            .push(Fault::new("products_blank", "Products can't be blank"));
         return Ok(());
     }
     if items.len() > limits.items {
-        draft
-            .errors
-            .push(format!("Products can't have more than {} items", limits.items));
+        let message = format!("Products can't have more than {} items", limits.items);
+        draft.errors.push(Fault::new("too_many_items", message));
         return Ok(());
     }
     for (index, item) in items.into_iter().enumerate() {
         if !is(item, '{') {
-            draft.errors.push(format!("Products[{index}] must be an object"));
+            let message = format!("Products[{index}] must be an object");
+            draft.errors.push(Fault::of_item(index, "item_invalid", message));
             continue;
         }
         let fields: Object<'_> = parse(item.get().as_bytes())?;
         let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
         let option = option_id(field("option_id"))?;
         if option.is_none() {
+            let message = format!("Products[{index}] option_id can't be blank");
             draft
                 .errors
-                .push(format!("Products[{index}] option_id can't be blank"));
+                .push(Fault::of_item(index, "option_id_blank", message));
         }
         let quantity = quantity(field("qty"));
         if quantity.is_none() {
-            draft
-                .errors
-                .push(format!("Products[{index}] qty must be a positive integer"));
+            let message = format!("Products[{index}] qty must be a positive integer");
+            draft.errors.push(Fault::of_item(index, "qty_invalid", message));
         }
         // The option of an invalid item is still looked up, so that all errors are reported.
         if let Some(option_id) = option {
             draft.items.push(Item {
+                index,
                 option_id,
                 quantity: quantity.unwrap_or(0),
             });
@@ -152,10 +170,8 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
         .units()
         .is_some_and(|units| u64::from(units.get()) > limits.units)
     {
-        draft.errors.push(format!(
-            "Products can't have more than {} units in total",
-            limits.units
-        ));
+        let message = format!("Products can't have more than {} units in total", limits.units);
+        draft.errors.push(Fault::new("too_many_units", message));
     }
     Ok(())
 }
@@ -190,7 +206,11 @@ mod tests {
     const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
 
     fn errors(body: &Value) -> Vec<String> {
-        read(body.to_string().as_bytes(), LIMITS).unwrap().errors
+        messages(read(body.to_string().as_bytes(), LIMITS).unwrap())
+    }
+
+    fn messages(draft: Draft) -> Vec<String> {
+        draft.errors.into_iter().map(|fault| fault.message).collect()
     }
 
     #[test]
@@ -202,6 +222,7 @@ mod tests {
         assert_eq!(
             draft.items,
             [Item {
+                index: 0,
                 option_id: OPTION.parse().ok(),
                 quantity: 2
             }]
@@ -249,7 +270,7 @@ mod tests {
         let with = |qty: &str| {
             let body =
                 format!(r#"{{"external_order_id":"a","products":[{{"option_id":"{OPTION}","qty":{qty}}}]}}"#);
-            read(body.as_bytes(), LIMITS).unwrap().errors
+            messages(read(body.as_bytes(), LIMITS).unwrap())
         };
         assert_eq!(with("10"), [""; 0]);
         for bad in [
@@ -271,7 +292,7 @@ mod tests {
         for body in ["[]", "1", "null", "\"x\"", "{}"] {
             let draft = read(body.as_bytes(), LIMITS).unwrap();
             assert_eq!(
-                draft.errors,
+                messages(draft),
                 ["External order id can't be blank", "Products can't be blank"],
                 "{body}"
             );

@@ -25,14 +25,39 @@ use crate::{
     metrics::{Metrics, OrderResult},
     observe::{Observer, observe},
     orders::{self, Answer, Orders},
+    partner::{self, Desk, openapi},
     qr, request,
 };
 
 /// Both forms of the path that the specification writes.
 const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
 const QR: &str = "/qr/{text}/{size}";
+const OPENAPI: &str = "/openapi.json";
 /// All routes.
-pub(crate) const ROUTES: [&str; 3] = [ORDERS[0], ORDERS[1], QR];
+pub(crate) const ROUTES: &[&str] = &[
+    ORDERS[0],
+    ORDERS[1],
+    "/api/v1/api_partner/orders/{external_order_id}",
+    "/v1/api_partner/orders/{external_order_id}",
+    "/api/v1/api_partner/topups/{topup_id}",
+    "/v1/api_partner/topups/{topup_id}",
+    "/api/v1/api_partner/topups/{topup_id}/deliveries",
+    "/v1/api_partner/topups/{topup_id}/deliveries",
+    "/api/v1/api_partner/topups/{topup_id}/redeliver",
+    "/v1/api_partner/topups/{topup_id}/redeliver",
+    "/api/v1/api_partner/options",
+    "/v1/api_partner/options",
+    "/api/v1/api_partner/account",
+    "/v1/api_partner/account",
+    "/api/v1/api_partner/webhook",
+    "/v1/api_partner/webhook",
+    "/api/v1/api_partner/webhook/secret",
+    "/v1/api_partner/webhook/secret",
+    "/api/v1/api_partner/keys",
+    "/v1/api_partner/keys",
+    OPENAPI,
+    QR,
+];
 
 /// The state that the handlers share.
 pub(crate) struct App {
@@ -45,16 +70,28 @@ pub(crate) struct App {
     pub(crate) body_timeout: Duration,
     pub(crate) orders: Arc<Orders>,
     pub(crate) metrics: Metrics,
+    pub(crate) desk: Desk,
 }
 
 /// The public router.
-pub(crate) fn router(app: Arc<App>, drawing: Arc<qr::Drawing>, observer: Arc<Observer>) -> Router {
+pub(crate) fn router(
+    app: Arc<App>,
+    document: Bytes,
+    drawing: Arc<qr::Drawing>,
+    observer: Arc<Observer>,
+) -> Router {
+    let document = move || {
+        let json = HeaderValue::from_static("application/json");
+        std::future::ready(([(header::CONTENT_TYPE, json)], document.clone()))
+    };
     let mut router = Router::new();
     for path in ORDERS {
         router = router.route(path, post(create_order));
     }
     router
+        .merge(partner::router(&app))
         .with_state(app)
+        .route(OPENAPI, get(document))
         .merge(Router::new().route(QR, get(qr::draw)).with_state(drawing))
         .fallback(|| async { ApiError::NotFound })
         .method_not_allowed_fallback(|| async { ApiError::MethodNotAllowed })
@@ -87,7 +124,18 @@ async fn one_host(request: Request, next: Next) -> Response {
     .into_response()
 }
 
-async fn create_order(
+/// Create an order
+///
+/// The answer names one topup per unit. When its eSIM is ready, a webhook is sent for each. After a 5xx or no answer,
+/// repeat the request with the same `external_order_id`, or look the order up.
+#[utoipa::path(post, path = "/orders", tag = "Orders", request_body = openapi::NewOrder,
+    responses(
+        (status = 201, description = "The order is stored", body = openapi::CreatedOrder,
+            headers(("Location" = String, description = "The path of the order"))),
+        (status = 400, response = openapi::InvalidJson),
+        (status = 422, response = openapi::Unprocessable),
+        (status = 500, response = openapi::Internal)))]
+pub(crate) async fn create_order(
     State(app): State<Arc<App>>,
     Extension(connection): Extension<Arc<Connection>>,
     request: Request,
@@ -98,11 +146,36 @@ async fn create_order(
         Err(error) => return error.into_response(),
     };
     tracing::Span::current().record("partner.id", field::display(partner.id));
-    let mut response = answer(&app, &partner, connection, &parts.headers, body)
-        .await
-        .unwrap_or_else(ApiError::into_response);
+    let mut external_order_id = None;
+    let answered = answer(
+        &app,
+        &partner,
+        connection,
+        &parts.headers,
+        body,
+        &mut external_order_id,
+    )
+    .await;
+    let stored = match &answered {
+        Ok(_) => true,
+        Err(ApiError::Unprocessable(faults)) => orders::names_taken(faults),
+        Err(_) => false,
+    };
+    let mut response = answered.unwrap_or_else(ApiError::into_response);
+    if let Some(location) = external_order_id
+        .filter(|_| stored)
+        .and_then(|id| location(parts.uri.path(), &id))
+    {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
     response.extensions_mut().insert(partner.id);
     response
+}
+
+/// The path of an order, under the path that orders are posted to.
+fn location(orders: &str, external_order_id: &str) -> Option<HeaderValue> {
+    let id = webhooks::body::encoded(external_order_id);
+    HeaderValue::try_from(format!("{orders}/{id}")).ok()
 }
 
 async fn answer(
@@ -111,6 +184,7 @@ async fn answer(
     connection: Arc<Connection>,
     headers: &HeaderMap,
     body: Body,
+    external_order_id: &mut Option<String>,
 ) -> Result<Response, ApiError> {
     let drafting = async {
         let length = announced(headers).unwrap_or(app.max_body);
@@ -120,6 +194,7 @@ async fn answer(
         let mut admitted = app.admission.enter(partner, length as u64)?;
         let body = read_body(app, body).await?;
         let draft = request::read(&body, app.limits).map_err(|request::InvalidJson| ApiError::InvalidJson)?;
+        external_order_id.clone_from(&draft.external_order_id);
         if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
             admitted.order(units)?;
         }
@@ -152,6 +227,14 @@ fn order_result(error: &ApiError) -> OrderResult {
         ApiError::Unprocessable(errors) if orders::is_taken(errors) => OrderResult::Duplicate,
         _ => OrderResult::Invalid,
     }
+}
+
+/// Reads a body of at most `MAX_BODY`.
+pub(crate) async fn whole_body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
+    if announced(headers).is_some_and(|length| length > app.max_body) {
+        return Err(ApiError::BodyTooLarge(app.max_body));
+    }
+    read_body(app, body).await
 }
 
 /// The length of the body in bytes, unless it comes in chunks. hyper has checked that it is a number.

@@ -41,7 +41,7 @@ pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 /// The most attempts of one commit.
 const BATCH: usize = 512;
 /// How long the oldest delivery of an endpoint waits for a slot until the endpoint counts as slow. New
-/// deliveries of a slow endpoint are left to redrive.
+/// deliveries of a slow endpoint are deferred.
 const SLOW: Duration = Duration::from_secs(1);
 
 /// The lease of a due delivery, given the timeout of a request.
@@ -132,7 +132,10 @@ impl Deliver {
 
         let answer = tried.as_ref().ok().map(|(answer, _)| *answer);
         let round = delivery.attempt.saturating_sub(delivery.schedule_start);
-        let next = self.schedule.next(round, answer, rand::random());
+        let next = match tried {
+            Err(Failure::Erased) => Next::Exhausted,
+            _ => self.schedule.next(round, answer, rand::random()),
+        };
         // A failed attempt keeps its slot until it is recorded: a block then stops the next one.
         let slot = (next != Next::Delivered).then_some(slot);
         log(&delivery, answer, tried.as_ref().err(), next);
@@ -194,6 +197,9 @@ impl Deliver {
     async fn attempt(&self, delivery: &Delivery, endpoint: &Endpoint, now: OffsetDateTime) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let topup_id = &delivery.topup_id;
+        if delivery.erased {
+            return Err(Failure::Erased);
+        }
         let profile = Profile::open(&self.vault, topup_id, &delivery.profile).map_err(Failure::Profile)?;
         let secrets = endpoint
             .secrets
@@ -307,6 +313,13 @@ impl Stage for Deliver {
         (tickets, ())
     }
 
+    async fn defer(&self, topups: &[TopupId]) -> anyhow::Result<()> {
+        let deferring = self
+            .database
+            .run(async |connection| deliveries::defer(connection, topups).await);
+        Ok(deferring.await?)
+    }
+
     async fn due(&self, look: Look) -> anyhow::Result<Found<TopupId>> {
         let page = DeliveryPage {
             limit: look.limit,
@@ -417,6 +430,9 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
 enum Failure {
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
+    /// Retention or an operator erased it after the delivery was made due.
+    #[error("the profile was erased: the webhook cannot be sent again")]
+    Erased,
     #[error("the profile cannot be decrypted: {0}")]
     Profile(store::Error),
     #[error("the webhook secret cannot be decrypted: {0}")]
@@ -441,6 +457,7 @@ fn class(tried: &Tried) -> &'static str {
             _ => "status_other",
         },
         Err(Failure::Unanswered(unanswered)) => unanswered.class(),
+        Err(Failure::Erased) => "erased",
         Err(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable) => "unreadable",
     }
 }

@@ -25,7 +25,7 @@ use hickory_resolver::{
 use hyper_util::client::legacy::connect::dns::Name;
 use tower::Service;
 
-use crate::guard::Guard;
+use webhooks::guard::Guard;
 
 /// The longest wait for one response of a name server. A lost packet is sent again within the deadline
 /// of a connection.
@@ -176,7 +176,7 @@ impl Service<Name> for Dns {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::guard::{Forbidden, Networks, Ports};
+    use webhooks::guard::{Forbidden, Networks, Ports};
 
     async fn resolve(name: &str, allowed: &str) -> Result<usize, BoxError> {
         let guard = Guard::new(

@@ -2,8 +2,9 @@
 //!
 //! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one
 //! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
-//! [`guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
-//! share. [`metrics`] holds the instruments. [`pipeline::lanes`] shares the slots between endpoints.
+//! [`webhooks::guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
+//! share. [`metrics`] holds the instruments.
+//! `retention` erases old data. [`pipeline::lanes`] shares the slots between endpoints.
 //!
 //! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
@@ -17,8 +18,8 @@ mod client;
 pub mod deliver;
 pub mod dns;
 pub mod endpoint;
-pub mod guard;
 pub mod metrics;
+mod retention;
 pub mod schedule;
 pub mod webhook;
 
@@ -44,12 +45,11 @@ use store::{
     schema::{self, SchemaError},
     vault::Keyring,
 };
-use url::Url;
+use webhooks::config::{GuardConfig, public_url};
 
 use crate::{
     deliver::{Deliver, Settings},
     dns::NameServers,
-    guard::{Guard, Networks, Ports},
     metrics::Metrics,
     schedule::Schedule,
     webhook::Sender,
@@ -81,15 +81,8 @@ pub struct Config {
     /// Public base URL of ingress, used in `qrcode_img_url`
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
-    /// Private networks that webhooks may go to, such as `10.1.0.0/16`, separated by commas
-    #[arg(long, env = "WEBHOOK_ALLOW", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
-    pub webhook_allow: Networks,
-    /// Networks that webhooks never go to, such as the operator's own public ones, separated by commas
-    #[arg(long, env = "WEBHOOK_DENY", default_value = "", hide_default_value = true, value_parser = Networks::parse)]
-    pub webhook_deny: Networks,
-    /// Ports and ranges of ports that webhooks may go to, separated by commas
-    #[arg(long, env = "WEBHOOK_PORTS", default_value = guard::PORTS, value_parser = Ports::parse)]
-    pub webhook_ports: Ports,
+    #[command(flatten)]
+    pub guard: GuardConfig,
     /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
     /// not 53, separated by commas
     #[arg(long, env = "WEBHOOK_RESOLVERS", default_value = "", hide_default_value = true, value_parser = NameServers::parse)]
@@ -122,6 +115,10 @@ pub struct Config {
     /// Longest time that an endpoint stays blocked before the next probe
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
+    /// Most stored rows per second that retention looks at, of all replicas together if only one erases at a time;
+    /// 0 erases nothing
+    #[arg(long, env = "RETENTION_RATE", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
+    pub retention_rate: u32,
     #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]
@@ -135,19 +132,6 @@ pub struct Config {
 impl AsRef<CommonConfig> for Config {
     fn as_ref(&self) -> &CommonConfig {
         &self.common
-    }
-}
-
-/// Parses a base URL and removes its final slash.
-fn public_url(text: &str) -> Result<String, String> {
-    let url: Url = text
-        .parse()
-        .map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
-    let plain = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
-    if plain && matches!(url.scheme(), "http" | "https") {
-        Ok(url.as_str().trim_end_matches('/').to_owned())
-    } else {
-        Err("write it like `https://esim.example.com`".into())
     }
 }
 
@@ -176,7 +160,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     });
     let rings = [Keyring::Webhooks, Keyring::Profiles];
     let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
-    let guard = Guard::new(config.webhook_allow, config.webhook_deny, config.webhook_ports);
+    let guard = config.guard.guard();
     let calls = webhook::Limits {
         timeout: config.webhook_timeout,
         head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),
@@ -194,6 +178,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
     shutdown.spawn("readiness", watch(database.clone(), readiness, shutdown.clone()));
 
+    shutdown.spawn(
+        "retention",
+        retention::run(database.clone(), config.retention_rate, shutdown.clone()),
+    );
     let metrics = Arc::new(Metrics::register());
     shutdown.spawn(
         "metrics",

@@ -3,72 +3,46 @@
 use std::{error::Error, io, time::Duration};
 
 use bytes::Bytes;
-use domain::{OptionId, TopupId};
+use domain::TopupId;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
     header::{ACCEPT, CONTENT_TYPE, InvalidHeaderValue, RETRY_AFTER, USER_AGENT},
 };
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde::Serialize;
 use signing::webhook::Secret;
 use store::{deliveries::Delivery, profile::Profile};
 use time::OffsetDateTime;
 use url::Url;
+use webhooks::{
+    body::Body,
+    guard::{Forbidden, Guard},
+};
 
 use crate::{
     client::{self, ConnectTimeout, Endpoints, HeadTooLarge},
     dns::{Dns, NameServers, Unresolved},
-    guard::{Forbidden, Guard},
     schedule::{self, Answer},
 };
 
-/// All characters except RFC 3986's unreserved ones.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
 /// The name in `User-Agent`.
 const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
-/// The size of the QR picture, the last segment of its URL.
-const QR_SIZE: u16 = 300;
 /// How much of a response's body is read. The connection of a larger response is closed; its status is
 /// already known.
 const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// The body. The fields have the order of the specification.
-#[derive(Serialize)]
-struct Body<'a> {
-    topup_id: &'a TopupId,
-    option_id: OptionId,
-    iccid: &'a str,
-    smdp: &'a str,
-    activate_code: &'a str,
-    download_link: &'a str,
-    qrcode_img_url: &'a str,
-    expired_date: &'a str,
-    external_order_id: &'a str,
-}
-
 /// The body of a delivery's webhook. `public_url` is the base URL of ingress, without final slash.
 pub fn body(delivery: &Delivery, profile: &Profile, public_url: &str) -> serde_json::Result<Vec<u8>> {
-    let download_link = profile.code.download_link();
-    let encoded = utf8_percent_encode(&download_link, RESERVED);
-    serde_json::to_vec(&Body {
-        topup_id: &delivery.topup_id,
-        option_id: delivery.option_id,
-        iccid: &delivery.iccid,
-        smdp: profile.code.smdp(),
-        activate_code: profile.code.matching_id(),
-        download_link: &download_link,
-        qrcode_img_url: &format!("{public_url}/qr/{encoded}/{QR_SIZE}"),
-        expired_date: &profile.expired_date,
-        external_order_id: &delivery.external_order_id,
-    })
+    serde_json::to_vec(&Body::new(
+        &delivery.topup_id,
+        delivery.option_id,
+        &delivery.external_order_id,
+        &delivery.iccid,
+        profile,
+        public_url,
+    ))
 }
 
 /// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
@@ -274,7 +248,6 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
 
 #[cfg(test)]
 mod tests {
-    use domain::{ActivationCode, OrderId, PartnerId};
     use runtime::clock;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
@@ -282,47 +255,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::guard::{Networks, Ports};
-
-    #[test]
-    fn the_body_has_the_nine_fields_in_their_order() {
-        let delivery = Delivery {
-            topup_id: "20250129123456123456789012".parse().unwrap(),
-            order_id: OrderId::new(),
-            partner_id: PartnerId::new(),
-            external_order_id: "their \"order\" é".into(),
-            option_id: "0197b0a0-0000-7000-8000-000000000001".parse().unwrap(),
-            iccid: "8982123456789012345".into(),
-            profile: Vec::new(),
-            webhook_url: None,
-            webhook_host: None,
-            webhook_secret: Vec::new(),
-            old_webhook_secret: None,
-            attempt: 0,
-            schedule_start: 0,
-            age: Duration::ZERO,
-            ready_age: Duration::ZERO,
-            environment: "sandbox".to_owned(),
-            traceparent: None,
-        };
-        let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
-        let profile = Profile {
-            code,
-            expired_date: "2025-12-31".into(),
-        };
-        let body = body(&delivery, &profile, "https://esim.example.com").unwrap();
-        assert_eq!(
-            String::from_utf8(body).unwrap(),
-            concat!(
-                r#"{"topup_id":"20250129123456123456789012","#,
-                r#""option_id":"0197b0a0-0000-7000-8000-000000000001","#,
-                r#""iccid":"8982123456789012345","smdp":"smdp.example.com","activate_code":"A1-B2","#,
-                r#""download_link":"LPA:1$smdp.example.com$A1-B2","#,
-                r#""qrcode_img_url":"https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1-B2/300","#,
-                r#""expired_date":"2025-12-31","external_order_id":"their \"order\" é"}"#
-            )
-        );
-    }
+    use webhooks::guard::{Networks, Ports};
 
     #[test]
     fn an_attempt_is_signed_at_its_own_time() {

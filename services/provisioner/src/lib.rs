@@ -188,7 +188,7 @@ pub struct UsimsaAccount {
 
 /// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
-/// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are left to redrive.
+/// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are deferred.
 const SLOW: Duration = Duration::from_secs(1);
 /// The longest wait of a due placement for its slot.
 const WAIT: Duration = Duration::from_secs(10);

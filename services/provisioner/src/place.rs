@@ -135,6 +135,12 @@ impl Stage for Queue {
         }
     }
 
+    async fn defer(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
+        let database = &self.placing.database;
+        let deferred = database.run(async |connection| placements::defer(connection, rows).await);
+        Ok(deferred.await?)
+    }
+
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
         let calls = &self.placing.calls;
         if !calls.breaker.is_closed() {

@@ -413,9 +413,8 @@ impl Plan<'_> {
         ];
         let own = match stage {
             Stage::Sandbox => env([keys[0], keys[1], ("SANDBOX_LEDGER", &ledger)]),
-            Stage::Ingress => BTreeMap::new(),
             Stage::Provisioner => env([keys[0], keys[1], ("SANDBOX_URL", &self.sandbox_url())]),
-            Stage::Notifier => env([
+            Stage::Ingress | Stage::Notifier => env([
                 ("PUBLIC_URL", self.base_url().as_str()),
                 ("WEBHOOK_ALLOW", "127.0.0.0/8"),
             ]),

@@ -379,6 +379,13 @@ impl Stage for Rows {
         (message.rows.into_iter().map(ticket).collect(), ())
     }
 
+    async fn defer(&self, rows: &[u32]) -> Result<()> {
+        let mut state = self.state.lock().unwrap();
+        let open: Vec<u32> = rows.iter().copied().filter(|row| state.open.contains(row)).collect();
+        state.due.extend(open);
+        Ok(())
+    }
+
     async fn due(&self, look: Look) -> Result<Found<u32>> {
         let state = self.state.lock().unwrap();
         // One page, without lanes to walk through.

@@ -1,8 +1,10 @@
 //! Deliveries and their attempts as operators see them, and replays.
 
+use std::collections::HashMap;
+
 use domain::{PartnerId, TopupId};
 use sqlx::{Connection, PgConnection};
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
@@ -39,6 +41,9 @@ pub struct DeliveryView {
     /// When the topup became ready.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
+    /// When its profile was erased: the webhook can't be sent again.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub erased_at: Option<OffsetDateTime>,
 }
 
 /// One attempt of a delivery.
@@ -75,36 +80,213 @@ pub struct Filter<'a> {
     pub until: Option<OffsetDateTime>,
 }
 
-/// Lists the newest deliveries that match a filter, by topup id.
+/// Lists the newest deliveries that match a filter: exhausted ones and those without an endpoint by topup id, a
+/// partner's by the time of readiness, all others by topup id.
 pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
     limit: u32,
 ) -> Result<Vec<DeliveryView>, Error> {
-    let deliveries = sqlx::query_as!(
+    let mut chosen = find(connection, filter, Order::NewestFirst, limit).await?;
+    let views = sqlx::query_as!(
         DeliveryView,
         r#"SELECT d.topup_id, o.order_id, o.external_order_id, d.partner_id, d.state, d.attempt AS attempts,
-                  d.attempted_at, d.status, d.error, due.at AS "due_at?", d.delivered_at, d.created_at
+                  d.attempted_at, d.status, d.error, due.at AS "due_at?", d.delivered_at, d.created_at,
+                  e.erased_at AS "erased_at?"
            FROM deliveries d
            JOIN topups t ON t.topup_id = d.topup_id
            JOIN placements p ON p.placement_id = t.placement_id
            JOIN orders o ON o.order_id = p.order_id
            LEFT JOIN delivery_due due ON due.topup_id = d.topup_id
-           WHERE ($1::text IS NULL OR d.topup_id = $1) AND ($2::uuid IS NULL OR d.partner_id = $2)
-             AND ($3::text IS NULL OR d.state = $3)
-             AND ($4::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) >= $4)
-             AND ($5::timestamptz IS NULL OR greatest(d.attempted_at, d.created_at) < $5)
-           ORDER BY d.topup_id DESC LIMIT $6"#,
-        filter.topup_id.map(TopupId::as_str),
-        filter.partner_id.map(PartnerId::uuid),
-        filter.state,
-        filter.since,
-        filter.until,
-        i64::from(limit),
+           LEFT JOIN esims e ON e.topup_id = d.topup_id
+           WHERE d.topup_id = ANY ($1)"#,
+        &chosen,
     )
     .fetch_all(connection)
     .await?;
-    Ok(deliveries)
+    let mut views: HashMap<String, DeliveryView> = views
+        .into_iter()
+        .map(|view| (view.topup_id.clone(), view))
+        .collect();
+    Ok(chosen
+        .drain(..)
+        .filter_map(|topup| views.remove(&topup))
+        .collect())
+}
+
+/// Rows of one look at the history: each is bounded, whatever is stored.
+const LOOK: i64 = 5_000;
+/// A range of attempts also covers deliveries that were ready this long before it.
+const REACH: Duration = Duration::days(7);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    NewestFirst,
+    OldestFirst,
+}
+
+/// What a filter compares.
+struct Seen {
+    topup_id: String,
+    state: String,
+    attempted_at: Option<OffsetDateTime>,
+    created_at: OffsetDateTime,
+}
+
+impl Filter<'_> {
+    fn matches(&self, seen: &Seen) -> bool {
+        let at = seen
+            .attempted_at
+            .map_or(seen.created_at, |at| at.max(seen.created_at));
+        self.state.is_none_or(|state| state == seen.state)
+            && self.since.is_none_or(|since| at >= since)
+            && self.until.is_none_or(|until| at < until)
+    }
+
+    /// The earliest readiness of a delivery that is looked at.
+    fn reach(&self) -> OffsetDateTime {
+        self.since
+            .map_or(OffsetDateTime::UNIX_EPOCH, |since| since - REACH)
+    }
+}
+
+/// The first `limit` topups that match, found by an index in bounded looks.
+async fn find(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    order: Order,
+    limit: u32,
+) -> Result<Vec<String>, Error> {
+    if let Some(topup_id) = filter.topup_id {
+        return Ok(vec![topup_id.to_string()]);
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    if let Some(state @ ("exhausted" | "no_endpoint")) = filter.state {
+        let mut held = held(connection, filter.partner_id, state).await?;
+        held.retain(|seen| filter.matches(seen));
+        if order == Order::OldestFirst {
+            held.reverse();
+        }
+        return Ok(held.into_iter().take(limit).map(|seen| seen.topup_id).collect());
+    }
+    let mut found = Vec::new();
+    let mut last: Option<Seen> = None;
+    while found.len() < limit {
+        let rows = match (filter.partner_id, order) {
+            (Some(partner), Order::NewestFirst) => newest(connection, partner, filter, last.as_ref()).await?,
+            (Some(partner), Order::OldestFirst) => oldest(connection, partner, filter, last.as_ref()).await?,
+            (None, _) => all(connection, filter, last.as_ref()).await?,
+        };
+        let full = i64::try_from(rows.len()) == Ok(LOOK);
+        for seen in rows {
+            if filter.matches(&seen) && found.len() < limit {
+                found.push(seen.topup_id.clone());
+            }
+            last = Some(seen);
+        }
+        if !full {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Deliveries that wait for somebody to act, newest topups first; at most 100,000 of a partner, 10,000 of all.
+async fn held(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+    state: &str,
+) -> Result<Vec<Seen>, Error> {
+    let held = match partner_id {
+        Some(partner_id) => {
+            sqlx::query_scalar!(
+                "SELECT topup_id FROM delivery_held WHERE partner_id = $1 AND state = $2 LIMIT 100000",
+                partner_id.uuid(),
+                state,
+            )
+            .fetch_all(&mut *connection)
+            .await?
+        }
+        None => {
+            sqlx::query_scalar!(
+                "SELECT topup_id FROM delivery_held WHERE state = $1 ORDER BY at DESC LIMIT 10000",
+                state,
+            )
+            .fetch_all(&mut *connection)
+            .await?
+        }
+    };
+    let mut seen = Vec::with_capacity(held.len());
+    for part in held.chunks(1_000) {
+        let rows = sqlx::query_as!(
+            Seen,
+            "SELECT topup_id, state, attempted_at, created_at FROM deliveries WHERE topup_id = ANY ($1)",
+            part,
+        );
+        seen.extend(rows.fetch_all(&mut *connection).await?);
+    }
+    seen.sort_unstable_by(|one, other| other.topup_id.cmp(&one.topup_id));
+    Ok(seen)
+}
+
+async fn newest(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    filter: &Filter<'_>,
+    last: Option<&Seen>,
+) -> Result<Vec<Seen>, Error> {
+    let rows = sqlx::query_as!(
+        Seen,
+        "SELECT topup_id, state, attempted_at, created_at FROM deliveries
+         WHERE partner_id = $1 AND created_at >= $2 AND created_at <= coalesce($3, 'infinity'::timestamptz)
+           AND (created_at < coalesce($3, 'infinity'::timestamptz) OR topup_id < $4)
+         ORDER BY created_at DESC, topup_id DESC LIMIT $5",
+        partner_id.uuid(),
+        filter.reach(),
+        last.map(|seen| seen.created_at),
+        last.map_or("", |seen| seen.topup_id.as_str()),
+        LOOK,
+    );
+    Ok(rows.fetch_all(connection).await?)
+}
+
+async fn oldest(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    filter: &Filter<'_>,
+    last: Option<&Seen>,
+) -> Result<Vec<Seen>, Error> {
+    let rows = sqlx::query_as!(
+        Seen,
+        "SELECT topup_id, state, attempted_at, created_at FROM deliveries
+         WHERE partner_id = $1 AND created_at >= $2 AND created_at < coalesce($3, 'infinity'::timestamptz)
+           AND (created_at > $2 OR topup_id > $4)
+         ORDER BY created_at, topup_id LIMIT $5",
+        partner_id.uuid(),
+        last.map_or(filter.reach(), |seen| seen.created_at),
+        filter.until,
+        last.map_or("", |seen| seen.topup_id.as_str()),
+        LOOK,
+    );
+    Ok(rows.fetch_all(connection).await?)
+}
+
+/// The newest topups of all partners: a topup id begins with the time of its order.
+async fn all(
+    connection: &mut PgConnection,
+    filter: &Filter<'_>,
+    last: Option<&Seen>,
+) -> Result<Vec<Seen>, Error> {
+    let rows = sqlx::query_as!(
+        Seen,
+        "SELECT topup_id, state, attempted_at, created_at FROM deliveries
+         WHERE topup_id < $1 AND topup_id >= to_char($2::timestamptz AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')
+         ORDER BY topup_id DESC LIMIT $3",
+        last.map_or("A", |seen| seen.topup_id.as_str()),
+        filter.reach(),
+        LOOK,
+    );
+    Ok(rows.fetch_all(connection).await?)
 }
 
 /// Lists the attempts of a delivery, in order.
@@ -146,7 +328,8 @@ pub struct Replayed {
 }
 
 /// Makes the oldest deliveries that match a filter pending and due, at the start of the schedule; their
-/// attempts stay. Pending deliveries match if they wait for a retry, not if they wait for a URL.
+/// attempts stay. Pending deliveries match if they wait for a retry, not if they wait for a URL. Deliveries whose profile
+/// was erased don't match.
 pub async fn replay(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
@@ -154,21 +337,20 @@ pub async fn replay(
     mode: Mode<'_>,
 ) -> Result<Replayed, Error> {
     let mut transaction = connection.begin().await?;
+    let topups = find(&mut transaction, filter, Order::OldestFirst, limit).await?;
     // A delivery that is due within 30 s may be leased, or is due soon enough.
     let replayed = sqlx::query_as!(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
              SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status, created_at
              FROM deliveries d
-             WHERE ($1::text IS NULL OR topup_id = $1) AND ($2::uuid IS NULL OR partner_id = $2)
-               AND ($3::text IS NULL OR state = $3)
-               AND ($4::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $4)
-               AND ($5::timestamptz IS NULL OR greatest(attempted_at, created_at) < $5)
+             WHERE topup_id = ANY ($1) AND ($2::text IS NULL OR state = $2)
                AND (state IN ('delivered', 'exhausted')
                     OR (state = 'pending' AND attempt > 0
                         AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
-                            > now() + make_interval(secs => $6)))
-             ORDER BY topup_id LIMIT $7
+                            > now() + make_interval(secs => $3)))
+               AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
+             ORDER BY topup_id
              FOR UPDATE
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class)
@@ -191,13 +373,9 @@ pub async fn replay(
                 count(*) FILTER (WHERE state = 'pending') AS "pending!",
                 min(greatest(attempted_at, created_at)) AS oldest, max(greatest(attempted_at, created_at)) AS newest
          FROM chosen"#,
-        filter.topup_id.map(TopupId::as_str),
-        filter.partner_id.map(PartnerId::uuid),
+        &topups,
         filter.state,
-        filter.since,
-        filter.until,
         seconds(LONGEST_LEASE),
-        i64::from(limit),
     )
     .fetch_one(&mut *transaction)
     .await?;

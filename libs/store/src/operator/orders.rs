@@ -23,6 +23,9 @@ pub struct OrderView {
     /// When the order was stored.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
+    /// When the order was erased: its ids, states and times are left.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub erased_at: Option<OffsetDateTime>,
     /// The order's purchases.
     pub placements: Vec<PlacementView>,
     /// The order's units, in the order of the response.
@@ -71,6 +74,9 @@ pub struct TopupView {
     /// When its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub ready_at: Option<OffsetDateTime>,
+    /// When its profile was erased.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub erased_at: Option<OffsetDateTime>,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
     pub delivery: Option<String>,
     /// The number of ended webhook attempts.
@@ -104,11 +110,14 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                      JOIN topups t ON t.topup_id = e.topup_id
                      JOIN placements p ON p.placement_id = t.placement_id
                UNION SELECT o.order_id FROM partners p
-                     JOIN orders o ON o.partner_id = p.partner_id AND o.external_order_id = $2 AND NOT o.refused
+                     CROSS JOIN LATERAL (
+                         SELECT order_id FROM orders
+                         WHERE partner_id = p.partner_id AND external_order_id = $2 AND NOT refused LIMIT 1
+                     ) o
                UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused
            )
-           SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at
-           FROM orders JOIN found USING (order_id)
+           SELECT order_id, partner_id, external_order_id, refused, traceparent, created_at, erased_at
+           FROM orders WHERE order_id = ANY (ARRAY (SELECT order_id FROM found))
            ORDER BY created_at DESC LIMIT 20"#,
         uuid,
         id,
@@ -133,6 +142,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
                       CASE WHEN e.ready_at IS NOT NULL THEN 'ready'
                            WHEN t.state = 'pending' AND p.state = 'parked' THEN 'parked' ELSE t.state END AS "state!",
                       coalesce(t.reason, p.reason) AS reason, e.iccid AS "iccid?", e.ready_at AS "ready_at?",
+                      e.erased_at AS "erased_at?",
                       d.state AS "delivery?", d.attempt AS "delivery_attempts?", d.status AS "delivery_status?",
                       d.error AS "delivery_error?", d.delivered_at AS "delivered_at?", due.at AS "delivery_due_at?"
                FROM placements p
@@ -152,6 +162,7 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
             refused: head.refused,
             traceparent: head.traceparent,
             created_at: head.created_at,
+            erased_at: head.erased_at,
             placements,
             topups,
         });

@@ -7,6 +7,7 @@ use domain::{
 use serde::Serialize;
 use sqlx::{Connection, PgConnection};
 use time::OffsetDateTime;
+use uuid::Uuid;
 
 use super::actions::{self, Mode};
 use crate::{Error, unsigned};
@@ -52,53 +53,88 @@ pub async fn list(
     provider: Option<&str>,
     limit: i64,
 ) -> Result<Vec<Listed>, Error> {
-    // Two statements, since only parked placements have an index of their own.
-    if state == Some(PlacementState::Parked) {
-        let rows = sqlx::query_as!(
-            Listed,
-            r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
-                      p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at, d.at AS "redrive_at?",
-                      count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!"
-               FROM (SELECT placement_id, at FROM placement_parked
-                     WHERE $1::text IS NULL OR provider = $1
-                     ORDER BY at LIMIT $2) k
-               JOIN placements p ON p.placement_id = k.placement_id
-               LEFT JOIN placement_due d ON d.placement_id = k.placement_id
-               JOIN orders o ON o.order_id = p.order_id
-               JOIN topups t ON t.placement_id = p.placement_id
-               LEFT JOIN esims e ON e.topup_id = t.topup_id
-               GROUP BY p.placement_id, p.order_id, o.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at,
-                        p.created_at, d.at
-               ORDER BY p.created_at"#,
-            provider,
-            limit,
-        )
-        .fetch_all(connection)
-        .await?;
-        return Ok(rows);
-    }
+    let chosen = if state == Some(PlacementState::Parked) {
+        parked(connection, provider, limit).await?
+    } else {
+        newest(connection, state, provider, limit).await?
+    };
     let rows = sqlx::query_as!(
         Listed,
         r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
                   p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at, d.at AS "redrive_at?",
                   count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!"
-           FROM (SELECT * FROM placements
-                 WHERE ($1::text IS NULL OR state = $1) AND ($2::text IS NULL OR provider = $2)
-                 ORDER BY placement_id DESC LIMIT $3) p
+           FROM placements p
            LEFT JOIN placement_due d ON d.placement_id = p.placement_id
            JOIN orders o ON o.order_id = p.order_id
            JOIN topups t ON t.placement_id = p.placement_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id
-           GROUP BY p.placement_id, p.order_id, o.order_id, p.provider, p.state, p.attempt, p.reason, p.placed_at,
-                    p.created_at, d.at
-           ORDER BY p.placement_id DESC"#,
-        state.map(PlacementState::as_str),
-        provider,
-        limit,
+           WHERE p.placement_id = ANY ($1)
+           GROUP BY p.placement_id, o.order_id, d.at
+           ORDER BY array_position($1, p.placement_id)"#,
+        &chosen,
     )
     .fetch_all(connection)
     .await?;
     Ok(rows)
+}
+
+/// Rows of one look at the history: each is bounded, whatever is stored.
+const LOOK: i64 = 5_000;
+
+async fn parked(
+    connection: &mut PgConnection,
+    provider: Option<&str>,
+    limit: i64,
+) -> Result<Vec<Uuid>, Error> {
+    let found = sqlx::query_scalar!(
+        r#"WITH RECURSIVE known (provider) AS (
+               SELECT min(provider) FROM placement_parked
+               UNION ALL
+               SELECT (SELECT min(k.provider) FROM placement_parked k WHERE k.provider > known.provider)
+               FROM known WHERE known.provider IS NOT NULL
+           )
+           SELECT parked.placement_id AS "placement_id!"
+           FROM known
+           CROSS JOIN LATERAL (
+               SELECT placement_id, at FROM placement_parked k WHERE k.provider = known.provider ORDER BY at LIMIT $2
+           ) parked
+           WHERE $1::text IS NULL OR known.provider = $1
+           ORDER BY parked.at LIMIT $2"#,
+        provider,
+        limit,
+    );
+    Ok(found.fetch_all(connection).await?)
+}
+
+/// Placement ids are in the order of time.
+async fn newest(
+    connection: &mut PgConnection,
+    state: Option<PlacementState>,
+    provider: Option<&str>,
+    limit: i64,
+) -> Result<Vec<Uuid>, Error> {
+    let (mut found, mut before) = (Vec::new(), Uuid::max());
+    let limit = usize::try_from(limit).unwrap_or_default();
+    loop {
+        let look = sqlx::query!(
+            "SELECT placement_id, state, provider FROM placements
+             WHERE placement_id < $1 ORDER BY placement_id DESC LIMIT $2",
+            before,
+            LOOK,
+        );
+        let rows = look.fetch_all(&mut *connection).await?;
+        let full = i64::try_from(rows.len()) == Ok(LOOK);
+        for row in rows {
+            before = row.placement_id;
+            let state = state.is_none_or(|state| state.as_str() == row.state);
+            if state && provider.is_none_or(|provider| provider == row.provider) && found.len() < limit {
+                found.push(row.placement_id);
+            }
+        }
+        if !full || found.len() >= limit {
+            return Ok(found);
+        }
+    }
 }
 
 /// A placement after [`resolve`].

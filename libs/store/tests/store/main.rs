@@ -4,7 +4,11 @@
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several processes at
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
+//! - [`partner_view`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
+//! - [`backup`]: a base backup and its log are restored.
+//! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
+//! - [`plans`]: the plans of all statements on large tables.
 //! - [`database`]: deadlines and silent connections.
 //! - [`roles`]: what each database role may do.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
@@ -15,6 +19,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
+mod backup;
 mod bench;
 mod claim;
 mod configuration;
@@ -25,9 +30,12 @@ mod machine;
 mod migrations;
 mod operator;
 mod orders;
+mod partner_view;
+mod plans;
 mod pooler;
 mod providers;
 mod recover;
+mod retention;
 mod roles;
 mod rotation;
 mod schema;

@@ -376,3 +376,62 @@ async fn a_schema_that_is_behind_stops_the_start() {
         .unwrap_err();
     assert!(error.to_string().contains("run `esimctl migrate`"), "{error:#}");
 }
+
+/// The profile went between the replay and the attempt. Nothing is sent, and the delivery is held at once.
+#[tokio::test]
+async fn a_webhook_without_its_profile_is_held_and_says_why() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    let topup = bench.ready(partner).await;
+    sqlx::query("UPDATE esims SET profile = NULL, erased_at = now() WHERE topup_id = $1")
+        .bind(topup.as_str())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    bench.announce(partner, &topup).await;
+    let stored = bench.attempted(&topup).await;
+    assert_eq!(
+        (stored.state.as_str(), stored.status, stored.due_in),
+        ("exhausted", None, None)
+    );
+    assert!(stored.error.unwrap().contains("erased"));
+    assert_eq!(bench.receiver.received().len(), 0);
+    let metrics = bench.metrics().await;
+    assert!(metrics.contains(r#"outcome="erased""#), "{metrics}");
+    bench.stop().await;
+}
+
+/// The notifier erases by itself what is past its term.
+#[tokio::test]
+async fn an_old_profile_is_erased_while_webhooks_go_on() {
+    let mut bench = Bench::prepared().await;
+    let partner = bench.partner_at("/hook").await;
+    let old = bench.ready(partner).await;
+    for statement in [
+        "UPDATE deliveries SET topup_id = '20200101000000000000000001', state = 'delivered',
+                delivered_at = now() - interval '100 days'",
+        "UPDATE topups SET topup_id = '20200101000000000000000001'",
+        "UPDATE esims SET topup_id = '20200101000000000000000001'",
+    ] {
+        sqlx::query(statement).execute(&bench.pool).await.unwrap();
+    }
+    bench.go().await;
+    testkit::wait::until(PATIENCE, "the profile to be erased", async || {
+        let left = "SELECT count(*) FROM esims WHERE profile IS NOT NULL";
+        let left: i64 = sqlx::query_scalar(left).fetch_one(&bench.pool).await?;
+        Ok((left == 0).then_some(()))
+    })
+    .await
+    .unwrap();
+    let young = bench.ready_and_announced(partner).await;
+    bench.delivered(&young).await;
+    assert_ne!(old, young);
+    testkit::wait::until(PATIENCE, "the metrics of retention", async || {
+        let metrics = bench.metrics().await;
+        let shown = metrics.contains(r#"esim_retention_overdue_seconds{class="attempts""#);
+        Ok((shown && metrics.contains("esim_retention_erased_total")).then_some(()))
+    })
+    .await
+    .unwrap();
+    bench.stop().await;
+}

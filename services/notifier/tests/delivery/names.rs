@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
-use notifier::{dns::NameServers, guard::Networks};
+use notifier::dns::NameServers;
 use testkit::{process::Process, wait};
 use tokio::{net::UdpSocket, time::Instant};
+use webhooks::guard::Networks;
 
 use crate::{
     hostile::program,
@@ -86,7 +87,7 @@ async fn a_name_is_judged_by_all_that_it_resolves_to() {
     let (server, _) = name_server().await;
     let bench = Bench::start_with(|config| {
         config.webhook_resolvers = NameServers::parse(&server.to_string()).unwrap();
-        config.webhook_deny = Networks::parse("127.0.0.9").unwrap();
+        config.guard.webhook_deny = Networks::parse("127.0.0.9").unwrap();
     })
     .await;
     for (host, error) in [

@@ -5,12 +5,7 @@ use std::{sync::Once, time::Duration};
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
-use notifier::{
-    Config,
-    dns::NameServers,
-    guard::{Networks, Ports},
-    schedule::Schedule,
-};
+use notifier::{Config, dns::NameServers, schedule::Schedule};
 use pipeline::{
     Effect, Nats, NatsAccess, NatsConfig,
     payload::{ReadyTopup, TopupReady},
@@ -32,6 +27,7 @@ use store::{
 use testkit::{database::Database, nats::OwnStreams, ports, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
+use webhooks::{config::GuardConfig, guard::Networks};
 
 /// Thirty-two known bytes: what tests store is no secret.
 pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -83,9 +79,10 @@ pub fn config(database: &Database) -> Config {
     Config {
         admin_listen: ([127, 0, 0, 1], ports::free().unwrap()).into(),
         public_url: PUBLIC_URL.into(),
-        webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
-        webhook_deny: Networks::default(),
-        webhook_ports: Ports::default(),
+        guard: GuardConfig {
+            webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
+            ..GuardConfig::default()
+        },
         webhook_resolvers: NameServers::default(),
         webhook_head_max: 64 * 1024,
         webhook_timeout: Duration::from_secs(2),
@@ -96,6 +93,7 @@ pub fn config(database: &Database) -> Config {
         endpoint_failures: 0,
         endpoint_block: Duration::from_secs(5),
         endpoint_block_longest: Duration::from_mins(5),
+        retention_rate: 1000,
         database: PoolConfig {
             server: DatabaseConfig {
                 database_url: SecretString::from(database.url_of("notifier").unwrap()),

@@ -149,6 +149,46 @@ async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
     assert_eq!(usize::try_from(stored).unwrap(), accepted + 1);
 }
 
+#[tokio::test]
+async fn a_partner_has_limits_of_its_own_within_a_second() {
+    let stack = Stack::builder().start().await.unwrap();
+    let (small, other) = partners(&stack).await.unwrap();
+    let set = async |limits: &[&str]| {
+        let arguments = [&["partner", "set-limits", &small.access_key], limits].concat();
+        stack.esimctl.run::<serde_json::Value>(&arguments).await.unwrap()
+    };
+    let shown = set(&["--orders-per-second", "1", "--units-per-second", "1000"]).await;
+    assert_eq!((&shown["orders_per_second"], &shown["max_in_flight"]), (&json!(1), &json!(null)));
+    let client = stack.client(&small).unwrap();
+    let limited = async || {
+        let answers = try_join_all((0..3).map(|_| async { anyhow::Ok(one(&stack, &client).await) })).await?;
+        Ok(answers.into_iter().find(|answer| answer.status == 429))
+    };
+    let answer = wait::until(SOON, "a limited order", limited).await.unwrap();
+    let body = json!({"error": "Rate limit exceeded: at most 1 orders per second"});
+    assert_eq!(answer.json().unwrap(), body);
+    // Nothing changes for the others.
+    let others = stack.client(&other).unwrap();
+    for answer in try_join_all((0..5).map(|_| async { anyhow::Ok(one(&stack, &others).await) })).await.unwrap() {
+        assert_eq!(answer.status, 201, "{answer:?}");
+    }
+    set(&["--orders-per-second", "default", "--max-in-flight", "1"]).await;
+    let ended = async || {
+        let answers = [one(&stack, &client).await, one(&stack, &client).await];
+        Ok(answers.iter().all(|answer| answer.status == 201).then_some(()))
+    };
+    wait::until(SOON, "the end of the limit", ended).await.unwrap();
+    let unfinished = unfinished(&stack, &small).await.unwrap();
+    let full = async || {
+        let answer = one(&stack, &client).await;
+        Ok((answer.status == 429).then_some(answer))
+    };
+    let answer = wait::until(SOON, "a full partner", full).await.unwrap();
+    let text = answer.json().unwrap().to_string();
+    assert!(text.contains("at most 1"), "{text}");
+    drop(unfinished);
+}
+
 /// With a database that doesn't answer, what waits to be stored is dropped: its clients get a 503, or have
 /// gone.
 #[tokio::test]

@@ -3,7 +3,9 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
+//! - [`partner`]: what they look up and change themselves.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
+//! - [`examples`]: the examples and numbers of the partner guide.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
@@ -19,12 +21,14 @@
 
 mod database_away;
 mod duplicates;
+mod examples;
 mod faults;
 mod forwarder;
 mod isolation;
 mod limits;
 mod limits_memory;
 mod ordering;
+mod partner;
 mod raw;
 mod recover;
 mod resilience;

@@ -6,6 +6,7 @@ mod body;
 mod http;
 mod ordering;
 mod products;
+mod self_service;
 mod world;
 
 use crate::raw;
@@ -220,6 +221,7 @@ async fn the_specification_holds_rule_by_rule() {
         products::ROWS,
         ordering::ROWS,
         http::ROWS,
+        self_service::ROWS,
     ] {
         results.run(&world, table).await;
     }

@@ -329,6 +329,17 @@ async fn traffic(
         async || Ok((echo.heard().len() >= 3).then_some(())),
     )
     .await?;
+    // The partner looks its order up, and what its endpoint answered.
+    let look_up = shop.client.post("").method("GET");
+    let order = look_up.path("/api/v1/api_partner/orders/arrives").send().await?;
+    anyhow::ensure!(order.json()?["topups"][0]["esim"]["activate_code"].is_string());
+    let echoed = echo.heard()[0].body["topup_id"].clone();
+    let path = format!(
+        "/v1/api_partner/topups/{}/deliveries",
+        echoed.as_str().context("no topup")?
+    );
+    let asked = stack.client(careless)?.post("").method("GET").path(&path);
+    anyhow::ensure!(asked.send().await?.status == 200);
     // Pictures: as the webhook says, and in ways that don't work.
     let http = testkit::http::client()?;
     for webhook in &webhooks {

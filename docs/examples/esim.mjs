@@ -1,0 +1,104 @@
+#!/usr/bin/env node
+// A partner's client and webhook receiver, with Node's own modules only (Node 18 or later).
+//
+//   BASE_URL=… ACCESS_KEY=… SECRET_KEY=… docs/examples/esim.mjs order EXTERNAL_ORDER_ID OPTION_ID QTY
+//   … docs/examples/esim.mjs show EXTERNAL_ORDER_ID
+//   … docs/examples/esim.mjs redeliver TOPUP_ID
+//   … docs/examples/esim.mjs options
+//   WEBHOOK_SECRET=whsec_… docs/examples/esim.mjs receive PORT
+import { createHmac, timingSafeEqual } from "node:crypto";
+import { createServer } from "node:http";
+
+const API = "/api/v1/api_partner";
+const env = process.env;
+
+/** Sends a signed request; returns the status, the error code and the JSON. */
+async function signed(method, path, body) {
+  const timestamp = String(Math.floor(Date.now() / 1000));
+  const text = [method, path, timestamp, env.ACCESS_KEY].join("\n");
+  const signature = createHmac("sha256", Buffer.from(env.SECRET_KEY, "base64")).update(text).digest("hex");
+  const answer = await fetch(env.BASE_URL.replace(/\/$/, "") + path, {
+    method,
+    body: body && JSON.stringify(body),
+    headers: {
+      "X-Service-Access-Key": env.ACCESS_KEY,
+      "X-Service-Timestamp": timestamp,
+      "X-Service-Signature": signature,
+      "Content-Type": "application/json",
+    },
+    signal: AbortSignal.timeout(30_000),
+  });
+  const code = answer.headers.get("X-Service-Error") ?? "";
+  return { status: answer.status, code, json: await answer.json() };
+}
+
+const show = (externalOrderId) => signed("GET", `${API}/orders/${encodeURIComponent(externalOrderId)}`);
+
+/** Orders until the outcome is known: after a 5xx or no answer, the same id is sent again. */
+async function order(externalOrderId, optionId, qty) {
+  const body = { external_order_id: externalOrderId, products: [{ option_id: optionId, qty: Number(qty) }] };
+  for (const wait of [1000, 2000, 4000, 8000, null]) {
+    const answer = await signed("POST", `${API}/orders`, body).catch((error) => ({
+      status: 0,
+      code: "",
+      json: { error: String(error) },
+    }));
+    // An earlier request was accepted: it is bought, or being bought.
+    if (answer.code.includes("external_order_id_taken")) return show(externalOrderId);
+    const isFinal = answer.status > 0 && answer.status < 500 && answer.status !== 429;
+    if (isFinal || wait === null) return answer;
+    await new Promise((resolve) => setTimeout(resolve, wait));
+  }
+}
+
+/** Whether one of the signatures is ours, and the webhook is fresh. */
+function isOurs(secret, headers, body) {
+  const key = Buffer.from(secret.replace(/^whsec_/, ""), "base64");
+  const timestamp = headers["webhook-timestamp"] ?? "";
+  if (!(Math.abs(Date.now() / 1000 - Number(timestamp)) <= 300)) return false;
+  const mac = createHmac("sha256", key).update(`${headers["webhook-id"]}.${timestamp}.`).update(body);
+  const expected = Buffer.from("v1," + mac.digest("base64"));
+  const given = (headers["webhook-signature"] ?? "").split(" ").map((one) => Buffer.from(one));
+  return given.some((one) => one.length === expected.length && timingSafeEqual(one, expected));
+}
+
+function receive(port) {
+  const seen = new Set();
+  createServer((request, response) => {
+    const chunks = [];
+    request.on("data", (chunk) => chunks.push(chunk));
+    request.on("end", () => {
+      const body = Buffer.concat(chunks);
+      // Not 2xx: it is sent again, so nothing is lost while the secret changes.
+      if (!isOurs(env.WEBHOOK_SECRET, request.headers, body)) return response.writeHead(401).end();
+      const esim = JSON.parse(body);
+      if (!seen.has(esim.topup_id)) {
+        // Store it here, before the answer. The activation code is a secret: it is not printed.
+        seen.add(esim.topup_id);
+        console.log("ready", esim.external_order_id, esim.topup_id);
+      }
+      response.writeHead(200).end();
+    });
+  }).listen(Number(port), "127.0.0.1");
+}
+
+const [command, ...rest] = process.argv.slice(2);
+const commands = {
+  order: () => order(...rest),
+  show: () => show(rest[0]),
+  redeliver: () => signed("POST", `${API}/topups/${rest[0]}/redeliver`),
+  options: () => signed("GET", `${API}/options`),
+};
+if (command === "receive") {
+  receive(rest[0]);
+} else if (commands[command]) {
+  const { status, code, json } = await commands[command]();
+  console.log(JSON.stringify(json));
+  if (status < 200 || status > 299) {
+    console.error(`HTTP status ${status} ${code}`);
+    process.exit(1);
+  }
+} else {
+  console.error("usage: esim.mjs order|show|redeliver|options|receive …; see the head of this file");
+  process.exit(2);
+}

@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""A partner's client and webhook receiver, with Python's standard library only.
+
+  BASE_URL=… ACCESS_KEY=… SECRET_KEY=… docs/examples/esim.py order EXTERNAL_ORDER_ID OPTION_ID QTY
+  … docs/examples/esim.py show EXTERNAL_ORDER_ID
+  … docs/examples/esim.py redeliver TOPUP_ID
+  … docs/examples/esim.py options
+  WEBHOOK_SECRET=whsec_… docs/examples/esim.py receive PORT
+"""
+
+import base64
+import hashlib
+import hmac
+import http.server
+import json
+import os
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+
+API = "/api/v1/api_partner"
+
+
+def signed(method, path, body=None):
+    """Sends a signed request; returns the status, the headers and the JSON."""
+    timestamp = str(int(time.time()))
+    access_key = os.environ["ACCESS_KEY"]
+    text = "\n".join([method, path, timestamp, access_key])
+    key = base64.b64decode(os.environ["SECRET_KEY"])
+    request = urllib.request.Request(
+        os.environ["BASE_URL"].rstrip("/") + path,
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "X-Service-Access-Key": access_key,
+            "X-Service-Timestamp": timestamp,
+            "X-Service-Signature": hmac.new(key, text.encode(), hashlib.sha256).hexdigest(),
+            "Content-Type": "application/json",
+        },
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.headers, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, error.headers, json.loads(error.read() or b"null")
+
+
+def order(external_order_id, option_id, qty):
+    """Orders until the outcome is known: after a 5xx or no answer, the same id is sent again."""
+    body = {"external_order_id": external_order_id, "products": [{"option_id": option_id, "qty": qty}]}
+    for wait in [1, 2, 4, 8, None]:
+        try:
+            status, headers, answer = signed("POST", API + "/orders", body)
+        except OSError as error:
+            status, headers, answer = 0, {}, {"error": str(error)}
+        taken = "external_order_id_taken" in (headers.get("X-Service-Error") or "")
+        if taken:
+            # An earlier request was accepted: it is bought, or being bought.
+            return show(external_order_id)
+        if (status and status < 500 and status != 429) or wait is None:
+            return status, headers, answer
+        time.sleep(wait)
+
+
+def show(external_order_id):
+    return signed("GET", f"{API}/orders/{urllib.parse.quote(external_order_id, safe='')}")
+
+
+def is_ours(secret, headers, body):
+    """Whether one of the signatures is ours, and the webhook is fresh."""
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    timestamp = headers.get("webhook-timestamp", "")
+    if not timestamp.isdigit() or abs(time.time() - int(timestamp)) > 300:
+        return False
+    text = f"{headers.get('webhook-id', '')}.{timestamp}.".encode() + body
+    expected = "v1," + base64.b64encode(hmac.new(key, text, hashlib.sha256).digest()).decode()
+    given = headers.get("webhook-signature", "").split(" ")
+    return any(hmac.compare_digest(expected, one) for one in given)
+
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    seen = set()
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if not is_ours(os.environ["WEBHOOK_SECRET"], self.headers, body):
+            # Not 2xx: it is sent again, so nothing is lost while the secret changes.
+            self.send_response(401)
+        else:
+            esim = json.loads(body)
+            if esim["topup_id"] not in self.seen:
+                # Store it here, before the answer. The activation code is a secret: it is not printed.
+                self.seen.add(esim["topup_id"])
+                print("ready", esim["external_order_id"], esim["topup_id"], flush=True)
+            self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_):
+        pass
+
+
+def main(arguments):
+    match arguments:
+        case ["order", external_order_id, option_id, qty]:
+            status, headers, answer = order(external_order_id, option_id, int(qty))
+        case ["show", external_order_id]:
+            status, headers, answer = show(external_order_id)
+        case ["redeliver", topup_id]:
+            status, headers, answer = signed("POST", f"{API}/topups/{topup_id}/redeliver")
+        case ["options"]:
+            status, headers, answer = signed("GET", API + "/options")
+        case ["receive", port]:
+            http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Receiver).serve_forever()
+        case _:
+            sys.exit(__doc__)
+    print(json.dumps(answer))
+    if not 200 <= status < 300:
+        sys.exit(f"HTTP status {status} {headers.get('X-Service-Error') or ''}")
+
+
+main(sys.argv[1:])

@@ -1,0 +1,56 @@
+#!/bin/sh
+# A partner's client in plain shell, with openssl and curl.
+#
+#   BASE_URL=… ACCESS_KEY=… SECRET_KEY=… docs/examples/esim.sh order EXTERNAL_ORDER_ID OPTION_ID QTY
+#   … docs/examples/esim.sh show EXTERNAL_ORDER_ID
+#   … docs/examples/esim.sh redeliver TOPUP_ID
+#   … docs/examples/esim.sh options
+#
+# It prints the response body. The exit status is 0 for a 2xx; otherwise it prints the status and the error code on
+# standard error. EXTERNAL_ORDER_ID has letters, digits, `-`, `.`, `_` only: anything else needs percent-encoding.
+set -eu
+
+api=/api/v1/api_partner
+
+# signed METHOD PATH [BODY]
+signed() {
+  timestamp=$(date +%s)
+  key=$(printf %s "$SECRET_KEY" | openssl base64 -d -A | od -An -v -tx1 | tr -d ' \n')
+  signature=$(printf '%s\n%s\n%s\n%s' "$1" "$2" "$timestamp" "$ACCESS_KEY" |
+    openssl dgst -sha256 -mac HMAC -macopt "hexkey:$key" | sed 's/^.* //')
+  head=$(mktemp)
+  trap 'rm -f "$head"' EXIT
+  set -- "$1" "$2" ${3+--data-binary "$3"}
+  method=$1 path=$2
+  shift 2
+  curl --silent --show-error --max-time 30 --request "$method" --dump-header "$head" \
+    --header "X-Service-Access-Key: $ACCESS_KEY" \
+    --header "X-Service-Signature: $signature" \
+    --header "X-Service-Timestamp: $timestamp" \
+    --header 'Content-Type: application/json' \
+    "$@" "${BASE_URL%/}$path"
+  echo
+  status=$(sed -n '1s/^[^ ]* \([0-9]*\).*/\1/p' "$head")
+  case $status in
+    2*) ;;
+    *)
+      code=$(tr -d '\r' <"$head" | sed -n 's/^[Xx]-[Ss]ervice-[Ee]rror: //p')
+      echo "HTTP status $status $code" >&2
+      exit 1
+      ;;
+  esac
+}
+
+case ${1-} in
+  order)
+    body=$(printf '{"external_order_id":"%s","products":[{"option_id":"%s","qty":%s}]}' "$2" "$3" "$4")
+    signed POST "$api/orders" "$body"
+    ;;
+  show) signed GET "$api/orders/$2" ;;
+  redeliver) signed POST "$api/topups/$2/redeliver" ;;
+  options) signed GET "$api/options" ;;
+  *)
+    sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac

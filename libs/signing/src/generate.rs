@@ -1,0 +1,45 @@
+//! New keys and secrets for partners, from the operating system's random source.
+
+use rand::{TryRng, rngs::SysRng};
+
+use crate::{InvalidSecret, SecretKey, webhook};
+
+/// No key was created.
+#[derive(Debug, thiserror::Error)]
+pub enum NotGenerated {
+    /// The operating system gave no random bytes.
+    #[error("cannot read random bytes from the operating system: {0}")]
+    NoRandom(<SysRng as TryRng>::Error),
+    /// The bytes make no secret.
+    #[error(transparent)]
+    Invalid(#[from] InvalidSecret),
+}
+
+/// Creates an access key and a secret key.
+pub fn keys() -> Result<(String, SecretKey), NotGenerated> {
+    let access_key = format!("ak_{}", hex::encode(random::<12>()?));
+    Ok((access_key, SecretKey::from_bytes(random::<32>()?.into())?))
+}
+
+/// Creates a webhook secret of 32 bytes.
+pub fn webhook_secret() -> Result<webhook::Secret, NotGenerated> {
+    Ok(webhook::Secret::from_bytes(random::<32>()?.into())?)
+}
+
+fn random<const N: usize>() -> Result<[u8; N], NotGenerated> {
+    let mut bytes = [0; N];
+    SysRng
+        .try_fill_bytes(&mut bytes)
+        .map_err(NotGenerated::NoRandom)?;
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_bytes_differ() {
+        assert_ne!(random::<32>().unwrap(), random::<32>().unwrap());
+    }
+}

@@ -1,0 +1,266 @@
+//! Erasure on request: an order, or a partner with all its orders.
+//!
+//! An erased order keeps its ids, ICCIDs, states and times: no external order id and no ICCID is taken twice, and a
+//! purchase at the provider still finds its placement. Profiles, responses of endpoints, texts and trace ids go.
+
+use domain::{OrderId, PartnerId};
+use sqlx::{Connection, PgConnection};
+use uuid::Uuid;
+
+use super::actions::{self, Mode};
+use crate::Error;
+
+/// How long after a partner was disabled its last orders can begin.
+const LAST_ORDERS: f64 = 10.0;
+
+/// What an erasure removes, or has removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Erased {
+    /// Orders.
+    pub orders: i64,
+    /// Profiles of their units.
+    pub profiles: i64,
+    /// Recorded attempts of their deliveries.
+    pub attempts: i64,
+    /// Units whose webhook was never acknowledged; it is not sent any more.
+    pub undelivered: i64,
+}
+
+impl std::ops::AddAssign for Erased {
+    fn add_assign(&mut self, other: Self) {
+        self.orders += other.orders;
+        self.profiles += other.profiles;
+        self.attempts += other.attempts;
+        self.undelivered += other.undelivered;
+    }
+}
+
+/// Why nothing was erased.
+#[derive(Debug, thiserror::Error)]
+pub enum NotErased {
+    /// There is no such order or partner.
+    #[error("there is no such {0}")]
+    Unknown(&'static str),
+    /// Something of the order is still to be bought, collected or delivered.
+    #[error("it is not finished: {placements} of its placements and {units} of its units are under way")]
+    Unfinished {
+        /// Placements that are not placed, failed or refused, or wait for an operator.
+        placements: i64,
+        /// Units that wait for a profile or an attempt of their webhook.
+        units: i64,
+    },
+    /// The partner may still order.
+    #[error("the partner is enabled: `esimctl partner disable` comes first")]
+    Enabled,
+    /// Orders from before the partner was disabled may be without a due row.
+    #[error("the partner was disabled only now: repeat the command in a minute")]
+    TooSoon,
+    /// Orders of the partner are not finished.
+    #[error(
+        "{placements} of its placements and {deliveries} of its webhooks are not finished; see `esimctl delivery list \
+         --partner` and `esimctl placement list --state parked`"
+    )]
+    Busy {
+        /// Due and parked placements.
+        placements: i64,
+        /// Due deliveries.
+        deliveries: i64,
+    },
+    /// The database refused a statement or did not respond.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+impl From<sqlx::Error> for NotErased {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// Erases a finished order.
+pub async fn order(
+    connection: &mut PgConnection,
+    order_id: OrderId,
+    mode: Mode<'_>,
+) -> Result<Erased, NotErased> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query_scalar!(
+        "SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE",
+        order_id.uuid()
+    )
+    .fetch_optional(&mut *transaction)
+    .await?
+    .ok_or(NotErased::Unknown("order"))?;
+    // A replay or a claim that is under way ends before the check.
+    sqlx::query!(
+        "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
+         SELECT d.topup_id FROM placed
+         JOIN topups t ON t.placement_id = placed.placement_id
+         JOIN deliveries d ON d.topup_id = t.topup_id
+         FOR UPDATE OF d",
+        order_id.uuid()
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    let open = sqlx::query!(
+        r#"SELECT (SELECT count(*) FROM placements p
+                   WHERE p.order_id = $1
+                     AND (p.state NOT IN ('placed', 'failed', 'refused')
+                          OR EXISTS (SELECT FROM placement_due d WHERE d.placement_id = p.placement_id))) AS "placements!",
+                  (SELECT count(*) FROM placements p
+                   JOIN topups t ON t.placement_id = p.placement_id
+                   LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+                   WHERE p.order_id = $1 AND coalesce(d.state = 'pending', t.state <> 'failed')) AS "units!""#,
+        order_id.uuid()
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    if open.placements + open.units > 0 {
+        return Err(NotErased::Unfinished {
+            placements: open.placements,
+            units: open.units,
+        });
+    }
+    let erased = orders(&mut transaction, &[order_id.uuid()]).await?;
+    actions::finish(transaction, mode, erased.orders).await?;
+    Ok(erased)
+}
+
+/// Erases finished orders.
+async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased, sqlx::Error> {
+    sqlx::query_as!(
+        Erased,
+        r#"WITH part AS MATERIALIZED (
+               SELECT t.topup_id FROM placements p JOIN topups t ON t.placement_id = p.placement_id
+               WHERE p.order_id = ANY ($1)
+           ), profiles AS (
+               UPDATE esims e SET profile = NULL, erased_at = now()
+               FROM part WHERE e.topup_id = part.topup_id AND e.erased_at IS NULL
+               RETURNING e.topup_id
+           ), units AS (
+               UPDATE topups t SET profile = NULL, reason = NULL
+               FROM part
+               WHERE t.topup_id = part.topup_id AND (t.profile IS NOT NULL OR t.reason IS NOT NULL)
+           ), attempts AS (
+               DELETE FROM delivery_attempts a USING part WHERE a.topup_id = part.topup_id RETURNING a.topup_id
+           ), held AS (
+               DELETE FROM delivery_held h USING part WHERE h.topup_id = part.topup_id RETURNING h.topup_id
+           ), late AS (
+               DELETE FROM retention_due r USING part WHERE r.topup_id = part.topup_id
+           ), webhooks AS (
+               UPDATE deliveries d
+               SET state = CASE WHEN d.state = 'no_endpoint' THEN 'exhausted' ELSE d.state END,
+                   error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END
+               FROM part
+               WHERE d.topup_id = part.topup_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
+           ), texts AS (
+               UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL
+               WHERE p.order_id = ANY ($1)
+                 AND (p.reason IS NOT NULL OR p.refusal_status IS NOT NULL OR p.refusal_message IS NOT NULL)
+           ), erased AS (
+               UPDATE orders o SET traceparent = NULL, erased_at = now()
+               WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL
+               RETURNING o.order_id
+           )
+           SELECT (SELECT count(*) FROM erased) AS "orders!", (SELECT count(*) FROM profiles) AS "profiles!",
+                  (SELECT count(*) FROM attempts) AS "attempts!", (SELECT count(*) FROM held) AS "undelivered!""#,
+        orders,
+    )
+    .fetch_one(connection)
+    .await
+}
+
+/// The number of a disabled partner's orders that can be erased. Fails if one is not finished.
+pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId) -> Result<i64, NotErased> {
+    let partner = sqlx::query!(
+        r#"SELECT disabled_at IS NOT NULL AS "disabled!",
+                  coalesce(disabled_at + make_interval(secs => $2) < (SELECT min(up_to) FROM sweeps), false) AS "swept!"
+           FROM partners WHERE partner_id = $1"#,
+        partner_id.uuid(),
+        LAST_ORDERS,
+    )
+    .fetch_optional(&mut *connection)
+    .await?
+    .ok_or(NotErased::Unknown("partner"))?;
+    if !partner.disabled {
+        return Err(NotErased::Enabled);
+    }
+    // What is not finished has a due row from then on.
+    if !partner.swept {
+        return Err(NotErased::TooSoon);
+    }
+    let open = sqlx::query!(
+        r#"SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)
+                  + (SELECT count(*) FROM placement_parked k
+                     WHERE $1 = (SELECT o.partner_id FROM placements p JOIN orders o ON o.order_id = p.order_id
+                                 WHERE p.placement_id = k.placement_id)) AS "placements!",
+                  (SELECT count(*) FROM delivery_due WHERE partner_id = $1) AS "deliveries!""#,
+        partner_id.uuid(),
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    if open.placements + open.deliveries > 0 {
+        return Err(NotErased::Busy {
+            placements: open.placements,
+            deliveries: open.deliveries,
+        });
+    }
+    let orders = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "orders!" FROM orders WHERE partner_id = $1 AND NOT refused"#,
+        partner_id.uuid(),
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(orders)
+}
+
+/// Erases a disabled partner's name, keys, webhook URL and terms. Its id stays.
+pub async fn partner(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    orders: i64,
+    mode: Mode<'_>,
+) -> Result<(), NotErased> {
+    let mut transaction = connection.begin().await?;
+    sqlx::query!(
+        "WITH endpoint AS (DELETE FROM endpoints WHERE partner_id = $1),
+              terms AS (DELETE FROM retention_terms WHERE partner_id = $1)
+         UPDATE partners
+         SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL, webhook_url = NULL,
+             webhook_secret = '', old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL,
+             old_webhook_secret = NULL, old_webhook_secret_until = NULL, erased_at = coalesce(erased_at, now())
+         WHERE partner_id = $1 AND disabled_at IS NOT NULL",
+        partner_id.uuid(),
+    )
+    .execute(&mut *transaction)
+    .await?;
+    actions::finish(transaction, mode, orders).await?;
+    Ok(())
+}
+
+/// Erases the next orders of a partner, after `after` in the order of their external ids. Returns the start of the
+/// next batch; `None` after the last one.
+pub async fn partner_batch(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    after: &str,
+    limit: u32,
+) -> Result<(Erased, Option<String>), NotErased> {
+    let mut transaction = connection.begin().await?;
+    let page = sqlx::query!(
+        "SELECT order_id, external_order_id FROM orders
+         WHERE partner_id = $1 AND external_order_id > $2 AND NOT refused
+         ORDER BY external_order_id LIMIT $3",
+        partner_id.uuid(),
+        after,
+        i64::from(limit),
+    )
+    .fetch_all(&mut *transaction)
+    .await?;
+    let ids: Vec<Uuid> = page.iter().map(|order| order.order_id).collect();
+    let erased = orders(&mut transaction, &ids).await?;
+    transaction.commit().await?;
+    let full = u32::try_from(page.len()).is_ok_and(|read| read >= limit);
+    let next = page.into_iter().last().filter(|_| full);
+    Ok((erased, next.map(|last| last.external_order_id)))
+}

@@ -1,0 +1,116 @@
+//! How long each class of data is kept, by default and for single partners.
+
+use domain::PartnerId;
+use sqlx::{Connection, PgConnection};
+use uuid::Uuid;
+
+use super::actions::{self, Mode};
+use crate::{Error, retention::Class};
+
+/// The most different terms of one class: each has a walk of its own over the history.
+const MOST_TERMS: i64 = 8;
+
+/// The term of a class.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Term {
+    /// The class of data.
+    pub class: String,
+    /// The partner; `None` for the default.
+    pub partner_id: Option<Uuid>,
+    /// The days after which it is erased; `None` keeps it for ever.
+    pub days: Option<i32>,
+}
+
+/// What [`set`] makes of a term.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Erases after this many days.
+    Days(i32),
+    /// Erases nothing.
+    ForEver,
+    /// The partner has no term of its own any more.
+    Default,
+}
+
+/// Why a term was not set.
+#[derive(Debug, thiserror::Error)]
+pub enum NotSet {
+    /// Each term costs a walk over the history.
+    #[error("there are {MOST_TERMS} different terms of this class already: use one of them")]
+    TooMany,
+    /// The database refused a statement or did not respond.
+    #[error(transparent)]
+    Store(#[from] Error),
+}
+
+impl From<sqlx::Error> for NotSet {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// All terms, the defaults first.
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>, Error> {
+    let terms = sqlx::query_as!(
+        Term,
+        r#"SELECT class, nullif(partner_id, '00000000-0000-0000-0000-000000000000') AS partner_id, days
+           FROM retention_terms t
+           ORDER BY t.partner_id <> '00000000-0000-0000-0000-000000000000', class, t.partner_id"#
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(terms)
+}
+
+/// Sets the default of a class, or a partner's own term. The walks of the class begin again: a shorter term also
+/// holds for what an earlier walk has left.
+pub async fn set(
+    connection: &mut PgConnection,
+    class: Class,
+    partner_id: Option<PartnerId>,
+    keep: Keep,
+    mode: Mode<'_>,
+) -> Result<(), NotSet> {
+    let partner = partner_id.map_or_else(Uuid::nil, PartnerId::uuid);
+    let mut transaction = connection.begin().await?;
+    let days = match keep {
+        Keep::Days(days) => Some(days),
+        Keep::ForEver | Keep::Default => None,
+    };
+    if keep == Keep::Default && partner_id.is_some() {
+        sqlx::query!(
+            "DELETE FROM retention_terms WHERE class = $1 AND partner_id = $2",
+            class.as_str(),
+            partner
+        )
+        .execute(&mut *transaction)
+        .await?;
+    } else {
+        sqlx::query!(
+            "INSERT INTO retention_terms (class, partner_id, days) VALUES ($1, $2, $3)
+             ON CONFLICT (class, partner_id) DO UPDATE SET days = excluded.days",
+            class.as_str(),
+            partner,
+            days,
+        )
+        .execute(&mut *transaction)
+        .await?;
+    }
+    let terms = sqlx::query_scalar!(
+        r#"SELECT count(DISTINCT days) AS "terms!" FROM retention_terms WHERE class = $1"#,
+        class.as_str()
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    if terms > MOST_TERMS {
+        return Err(NotSet::TooMany);
+    }
+    sqlx::query!(
+        "UPDATE retention_walks SET after = '', up_to = '-infinity', began_at = now() WHERE class = $1",
+        class.as_str()
+    )
+    .execute(&mut *transaction)
+    .await?;
+    actions::finish(transaction, mode, 1).await?;
+    Ok(())
+}

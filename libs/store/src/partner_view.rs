@@ -1,0 +1,488 @@
+//! What partners see of their own account, orders and deliveries. Every statement names the partner, so another
+//! partner's ids look like ids that do not exist.
+
+mod deliveries;
+
+use domain::{Environment, OptionId, OrderId, PartnerId, TopupId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+pub use self::deliveries::{Attempt, Delivery, Redelivered, delivery, redeliver};
+use crate::Error;
+
+/// An order's id is made before its row, by another clock; they differ by less than this.
+const SKEW: time::Duration = time::Duration::minutes(5);
+/// Counts end here.
+const MOST_COUNTED: i64 = 10_000;
+
+/// The state of one unit, as its partner sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnitState {
+    /// It is being bought, or its profile is awaited.
+    Processing,
+    /// Its outcome is unknown; an operator looks into it.
+    OnHold,
+    /// Its profile is stored.
+    Ready,
+    /// It will never be delivered.
+    Failed,
+}
+
+impl UnitState {
+    fn named(name: &str) -> Self {
+        match name {
+            "ready" => Self::Ready,
+            "failed" => Self::Failed,
+            "on_hold" => Self::OnHold,
+            _ => Self::Processing,
+        }
+    }
+}
+
+/// The state of an order, as its partner sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OrderState {
+    /// At least one unit is not ready and has not failed.
+    Processing,
+    /// All units are ready.
+    Ready,
+    /// Some units are ready, the others have failed.
+    PartlyFailed,
+    /// All units have failed.
+    Failed,
+    /// It was answered with 422: nothing was bought.
+    Refused,
+    /// The partner cancelled it: nothing was bought.
+    Cancelled,
+}
+
+/// The head of an order.
+#[derive(Clone, Debug)]
+pub struct OrderHead {
+    pub order_id: OrderId,
+    /// The partner's own order id.
+    pub external_order_id: String,
+    /// It was answered with 422, or cancelled.
+    pub refused: bool,
+    /// When the partner cancelled it.
+    pub cancelled_at: Option<OffsetDateTime>,
+    /// When it was stored.
+    pub created_at: OffsetDateTime,
+}
+
+/// The numbers of units of an order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Units {
+    pub total: i64,
+    pub ready: i64,
+    pub failed: i64,
+    pub on_hold: i64,
+}
+
+impl OrderHead {
+    /// The state that follows from the units.
+    pub fn state(&self, units: Units) -> OrderState {
+        if self.cancelled_at.is_some() {
+            OrderState::Cancelled
+        } else if self.refused {
+            OrderState::Refused
+        } else if units.ready + units.failed < units.total {
+            OrderState::Processing
+        } else if units.failed == 0 {
+            OrderState::Ready
+        } else if units.ready == 0 {
+            OrderState::Failed
+        } else {
+            OrderState::PartlyFailed
+        }
+    }
+}
+
+/// One unit with its delivery.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub topup_id: TopupId,
+    /// The partner's own order id.
+    pub external_order_id: String,
+    /// The ordered option.
+    pub option_id: OptionId,
+    pub state: UnitState,
+    /// What the provider said when it refused: its code and its message.
+    pub refusal: Option<(String, String)>,
+    /// The ICCID of a ready unit.
+    pub iccid: Option<String>,
+    /// The sealed profile of a ready unit.
+    pub profile: Option<Vec<u8>>,
+    /// When its profile was stored.
+    pub ready_at: Option<OffsetDateTime>,
+    /// When its profile was erased.
+    pub erased_at: Option<OffsetDateTime>,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
+    pub delivery: Option<String>,
+    /// When the endpoint acknowledged the webhook.
+    pub delivered_at: Option<OffsetDateTime>,
+}
+
+/// The numbers of units by state.
+pub fn count(units: &[Unit]) -> Units {
+    let of =
+        |state| i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX);
+    Units {
+        total: i64::try_from(units.len()).unwrap_or(i64::MAX),
+        ready: of(UnitState::Ready),
+        failed: of(UnitState::Failed),
+        on_hold: of(UnitState::OnHold),
+    }
+}
+
+struct UnitRow {
+    topup_id: String,
+    external_order_id: String,
+    option_id: Uuid,
+    state: String,
+    refusal_status: Option<String>,
+    refusal_message: Option<String>,
+    iccid: Option<String>,
+    profile: Option<Vec<u8>>,
+    ready_at: Option<OffsetDateTime>,
+    erased_at: Option<OffsetDateTime>,
+    delivery: Option<String>,
+    delivered_at: Option<OffsetDateTime>,
+}
+
+impl TryFrom<UnitRow> for Unit {
+    type Error = Error;
+
+    fn try_from(row: UnitRow) -> Result<Self, Error> {
+        Ok(Self {
+            topup_id: row.topup_id.try_into()?,
+            external_order_id: row.external_order_id,
+            option_id: row.option_id.into(),
+            state: UnitState::named(&row.state),
+            refusal: row.refusal_status.zip(row.refusal_message),
+            iccid: row.iccid,
+            profile: row.profile,
+            ready_at: row.ready_at,
+            erased_at: row.erased_at,
+            delivery: row.delivery,
+            delivered_at: row.delivered_at,
+        })
+    }
+}
+
+/// The order with this external id: the one that stands, or else the newest refused one.
+pub async fn order(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    external_order_id: &str,
+) -> Result<Option<OrderHead>, Error> {
+    let row = sqlx::query!(
+        r#"SELECT order_id AS "order_id!", external_order_id AS "external_order_id!", refused AS "refused!",
+                  cancelled_at, created_at AS "created_at!"
+           FROM (
+               (SELECT * FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused)
+               UNION ALL
+               (SELECT * FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused
+                ORDER BY created_at DESC LIMIT 1)
+           ) found
+           ORDER BY refused LIMIT 1"#,
+        partner_id.uuid(),
+        external_order_id,
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(row.map(|row| OrderHead {
+        order_id: row.order_id.into(),
+        external_order_id: row.external_order_id,
+        refused: row.refused,
+        cancelled_at: row.cancelled_at,
+        created_at: row.created_at,
+    }))
+}
+
+/// The units of one of the partner's orders, in the order of the response.
+pub async fn units(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    order_id: OrderId,
+) -> Result<Vec<Unit>, Error> {
+    sqlx::query_as!(
+        UnitRow,
+        r#"SELECT t.topup_id, o.external_order_id, t.option_id,
+                  CASE WHEN e.ready_at IS NOT NULL THEN 'ready' WHEN t.state = 'failed' THEN 'failed'
+                       WHEN p.state = 'parked' THEN 'on_hold' ELSE 'processing' END AS "state!",
+                  p.refusal_status, p.refusal_message, e.iccid AS "iccid?", e.profile AS "profile?",
+                  e.ready_at AS "ready_at?", e.erased_at AS "erased_at?", d.state AS "delivery?", d.delivered_at AS "delivered_at?"
+           FROM orders o
+           JOIN placements p ON p.order_id = o.order_id
+           JOIN topups t ON t.placement_id = p.placement_id
+           LEFT JOIN esims e ON e.topup_id = t.topup_id
+           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+           WHERE o.order_id = $2 AND o.partner_id = $1 ORDER BY t.position"#,
+        partner_id.uuid(),
+        order_id.uuid(),
+    )
+    .fetch_all(connection)
+    .await?
+    .into_iter()
+    .map(Unit::try_from)
+    .collect()
+}
+
+/// One of the partner's units.
+pub async fn unit(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Unit>, Error> {
+    sqlx::query_as!(
+        UnitRow,
+        r#"SELECT t.topup_id, o.external_order_id, t.option_id,
+                  CASE WHEN e.ready_at IS NOT NULL THEN 'ready' WHEN t.state = 'failed' THEN 'failed'
+                       WHEN p.state = 'parked' THEN 'on_hold' ELSE 'processing' END AS "state!",
+                  p.refusal_status, p.refusal_message, e.iccid AS "iccid?", e.profile AS "profile?",
+                  e.ready_at AS "ready_at?", e.erased_at AS "erased_at?", d.state AS "delivery?", d.delivered_at AS "delivered_at?"
+           FROM topups t
+           JOIN placements p ON p.placement_id = t.placement_id
+           JOIN orders o ON o.order_id = p.order_id
+           LEFT JOIN esims e ON e.topup_id = t.topup_id
+           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+           WHERE t.topup_id = $2 AND o.partner_id = $1"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+    )
+    .fetch_optional(connection)
+    .await?
+    .map(Unit::try_from)
+    .transpose()
+}
+
+/// A page of orders, the newest first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OrderPage {
+    /// Orders before this one; `None` begins with the newest.
+    pub before: Option<OrderId>,
+    /// Orders that were stored after this time.
+    pub created_after: Option<OffsetDateTime>,
+    /// The most orders.
+    pub limit: i64,
+}
+
+/// Lists a partner's orders with the numbers of their units. An order's id begins with a time shortly before its
+/// creation, so one index serves the order, the cursor and the time.
+pub async fn orders(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    page: &OrderPage,
+) -> Result<Vec<(OrderHead, Units)>, Error> {
+    let rows = sqlx::query!(
+        r#"SELECT o.order_id, o.external_order_id, o.refused, o.cancelled_at, o.created_at,
+                  units.total AS "total!", units.ready AS "ready!", units.failed AS "failed!",
+                  units.on_hold AS "on_hold!"
+           FROM (SELECT * FROM orders
+                 WHERE partner_id = $1 AND order_id < $2 AND order_id >= $3
+                   AND created_at > coalesce($4, '-infinity'::timestamptz)
+                 ORDER BY order_id DESC LIMIT $5) o
+           CROSS JOIN LATERAL (
+               SELECT count(*) AS total, count(e.ready_at) AS ready,
+                      count(*) FILTER (WHERE t.state = 'failed' AND e.ready_at IS NULL) AS failed,
+                      count(*) FILTER (WHERE t.state = 'pending' AND p.state = 'parked' AND e.ready_at IS NULL)
+                          AS on_hold
+               FROM placements p
+               JOIN topups t ON t.placement_id = p.placement_id
+               LEFT JOIN esims e ON e.topup_id = t.topup_id
+               WHERE p.order_id = o.order_id
+           ) units
+           ORDER BY o.order_id DESC"#,
+        partner_id.uuid(),
+        page.before.map_or(Uuid::max(), OrderId::uuid),
+        page.created_after.map_or(Uuid::nil(), |at| first_id(at - SKEW)),
+        page.created_after,
+        page.limit,
+    )
+    .fetch_all(connection)
+    .await?;
+    let read = rows.into_iter().map(|row| {
+        let head = OrderHead {
+            order_id: row.order_id.into(),
+            external_order_id: row.external_order_id,
+            refused: row.refused,
+            cancelled_at: row.cancelled_at,
+            created_at: row.created_at,
+        };
+        let units = Units {
+            total: row.total,
+            ready: row.ready,
+            failed: row.failed,
+            on_hold: row.on_hold,
+        };
+        (head, units)
+    });
+    Ok(read.collect())
+}
+
+/// The smallest `UUIDv7` of a time.
+fn first_id(at: OffsetDateTime) -> Uuid {
+    let milliseconds = u128::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or_default();
+    Uuid::from_u128(milliseconds.min((1 << 48) - 1) << 80)
+}
+
+/// An option that a partner may order.
+#[derive(Clone, Debug)]
+pub struct OfferedOption {
+    pub option_id: OptionId,
+    /// The display name.
+    pub name: String,
+}
+
+/// The options that a partner of this environment may order, by id, after `after`. A live partner is offered the live
+/// options of `providers`, a sandbox partner all of them.
+pub async fn options(
+    connection: &mut PgConnection,
+    environment: Environment,
+    providers: &[String],
+    after: Option<OptionId>,
+    limit: i64,
+) -> Result<Vec<OfferedOption>, Error> {
+    let rows = sqlx::query!(
+        "SELECT option_id, name FROM options
+         WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
+         ORDER BY option_id LIMIT $4",
+        after.map_or(Uuid::nil(), OptionId::uuid),
+        environment == Environment::Sandbox,
+        providers,
+        limit,
+    )
+    .fetch_all(connection)
+    .await?;
+    let offered = rows.into_iter().map(|row| OfferedOption {
+        option_id: row.option_id.into(),
+        name: row.name,
+    });
+    Ok(offered.collect())
+}
+
+/// A partner's account, without secrets.
+#[derive(Clone, Debug)]
+pub struct Account {
+    /// The display name.
+    pub name: String,
+    /// `sandbox` or `live`.
+    pub environment: String,
+    /// The current access key.
+    pub access_key: String,
+    /// The access key before the last rotation, during the overlap.
+    pub old_access_key: Option<String>,
+    /// When the old keys end.
+    pub old_keys_until: Option<OffsetDateTime>,
+    /// When the account was created.
+    pub created_at: OffsetDateTime,
+}
+
+/// A partner's account.
+pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>, Error> {
+    let account = sqlx::query_as!(
+        Account,
+        r#"SELECT name, environment, access_key, created_at,
+                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
+                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until
+           FROM partners WHERE partner_id = $1"#,
+        partner_id.uuid(),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(account)
+}
+
+/// A partner's endpoint.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// The URL that receives the webhooks.
+    pub url: Option<String>,
+    /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or `no_url`.
+    pub state: String,
+    /// The end of the block.
+    pub blocked_until: Option<OffsetDateTime>,
+    /// Consecutive failed attempts.
+    pub failures: i32,
+    /// Deliveries that wait for an attempt, counted up to 10,000; those within their first lease do not count.
+    pub waiting: i64,
+    /// Deliveries whose schedule ended, counted up to 10,000.
+    pub exhausted: i64,
+    /// Until when webhooks are signed with the old secret, too.
+    pub old_secret_until: Option<OffsetDateTime>,
+}
+
+/// A partner's endpoint.
+pub async fn endpoint(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<Endpoint>, Error> {
+    let endpoint = sqlx::query_as!(
+        Endpoint,
+        r#"SELECT p.webhook_url AS url,
+                  CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
+                       WHEN p.webhook_url IS NULL THEN 'no_url'
+                       WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'
+                       WHEN e.blocked_until IS NOT NULL THEN 'blocked'
+                       ELSE 'open' END AS "state!",
+                  nullif(e.blocked_until, 'infinity') AS blocked_until,
+                  coalesce(e.failures, 0) AS "failures!",
+                  (SELECT count(*) FROM (SELECT FROM delivery_due d WHERE d.partner_id = $1 LIMIT $2) d) AS "waiting!",
+                  (SELECT count(*) FROM (SELECT FROM delivery_held h
+                                         WHERE h.partner_id = $1 AND h.state = 'exhausted' LIMIT $2) h)
+                      AS "exhausted!",
+                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret_until END
+                      AS old_secret_until
+           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+           WHERE p.partner_id = $1"#,
+        partner_id.uuid(),
+        MOST_COUNTED,
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(endpoint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_id_of_a_time_precedes_every_id_of_it() {
+        let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
+        let id = |seconds| Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
+        assert!(first_id(at) <= id(1_700_000_000) && first_id(at) > id(1_699_999_999));
+        assert_eq!(
+            first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()),
+            Uuid::nil()
+        );
+    }
+
+    #[test]
+    fn the_state_of_an_order_follows_from_its_units() {
+        let head = OrderHead {
+            order_id: OrderId::new(),
+            external_order_id: String::new(),
+            refused: false,
+            cancelled_at: None,
+            created_at: OffsetDateTime::UNIX_EPOCH,
+        };
+        for (ready, failed, state) in [
+            (0, 0, OrderState::Processing),
+            (1, 1, OrderState::Processing),
+            (3, 0, OrderState::Ready),
+            (0, 3, OrderState::Failed),
+            (2, 1, OrderState::PartlyFailed),
+        ] {
+            let units = Units {
+                total: 3,
+                ready,
+                failed,
+                on_hold: 0,
+            };
+            assert_eq!(head.state(units), state);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The deliveries of a partner's own units, and their redelivery.
+
+use std::time::Duration;
+
+use domain::{PartnerId, TopupId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+
+use crate::{
+    Error, age,
+    endpoints::LONGEST_LEASE,
+    operator::{
+        actions::{Action, Mode},
+        deliveries::{self, Filter},
+    },
+    seconds,
+};
+
+/// The most attempts of a delivery that are shown, the newest.
+const MOST_ATTEMPTS: i64 = 100;
+/// The name under which a partner's own changes are recorded.
+const PARTNER: &str = "partner";
+
+/// The delivery of one of the partner's units.
+#[derive(Clone, Debug)]
+pub struct Delivery {
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; `None` before the unit is ready.
+    pub state: Option<String>,
+    /// When the endpoint acknowledged the webhook.
+    pub delivered_at: Option<OffsetDateTime>,
+    /// When the next attempt is due.
+    pub next_attempt_at: Option<OffsetDateTime>,
+    /// The newest attempts, in order.
+    pub attempts: Vec<Attempt>,
+}
+
+/// One attempt of a delivery.
+#[derive(Clone, Debug)]
+pub struct Attempt {
+    /// The number of attempts that ended before this one.
+    pub attempt: i32,
+    /// When it began.
+    pub at: OffsetDateTime,
+    /// The duration in milliseconds.
+    pub duration_ms: i32,
+    /// The HTTP status of the response, if one arrived.
+    pub status: Option<i32>,
+    /// The result class: `delivered`, `status_5xx`, `timeout`, …
+    pub class: String,
+    /// The start of the response body, sealed for [`Purpose::Answer`](crate::vault::Purpose::Answer).
+    pub answer: Option<Vec<u8>>,
+}
+
+/// The delivery of a unit with its attempts; `None` if the partner has no such unit.
+pub async fn delivery(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Delivery>, Error> {
+    let row = sqlx::query!(
+        r#"SELECT d.state AS "state?", d.delivered_at AS "delivered_at?", due.at AS "at?"
+           FROM topups t
+           JOIN placements p ON p.placement_id = t.placement_id
+           JOIN orders o ON o.order_id = p.order_id
+           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+           LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
+           WHERE t.topup_id = $2 AND o.partner_id = $1"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+    )
+    .fetch_optional(&mut *connection)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let mut attempts = sqlx::query_as!(
+        Attempt,
+        r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
+           FROM (
+               SELECT attempt, at, duration_ms, status, class, answer FROM delivery_attempts WHERE topup_id = $2
+               UNION ALL
+               SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
+               FROM deliveries
+               WHERE topup_id = $2 AND partner_id = $1 AND state = 'delivered' AND attempted_at IS NOT NULL
+           ) attempts
+           ORDER BY 1 DESC, 2 DESC LIMIT $3"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+        MOST_ATTEMPTS,
+    )
+    .fetch_all(connection)
+    .await?;
+    attempts.reverse();
+    Ok(Some(Delivery {
+        state: row.state,
+        delivered_at: row.delivered_at,
+        next_attempt_at: row.at,
+        attempts,
+    }))
+}
+
+/// The result of [`redeliver`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redelivered {
+    /// The webhook is sent again.
+    Again,
+    /// The webhook is due already, or an attempt is in flight.
+    Due,
+    /// The last attempt is younger than the interval; this much is left of it.
+    TooSoon(Duration),
+    /// The unit is not ready.
+    NotReady,
+    /// Its profile was erased.
+    Erased,
+    /// The partner has no webhook URL.
+    NoEndpoint,
+    /// The partner has no such unit.
+    Unknown,
+}
+
+/// Replays one delivery of a partner by [`deliveries::replay`], unless its last attempt is younger than `interval`.
+pub async fn redeliver(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+    interval: Duration,
+) -> Result<Redelivered, Error> {
+    let row = sqlx::query!(
+        r#"SELECT d.state AS "state?", clock_timestamp() AS "now!",
+                  extract(epoch FROM clock_timestamp() - greatest(d.attempted_at, d.created_at))::float8 AS age,
+                  (d.state = 'pending' AND (d.attempt = 0 OR coalesce(
+                       due.at <= clock_timestamp() + make_interval(secs => $3), true))) AS due,
+                  EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.erased_at IS NOT NULL) AS "erased!"
+           FROM topups t
+           JOIN placements p ON p.placement_id = t.placement_id
+           JOIN orders o ON o.order_id = p.order_id
+           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
+           LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
+           WHERE t.topup_id = $2 AND o.partner_id = $1"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+        seconds(LONGEST_LEASE),
+    )
+    .fetch_optional(&mut *connection)
+    .await?;
+    let Some(row) = row else {
+        return Ok(Redelivered::Unknown);
+    };
+    match row.state.as_deref() {
+        None => return Ok(Redelivered::NotReady),
+        Some(_) if row.erased => return Ok(Redelivered::Erased),
+        Some("no_endpoint") => return Ok(Redelivered::NoEndpoint),
+        _ if row.due == Some(true) => return Ok(Redelivered::Due),
+        Some(_) => {}
+    }
+    let age = age(row.age.unwrap_or_default());
+    if age < interval {
+        return Ok(Redelivered::TooSoon(interval.saturating_sub(age)));
+    }
+    let filter = Filter {
+        topup_id: Some(topup_id),
+        partner_id: Some(partner_id),
+        until: Some(row.now - interval),
+        ..Filter::default()
+    };
+    let action = Action {
+        operator: PARTNER,
+        command: "topup redeliver",
+        target: &format!("topup {topup_id}"),
+        reason: "requested by the partner",
+    };
+    let replayed = deliveries::replay(connection, &filter, 1, Mode::Apply(action)).await?;
+    Ok(if replayed.replayed > 0 {
+        Redelivered::Again
+    } else {
+        // Another request, an operator or the notifier was faster.
+        Redelivered::Due
+    })
+}

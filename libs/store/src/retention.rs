@@ -1,0 +1,367 @@
+//! Retention: what is older than its term is erased in bounded batches.
+//!
+//! Each class has one walk for each term in use. A walk reads the history once, by an index and in the order of time,
+//! and remembers how far it has got. One process works on a walk at a time. A profile that is not delivered when the
+//! walk passes gets a row in `retention_due` and is looked at again.
+
+use std::time::Duration;
+
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+
+use crate::{Error, age, seconds};
+
+/// A profile's walk passes this long after the end of the term, counted from the order. Deliveries that took longer
+/// get a row in `retention_due`.
+const LAG: Duration = Duration::from_hours(1);
+
+/// A class of data with terms of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Profiles: from the delivery on.
+    Profiles,
+    /// Attempts of deliveries, with the responses of endpoints: from the attempt on.
+    Attempts,
+    /// Recorded actions of operators: from the action on.
+    Audit,
+}
+
+impl Class {
+    /// All classes.
+    pub const ALL: [Self; 3] = [Self::Profiles, Self::Attempts, Self::Audit];
+
+    /// The name in the database, in metrics and in `esimctl`.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Profiles => "profiles",
+            Self::Attempts => "attempts",
+            Self::Audit => "audit",
+        }
+    }
+}
+
+impl std::str::FromStr for Class {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let mut all = Self::ALL.into_iter();
+        all.find(|class| class.as_str() == name)
+            .ok_or_else(|| format!("there is no class {name:?}: profiles, attempts, audit"))
+    }
+}
+
+/// The result of one batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// Rows that were looked at.
+    pub seen: u64,
+    /// Rows that were erased.
+    pub erased: u64,
+    /// The batch was full: more rows are left.
+    pub more: bool,
+}
+
+impl Step {
+    fn of(seen: i64, erased: i64, limit: u32) -> Self {
+        Self {
+            seen: u64::try_from(seen).unwrap_or_default(),
+            erased: u64::try_from(erased).unwrap_or_default(),
+            more: seen >= i64::from(limit),
+        }
+    }
+
+    fn and(self, other: Self) -> Self {
+        Self {
+            seen: self.seen + other.seen,
+            erased: self.erased + other.erased,
+            more: self.more || other.more,
+        }
+    }
+}
+
+/// Looks at about `limit` rows of a class and erases those whose term has ended. Does nothing while another process
+/// works on the class.
+pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
+    keep_walks(connection, class).await?;
+    let step = walk(connection, class, limit).await?;
+    match class {
+        Class::Profiles => Ok(step.and(late_profiles(connection, limit).await?)),
+        Class::Attempts | Class::Audit => Ok(step),
+    }
+}
+
+async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    let lag = if class == Class::Profiles {
+        LAG
+    } else {
+        Duration::ZERO
+    };
+    let walk = sqlx::query_as!(
+        Walk,
+        r#"SELECT days, after, nullif(up_to, '-infinity') AS up_to,
+                  now() - make_interval(days => days, secs => $2) AS "until!",
+                  EXISTS (SELECT FROM retention_terms t
+                          WHERE t.class = w.class AND t.partner_id = '00000000-0000-0000-0000-000000000000'
+                            AND t.days = w.days) AS "by_default!"
+           FROM retention_walks w
+           WHERE class = $1 AND up_to < now() - make_interval(days => days, secs => $2)
+           ORDER BY w.up_to LIMIT 1 FOR UPDATE OF w SKIP LOCKED"#,
+        class.as_str(),
+        seconds(lag),
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let Some(walk) = walk else {
+        transaction.rollback().await?;
+        return Ok(Step::default());
+    };
+    let (passed, step) = match class {
+        Class::Profiles => walk.profiles(&mut transaction, limit).await?,
+        Class::Attempts => walk.attempts(&mut transaction, limit).await?,
+        Class::Audit => walk.audit(&mut transaction, limit).await?,
+    };
+    sqlx::query!(
+        "UPDATE retention_walks SET after = coalesce($3, after), up_to = $4 WHERE class = $1 AND days = $2",
+        class.as_str(),
+        walk.days,
+        passed.after,
+        passed
+            .at
+            .filter(|_| step.more)
+            .map_or(walk.until, |at| at.min(walk.until)),
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(step)
+}
+
+/// A walk for each term in use, and no other.
+async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<(), Error> {
+    sqlx::query!(
+        "WITH unused AS (
+             DELETE FROM retention_walks w
+             WHERE class = $1 AND NOT EXISTS (
+                 SELECT FROM retention_terms t WHERE t.class = w.class AND t.days = w.days)
+         )
+         INSERT INTO retention_walks (class, days)
+         SELECT DISTINCT class, days FROM retention_terms WHERE class = $1 AND days IS NOT NULL
+         ON CONFLICT DO NOTHING",
+        class.as_str(),
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+struct Walk {
+    days: i32,
+    after: String,
+    up_to: Option<OffsetDateTime>,
+    until: OffsetDateTime,
+    /// Its term is that of partners without their own.
+    by_default: bool,
+}
+
+/// The last row that a walk has passed.
+#[derive(Default)]
+struct Passed {
+    after: Option<String>,
+    at: Option<OffsetDateTime>,
+}
+
+impl Walk {
+    /// Topup ids begin with the time of the order, so their primary key is in the order of time.
+    async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<(Passed, Step), Error> {
+        let row = sqlx::query!(
+            r#"WITH page AS MATERIALIZED (
+                   SELECT topup_id, placement_id, state FROM topups
+                   WHERE topup_id > $1 AND topup_id < to_char($2::timestamptz AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')
+                   ORDER BY topup_id LIMIT $3
+               ), mine AS MATERIALIZED (
+                   SELECT page.topup_id, page.state = 'failed' AND d.topup_id IS NULL AND coalesce(
+                              (SELECT false FROM placement_parked k WHERE k.placement_id = page.placement_id), true) AS never,
+                          coalesce(d.delivered_at, d.created_at) + make_interval(days => $4) AS ends_at,
+                          d.state = 'delivered' AS delivered
+                   FROM page
+                   LEFT JOIN deliveries d ON d.topup_id = page.topup_id
+                   LEFT JOIN retention_terms own ON own.class = 'profiles' AND own.partner_id = d.partner_id
+                   WHERE d.topup_id IS NULL OR CASE WHEN own.class IS NULL THEN $5 ELSE own.days = $4 END
+               ), erased AS (
+                   UPDATE esims e SET profile = NULL, erased_at = now()
+                   FROM mine
+                   WHERE e.topup_id = mine.topup_id AND e.erased_at IS NULL AND mine.delivered AND mine.ends_at <= now()
+                   RETURNING e.topup_id
+               ), old_column AS (
+                   -- Programs of schema 6 stored profiles here.
+                   UPDATE topups t SET profile = NULL
+                   FROM mine
+                   WHERE t.topup_id = mine.topup_id AND t.profile IS NOT NULL AND mine.delivered
+                     AND mine.ends_at <= now()
+               ), later AS (
+                   INSERT INTO retention_due (topup_id, at)
+                   SELECT topup_id, CASE WHEN delivered THEN ends_at ELSE now() + interval '1 day' END
+                   FROM mine WHERE NOT never AND NOT (coalesce(delivered, false) AND ends_at <= now())
+                   ON CONFLICT DO NOTHING
+               )
+               SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", max(page.topup_id) AS after,
+                      (SELECT p.created_at FROM page last JOIN placements p ON p.placement_id = last.placement_id
+                       ORDER BY last.topup_id DESC LIMIT 1) AS at
+               FROM page"#,
+            self.after,
+            self.until,
+            i64::from(limit),
+            self.days,
+            self.by_default,
+        )
+        .fetch_one(connection)
+        .await?;
+        let passed = Passed {
+            after: row.after,
+            at: row.at,
+        };
+        Ok((passed, Step::of(row.seen, row.erased, limit)))
+    }
+
+    async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<(Passed, Step), Error> {
+        let row = sqlx::query!(
+            r#"WITH page AS MATERIALIZED (
+                   SELECT topup_id, attempt, at FROM delivery_attempts
+                   WHERE at > coalesce($1, '-infinity'::timestamptz) AND at < $2
+                   ORDER BY at FETCH FIRST $3 ROWS WITH TIES
+               ), erased AS (
+                   DELETE FROM delivery_attempts a
+                   USING page
+                   LEFT JOIN deliveries d ON d.topup_id = page.topup_id
+                   LEFT JOIN retention_terms own ON own.class = 'attempts' AND own.partner_id = d.partner_id
+                   WHERE a.topup_id = page.topup_id AND a.attempt = page.attempt AND a.at = page.at
+                     AND CASE WHEN own.class IS NULL THEN $4 ELSE own.days = $5 END
+                   RETURNING a.topup_id
+               )
+               SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", max(at) AS at FROM page"#,
+            self.up_to,
+            self.until,
+            i64::from(limit),
+            self.by_default,
+            self.days,
+        )
+        .fetch_one(connection)
+        .await?;
+        let passed = Passed {
+            after: None,
+            at: row.at,
+        };
+        Ok((passed, Step::of(row.seen, row.erased, limit)))
+    }
+
+    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<(Passed, Step), Error> {
+        let row = sqlx::query!(
+            r#"WITH erased AS (
+                   DELETE FROM operator_actions WHERE action_id = ANY (ARRAY (
+                       SELECT action_id FROM operator_actions WHERE at < $1 ORDER BY at LIMIT $2))
+                   RETURNING at
+               )
+               SELECT count(*) AS "erased!", max(at) AS at FROM erased"#,
+            self.until,
+            i64::from(limit),
+        )
+        .fetch_one(connection)
+        .await?;
+        let passed = Passed {
+            after: None,
+            at: row.at,
+        };
+        Ok((passed, Step::of(row.erased, row.erased, limit)))
+    }
+}
+
+/// Looks again at profiles that could not be erased when their walk passed.
+async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step, Error> {
+    let row = sqlx::query!(
+        r#"WITH page AS MATERIALIZED (
+               SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
+           ), known AS MATERIALIZED (
+               SELECT page.topup_id, d.state = 'delivered' AS delivered,
+                      coalesce(d.delivered_at, d.created_at) + make_interval(days => term.days) AS ends_at,
+                      t.topup_id IS NULL OR (d.topup_id IS NOT NULL AND term.days IS NULL)
+                      OR (d.topup_id IS NULL AND t.state = 'failed' AND coalesce(
+                          (SELECT false FROM placement_parked k WHERE k.placement_id = t.placement_id), true)) AS never
+               FROM page
+               LEFT JOIN topups t ON t.topup_id = page.topup_id
+               LEFT JOIN deliveries d ON d.topup_id = page.topup_id
+               LEFT JOIN LATERAL (
+                   SELECT days FROM retention_terms
+                   WHERE class = 'profiles' AND partner_id IN (d.partner_id, '00000000-0000-0000-0000-000000000000')
+                   ORDER BY partner_id DESC LIMIT 1
+               ) term ON true
+           ), erased AS (
+               UPDATE esims e SET profile = NULL, erased_at = now()
+               FROM known
+               WHERE e.topup_id = known.topup_id AND e.erased_at IS NULL AND known.delivered AND known.ends_at <= now()
+               RETURNING e.topup_id
+           ), old_column AS (
+               UPDATE topups t SET profile = NULL
+               FROM known
+               WHERE t.topup_id = known.topup_id AND t.profile IS NOT NULL AND known.delivered
+                 AND known.ends_at <= now()
+           ), done AS (
+               DELETE FROM retention_due due USING known
+               WHERE due.topup_id = known.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
+                 AND (known.never OR coalesce(known.delivered AND known.ends_at <= now(), false))
+           ), later AS (
+               UPDATE retention_due due
+               SET at = CASE WHEN known.delivered THEN known.ends_at ELSE now() + interval '1 day' END
+               FROM known
+               WHERE due.topup_id = known.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
+                 AND NOT (known.never OR coalesce(known.delivered AND known.ends_at <= now(), false))
+           )
+           SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!" FROM page"#,
+        i64::from(limit),
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(Step::of(row.seen, row.erased, limit))
+}
+
+/// How far erasing is behind.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Standing {
+    /// How long the oldest row has been past its term, by [`Class`].
+    pub overdue: [Duration; 3],
+    /// Profiles past the term, counted from the order, that are kept because they are not delivered. Counted up to
+    /// 100,000.
+    pub waiting: u64,
+}
+
+/// Reads [`Standing`].
+pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> {
+    let mut standing = Standing::default();
+    for (class, overdue) in Class::ALL.into_iter().zip(&mut standing.overdue) {
+        let lag = if class == Class::Profiles {
+            LAG
+        } else {
+            Duration::ZERO
+        };
+        let behind = sqlx::query_scalar!(
+            r#"SELECT max(extract(epoch FROM CASE
+                       WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to
+                       ELSE now() - began_at END))::float8
+               FROM retention_walks WHERE class = $1"#,
+            class.as_str(),
+            seconds(lag),
+        )
+        .fetch_one(&mut *connection)
+        .await?;
+        *overdue = age(behind.unwrap_or_default());
+    }
+    let late = sqlx::query!(
+        r#"SELECT extract(epoch FROM now() - (SELECT min(at) FROM retention_due))::float8 AS overdue,
+                  (SELECT count(*) FROM (SELECT FROM retention_due LIMIT 100000) due) AS "waiting!""#
+    )
+    .fetch_one(connection)
+    .await?;
+    standing.overdue[0] = standing.overdue[0].max(age(late.overdue.unwrap_or_default()));
+    standing.waiting = u64::try_from(late.waiting).unwrap_or_default();
+    Ok(standing)
+}

@@ -1,0 +1,136 @@
+//! `deploy/backup`: a base backup with the log after it, restored to its end and to a time between.
+
+use std::{
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use domain::PartnerId;
+use sqlx::{Connection, PgConnection};
+use store::{orders, schema};
+use testkit::{postgres::PostgresServer, wait};
+
+use crate::bench::order;
+
+const PATIENCE: Duration = Duration::from_mins(1);
+
+fn backup(url: &str, arguments: &[&str]) -> Command {
+    let mut command = Command::new(testkit::workspace().join("deploy/backup"));
+    command
+        .args(arguments)
+        .env("DATABASE_ADMIN_URL", url)
+        .stdin(Stdio::null());
+    command
+}
+
+fn run(command: &mut Command) {
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+}
+
+async fn buy(connection: &mut PgConnection, partner: PartnerId, name: &str) {
+    let mut order = order(partner, 1);
+    name.clone_into(&mut order.external_order_id);
+    assert_eq!(orders::insert(connection, &[order]).await.unwrap(), [true]);
+}
+
+/// Replaces the data of a stopped server by a restore, and starts it.
+async fn restore(
+    server: &mut PostgresServer,
+    data: &Path,
+    backups: &str,
+    time: Option<&str>,
+) -> PgConnection {
+    let before = data.with_file_name("before");
+    if before.exists() {
+        std::fs::remove_dir_all(data).unwrap();
+    } else {
+        std::fs::rename(data, &before).unwrap();
+    }
+    let data = data.to_str().unwrap();
+    let arguments: Vec<&str> = ["restore", backups, data].into_iter().chain(time).collect();
+    run(&mut backup(server.url(), &arguments));
+    // The server may run as another user than this test.
+    run(Command::new("chown").args(["-R", "--reference", before.to_str().unwrap(), data]));
+    server.start_again().await.unwrap();
+    wait::until(PATIENCE, "the end of the recovery", async || {
+        let mut connection = PgConnection::connect(server.url()).await?;
+        let recovering: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()")
+            .fetch_one(&mut connection)
+            .await?;
+        Ok((!recovering).then_some(connection))
+    })
+    .await
+    .unwrap()
+}
+
+#[tokio::test]
+async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    let mut server = PostgresServer::start(folder.path()).await.unwrap();
+    // The server reads the archive while it recovers.
+    let backups: PathBuf = folder.path().join("backups");
+    std::fs::create_dir(&backups).unwrap();
+    let backups = backups.to_str().unwrap();
+    let mut connection = PgConnection::connect(server.url()).await.unwrap();
+    schema::migrate(&mut connection).await.unwrap();
+    let partner = PartnerId::new();
+    buy(&mut connection, partner, "before").await;
+
+    let mut log = backup(server.url(), &["wal", backups]).spawn().unwrap();
+    run(&mut backup(server.url(), &["base", backups]));
+    buy(&mut connection, partner, "after").await;
+    sqlx::query("SELECT pg_sleep(1)")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let between: String = sqlx::query_scalar("SELECT now()::text")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    buy(&mut connection, partner, "last").await;
+    let end: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text")
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+    wait::until(PATIENCE, "the log to be stored", async || {
+        let flushed = "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
+        let flushed: bool = sqlx::query_scalar(flushed)
+            .bind(&end)
+            .fetch_one(&mut connection)
+            .await?;
+        Ok(flushed.then_some(()))
+    })
+    .await
+    .unwrap();
+    server.stop_immediately().await.unwrap();
+    log.kill().unwrap();
+    log.wait().unwrap();
+    run(Command::new("chmod").args(["-R", "a+rX", backups]));
+
+    let data = folder.path().join("postgres/data");
+    let mut restored = restore(&mut server, &data, backups, None).await;
+    for name in ["before", "after", "last"] {
+        assert!(
+            orders::is_taken(&mut restored, partner, name).await.unwrap(),
+            "{name}"
+        );
+    }
+    drop(restored);
+    server.stop_fast().await.unwrap();
+    let mut restored = restore(&mut server, &data, backups, Some(&between)).await;
+    for (name, is_there) in [("before", true), ("after", true), ("last", false)] {
+        assert_eq!(
+            orders::is_taken(&mut restored, partner, name).await.unwrap(),
+            is_there,
+            "{name}"
+        );
+    }
+    let metric = std::fs::read_to_string(Path::new(backups).join("esim_backup.prom")).unwrap();
+    assert!(metric.contains("esim_backup_timestamp_seconds "), "{metric}");
+    drop(restored);
+    server.stop_fast().await.unwrap();
+}

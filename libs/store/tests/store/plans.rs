@@ -1,0 +1,350 @@
+//! The plans of all statements of libs/store on large tables: each finds its rows by an index, and names a key that
+//! belongs to one partner.
+//!
+//! The statements are those of `.sqlx`. Plans are made without `enable_seqscan = off`, from the statistics of
+//! `plans.sql`.
+
+use std::{collections::BTreeMap, fs};
+
+use serde_json::Value;
+use sqlx::{AssertSqlSafe, PgConnection, Row};
+use testkit::database::Database;
+
+/// Tables that grow with the orders.
+const GROWING: [&str; 12] = [
+    "orders",
+    "placements",
+    "topups",
+    "esims",
+    "deliveries",
+    "delivery_attempts",
+    "placement_due",
+    "delivery_due",
+    "delivery_held",
+    "placement_parked",
+    "retention_due",
+    "operator_actions",
+];
+
+/// Columns that name one order, or one partner.
+const KEYS: [&str; 6] = [
+    "partner_id",
+    "order_id",
+    "placement_id",
+    "topup_id",
+    "provider_unit_id",
+    "iccid",
+];
+
+/// Rows that a scan may be expected to find without a `LIMIT`.
+const MANY: f64 = 2_000.0;
+
+/// Statements that read a whole table, on purpose: a part of their text, and why.
+const WALKS: [(&str, &str); 3] = [
+    (
+        "SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered",
+        "recover: after a restore every placement is looked at, with all provisioners stopped",
+    ),
+    (
+        "SELECT (SELECT count(*) FROM placement_parked) AS \"parked!\"",
+        "recover: counts what waits for an operator",
+    ),
+    (
+        "SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)",
+        "partner erase: reads the narrow tables once, before it begins",
+    ),
+];
+
+/// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an operator's list.
+const PER_SHARD: [(&str, &str); 17] = [
+    (
+        "WITH RECURSIVE lane (lane, partner_id, nth)",
+        "redrive of placements",
+    ),
+    (
+        "WITH RECURSIVE partner (partner_id, nth)",
+        "redrive of deliveries; their gauges",
+    ),
+    (
+        "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)",
+        "the sweep",
+    ),
+    (
+        "INSERT INTO delivery_due (topup_id, partner_id, at)\n         SELECT topup_id, partner_id, now() FROM deliveries",
+        "the sweep",
+    ),
+    ("UPDATE providers", "a provider's probe needs due work"),
+    ("SELECT provider AS \"provider!\"", "the gauges of a provider"),
+    (
+        "SELECT topup_id FROM retention_due WHERE at <= now()",
+        "retention",
+    ),
+    ("SELECT topup_id, placement_id, state FROM topups", "retention"),
+    ("SELECT topup_id, attempt, at FROM delivery_attempts", "retention"),
+    (
+        "SELECT extract(epoch FROM now() - (SELECT min(at) FROM retention_due))",
+        "the gauges of retention",
+    ),
+    ("SELECT action_id FROM operator_actions WHERE at", "retention"),
+    (
+        "SELECT at, operator, database_role, command",
+        "an operator's list",
+    ),
+    ("SELECT parked.placement_id AS", "an operator's list"),
+    (
+        "SELECT placement_id, state, provider FROM placements",
+        "an operator's list",
+    ),
+    (
+        "SELECT topup_id, state, attempted_at, created_at FROM deliveries\n         WHERE topup_id < $1",
+        "an operator's list",
+    ),
+    (
+        "SELECT topup_id FROM delivery_held WHERE state = $1",
+        "an operator's list",
+    ),
+    (
+        "UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused",
+        "an operator's search",
+    ),
+];
+
+/// The same for statements that read everything, in pages.
+const PAGES: [(&str, &str); 3] = [
+    (
+        "substring(profile FROM 1 FOR $3) AS head",
+        "reencrypt: all values, in pages",
+    ),
+    (
+        "substring(answer FROM 1 FOR $5) AS head",
+        "reencrypt: all values, in pages",
+    ),
+    ("SELECT p.placement_id, p.order_id, p.state AS was", "recover"),
+];
+
+struct Statement {
+    text: String,
+    /// The names of the parameters' types.
+    parameters: Vec<String>,
+}
+
+fn statements() -> Vec<Statement> {
+    let files = fs::read_dir(testkit::workspace().join(".sqlx")).unwrap();
+    let read = files.map(|file| {
+        let described: Value = serde_json::from_slice(&fs::read(file.unwrap().path()).unwrap()).unwrap();
+        let parameters = described["describe"]["parameters"]["Left"].as_array().unwrap();
+        Statement {
+            text: described["query"].as_str().unwrap().to_owned(),
+            parameters: parameters
+                .iter()
+                .map(|name| name.as_str().unwrap().to_owned())
+                .collect(),
+        }
+    });
+    // LOCK TABLE has no plan.
+    let mut all: Vec<_> = read.filter(|one| !one.text.starts_with("LOCK")).collect();
+    all.sort_by(|one, other| one.text.cmp(&other.text));
+    assert!(all.len() > 100, "only {} statements", all.len());
+    all
+}
+
+/// A value that many rows are near to.
+fn value(kind: &str) -> String {
+    if let Some(element) = kind.strip_suffix("Array") {
+        let element = value(element);
+        return format!("ARRAY[{}]", vec![element; 32].join(","));
+    }
+    match kind {
+        "Uuid" => "'01980000-0000-7000-8000-000000007530'::uuid".into(),
+        "Text" => "to_char(now() - interval '100 days', 'YYYYMMDDHH24MISS')".into(),
+        "Int4" | "Int8" => "100".into(),
+        "Float8" => "30.0::float8".into(),
+        "Bool" => "true".into(),
+        "Timestamptz" => "now() - interval '1 day'".into(),
+        "Bytea" => "'x'::bytea".into(),
+        other => panic!("no value for the type {other}"),
+    }
+}
+
+/// The plan that PostgreSQL takes for a prepared statement that is executed often: the generic one, unless plans with
+/// the values are cheaper.
+async fn plan(connection: &mut PgConnection, statement: &Statement) -> Value {
+    let prepare = format!("PREPARE tested AS {}", statement.text);
+    sqlx::raw_sql(AssertSqlSafe(prepare))
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+    let mut plans = Vec::new();
+    for mode in ["force_generic_plan", "force_custom_plan"] {
+        let parameters = statement.parameters.iter().zip(1..);
+        let values: Vec<String> = parameters
+            .map(|(kind, number)| match kind.as_str() {
+                "Text" if statement.text.contains(&format!("state = ${number}")) => "'exhausted'".into(),
+                kind => value(kind),
+            })
+            .collect();
+        let values = if values.is_empty() {
+            String::new()
+        } else {
+            format!("({})", values.join(","))
+        };
+        let set = format!("SET plan_cache_mode = {mode}");
+        sqlx::raw_sql(AssertSqlSafe(set))
+            .execute(&mut *connection)
+            .await
+            .unwrap();
+        let explain = format!("EXPLAIN (FORMAT JSON) EXECUTE tested{values}");
+        let row = sqlx::raw_sql(AssertSqlSafe(explain))
+            .fetch_one(&mut *connection)
+            .await;
+        let row = row.unwrap_or_else(|error| panic!("{error}: {}", statement.text));
+        let plan: Value = row.try_get::<Value, _>(0).unwrap();
+        plans.push(plan[0]["Plan"].clone());
+    }
+    sqlx::raw_sql("DEALLOCATE tested")
+        .execute(&mut *connection)
+        .await
+        .unwrap();
+    let cost = |plan: &Value| plan["Total Cost"].as_f64().unwrap();
+    // PostgreSQL adds a charge for planning to the plans with values; it is left out here, to be strict.
+    if cost(&plans[0]) <= cost(&plans[1]) {
+        plans.remove(0)
+    } else {
+        plans.remove(1)
+    }
+}
+
+/// What reads a growing table other than by an index: `true` if the rows that are read are bounded by a `LIMIT`.
+fn walks(node: &Value, limited: bool, found: &mut Vec<String>) {
+    let kind = node["Node Type"].as_str().unwrap();
+    let table = node["Relation Name"].as_str().unwrap_or_default();
+    let bounded = limited && node["Filter"].is_null();
+    if GROWING.contains(&table) {
+        let rows = node["Plan Rows"].as_f64().unwrap();
+        match kind {
+            "Seq Scan" if !bounded => found.push(format!("reads all of {table}")),
+            "Index Scan" | "Index Only Scan" if node["Index Cond"].is_null() && !bounded => {
+                found.push(format!("reads all of {table} by {}", node["Index Name"]));
+            }
+            "Index Scan" | "Index Only Scan" | "Bitmap Heap Scan" if rows > MANY && !limited => {
+                found.push(format!("reads {rows} rows of {table}"));
+            }
+            _ => {}
+        }
+    }
+    for (index, child) in node["Plans"].as_array().into_iter().flatten().enumerate() {
+        let passes = match kind {
+            "Limit" => true,
+            "LockRows" | "Subquery Scan" => bounded,
+            "Nested Loop" => limited && index == 0,
+            _ => false,
+        };
+        let inner = matches!(
+            child["Parent Relationship"].as_str(),
+            Some("SubPlan" | "InitPlan")
+        );
+        walks(child, passes && !inner, found);
+    }
+}
+
+/// The growing tables that a plan reads without naming a key.
+fn keyless(node: &Value, found: &mut Vec<String>) {
+    let table = node["Relation Name"].as_str().unwrap_or_default();
+    let kind = node["Node Type"].as_str().unwrap();
+    let condition = ["Index Cond", "Recheck Cond", "TID Cond"]
+        .iter()
+        .find_map(|name| node[*name].as_str())
+        .unwrap_or_default();
+    let named = |key: &str| condition.contains(&format!("({key} = ")) || condition.contains("(ctid = ");
+    if GROWING.contains(&table) && kind.ends_with("Scan") && !KEYS.iter().any(|key| named(key)) {
+        found.push(table.to_owned());
+    }
+    for child in node["Plans"].as_array().into_iter().flatten() {
+        keyless(child, found);
+    }
+}
+
+/// Statements with faults, and reviewed ones that have none any more.
+fn compare(faults: &BTreeMap<String, Vec<String>>, reviewed: &[(&str, &str)]) -> Vec<String> {
+    let known = |text: &str| reviewed.iter().any(|(part, _)| text.contains(part));
+    let new = faults.iter().filter(|(text, _)| !known(text));
+    let new = new.map(|(text, faults)| format!("{}:\n{text}\n", faults.join(", ")));
+    let gone = reviewed
+        .iter()
+        .filter(|(part, _)| !faults.keys().any(|text| text.contains(part)));
+    new.chain(gone.map(|(part, _)| format!("no statement has this fault any more: {part}")))
+        .collect()
+}
+
+async fn large_database() -> (Database, PgConnection) {
+    let database = Database::create().await.unwrap();
+    let mut connection = database.connect().await.unwrap();
+    store::schema::migrate(&mut connection).await.unwrap();
+    sqlx::raw_sql(include_str!("plans.sql"))
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    sqlx::raw_sql("VACUUM ANALYZE")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    sqlx::raw_sql("SET jit = off")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    (database, connection)
+}
+
+#[tokio::test]
+async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
+    let (_database, mut connection) = large_database().await;
+    let (mut walking, mut without_key) = (BTreeMap::new(), BTreeMap::new());
+    for statement in statements() {
+        let plan = plan(&mut connection, &statement).await;
+        let mut found = Vec::new();
+        walks(&plan, false, &mut found);
+        if !found.is_empty() {
+            walking.insert(statement.text.clone(), found);
+        }
+        let mut found = Vec::new();
+        keyless(&plan, &mut found);
+        if !found.is_empty() {
+            without_key.insert(statement.text, found);
+        }
+    }
+    let walking = compare(&walking, &WALKS);
+    assert!(walking.is_empty(), "{}", walking.join("\n"));
+    let per_shard = [&PER_SHARD[..], &PAGES, &WALKS].concat();
+    let without_key = compare(&without_key, &per_shard);
+    assert!(without_key.is_empty(), "{}", without_key.join("\n"));
+
+    // The rules find what they are for.
+    for (text, fault) in [
+        ("SELECT count(*) FROM orders", "reads all of orders"),
+        (
+            "SELECT FROM placements WHERE state = $1 ORDER BY placement_id LIMIT 10",
+            "reads all of placements",
+        ),
+        (
+            "SELECT FROM deliveries WHERE created_at > now() - interval '100 days'",
+            "of deliveries",
+        ),
+    ] {
+        let parameters = if text.contains('$') {
+            vec!["Text".to_owned()]
+        } else {
+            Vec::new()
+        };
+        let statement = Statement {
+            text: text.to_owned(),
+            parameters,
+        };
+        let plan = plan(&mut connection, &statement).await;
+        let mut found = Vec::new();
+        walks(&plan, false, &mut found);
+        assert!(found.iter().any(|one| one.contains(fault)), "{text}: {found:?}");
+        let mut found = Vec::new();
+        keyless(&plan, &mut found);
+        assert_eq!(found.len(), 1, "{text}");
+    }
+}

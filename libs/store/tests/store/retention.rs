@@ -1,0 +1,492 @@
+//! Retention and erasure on request. A dump tests that what is erased can't be recovered.
+
+use std::{path::PathBuf, process::Command};
+
+use domain::{ActivationCode, PartnerId, TopupId, TopupIds};
+use store::{
+    deliveries::{self, Read},
+    operator::{
+        actions::Mode,
+        deliveries::Filter,
+        erase::{self, Erased, NotErased},
+        terms::{self, Keep, NotSet},
+    },
+    orders::{self, NewOrder},
+    partners,
+    placements::Progress,
+    profile::Profile,
+    retention::{self, Class, Step},
+    vault::Purpose,
+};
+use time::Duration;
+
+use crate::bench::{Bench, VAULT, applied, bought, iccid, order, parked, placement, topups, unit};
+
+fn profile() -> Profile {
+    Profile {
+        code: ActivationCode::new("smdp.example.com", "TOP-SECRET").unwrap(),
+        expired_date: "2026-01-29".to_owned(),
+    }
+}
+
+impl Bench {
+    /// A finished order of one unit, ordered and delivered these many days ago, with two attempts.
+    async fn delivered_ago(&self, partner_id: PartnerId, days: i64) -> NewOrder {
+        let order = self.ordered_ago(partner_id, days).await;
+        let topup = topups(&order).remove(0);
+        self.claim(&[placement(&order)]).await;
+        let ready = Progress::Ready {
+            iccid: iccid(&topup),
+            profile: profile().seal(&VAULT, &topup).unwrap(),
+        };
+        let settled = bought(placement(&order), 1, vec![unit(&topup, ready)], true);
+        self.settle(&[settled]).await;
+        self.backdate(&topup, "delivered", days).await;
+        order
+    }
+
+    async fn ordered_ago(&self, partner_id: PartnerId, days: i64) -> NewOrder {
+        let at = runtime::clock::now() - Duration::days(days);
+        let mut order = order(partner_id, 1);
+        order.traceparent = Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into());
+        order.placements[0].topups[0].topup_id = TopupIds::new(rand::random()).next(at);
+        self.store(std::slice::from_ref(&order)).await;
+        let back = "UPDATE placements SET created_at = now() - make_interval(days => $2) WHERE order_id = $1";
+        let back = sqlx::query(back)
+            .bind(order.order_id.uuid())
+            .bind(i32::try_from(days).unwrap());
+        back.execute(&self.pool).await.unwrap();
+        order
+    }
+
+    async fn backdate(&self, topup: &TopupId, state: &str, days: i64) {
+        sqlx::query(
+            "UPDATE deliveries SET state = $2, created_at = now() - make_interval(days => $3),
+                    delivered_at = CASE WHEN $2 = 'delivered' THEN now() - make_interval(days => $3) END
+             WHERE topup_id = $1",
+        )
+        .bind(topup.as_str())
+        .bind(state)
+        .bind(i32::try_from(days).unwrap())
+        .execute(&self.pool)
+        .await
+        .unwrap();
+        let answer = VAULT.seal(Purpose::Answer(topup, 0), b"echo TOP-SECRET").unwrap();
+        sqlx::query(
+            "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
+             VALUES ($1, 0, now() - make_interval(days => $2), 3, 500, 'status_5xx', $3)",
+        )
+        .bind(topup.as_str())
+        .bind(i32::try_from(days).unwrap())
+        .bind(answer)
+        .execute(&self.pool)
+        .await
+        .unwrap();
+    }
+
+    async fn step(&self, class: Class) -> Step {
+        retention::step(&mut *self.connection().await, class, 100)
+            .await
+            .unwrap()
+    }
+
+    async fn keep(&self, class: Class, partner: Option<PartnerId>, keep: Keep) {
+        terms::set(&mut *self.connection().await, class, partner, keep, applied())
+            .await
+            .unwrap();
+    }
+
+    async fn has_profile(&self, topup: &TopupId) -> bool {
+        self.value("SELECT profile IS NOT NULL FROM esims WHERE topup_id = $1", topup)
+            .await
+    }
+
+    /// A dump of everything, as `pg_dump` writes it.
+    fn dump(&self) -> String {
+        let program = PathBuf::from(std::env::var("PG_BIN").unwrap()).join("pg_dump");
+        let dump = Command::new(program)
+            .args(["--dbname", self.database.url()])
+            .output()
+            .unwrap();
+        assert!(dump.status.success(), "{dump:?}");
+        String::from_utf8(dump.stdout).unwrap()
+    }
+}
+
+/// The sealed values of a dump that open as this topup's profile or responses.
+fn recovered(dump: &str, topup: &TopupId) -> usize {
+    let values = dump.split(|c: char| c.is_whitespace()).filter_map(|word| {
+        let digits = word.strip_prefix("\\\\x")?;
+        let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
+        (0..digits.len())
+            .step_by(2)
+            .map(byte)
+            .collect::<Option<Vec<u8>>>()
+    });
+    let opens = |value: &Vec<u8>| {
+        Profile::open(&VAULT, topup, value).is_ok() || VAULT.open(Purpose::Answer(topup, 0), value).is_ok()
+    };
+    values.filter(opens).count()
+}
+
+#[tokio::test]
+async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("http://127.0.0.1:9/")).await;
+    let old = bench.delivered_ago(partner, 100).await;
+    let young = bench.delivered_ago(partner, 20).await;
+    let (old_topup, young_topup) = (topups(&old).remove(0), topups(&young).remove(0));
+    let before = bench.dump();
+    assert_eq!(
+        (recovered(&before, &old_topup), recovered(&before, &young_topup)),
+        (2, 2)
+    );
+
+    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
+    assert_eq!(
+        standing.overdue[0],
+        std::time::Duration::ZERO,
+        "no walk has begun"
+    );
+    assert_eq!(bench.step(Class::Profiles).await.erased, 1);
+    assert_eq!(bench.step(Class::Attempts).await.erased, 1);
+    let after = bench.dump();
+    assert_eq!(
+        (recovered(&after, &old_topup), recovered(&after, &young_topup)),
+        (0, 2)
+    );
+
+    // The external id and the ICCID stay taken, and everything else is still there.
+    let again = NewOrder {
+        external_order_id: old.external_order_id.clone(),
+        ..order(partner, 1)
+    };
+    let stored = orders::insert(&mut *bench.connection().await, &[again])
+        .await
+        .unwrap();
+    assert_eq!(stored, [false]);
+    let number: String = bench
+        .value("SELECT iccid FROM esims WHERE topup_id = $1", &old_topup)
+        .await;
+    assert_eq!(number, iccid(&old_topup).as_str());
+    assert_eq!(
+        bench.states(&old_topup).await,
+        ("ready".into(), "delivered".into())
+    );
+    // A second look erases nothing more.
+    assert_eq!(bench.step(Class::Profiles).await.erased, 0);
+    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
+    assert!(
+        standing.overdue[0] < std::time::Duration::from_mins(1),
+        "{standing:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_partners_own_term_holds_and_a_shorter_one_reaches_back() {
+    let bench = Bench::new().await;
+    let (long, short, other) = (PartnerId::new(), PartnerId::new(), PartnerId::new());
+    let mut kept = Vec::new();
+    for partner in [long, short, other] {
+        kept.push(topups(&bench.delivered_ago(partner, 100).await).remove(0));
+        kept.push(topups(&bench.delivered_ago(partner, 10).await).remove(0));
+    }
+    bench.keep(Class::Profiles, Some(long), Keep::ForEver).await;
+    bench.keep(Class::Profiles, Some(short), Keep::Days(5)).await;
+    for _ in 0..2 {
+        bench.step(Class::Profiles).await;
+    }
+    let mut left = Vec::new();
+    for topup in &kept {
+        left.push(bench.has_profile(topup).await);
+    }
+    assert_eq!(left, [true, true, false, false, false, true]);
+
+    // The walk of 5 days has passed these rows; a new term begins it again.
+    bench.keep(Class::Profiles, Some(other), Keep::Days(5)).await;
+    bench.keep(Class::Profiles, Some(long), Keep::Default).await;
+    for _ in 0..2 {
+        bench.step(Class::Profiles).await;
+    }
+    let mut left = Vec::new();
+    for topup in &kept {
+        left.push(bench.has_profile(topup).await);
+    }
+    assert_eq!(left, [false, true, false, false, false, false]);
+}
+
+#[tokio::test]
+async fn what_is_not_delivered_is_kept_until_it_is() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let waiting = topups(&bench.delivered_ago(partner, 100).await).remove(0);
+    let late = topups(&bench.delivered_ago(partner, 100).await).remove(0);
+    let unready = bench.ordered_ago(partner, 100).await;
+    bench.claim(&[placement(&unready)]).await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1",
+            &waiting,
+        )
+        .await;
+    bench
+        .set(
+            "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1",
+            &late,
+        )
+        .await;
+    assert_eq!(bench.step(Class::Profiles).await.erased, 0);
+    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
+    assert_eq!(standing.waiting, 3);
+
+    // All three are looked at again; one is delivered long enough by then.
+    let back = "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
+    bench.set(back, &waiting).await;
+    sqlx::query("UPDATE retention_due SET at = now() - interval '1 minute'")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(bench.step(Class::Profiles).await.erased, 1);
+    assert!(!bench.has_profile(&waiting).await && bench.has_profile(&late).await);
+    let ends: bool = bench
+        .value(
+            "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1",
+            &late,
+        )
+        .await;
+    assert!(ends, "it is looked at again at the end of its term");
+    // A failed unit never gets a profile.
+    bench
+        .set(
+            "UPDATE topups SET state = 'failed' WHERE topup_id = $1",
+            &topups(&unready)[0],
+        )
+        .await;
+    sqlx::query("UPDATE retention_due SET at = now()")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    bench.step(Class::Profiles).await;
+    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
+    assert_eq!(standing.waiting, 1);
+}
+
+#[tokio::test]
+async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
+    let bench = Bench::new().await;
+    for days in 95..100 {
+        bench.delivered_ago(PartnerId::new(), days).await;
+    }
+    let mut connection = bench.connection().await;
+    let step = retention::step(&mut connection, Class::Profiles, 2)
+        .await
+        .unwrap();
+    assert_eq!((step.erased, step.more), (2, true));
+    let overdue = retention::standing(&mut connection).await.unwrap().overdue[0];
+    assert!(overdue > std::time::Duration::from_hours(24 * 6), "{overdue:?}");
+    let mut holder = sqlx::Connection::begin(&mut *connection).await.unwrap();
+    sqlx::query("SELECT FROM retention_walks FOR UPDATE")
+        .fetch_all(&mut *holder)
+        .await
+        .unwrap();
+    assert_eq!(bench.step(Class::Profiles).await, Step::default());
+    holder.rollback().await.unwrap();
+    let step = retention::step(&mut connection, Class::Profiles, 2)
+        .await
+        .unwrap();
+    assert_eq!((step.erased, step.more), (2, true));
+    let step = retention::step(&mut connection, Class::Profiles, 2)
+        .await
+        .unwrap();
+    assert_eq!((step.erased, step.more), (1, false));
+}
+
+#[tokio::test]
+async fn old_actions_go_only_if_a_term_is_set() {
+    let bench = Bench::new().await;
+    bench.keep(Class::Attempts, None, Keep::Days(7)).await;
+    sqlx::query("UPDATE operator_actions SET at = now() - interval '3 years'")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(bench.step(Class::Audit).await, Step::default());
+    bench.keep(Class::Audit, None, Keep::Days(365)).await;
+    assert_eq!(bench.step(Class::Audit).await.erased, 1);
+    let mut connection = bench.connection().await;
+    for days in 1..=8 {
+        let keep = Keep::Days(days);
+        let set = terms::set(
+            &mut connection,
+            Class::Profiles,
+            Some(PartnerId::new()),
+            keep,
+            Mode::Preview,
+        );
+        set.await.unwrap();
+    }
+    for days in 1..8 {
+        bench
+            .keep(Class::Profiles, Some(PartnerId::new()), Keep::Days(days))
+            .await;
+    }
+    let ninth = terms::set(
+        &mut connection,
+        Class::Profiles,
+        Some(PartnerId::new()),
+        Keep::Days(8),
+        applied(),
+    );
+    assert!(matches!(ninth.await, Err(NotSet::TooMany)));
+}
+
+/// A replay that was under way when the profile was erased.
+#[tokio::test]
+async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("http://127.0.0.1:9/")).await;
+    let topup = topups(&bench.delivered_ago(partner, 100).await).remove(0);
+    bench.step(Class::Profiles).await;
+    let mut connection = bench.connection().await;
+    let filter = Filter {
+        topup_id: Some(&topup),
+        ..Filter::default()
+    };
+    let replayed = store::operator::deliveries::replay(&mut connection, &filter, 10, applied()).await;
+    assert_eq!(replayed.unwrap().replayed, 0);
+    let listed = store::operator::deliveries::list(&mut connection, &filter, 1)
+        .await
+        .unwrap();
+    assert!(listed[0].erased_at.is_some());
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
+            &topup,
+        )
+        .await;
+    let read = deliveries::read(&mut connection, std::slice::from_ref(&topup), Read::Leased)
+        .await
+        .unwrap();
+    assert!(read[0].erased && read[0].profile.is_empty());
+}
+
+#[tokio::test]
+async fn an_order_is_erased_only_when_it_is_finished() {
+    let bench = Bench::new().await;
+    let partner = PartnerId::new();
+    let done = bench.delivered_ago(partner, 1).await;
+    let neighbour = topups(&bench.delivered_ago(partner, 1).await).remove(0);
+    let topup = topups(&done).remove(0);
+    let mut connection = bench.connection().await;
+    let preview = erase::order(&mut connection, done.order_id, Mode::Preview)
+        .await
+        .unwrap();
+    let one = Erased {
+        orders: 1,
+        profiles: 1,
+        attempts: 1,
+        undelivered: 0,
+    };
+    assert_eq!(preview, one);
+    assert!(bench.has_profile(&topup).await);
+    assert_eq!(
+        erase::order(&mut connection, done.order_id, applied())
+            .await
+            .unwrap(),
+        one
+    );
+    let dump = bench.dump();
+    assert_eq!((recovered(&dump, &topup), recovered(&dump, &neighbour)), (0, 2));
+    assert!(
+        bench
+            .everything(done.order_id)
+            .await
+            .iter()
+            .flatten()
+            .all(|row| !row.contains("4bf92f35"))
+    );
+    let again = erase::order(&mut connection, done.order_id, applied())
+        .await
+        .unwrap();
+    assert_eq!(again, Erased::default());
+
+    let accepted = order(partner, 1);
+    bench.store(std::slice::from_ref(&accepted)).await;
+    let in_doubt = bench.placing(1).await;
+    bench.settle(&[parked(placement(&in_doubt), 1)]).await;
+    let replayed = bench.delivered_ago(partner, 1).await;
+    bench
+        .set(
+            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
+            &topups(&replayed)[0],
+        )
+        .await;
+    for open in [accepted, in_doubt, replayed] {
+        let before = bench.everything(open.order_id).await;
+        let refused = erase::order(&mut connection, open.order_id, applied()).await;
+        assert!(
+            matches!(refused, Err(NotErased::Unfinished { .. })),
+            "{refused:?}"
+        );
+        assert_eq!(bench.everything(open.order_id).await, before);
+    }
+    let unknown = erase::order(&mut connection, domain::OrderId::new(), applied()).await;
+    assert!(matches!(unknown, Err(NotErased::Unknown(_))));
+}
+
+#[tokio::test]
+async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
+    let bench = Bench::new().await;
+    let (gone, stays) = (
+        bench.partner(Some("http://gone.example/")).await,
+        bench.partner(None).await,
+    );
+    let mut theirs = Vec::new();
+    for _ in 0..5 {
+        theirs.push(bench.delivered_ago(gone, 1).await);
+    }
+    let other = topups(&bench.delivered_ago(stays, 1).await).remove(0);
+    let mut connection = bench.connection().await;
+    let enabled = erase::partner_orders(&mut connection, gone).await;
+    assert!(matches!(enabled, Err(NotErased::Enabled)), "{enabled:?}");
+    partners::set_disabled(&mut connection, gone, true).await.unwrap();
+    let soon = erase::partner_orders(&mut connection, gone).await;
+    assert!(matches!(soon, Err(NotErased::TooSoon)), "{soon:?}");
+    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    bench.due_in(&[placement(&theirs[0])], 60.0).await;
+    let busy = erase::partner_orders(&mut connection, gone).await;
+    assert!(
+        matches!(busy, Err(NotErased::Busy { placements: 1, .. })),
+        "{busy:?}"
+    );
+    sqlx::query("DELETE FROM placement_due")
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    assert_eq!(erase::partner_orders(&mut connection, gone).await.unwrap(), 5);
+
+    erase::partner(&mut connection, gone, 5, applied()).await.unwrap();
+    let (mut erased, mut after) = (0, String::new());
+    while let (batch, Some(next)) = erase::partner_batch(&mut connection, gone, &after, 2)
+        .await
+        .unwrap()
+    {
+        erased += batch.profiles;
+        after = next;
+    }
+    assert_eq!(erased, 4, "the last batch is not full");
+    let dump = bench.dump();
+    assert!(!dump.contains("gone.example"));
+    for order in &theirs {
+        assert_eq!(recovered(&dump, &topups(order)[0]), 0);
+    }
+    assert_eq!(recovered(&dump, &other), 2);
+    // Neither the start of services nor a new master key stumbles over its empty secret.
+    partners::check_master_key(&mut connection, &VAULT).await.unwrap();
+    let pass = store::master_key::reencrypt(&mut connection, &VAULT, |_| {})
+        .await
+        .unwrap();
+    assert_eq!(pass.failed, Vec::new());
+}

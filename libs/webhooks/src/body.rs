@@ -1,0 +1,95 @@
+//! The nine fields of a webhook's body, in the order of the specification.
+
+use domain::{OptionId, TopupId};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use store::profile::Profile;
+
+/// All characters except RFC 3986's unreserved ones.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+/// The size of the QR picture, the last segment of its URL.
+const QR_SIZE: u16 = 300;
+
+/// A percent-encoded segment of a path.
+pub fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, RESERVED).to_string()
+}
+
+/// The body of a webhook. It holds the activation code.
+#[derive(Clone, Serialize)]
+pub struct Body<'a> {
+    topup_id: &'a TopupId,
+    option_id: OptionId,
+    iccid: &'a str,
+    smdp: &'a str,
+    activate_code: &'a str,
+    download_link: String,
+    qrcode_img_url: String,
+    expired_date: &'a str,
+    external_order_id: &'a str,
+}
+
+impl<'a> Body<'a> {
+    /// The body for one ready topup. `public_url` is the base URL of ingress, without final slash.
+    pub fn new(
+        topup_id: &'a TopupId,
+        option_id: OptionId,
+        external_order_id: &'a str,
+        iccid: &'a str,
+        profile: &'a Profile,
+        public_url: &str,
+    ) -> Self {
+        let download_link = profile.code.download_link();
+        Self {
+            topup_id,
+            option_id,
+            iccid,
+            smdp: profile.code.smdp(),
+            activate_code: profile.code.matching_id(),
+            qrcode_img_url: format!("{public_url}/qr/{}/{QR_SIZE}", encoded(&download_link)),
+            download_link,
+            expired_date: &profile.expired_date,
+            external_order_id,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::ActivationCode;
+
+    use super::*;
+
+    #[test]
+    fn the_body_has_the_nine_fields_in_their_order() {
+        let topup_id = "20250129123456123456789012".parse().unwrap();
+        let profile = Profile {
+            code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
+            expired_date: "2025-12-31".into(),
+        };
+        let option_id = "0197b0a0-0000-7000-8000-000000000001".parse().unwrap();
+        let body = Body::new(
+            &topup_id,
+            option_id,
+            "their \"order\" é",
+            "8982123456789012345",
+            &profile,
+            "https://esim.example.com",
+        );
+        assert_eq!(
+            serde_json::to_string(&body).unwrap(),
+            concat!(
+                r#"{"topup_id":"20250129123456123456789012","#,
+                r#""option_id":"0197b0a0-0000-7000-8000-000000000001","#,
+                r#""iccid":"8982123456789012345","smdp":"smdp.example.com","activate_code":"A1-B2","#,
+                r#""download_link":"LPA:1$smdp.example.com$A1-B2","#,
+                r#""qrcode_img_url":"https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1-B2/300","#,
+                r#""expired_date":"2025-12-31","external_order_id":"their \"order\" é"}"#
+            )
+        );
+    }
+}

@@ -1,0 +1,141 @@
+//! The URL of a partner's webhook endpoint.
+
+use std::{fmt, str::FromStr};
+
+use url::Url;
+
+/// The longest URL, in bytes.
+const LONGEST: usize = 2048;
+
+/// An `http` or `https` URL as it was given, safe to store, show and log. The notifier decides at each connection
+/// whether its host may be reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookUrl(String);
+
+impl WebhookUrl {
+    /// The URL as it was given.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The parsed URL; `None` never happens, because the text was parsed before.
+    pub fn parsed(&self) -> Option<Url> {
+        self.0.parse().ok()
+    }
+}
+
+/// Why a text is no webhook URL, with the remedy. It doesn't show the text, which may hold a password.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BadWebhookUrl {
+    /// Longer than 2048 bytes.
+    #[error("it is {0} bytes long and {LONGEST} are allowed; use a shorter one")]
+    TooLong(usize),
+    /// A blank or control character.
+    #[error("it has a blank or control character; remove it or percent-encode it")]
+    Blank,
+    /// Not a URL.
+    #[error("it is no URL ({0}); write it like https://example.com/webhooks")]
+    NoUrl(#[from] url::ParseError),
+    /// Neither `http` nor `https`.
+    #[error("it does not start with http:// or https://; write it like https://example.com/webhooks")]
+    Scheme,
+    /// A user name or password.
+    #[error("it holds a user name or password; remove it, the endpoint can check webhook-signature instead")]
+    Credentials,
+    /// A fragment.
+    #[error("it has a fragment, which is never sent; remove the part from # on")]
+    Fragment,
+}
+
+impl FromStr for WebhookUrl {
+    type Err = BadWebhookUrl;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text.len() > LONGEST {
+            return Err(BadWebhookUrl::TooLong(text.len()));
+        }
+        // The parser would drop some of them silently.
+        if text
+            .chars()
+            .any(|character| character.is_whitespace() || character.is_control())
+        {
+            return Err(BadWebhookUrl::Blank);
+        }
+        let url: Url = text.parse()?;
+        // The text, not only the scheme: the parser also takes `http:host` and `http:\\host`.
+        let scheme = text
+            .split_once("://")
+            .map(|(scheme, _)| scheme.to_ascii_lowercase());
+        if !matches!(scheme.as_deref(), Some("http" | "https")) {
+            return Err(BadWebhookUrl::Scheme);
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(BadWebhookUrl::Credentials);
+        }
+        if url.fragment().is_some() {
+            return Err(BadWebhookUrl::Fragment);
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for WebhookUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<WebhookUrl, BadWebhookUrl> {
+        text.parse()
+    }
+
+    #[test]
+    fn good_ones_are_kept_as_given() {
+        for good in [
+            "https://example.com",
+            "https://example.com/hooks?a=1&b=%20",
+            "HTTP://Example.com:8080/Hooks",
+            "http://127.0.0.1:9000/webhooks",
+            "http://[::1]:9000/",
+            "https://example.com/@user",
+        ] {
+            assert_eq!(parse(good).unwrap().as_str(), good);
+        }
+    }
+
+    #[test]
+    fn bad_ones_are_refused_with_a_reason() {
+        use BadWebhookUrl::{Blank, Credentials, Fragment, NoUrl, Scheme};
+        use url::ParseError::{EmptyHost, InvalidPort, RelativeUrlWithoutBase};
+        for (bad, reason) in [
+            ("", NoUrl(RelativeUrlWithoutBase)),
+            ("example.com/hooks", NoUrl(RelativeUrlWithoutBase)),
+            ("https://", NoUrl(EmptyHost)),
+            ("https://?a", NoUrl(EmptyHost)),
+            ("https://example.com:99999", NoUrl(InvalidPort)),
+            ("ftp://example.com", Scheme),
+            ("http:example.com", Scheme),
+            (r"http:\\example.com", Scheme),
+            ("file:///etc/passwd", Scheme),
+            ("https://user@example.com", Credentials),
+            ("https://:secret@example.com", Credentials),
+            ("https://example.com/#part", Fragment),
+            ("https://example.com/#", Fragment),
+            (" https://example.com", Blank),
+            ("https://exa\nmple.com", Blank),
+        ] {
+            assert_eq!(parse(bad), Err(reason), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_length_is_bounded() {
+        let url = |length: usize| format!("https://example.com/{}", "a".repeat(length - 20));
+        assert!(parse(&url(2048)).is_ok());
+        assert_eq!(parse(&url(2049)), Err(BadWebhookUrl::TooLong(2049)));
+    }
+}

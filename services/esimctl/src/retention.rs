@@ -1,0 +1,151 @@
+//! `esimctl retention`: how long each class of data is kept.
+
+use anyhow::bail;
+use clap::{Args, Subcommand};
+use domain::PartnerId;
+use serde_json::json;
+use store::{
+    config::DatabaseConfig,
+    operator::{
+        actions::Mode,
+        terms::{self, Keep, Term},
+    },
+    retention::Class,
+};
+
+use crate::{
+    confirm::Confirm,
+    database::connect,
+    lookup::{Which, find},
+    output::{Output, table},
+};
+
+pub const EXAMPLES: &str = "Examples:
+  esimctl retention list
+  esimctl retention set profiles --days 30 --dry-run
+  esimctl retention set profiles --days 30 --partner ak_0123456789abcdef01234567 --reason 'contract 17'";
+
+const LIST_EXAMPLES: &str = "Examples:
+  esimctl retention list
+  esimctl retention list --json
+
+profiles: from the delivery of the webhook on. attempts: attempts of webhooks with the responses of endpoints.
+audit: what `esimctl action list` shows. Orders are kept for ever, without these.";
+
+const SET_EXAMPLES: &str = "Examples:
+  esimctl retention set attempts --days 14 --reason 'data protection officer'
+  esimctl retention set profiles --for-ever --partner ak_0123456789abcdef01234567 --reason 'contract 17'
+  esimctl retention set profiles --default --partner ak_0123456789abcdef01234567 --reason 'contract 17 ended'
+
+Notifiers erase what is past its term; nothing brings it back. A webhook whose profile is erased can't be sent again.
+A new term holds for all stored data: the walk over the history begins again.";
+
+#[derive(Subcommand, Clone, Debug)]
+pub enum Command {
+    /// List the terms, defaults first
+    #[command(after_help = LIST_EXAMPLES)]
+    List,
+    /// Set the term of a class, for all partners or for one
+    #[command(after_help = SET_EXAMPLES)]
+    Set(Set),
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct Set {
+    /// profiles, attempts or audit
+    #[arg(value_parser = str::parse::<Class>)]
+    class: Class,
+    #[command(flatten)]
+    term: NewTerm,
+    /// Only data of this partner, by id or access key
+    #[arg(long, value_name = "ID|ACCESS_KEY")]
+    partner: Option<String>,
+    #[command(flatten)]
+    confirm: Confirm,
+}
+
+#[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+pub struct NewTerm {
+    /// Erase after this many days
+    #[arg(long, value_parser = clap::value_parser!(i32).range(1..=36_500))]
+    days: Option<i32>,
+    /// Erase nothing
+    #[arg(long)]
+    for_ever: bool,
+    /// Remove the partner's own term
+    #[arg(long, requires = "partner")]
+    default: bool,
+}
+
+pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    match command {
+        Command::List => {
+            let terms = terms::list(&mut connect(database).await?).await?;
+            output.print(&terms, || list(&terms))
+        }
+        Command::Set(asked) => set(asked, database, output).await,
+    }
+}
+
+fn list(terms: &[Term]) -> String {
+    let rows = terms.iter().map(|term| {
+        [
+            term.class.clone(),
+            term.partner_id
+                .map_or_else(|| "all others".to_owned(), |id| id.to_string()),
+            kept(term.days),
+        ]
+    });
+    table(["class", "partner", "kept"], rows)
+}
+
+fn kept(days: Option<i32>) -> String {
+    days.map_or_else(|| "for ever".to_owned(), |days| format!("{days} days"))
+}
+
+async fn set(asked: &Set, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    if asked.class == Class::Audit && asked.partner.is_some() {
+        bail!("recorded actions belong to no partner: leave out --partner");
+    }
+    let mut connection = connect(database).await?;
+    let partner: Option<PartnerId> = match &asked.partner {
+        Some(partner) => {
+            let which = Which {
+                partner: partner.clone(),
+            };
+            Some(find(&mut connection, &which).await?.partner_id.into())
+        }
+        None => None,
+    };
+    let keep = match asked.term.days {
+        Some(days) => Keep::Days(days),
+        None if asked.term.default => Keep::Default,
+        None => Keep::ForEver,
+    };
+    let class = asked.class.as_str();
+    let whose = partner.map_or_else(|| "all others".to_owned(), |id| format!("partner {id}"));
+    let before = terms::list(&mut connection).await?;
+    let old = before
+        .iter()
+        .find(|term| term.class == class && term.partner_id == partner.map(PartnerId::uuid))
+        .map_or_else(|| "as by default".to_owned(), |term| kept(term.days));
+    let new = match keep {
+        Keep::Days(days) => kept(Some(days)),
+        Keep::ForEver => kept(None),
+        Keep::Default => "as by default".to_owned(),
+    };
+    let said = |verb: &str| format!("{class} of {whose} {verb} kept {new}; before: {old}");
+    terms::set(&mut connection, asked.class, partner, keep, Mode::Preview).await?;
+    let shown = json!({ "class": class, "partner_id": partner, "kept": new, "before": old, "dry_run": asked.confirm.dry_run });
+    if asked.confirm.dry_run {
+        return output.print(&shown, || said("would be"));
+    }
+    asked
+        .confirm
+        .ask(&format!("{}. What is older is erased for good.", said("will be")))?;
+    let target = format!("{class} of {whose}: {new}");
+    let mode = asked.confirm.apply("retention set", &target);
+    terms::set(&mut connection, asked.class, partner, keep, mode).await?;
+    output.print(&shown, || said("are"))
+}

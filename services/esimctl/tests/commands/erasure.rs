@@ -1,0 +1,190 @@
+//! `esimctl retention`, `order erase` and `partner erase`.
+
+use domain::PartnerId;
+use serde_json::{Value, json};
+use store::deliveries::{self, AttemptResult, Attempted};
+
+use crate::{
+    make_ready,
+    support::{CONFIRMED, Operator, Order, record, store_order},
+    text,
+};
+
+async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> Order {
+    let id: PartnerId = text(partner, "partner_id").parse().unwrap();
+    let mut connection = operator.database.connect().await.unwrap();
+    let order = store_order(&mut connection, id, external_id).await;
+    make_ready(&mut connection, &order).await;
+    record(
+        &mut connection,
+        id,
+        &order,
+        0,
+        Some(std::time::Duration::from_hours(1)),
+    )
+    .await;
+    let attempted = Attempted {
+        topup_id: order.topup.clone(),
+        partner_id: id,
+        attempt: 1,
+        at: runtime::clock::now(),
+        duration: std::time::Duration::from_millis(3),
+        status: Some(200),
+        class: "delivered",
+        answer: None,
+        result: AttemptResult::Delivered,
+    };
+    let policy = store::endpoints::BlockPolicy {
+        failures: 0,
+        first: std::time::Duration::from_secs(5),
+        longest: std::time::Duration::from_secs(5),
+    };
+    deliveries::record(&mut connection, &[attempted], &policy)
+        .await
+        .unwrap();
+    order
+}
+
+fn with<'a>(command: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
+    [command, more].concat()
+}
+
+#[tokio::test]
+async fn an_order_is_erased_after_a_preview_and_is_recorded() {
+    let operator = Operator::new().await;
+    let partner = operator.create_partner().await;
+    let order = delivered(&operator, &partner, "o-1").await;
+    let erase = ["order", "erase", "o-1"];
+    let preview = operator.json(&with(&erase, &["--dry-run"])).await;
+    assert_eq!(
+        (&preview["profiles"], &preview["attempts"]),
+        (&json!(1), &json!(1))
+    );
+    assert!(operator.run(&erase).await.line(2).contains("--reason"));
+    let unconfirmed = operator.run(&with(&erase, &["--reason", "asked"])).await;
+    assert!(
+        unconfirmed.line(1).contains("nothing was changed"),
+        "{unconfirmed:?}"
+    );
+    assert_eq!(operator.json(&["action", "list"]).await, json!([]));
+
+    let erased = operator.run(&with(&erase, &CONFIRMED)).await;
+    for copies in ["dumps", "WAL", "TOPUP_DEAD", "logs"] {
+        assert!(erased.text().contains(copies), "{erased:?}");
+    }
+    let actions = operator.json(&["action", "list"]).await;
+    assert_eq!(
+        (&actions[0]["command"], &actions[0]["affected"]),
+        (&json!("order erase"), &json!(1))
+    );
+    let shown = operator.run(&["order", "show", "o-1"]).await;
+    assert!(shown.text().contains("profile erased"), "{shown:?}");
+    let topup = order.topup.to_string();
+    let replay = operator
+        .run(&with(&["delivery", "replay", &topup], &CONFIRMED))
+        .await;
+    assert!(replay.line(1).contains("its profile was erased"), "{replay:?}");
+    let shown = operator.json(&["delivery", "show", &topup]).await;
+    assert!(shown["delivery"]["erased_at"].is_string(), "{shown}");
+
+    let mut connection = operator.database.connect().await.unwrap();
+    let id: PartnerId = text(&partner, "partner_id").parse().unwrap();
+    store_order(&mut connection, id, "o-2").await;
+    let open = operator.run(&with(&["order", "erase", "o-2"], &CONFIRMED)).await;
+    assert!(open.line(1).contains("not finished"), "{open:?}");
+    let unknown = operator.run(&with(&["order", "erase", "o-3"], &CONFIRMED)).await;
+    assert!(unknown.line(1).contains("there is no order"), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn a_partner_is_erased_after_it_was_disabled() {
+    let operator = Operator::new().await;
+    let partner = operator.create_partner().await;
+    let id = text(&partner, "partner_id").to_owned();
+    delivered(&operator, &partner, "o-1").await;
+    let erase = ["partner", "erase", &id];
+    let enabled = operator.run(&with(&erase, &CONFIRMED)).await;
+    assert!(enabled.line(1).contains("partner disable"), "{enabled:?}");
+    operator.json(&["partner", "disable", &id]).await;
+    let mut connection = operator.database.connect().await.unwrap();
+    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    let preview = operator.json(&with(&erase, &["--dry-run"])).await;
+    assert_eq!(preview["orders"], 1);
+    let erased = operator.json(&with(&erase, &CONFIRMED)).await;
+    assert_eq!((&erased["orders"], &erased["profiles"]), (&json!(1), &json!(1)));
+    let shown = operator.json(&["partner", "show", &id]).await;
+    assert_eq!(
+        (text(&shown, "name"), &shown["has_secret_key"]),
+        ("erased", &json!(false))
+    );
+    // An interrupted command is repeated by the id.
+    assert_eq!(operator.json(&with(&erase, &CONFIRMED)).await["profiles"], 0);
+}
+
+#[tokio::test]
+async fn terms_are_listed_set_and_removed() {
+    let operator = Operator::new().await;
+    let partner = operator.create_partner().await;
+    let id = text(&partner, "partner_id");
+    let listed = operator.run(&["retention", "list"]).await;
+    assert!(
+        listed.text().contains("90 days") && listed.text().contains("30 days"),
+        "{listed:?}"
+    );
+    let set = ["retention", "set", "profiles", "--partner", id];
+    let preview = operator.run(&with(&set, &["--days", "7", "--dry-run"])).await;
+    assert!(
+        preview
+            .text()
+            .contains("would be kept 7 days; before: as by default"),
+        "{preview:?}"
+    );
+    assert_eq!(
+        operator
+            .json(&["retention", "list"])
+            .await
+            .as_array()
+            .unwrap()
+            .len(),
+        3
+    );
+    operator
+        .json(&[&set[..], &["--days", "7"], &CONFIRMED].concat())
+        .await;
+    let terms = operator.json(&["retention", "list"]).await;
+    assert_eq!(
+        (text(&terms[3], "partner_id"), &terms[3]["days"]),
+        (id, &json!(7))
+    );
+    operator
+        .json(&[&set[..], &["--default"], &CONFIRMED].concat())
+        .await;
+    assert_eq!(
+        operator
+            .json(&["retention", "list"])
+            .await
+            .as_array()
+            .unwrap()
+            .len(),
+        3
+    );
+    let wrong = ["retention", "set", "audit", "--partner", id, "--days", "7"];
+    assert!(
+        operator
+            .run(&with(&wrong, &CONFIRMED))
+            .await
+            .line(1)
+            .contains("--partner")
+    );
+    let wrong = ["retention", "set", "logs", "--days", "7"];
+    assert!(
+        operator
+            .run(&with(&wrong, &CONFIRMED))
+            .await
+            .line(2)
+            .contains("there is no class")
+    );
+}

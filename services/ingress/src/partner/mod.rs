@@ -1,0 +1,153 @@
+//! What partners look up and change themselves: every signed request except create-order.
+//!
+//! These requests never delay an order: they have places of their own ([`Admission::visit`]), and they use at most
+//! `SELF_SERVICE_CONCURRENCY` connections of the database. An id of another partner is answered like an unknown one.
+//!
+//! [`Admission::visit`]: crate::admission::Admission::visit
+
+mod account;
+mod keys;
+pub(crate) mod openapi;
+mod options;
+mod orders;
+mod page;
+mod topups;
+mod webhook;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    body::Bytes,
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode, header},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{get, post},
+};
+use domain::PartnerId;
+use serde::Serialize;
+use store::{Database, PgConnection, vault::Vault};
+use tokio::sync::Semaphore;
+use tracing::field;
+use webhooks::guard::Guard;
+
+use crate::{
+    directory::Partner,
+    error::ApiError,
+    routes::{App, whole_body},
+};
+
+/// Both forms of the prefix.
+const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];
+/// The longest wait for a connection.
+const TURN: Duration = Duration::from_secs(2);
+/// How long the old keys or the old secret stay valid after a rotation.
+const OVERLAP: Duration = Duration::from_hours(24);
+
+/// What these requests use.
+pub(crate) struct Desk {
+    pub(crate) database: Database,
+    /// `SELF_SERVICE_CONCURRENCY`.
+    pub(crate) turns: Semaphore,
+    pub(crate) vault: Vault,
+    pub(crate) guard: Guard,
+    /// The base URL of `qrcode_img_url`, without final slash.
+    pub(crate) public_url: String,
+    /// The providers whose options live partners may order, beside the sandbox.
+    pub(crate) providers: Vec<String>,
+    /// `REDELIVER_INTERVAL`.
+    pub(crate) redeliver_interval: Duration,
+}
+
+impl Desk {
+    /// Runs `work` on a connection, after a turn.
+    async fn run<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, store::Error>,
+    ) -> Result<T, ApiError> {
+        let turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
+        let Ok(Ok(_turn)) = turn else {
+            return Err(ApiError::Overloaded {
+                reason: "self_service_turn",
+                message: "Too many requests in progress; try again later",
+            });
+        };
+        self.database.run(work).await.map_err(internal)
+    }
+}
+
+fn internal(error: impl Into<anyhow::Error>) -> ApiError {
+    ApiError::Internal(error.into())
+}
+
+/// The routes, under both prefixes.
+pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
+    let mut router = Router::new();
+    for prefix in PREFIXES {
+        let path = |rest: &str| format!("{prefix}{rest}");
+        router = router
+            .route(&path("/orders"), get(orders::list))
+            .route(
+                &path("/orders/{external_order_id}"),
+                get(orders::show).delete(orders::cancel),
+            )
+            .route(&path("/topups/{topup_id}"), get(topups::show))
+            .route(&path("/topups/{topup_id}/deliveries"), get(topups::deliveries))
+            .route(&path("/topups/{topup_id}/redeliver"), post(topups::redeliver))
+            .route(&path("/options"), get(options::list))
+            .route(&path("/account"), get(account::show))
+            .route(&path("/webhook"), get(webhook::show).put(webhook::set))
+            .route(&path("/webhook/secret"), post(webhook::rotate_secret))
+            .route(&path("/keys"), post(keys::rotate));
+    }
+    router.route_layer(middleware::from_fn_with_state(Arc::clone(app), admit))
+}
+
+/// The partner that signed a request.
+#[derive(Clone)]
+struct Caller(Arc<Partner>);
+
+impl Caller {
+    fn id(&self) -> PartnerId {
+        self.0.id
+    }
+}
+
+/// Authenticates and admits a request, and forbids to store its response.
+async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let (mut parts, body) = request.into_parts();
+    let partner = match app.authenticator.partner(&parts).await {
+        Ok(partner) => partner,
+        Err(error) => return error.into_response(),
+    };
+    tracing::Span::current().record("partner.id", field::display(partner.id));
+    let id = partner.id;
+    let mut response = match app.admission.visit(&partner) {
+        Ok(_visit) => {
+            parts.extensions.insert(Caller(partner));
+            next.run(Request::from_parts(parts, body)).await
+        }
+        Err(error) => error.into_response(),
+    };
+    response.extensions_mut().insert(id);
+    let no_store = HeaderValue::from_static("no-store");
+    response.headers_mut().insert(header::CACHE_CONTROL, no_store);
+    response
+}
+
+/// A JSON response.
+fn json(status: StatusCode, body: &impl Serialize) -> Response {
+    (status, Json(body)).into_response()
+}
+
+/// Reads the body of a request whose parameters are in it.
+async fn body_of(app: &App, request: Request) -> Result<Bytes, ApiError> {
+    let (parts, body) = request.into_parts();
+    whole_body(app, &parts.headers, body).await
+}
+
+/// The code and the message of a 409.
+const fn conflict(code: &'static str, message: &'static str) -> ApiError {
+    ApiError::Conflict { code, message }
+}

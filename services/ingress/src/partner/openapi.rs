@@ -1,0 +1,292 @@
+//! The `OpenAPI` document, generated from the handlers and their types. Served at `/openapi.json` and stored in
+//! `docs/openapi.json`.
+
+use serde_json::{Value, json};
+use utoipa::{
+    Modify, OpenApi, ToResponse, ToSchema,
+    openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme},
+};
+use uuid::Uuid;
+
+use super::{account, keys, options, orders, topups, webhook};
+use crate::routes;
+
+/// The prefix of all header names in the document, replaced by the brand's.
+const PREFIX: &str = "X-Service-";
+
+/// The body of create-order.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `request` reads")]
+pub(crate) struct NewOrder {
+    /// Your id of the order, at most 255 characters, unique among your orders.
+    #[schema(example = "A-1042")]
+    external_order_id: String,
+    products: Vec<Item>,
+}
+
+/// An item of an order.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `request` reads")]
+struct Item {
+    #[schema(example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
+    option_id: Uuid,
+    #[schema(minimum = 1, example = 2)]
+    qty: u32,
+}
+
+/// The answer of create-order: one entry per unit, in the order of the items.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `orders` writes")]
+pub(crate) struct CreatedOrder {
+    products: Vec<CreatedProduct>,
+}
+
+/// One unit.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `orders` writes")]
+struct CreatedProduct {
+    #[schema(example = "20250129123456123456789012")]
+    topup_id: String,
+    option_id: Uuid,
+}
+
+/// An error.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `error` writes")]
+pub(crate) struct Message {
+    error: String,
+}
+
+/// All errors of a request.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `error` writes")]
+struct Messages {
+    errors: Vec<String>,
+}
+
+/// A failed authentication.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `error` writes")]
+struct Denied {
+    error: DeniedError,
+}
+
+/// The check that failed.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "describes the body that `error` writes")]
+struct DeniedError {
+    #[schema(example = "unauthorized")]
+    code: String,
+    #[schema(example = "Invalid signature.")]
+    message: String,
+}
+
+/// The body is missing or is not JSON
+#[derive(ToResponse)]
+#[response(headers(("X-Service-Error" = String, description = "`invalid_json`")))]
+#[expect(dead_code, reason = "describes a response")]
+pub(crate) struct InvalidJson(#[to_schema] Message);
+
+/// Nothing has this id
+#[derive(ToResponse)]
+#[response(headers(("X-Service-Error" = String, description = "`not_found`")))]
+#[expect(dead_code, reason = "describes a response")]
+pub(crate) struct NotFound(#[to_schema] Message);
+
+/// Nothing was stored or bought by this request. Every error at once
+#[derive(ToResponse)]
+#[response(headers(
+    ("X-Service-Error" = String, description = "The codes of the errors, of items with the index: `option_not_found; item=1, qty_invalid; item=2`"),
+    ("Location" = String, description = "With `external_order_id_taken`: the path of the stored order")))]
+#[expect(dead_code, reason = "describes a response")]
+pub(crate) struct Unprocessable(#[to_schema] Messages);
+
+/// Our fault. An order may be stored: repeat the request or look the order up
+#[derive(ToResponse)]
+#[expect(dead_code, reason = "describes a response")]
+pub(crate) struct Internal(#[to_schema] Message);
+
+/// Authentication failed
+#[derive(ToResponse)]
+#[response(headers(("X-Service-Error" = String, description = "The check that failed, such as `signature_invalid`")))]
+#[expect(dead_code, reason = "describes a response")]
+struct Unauthorized(#[to_schema] Denied);
+
+/// More than the account may send. Send it again after `Retry-After` seconds
+#[derive(ToResponse)]
+#[response(headers(
+    ("Retry-After" = u32, description = "Seconds"),
+    ("RateLimit-Limit" = u32, description = "The limit"),
+    ("RateLimit-Remaining" = u32, description = "0"),
+    ("RateLimit-Reset" = u32, description = "Seconds")))]
+#[expect(dead_code, reason = "describes a response")]
+struct TooManyRequests(#[to_schema] Message);
+
+/// Overload: nothing was stored. Send it again after `Retry-After` seconds
+#[derive(ToResponse)]
+#[response(headers(("Retry-After" = u32, description = "Seconds")))]
+#[expect(dead_code, reason = "describes a response")]
+struct Overloaded(#[to_schema] Message);
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Partner eSIM ordering",
+        version = "1",
+        description = "Order eSIMs, look orders up, and receive each eSIM by webhook. Errors carry a stable code in `X-Service-Error`; every answer carries `X-Request-Id`.",
+        license(name = "MIT OR Apache-2.0", identifier = "MIT OR Apache-2.0")
+    ),
+    servers(
+        (url = "/api/v1/api_partner"),
+        (url = "/v1/api_partner", description = "The same without the leading `/api`")
+    ),
+    paths(
+        routes::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
+        topups::redeliver, options::list, account::show, keys::rotate, webhook::show, webhook::set,
+        webhook::rotate_secret
+    ),
+    components(
+        schemas(topups::Esim, Message, Messages, Denied),
+        responses(InvalidJson, NotFound, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
+    ),
+    modifiers(&Signed)
+)]
+struct Document;
+
+/// The three headers that sign a request; all of them are needed.
+struct Signed;
+
+impl Modify for Signed {
+    fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
+        let headers = [
+            ("access_key", "Access-Key", "Your access key."),
+            (
+                "timestamp",
+                "Timestamp",
+                "Unix time in seconds, at most 300 s from ours.",
+            ),
+            (
+                "signature",
+                "Signature",
+                "HMAC-SHA256 in lowercase hex. The key is the Base64-decoded secret key. The text is four lines joined by line feeds, without a final one: the method, the path as sent without the query, the timestamp, the access key.",
+            ),
+        ];
+        let mut requirement = SecurityRequirement::default();
+        let components = document.components.get_or_insert_default();
+        for (name, header, description) in headers {
+            let value = ApiKeyValue::with_description(format!("{PREFIX}{header}"), description.to_owned());
+            components.add_security_scheme(name, SecurityScheme::ApiKey(ApiKey::Header(value)));
+            requirement = requirement.add::<_, [String; 0], String>(name, []);
+        }
+        document.security = Some(vec![requirement]);
+    }
+}
+
+/// The document as JSON text, with the header names of a brand.
+pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
+    let mut document = serde_json::to_value(Document::openapi())?;
+    document["webhooks"] = webhooks();
+    let common = [
+        ("401", "Unauthorized"),
+        ("429", "TooManyRequests"),
+        ("503", "Overloaded"),
+        ("500", "Internal"),
+    ];
+    let operations = document["paths"].as_object_mut().into_iter().flatten();
+    for (_, operations) in operations {
+        for (_, operation) in operations.as_object_mut().into_iter().flatten() {
+            for (status, name) in common {
+                let responses = &mut operation["responses"];
+                if responses.get(status).is_none() {
+                    responses[status] = json!({"$ref": format!("#/components/responses/{name}")});
+                }
+            }
+        }
+    }
+    let text = serde_json::to_string_pretty(&document)? + "\n";
+    Ok(text.replace(PREFIX, &format!("X-{brand}-")))
+}
+
+fn webhooks() -> Value {
+    let header = |name: &str, description: &str, example: &str| {
+        json!({"name": name, "in": "header", "required": true, "description": description,
+               "schema": {"type": "string"}, "example": example})
+    };
+    json!({"esim_ready": {"post": {
+        "summary": "An eSIM is ready",
+        "description": "One for each topup, never before the answer of create-order. Verify the signature before you trust the body. A repeated webhook has the same `webhook-id`.",
+        "security": [],
+        "parameters": [
+            header("webhook-id", "The `topup_id`, the same in every attempt", "20250129123456123456789012"),
+            header("webhook-timestamp", "Unix time of the attempt in seconds", "1700000000"),
+            header("webhook-signature", "Standard Webhooks: `v1,` and the Base64 of HMAC-SHA256 over `{webhook-id}.{webhook-timestamp}.{body}`; two of them, separated by a space, while secrets change", "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="),
+        ],
+        "requestBody": {"required": true, "content": {"application/json": {
+            "schema": {"$ref": "#/components/schemas/Esim"}}}},
+        "responses": {
+            "2XX": {"description": "Stored; it is not sent again"},
+            "410": {"description": "Ends the retries"},
+            "default": {"description": "It is sent again"},
+        },
+    }}})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `UPDATE_OPENAPI=1` writes the file.
+    #[test]
+    fn the_stored_document_is_the_generated_one() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        let generated = document("Service").unwrap();
+        if std::env::var_os("UPDATE_OPENAPI").is_some() {
+            std::fs::write(path, &generated).unwrap();
+        }
+        let stored = std::fs::read_to_string(path).unwrap_or_default();
+        assert!(
+            stored == generated,
+            "docs/openapi.json is old: run this test with UPDATE_OPENAPI=1"
+        );
+    }
+
+    #[test]
+    fn every_signed_route_is_described() {
+        let document: Value = serde_json::from_str(&document("Acme").unwrap()).unwrap();
+        let prefix = "/api/v1/api_partner";
+        let routes = routes::ROUTES
+            .iter()
+            .filter_map(|route| route.strip_prefix(prefix));
+        let mut routes: Vec<&str> = routes.collect();
+        routes.sort_unstable();
+        let described: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
+        assert_eq!(described, routes);
+        assert_eq!(
+            document["components"]["securitySchemes"]["signature"]["name"],
+            "X-Acme-Signature"
+        );
+        assert_eq!(document["openapi"], "3.1.0");
+    }
+
+    #[test]
+    fn every_reference_leads_somewhere() {
+        fn walk<'a>(value: &'a Value, found: &mut Vec<&'a str>) {
+            match value {
+                Value::Object(fields) => {
+                    found.extend(fields.get("$ref").and_then(Value::as_str));
+                    fields.values().for_each(|field| walk(field, found));
+                }
+                Value::Array(items) => items.iter().for_each(|item| walk(item, found)),
+                _ => {}
+            }
+        }
+        let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
+        let mut references = Vec::new();
+        walk(&document, &mut references);
+        assert!(!references.is_empty());
+        for reference in references {
+            let pointer = reference.strip_prefix('#').unwrap();
+            assert!(document.pointer(pointer).is_some(), "{reference}");
+        }
+    }
+}

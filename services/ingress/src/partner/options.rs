@@ -1,0 +1,106 @@
+//! The options that a partner may order.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::State,
+    http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
+    response::{IntoResponse, Response},
+};
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use domain::OptionId;
+use serde::Serialize;
+use sha2::{Digest, Sha256};
+use store::partner_view;
+use utoipa::ToSchema;
+
+use super::{
+    Caller, internal,
+    page::{Query, cursor},
+};
+use crate::{error::ApiError, routes::App};
+
+/// An option that may be ordered.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Offered<'a> {
+    #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
+    option_id: OptionId,
+    name: &'a str,
+}
+
+/// A page of options, by `option_id`.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Options<'a> {
+    options: Vec<Offered<'a>>,
+    /// The cursor of the next page; null after the last one.
+    next_cursor: Option<String>,
+}
+
+/// List the options that may be ordered
+///
+/// Each page has an `ETag`; with `If-None-Match` an unchanged page is answered with 304.
+#[utoipa::path(get, path = "/options", tag = "Options",
+    params(
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
+        ("limit" = Option<u16>, Query, description = "Options of the page, 1 to 100; 20 without it"),
+        ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you have")),
+    responses(
+        (status = 200, description = "A page of options", body = Options),
+        (status = 304, description = "The page has not changed"),
+        (status = 422, response = super::openapi::Unprocessable)))]
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let (limit, after) = (query.limit(), query.cursor());
+    query.check()?;
+    let desk = &app.desk;
+    let mut found = desk
+        .run(async |connection| {
+            // One more tells whether there is another page.
+            let most = i64::from(limit) + 1;
+            let after = after.map(OptionId::from);
+            partner_view::options(connection, caller.0.environment, &desk.providers, after, most).await
+        })
+        .await?;
+    let more = found.len() > limit.into();
+    found.truncate(limit.into());
+    let page = Options {
+        next_cursor: found
+            .last()
+            .filter(|_| more)
+            .map(|last| cursor(last.option_id.uuid())),
+        options: found
+            .iter()
+            .map(|option| Offered {
+                option_id: option.option_id,
+                name: &option.name,
+            })
+            .collect(),
+    };
+    let body = serde_json::to_vec(&page).map_err(internal)?;
+    let digest = Sha256::digest(&body);
+    let etag = BASE64_URL_SAFE_NO_PAD.encode(digest);
+    let etag = HeaderValue::try_from(format!("\"{etag}\"")).map_err(internal)?;
+    if is_known(&headers, &etag) {
+        return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
+    }
+    let json = HeaderValue::from_static("application/json");
+    let headers = [(header::CONTENT_TYPE, json), (header::ETAG, etag)];
+    Ok((headers, body).into_response())
+}
+
+/// Whether `If-None-Match` names the page.
+fn is_known(headers: &HeaderMap, etag: &HeaderValue) -> bool {
+    let known = headers.get_all(header::IF_NONE_MATCH);
+    known
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .map(|tag| tag.trim().trim_start_matches("W/"))
+        .any(|tag| tag == "*" || tag.as_bytes() == etag.as_bytes())
+}

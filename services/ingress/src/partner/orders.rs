@@ -1,0 +1,291 @@
+//! Orders: listed, looked up, cancelled.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::{Path, State, rejection::PathRejection},
+    http::{StatusCode, Uri},
+    response::Response,
+};
+use domain::OrderId;
+use serde::{Deserialize, Serialize};
+use store::{
+    PgConnection,
+    orders::Cancelled,
+    partner_view::{self, OrderHead, OrderPage, Unit, Units},
+    profile::Profile,
+};
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
+
+use super::{
+    Caller, Desk, conflict, json,
+    page::{Query, cursor},
+    topups::{self, Topup},
+};
+use crate::{error::ApiError, routes::App};
+
+/// The longest `external_order_id`, in characters.
+const LONGEST: usize = 255;
+/// The orders that a page with a filter looks at.
+const LOOKED_AT: i64 = 200;
+
+/// The state of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum OrderState {
+    /// At least one topup is `processing` or `on_hold`.
+    Processing,
+    /// All topups are ready.
+    Ready,
+    /// Some topups are ready, the others have failed.
+    PartlyFailed,
+    /// All topups have failed.
+    Failed,
+    /// It was answered with 422: nothing was bought.
+    Refused,
+    /// You cancelled it: nothing was bought.
+    Cancelled,
+}
+
+impl From<partner_view::OrderState> for OrderState {
+    fn from(state: partner_view::OrderState) -> Self {
+        match state {
+            partner_view::OrderState::Processing => Self::Processing,
+            partner_view::OrderState::Ready => Self::Ready,
+            partner_view::OrderState::PartlyFailed => Self::PartlyFailed,
+            partner_view::OrderState::Failed => Self::Failed,
+            partner_view::OrderState::Refused => Self::Refused,
+            partner_view::OrderState::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+/// The numbers of topups by state.
+#[derive(Serialize, ToSchema)]
+struct Counts {
+    total: i64,
+    processing: i64,
+    on_hold: i64,
+    ready: i64,
+    failed: i64,
+}
+
+impl From<Units> for Counts {
+    fn from(units: Units) -> Self {
+        Self {
+            total: units.total,
+            processing: units.total - units.ready - units.failed - units.on_hold,
+            on_hold: units.on_hold,
+            ready: units.ready,
+            failed: units.failed,
+        }
+    }
+}
+
+/// An order without its topups.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Summary<'a> {
+    #[schema(example = "A-1042")]
+    external_order_id: &'a str,
+    /// Our id of the order, as in `API connection error (Order ID: …)`.
+    #[schema(value_type = Uuid)]
+    order_id: OrderId,
+    state: OrderState,
+    #[serde(with = "rfc3339")]
+    created_at: OffsetDateTime,
+    #[serde(with = "rfc3339::option")]
+    cancelled_at: Option<OffsetDateTime>,
+    topup_counts: Counts,
+}
+
+impl<'a> Summary<'a> {
+    fn new(head: &'a OrderHead, units: Units) -> Self {
+        Self {
+            external_order_id: &head.external_order_id,
+            order_id: head.order_id,
+            state: head.state(units).into(),
+            created_at: head.created_at,
+            cancelled_at: head.cancelled_at,
+            topup_counts: units.into(),
+        }
+    }
+}
+
+/// An order with its topups, in the order of the answer of create-order.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Order<'a> {
+    #[serde(flatten)]
+    summary: Summary<'a>,
+    topups: Vec<Topup<'a>>,
+}
+
+/// A page of orders, the newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Orders<'a> {
+    orders: Vec<Summary<'a>>,
+    /// The cursor of the next page; null after the last one.
+    next_cursor: Option<String>,
+}
+
+/// The id in the path, percent-decoded. A text that no order can have is unknown.
+fn external_order_id(path: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
+    let Path(text) = path.map_err(|_| ApiError::NotFound)?;
+    if text.contains('\0') || text.chars().count() > LONGEST {
+        return Err(ApiError::NotFound);
+    }
+    Ok(text)
+}
+
+/// An order as it is stored.
+async fn stored(
+    connection: &mut PgConnection,
+    caller: &Caller,
+    external_order_id: &str,
+) -> Result<Option<(OrderHead, Vec<Unit>)>, store::Error> {
+    let Some(head) = partner_view::order(connection, caller.id(), external_order_id).await? else {
+        return Ok(None);
+    };
+    let units = partner_view::units(connection, caller.id(), head.order_id).await?;
+    Ok(Some((head, units)))
+}
+
+fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
+    let profiles: Vec<Option<Profile>> = units
+        .iter()
+        .map(|unit| topups::profile(desk, unit))
+        .collect::<Result<_, _>>()?;
+    let topups = units
+        .iter()
+        .zip(&profiles)
+        .map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.public_url));
+    let order = Order {
+        summary: Summary::new(head, partner_view::count(units)),
+        topups: topups.collect(),
+    };
+    Ok(json(StatusCode::OK, &order))
+}
+
+/// Look up an order
+///
+/// Its state and the state of each topup, with the eSIM once it is ready. Cures a lost answer and a lost webhook. If
+/// several orders had this id, the one that stands is shown, or else the newest refused or cancelled one.
+#[utoipa::path(get, path = "/orders/{external_order_id}", tag = "Orders",
+    params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
+    responses((status = 200, description = "The order", body = Order), (status = 404, response = super::openapi::NotFound)))]
+pub(super) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    path: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let id = external_order_id(path)?;
+    let (head, units) = app
+        .desk
+        .run(async |connection| stored(connection, &caller, &id).await)
+        .await?
+        .ok_or(ApiError::NotFound)?;
+    shown(&app.desk, &head, &units)
+}
+
+/// Cancel an order
+///
+/// Cancels an order that waits and was certainly not bought. Its `external_order_id` is free again. Repeating the
+/// request changes nothing.
+#[utoipa::path(delete, path = "/orders/{external_order_id}", tag = "Orders",
+    params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
+    responses(
+        (status = 200, description = "The cancelled order; nothing is bought, now or later", body = Order),
+        (status = 404, response = super::openapi::NotFound),
+        (status = 409, description = "It is bought or may be (`order_not_waiting`), its create request is not answered yet (`order_undecided`), or it was refused (`order_refused`)", body = super::openapi::Message)))]
+pub(super) async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    path: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let id = external_order_id(path)?;
+    let (cancelled, order) = app
+        .desk
+        .run(async |connection| {
+            let cancelled = store::orders::cancel(connection, caller.id(), &id).await?;
+            Ok((cancelled, stored(connection, &caller, &id).await?))
+        })
+        .await?;
+    let (head, units) = order.ok_or(ApiError::NotFound)?;
+    match cancelled {
+        Cancelled::Undecided(_) => Err(conflict(
+            "order_undecided",
+            "The order's create request may not be answered yet; try again in a few seconds",
+        )),
+        Cancelled::TooLate => Err(conflict(
+            "order_not_waiting",
+            "The order is bought, or may be; it can't be cancelled",
+        )),
+        Cancelled::Unknown if head.cancelled_at.is_none() => Err(conflict(
+            "order_refused",
+            "The order was refused; nothing was bought",
+        )),
+        Cancelled::Done | Cancelled::Unknown => shown(&app.desk, &head, &units),
+    }
+}
+
+/// List orders
+///
+/// The newest first. A page with `state` may hold fewer orders than `limit`, even none, before the last one: go on
+/// while `next_cursor` is not null.
+#[utoipa::path(get, path = "/orders", tag = "Orders",
+    params(
+        ("created_after" = Option<String>, Query, description = "RFC 3339; only orders stored after this time"),
+        ("state" = Option<OrderState>, Query, description = "Only orders in this state"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
+        ("limit" = Option<u16>, Query, description = "Orders of the page, 1 to 100; 20 without it")),
+    responses(
+        (status = 200, description = "A page of orders", body = Orders),
+        (status = 422, response = super::openapi::Unprocessable)))]
+pub(super) async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    uri: Uri,
+) -> Result<Response, ApiError> {
+    let mut query = Query::of(&uri);
+    let limit = usize::from(query.limit());
+    let before = query.cursor();
+    let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
+    let created_after = query.time("created_after", "created_after_invalid", message);
+    let state = query.read("state", "state_invalid", "State is unknown", |text| {
+        serde_json::from_value::<OrderState>(text.into()).ok()
+    });
+    query.check()?;
+    let looked_at = if state.is_some() {
+        LOOKED_AT
+    } else {
+        i64::try_from(limit).unwrap_or(i64::MAX)
+    };
+    let page = OrderPage {
+        before: before.map(OrderId::from),
+        created_after,
+        limit: looked_at,
+    };
+    let found = app
+        .desk
+        .run(async |connection| partner_view::orders(connection, caller.id(), &page).await)
+        .await?;
+    let (mut orders, mut last) = (Vec::new(), None);
+    let mut rest = found.iter();
+    for (head, units) in rest.by_ref() {
+        last = Some(head.order_id.uuid());
+        let summary = Summary::new(head, *units);
+        if state.is_none_or(|state| state == summary.state) {
+            orders.push(summary);
+        }
+        if orders.len() == limit {
+            break;
+        }
+    }
+    let more = rest.next().is_some() || i64::try_from(found.len()) == Ok(looked_at);
+    let page = Orders {
+        orders,
+        next_cursor: last.filter(|_| more).map(cursor),
+    };
+    Ok(json(StatusCode::OK, &page))
+}

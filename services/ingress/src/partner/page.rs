@@ -1,0 +1,123 @@
+//! Parameters of lists: limit, cursor and filters from the query.
+
+use std::borrow::Cow;
+
+use axum::http::Uri;
+use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use uuid::Uuid;
+
+use crate::error::{ApiError, Fault};
+
+/// The entries of a page without `limit`.
+const LIMIT: u16 = 20;
+/// The most entries of a page.
+const MOST: u16 = 100;
+
+/// The parameters of a request's query. The first of two with one name counts.
+pub(super) struct Query<'a> {
+    parameters: Vec<(Cow<'a, str>, Cow<'a, str>)>,
+    faults: Vec<Fault>,
+}
+
+impl<'a> Query<'a> {
+    /// Parses the query.
+    pub(super) fn of(uri: &'a Uri) -> Self {
+        let query = uri.query().unwrap_or_default();
+        Self {
+            parameters: url::form_urlencoded::parse(query.as_bytes()).collect(),
+            faults: Vec::new(),
+        }
+    }
+
+    /// Reads a parameter; notes a fault if it can't be read.
+    pub(super) fn read<T>(
+        &mut self,
+        name: &str,
+        code: &'static str,
+        message: impl Into<String>,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Option<T> {
+        let (_, text) = self.parameters.iter().find(|(given, _)| given == name)?;
+        let value = read(text);
+        if value.is_none() {
+            self.faults.push(Fault::new(code, message));
+        }
+        value
+    }
+
+    /// `limit`: the entries of the page.
+    pub(super) fn limit(&mut self) -> u16 {
+        let message = format!("Limit must be an integer from 1 to {MOST}");
+        let read = |text: &str| text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
+        self.read("limit", "limit_invalid", message, read)
+            .unwrap_or(LIMIT)
+    }
+
+    /// `cursor`: the entry before the page.
+    pub(super) fn cursor(&mut self) -> Option<Uuid> {
+        self.read("cursor", "cursor_invalid", "Cursor is invalid", uncursor)
+    }
+
+    /// A time such as `2026-11-22T00:00:00Z`.
+    pub(super) fn time(&mut self, name: &str, code: &'static str, message: &str) -> Option<OffsetDateTime> {
+        self.read(name, code, message, |text| {
+            OffsetDateTime::parse(text, &Rfc3339).ok()
+        })
+    }
+
+    /// A 422 with all faults, if there is one.
+    pub(super) fn check(self) -> Result<(), ApiError> {
+        if self.faults.is_empty() {
+            Ok(())
+        } else {
+            Err(ApiError::Unprocessable(self.faults))
+        }
+    }
+}
+
+/// The cursor after an entry.
+pub(super) fn cursor(last: Uuid) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(last.as_bytes())
+}
+
+fn uncursor(text: &str) -> Option<Uuid> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    Uuid::from_slice(&bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_is_read_as_made_and_nothing_else_is() {
+        let id = Uuid::now_v7();
+        assert_eq!(uncursor(&cursor(id)), Some(id));
+        for bad in [
+            "",
+            "a",
+            &id.to_string(),
+            &format!("{}=", cursor(id)),
+            &cursor(id)[1..],
+        ] {
+            assert_eq!(uncursor(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn all_faults_are_named() {
+        let uri: Uri = "/?limit=0&cursor=x&created_after=now".parse().unwrap();
+        let mut query = Query::of(&uri);
+        assert_eq!((query.limit(), query.cursor()), (LIMIT, None));
+        assert_eq!(query.time("created_after", "created_after_invalid", "no"), None);
+        let Err(ApiError::Unprocessable(faults)) = query.check() else {
+            panic!("it passed");
+        };
+        let codes: Vec<&str> = faults.iter().map(|fault| fault.code).collect();
+        assert_eq!(
+            codes,
+            ["limit_invalid", "cursor_invalid", "created_after_invalid"]
+        );
+    }
+}

@@ -1,0 +1,101 @@
+//! Erases data whose term has ended, slowly beside the webhooks: see [`store::retention`].
+
+use std::time::Duration;
+
+use opentelemetry::{
+    KeyValue, global,
+    metrics::{Counter, Gauge},
+};
+use runtime::Shutdown;
+use store::{
+    Database,
+    retention::{self, Class, Step},
+};
+use tokio::time::Instant;
+
+/// How often the walks are continued, and the gauges updated.
+const LOOK: Duration = Duration::from_secs(10);
+/// The most rows of one statement.
+const MOST_ROWS: u32 = 500;
+
+struct Metrics {
+    erased: Counter<u64>,
+    overdue: Gauge<f64>,
+    waiting: Gauge<u64>,
+}
+
+impl Metrics {
+    fn register() -> Self {
+        let meter = global::meter("notifier");
+        Self {
+            erased: meter
+                .u64_counter("esim.retention.erased")
+                .with_description("Rows that were erased after their term, by class")
+                .build(),
+            overdue: meter
+                .f64_gauge("esim.retention.overdue")
+                .with_description("How long the oldest row of a class has been past its term")
+                .with_unit("s")
+                .build(),
+            waiting: meter
+                .u64_gauge("esim.retention.waiting")
+                .with_description("Profiles that are kept past the term because they are not delivered")
+                .build(),
+        }
+    }
+}
+
+/// Erases at most `rate` rows per second until the soft stop; 0 erases nothing.
+pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::Result<()> {
+    let metrics = Metrics::register();
+    let stop = shutdown.soft();
+    let mut ticks = shutdown.ticks(LOOK);
+    while ticks.next().await {
+        for class in Class::ALL.into_iter().filter(|_| rate > 0) {
+            loop {
+                let began = Instant::now();
+                let step = match erase(&database, class, rate).await {
+                    Ok(step) => step,
+                    Err(error) => {
+                        tracing::warn!(%error, class = class.as_str(), "cannot erase old data; trying again");
+                        break;
+                    }
+                };
+                let of = [KeyValue::new("class", class.as_str())];
+                metrics.erased.add(step.erased, &of);
+                if !step.more {
+                    break;
+                }
+                show(&database, &metrics).await;
+                let rows = u32::try_from(step.seen).unwrap_or(u32::MAX);
+                let turn = began + Duration::from_secs(1).mul_f64(f64::from(rows) / f64::from(rate));
+                tokio::select! {
+                    () = tokio::time::sleep_until(turn) => {}
+                    () = stop.cancelled() => return Ok(()),
+                }
+            }
+        }
+        show(&database, &metrics).await;
+    }
+    Ok(())
+}
+
+async fn erase(database: &Database, class: Class, rate: u32) -> Result<Step, store::Error> {
+    let rows = rate.min(MOST_ROWS);
+    database
+        .run(async |connection| retention::step(connection, class, rows).await)
+        .await
+}
+
+async fn show(database: &Database, metrics: &Metrics) {
+    match database.run(retention::standing).await {
+        Ok(standing) => {
+            for (class, overdue) in Class::ALL.into_iter().zip(standing.overdue) {
+                let of = [KeyValue::new("class", class.as_str())];
+                metrics.overdue.record(overdue.as_secs_f64(), &of);
+            }
+            metrics.waiting.record(standing.waiting, &[]);
+        }
+        Err(error) => tracing::debug!(%error, "retention gauges not updated"),
+    }
+}

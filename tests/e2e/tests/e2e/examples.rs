@@ -1,0 +1,206 @@
+//! The partner guide's examples against the real service, in every language that is present, and its numbers.
+
+use crate::shop::{Shop, fresh};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use signing::{SecretKey, webhook::Secret};
+use std::process::{Output, Stdio};
+use std::time::Duration;
+use testkit::stack::Stack;
+use testkit::{ports, wait, workspace};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::Command;
+
+const SOON: Duration = Duration::from_secs(30);
+/// The examples: file, a program that they need, whether they receive webhooks.
+const EXAMPLES: [(&str, &str, bool); 3] = [
+    ("esim.sh", "openssl", false),
+    ("esim.py", "python3", true),
+    ("esim.mjs", "node", true),
+];
+
+/// One partner's view of one example.
+struct Example<'a> {
+    file: &'a str,
+    stack: &'a Stack,
+    shop: &'a Shop,
+}
+
+impl Example<'_> {
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(workspace().join("docs/examples").join(self.file));
+        let partner = &self.shop.partner;
+        command
+            .args(arguments)
+            .env("BASE_URL", &self.stack.base_url)
+            .env("ACCESS_KEY", &partner.access_key)
+            .env("SECRET_KEY", &partner.secret_key)
+            .env("WEBHOOK_SECRET", &partner.webhook_secret)
+            .env("NO_PROXY", "*")
+            .env("no_proxy", "*")
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn output(&self, arguments: &[&str]) -> Result<Output> {
+        let run = self.command(arguments).output();
+        let output = tokio::time::timeout(Duration::from_mins(1), run).await;
+        output
+            .context("no end after 60 s")?
+            .with_context(|| format!("cannot run {}", self.file))
+    }
+
+    /// The JSON that a successful command prints.
+    async fn json(&self, arguments: &[&str]) -> Result<Value> {
+        let output = self.output(arguments).await?;
+        ensure!(
+            output.status.success(),
+            "{} {arguments:?}: {}",
+            self.file,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+}
+
+fn is_present(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+}
+
+#[tokio::test]
+async fn the_examples_order_look_up_and_receive() {
+    let stack = Stack::start().await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let mut run = 0;
+    for (file, program, receives) in EXAMPLES {
+        if !is_present(program) {
+            eprintln!("{program} is not here: {file} is not run");
+            continue;
+        }
+        run += 1;
+        let shop = Shop::open(&stack).await.unwrap();
+        let example = Example {
+            file,
+            stack: &stack,
+            shop: &shop,
+        };
+        let mut received = None;
+        if receives {
+            let port = ports::free().unwrap().to_string();
+            let mut receiver = example.command(&["receive", &port]);
+            let mut receiver = receiver.stdout(Stdio::piped()).spawn().unwrap();
+            let address = format!("127.0.0.1:{port}");
+            let listens = async || Ok(TcpStream::connect(&address).await.ok());
+            wait::until(SOON, "the example's receiver", listens)
+                .await
+                .unwrap();
+            let url = format!("http://{address}/webhooks");
+            let _: Value = stack
+                .esimctl
+                .run(&["partner", "set-webhook", &shop.partner.access_key, "--url", &url])
+                .await
+                .unwrap();
+            // A forged webhook is refused and not printed.
+            let forged = testkit::http::client().unwrap().post(&url).body("{}");
+            assert_eq!(forged.send().await.unwrap().status(), 401, "{file}");
+            let lines = BufReader::new(receiver.stdout.take().unwrap()).lines();
+            received = Some((receiver, lines));
+        }
+        let id = fresh(&file.replace('.', "-"));
+        let created = example.json(&["order", &id, ready, "1"]).await.unwrap();
+        let topup_id = created["products"][0]["topup_id"].as_str().unwrap();
+        let shown = async || {
+            let order = example.json(&["show", &id]).await?;
+            Ok((order["state"] == "ready").then_some(order))
+        };
+        let order = wait::until(Duration::from_mins(1), "the order to be ready", shown)
+            .await
+            .unwrap();
+        assert_eq!(order["topups"][0]["esim"]["topup_id"], topup_id);
+        if let Some((_receiver, lines)) = &mut received {
+            let line = tokio::time::timeout(SOON, lines.next_line())
+                .await
+                .unwrap()
+                .unwrap();
+            assert_eq!(line, Some(format!("ready {id} {topup_id}")), "{file}");
+        }
+        let options = example.json(&["options"]).await.unwrap();
+        let offered = options["options"].as_array().unwrap();
+        assert!(
+            offered.iter().any(|option| option["option_id"] == ready),
+            "{options}"
+        );
+
+        // A repeated order is not a failure: it is looked up. The shell client shows the code instead.
+        let again = example.output(&["order", &id, ready, "1"]).await.unwrap();
+        if receives {
+            let again: Value = serde_json::from_slice(&again.stdout).unwrap();
+            assert_eq!(again["topups"][0]["topup_id"], topup_id, "{file}");
+        } else {
+            let said = String::from_utf8_lossy(&again.stderr).into_owned();
+            assert_eq!(said, "HTTP status 422 external_order_id_taken\n");
+        }
+        // The webhook was delivered a moment ago.
+        let redelivered = example.output(&["redeliver", topup_id]).await.unwrap();
+        let said = String::from_utf8_lossy(&redelivered.stderr).into_owned();
+        assert!(
+            redelivered.status.success() || said.contains("HTTP status 429 redelivered_recently"),
+            "{file}: {said}"
+        );
+    }
+    assert!(run > 0, "no example was run");
+}
+
+/// The lines of the guide's code block that follows a marker.
+fn block<'a>(guide: &'a str, marker: &str) -> Vec<&'a str> {
+    let (_, rest) = guide.split_once(marker).expect(marker);
+    let (_, rest) = rest.split_once("```").expect("a code block");
+    let (block, _) = rest.split_once("```").expect("its end");
+    block.lines().skip(1).collect()
+}
+
+/// The value of a line `name: value` of a block.
+fn value<'a>(block: &[&'a str], name: &str) -> &'a str {
+    block
+        .iter()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+        .expect(name)
+}
+
+#[test]
+fn the_guides_test_vectors_are_true() {
+    let guide = std::fs::read_to_string(workspace().join("docs/partner-guide.md")).unwrap();
+    let vector = block(&guide, "<!-- request vector -->");
+    let signature = signing::request::sign(
+        &SecretKey::from_base64(value(&vector, "secret key")).unwrap(),
+        value(&vector, "method"),
+        value(&vector, "path"),
+        value(&vector, "timestamp"),
+        value(&vector, "access key"),
+    );
+    assert_eq!(value(&vector, "signature"), signature);
+
+    let vector = block(&guide, "<!-- webhook vector -->");
+    let secret = Secret::parse(value(&vector, "webhook secret")).unwrap();
+    let timestamp: i64 = value(&vector, "webhook-timestamp").parse().unwrap();
+    let signature = secret.sign(
+        value(&vector, "webhook-id"),
+        timestamp,
+        value(&vector, "body").as_bytes(),
+    );
+    assert_eq!(value(&vector, "webhook-signature"), signature);
+}
+
+#[tokio::test]
+async fn the_guide_names_every_sandbox_option_by_its_id() {
+    let stack = Stack::start().await.unwrap();
+    let guide = std::fs::read_to_string(workspace().join("docs/partner-guide.md")).unwrap();
+    let options = stack.esimctl.options().await.unwrap();
+    assert!(options.len() >= 12);
+    for option in options {
+        let row = format!("| `{}` | `{}` |", option.name, option.option_id);
+        assert!(guide.contains(&row), "{row}");
+    }
+}

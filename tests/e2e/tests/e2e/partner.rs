@@ -1,0 +1,607 @@
+//! What partners look up and change themselves.
+
+use crate::shop::{PATH, Shop, fresh};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
+use testkit::receiver::{self, Receiver, Signature};
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+
+const SOON: Duration = Duration::from_secs(30);
+const API: &str = "/api/v1/api_partner";
+
+/// A signed request under the canonical prefix.
+async fn ask(client: &Client, method: &str, path: &str) -> Result<Answer> {
+    let (path, query) = path.split_once('?').unwrap_or((path, ""));
+    let request = client.post("").method(method).path(&format!("{API}{path}"));
+    let request = if query.is_empty() {
+        request
+    } else {
+        request.query(query)
+    };
+    let answer = request.send().await?;
+    ensure!(
+        answer.headers.contains_key("x-request-id"),
+        "{method} {path}: no X-Request-Id"
+    );
+    Ok(answer)
+}
+
+/// The JSON of a 200.
+async fn get(client: &Client, path: &str) -> Result<Value> {
+    let answer = ask(client, "GET", path).await?;
+    ensure!(
+        answer.status == 200 && header(&answer, "cache-control") == "no-store",
+        "GET {path}: {} {}",
+        answer.status,
+        String::from_utf8_lossy(&answer.body)
+    );
+    answer.json()
+}
+
+fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
+    let value = answer.headers.get(name).map(|value| value.to_str());
+    value.transpose().ok().flatten().unwrap_or_default()
+}
+
+/// The status, the code in the error header, and the body.
+fn refusal(answer: &Answer) -> (u16, &str, Value) {
+    (
+        answer.status,
+        header(answer, "x-service-error"),
+        answer.json().unwrap_or_default(),
+    )
+}
+
+/// Polls an order until it has a state.
+async fn reach(client: &Client, path: &str, state: &str) -> Result<Value> {
+    let reached = async || {
+        let order = get(client, path).await?;
+        Ok((order["state"] == state).then_some(order))
+    };
+    wait::until(SOON, &format!("{path} to be {state}"), reached).await
+}
+
+#[tokio::test]
+async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    // The endpoint acknowledges and forgets.
+    let id = format!("{}/ö ?&%2F#", fresh("lost"));
+    let bought = shop.buy(&id, stack.option("ready").unwrap(), 2).await.unwrap();
+    let answer = shop
+        .client
+        .post(testkit::client::order(&id, &[(stack.option("ready").unwrap(), 2)]).to_string())
+        .path(ORDERS_SHORT)
+        .send()
+        .await
+        .unwrap();
+    // The repeated request names the stored order.
+    assert_eq!(
+        refusal(&answer),
+        (
+            422,
+            "external_order_id_taken",
+            json!({"errors": ["External order id has already been taken"]})
+        )
+    );
+    let location = header(&answer, "location");
+    let path = location.strip_prefix("/v1/api_partner").unwrap();
+    assert!(path.starts_with("/orders/"), "{location}");
+
+    let order = reach(&shop.client, path, "ready").await.unwrap();
+    assert_eq!(order["external_order_id"], id.as_str());
+    let counts = json!({"total": 2, "processing": 0, "on_hold": 0, "ready": 2, "failed": 0});
+    assert_eq!(order["topup_counts"], counts);
+    let shown: Vec<&Value> = order["topups"].as_array().unwrap().iter().collect();
+    for (topup, product) in shown.iter().zip(&bought) {
+        assert_eq!(topup["topup_id"], product.topup_id.as_str());
+    }
+    let webhooks = shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();
+    for webhook in &webhooks {
+        let topup_id = webhook.topup_id();
+        let topup = shown.iter().find(|topup| topup["topup_id"] == topup_id).unwrap();
+        assert_eq!(topup["esim"], webhook.json, "the order has another eSIM");
+        // One topup looks like its part of the order, apart from the webhook's progress.
+        let alone = get(&shop.client, &format!("/topups/{topup_id}")).await.unwrap();
+        assert_eq!(alone["esim"], webhook.json);
+        assert_eq!(
+            (&alone["state"], &alone["external_order_id"]),
+            (&json!("ready"), &json!(id))
+        );
+    }
+    let short = shop
+        .client
+        .post("")
+        .method("GET")
+        .path(location)
+        .send()
+        .await
+        .unwrap();
+    assert_eq!((short.status, header(&short, "cache-control")), (200, "no-store"));
+}
+
+#[tokio::test]
+async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
+    let id = fresh("named");
+    let ready = stack.option("ready").unwrap();
+    let answer = shop.client.order(&id, &[(ready, 1)]).await.unwrap();
+    answer.products().unwrap();
+    assert_eq!(header(&answer, "location"), format!("{ORDERS}/{id}"));
+    assert_eq!(header(&answer, "x-service-error"), "");
+
+    let id = fresh("refused");
+    let refused = stack.option("refused").unwrap();
+    let answer = shop.client.order(&id, &[(refused, 1)]).await.unwrap();
+    assert_eq!(
+        (answer.status, header(&answer, "x-service-error")),
+        (422, "provider_rejected")
+    );
+    assert_eq!(header(&answer, "location"), "");
+    let order = get(&shop.client, &format!("/orders/{id}")).await.unwrap();
+    assert_eq!(
+        (&order["state"], &order["topups"][0]["state"]),
+        (&json!("refused"), &json!("failed"))
+    );
+    assert_eq!(order["topups"][0]["error"], answer.json().unwrap()["errors"][0]);
+    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}"))
+        .await
+        .unwrap();
+    assert_eq!(
+        (cancelled.status, header(&cancelled, "x-service-error")),
+        (409, "order_refused")
+    );
+
+    // Each item at fault is named by its index; the body stays as specified.
+    let body = json!({"external_order_id": fresh("items"), "products": [
+        {"option_id": ready, "qty": 1},
+        {"option_id": "00000000-0000-4000-8000-000000000000", "qty": 1},
+        {"option_id": ready, "qty": 0},
+    ]});
+    let answer = shop.client.post(body.to_string()).send().await.unwrap();
+    let messages = [
+        "Products[2] qty must be a positive integer",
+        "Product with option_id not found",
+    ];
+    assert_eq!(
+        refusal(&answer),
+        (
+            422,
+            "qty_invalid; item=2, option_not_found; item=1",
+            json!({"errors": messages})
+        )
+    );
+}
+
+#[tokio::test]
+async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "REDELIVER_INTERVAL", "2s")
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let bought = shop
+        .buy(&fresh("again"), stack.option("ready").unwrap(), 1)
+        .await
+        .unwrap();
+    let ids = testkit::shop::ids(&bought);
+    let topup_id = &bought[0].topup_id;
+    let first = shop.delivered(&ids, SOON).await.unwrap().remove(0);
+    let recorded = async || {
+        let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
+        Ok((delivery["state"] == "delivered").then_some(delivery))
+    };
+    let delivery = wait::until(SOON, "the recorded delivery", recorded)
+        .await
+        .unwrap();
+    assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
+    assert_eq!(delivery["attempts"][0]["status"], 200);
+
+    let path = format!("/topups/{topup_id}/redeliver");
+    let mut too_soon = 0;
+    let again = async || {
+        let answer = ask(&shop.client, "POST", &path).await?;
+        if answer.status == 429 {
+            ensure!(header(&answer, "x-service-error") == "redelivered_recently");
+            let wait: u64 = header(&answer, "retry-after").parse()?;
+            ensure!((1..=2).contains(&wait), "Retry-After: {wait}");
+            too_soon += 1;
+            return Ok(None);
+        }
+        ensure!(answer.status == 202, "{}", answer.status);
+        Ok(Some(answer.json()?))
+    };
+    let answer = wait::until(SOON, "a redelivery", again).await.unwrap();
+    assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
+    assert!(too_soon > 0, "the first request was not too soon");
+    let all = shop.receiver.wait_for(2, SOON).await.unwrap();
+    assert_eq!(all[1].headers["webhook-id"], first.headers["webhook-id"]);
+    assert_eq!((&all[1].body, all[1].signature), (&first.body, Signature::Valid));
+    let twice = async || {
+        let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
+        let attempts = delivery["attempts"].as_array().map_or(0, Vec::len);
+        Ok((attempts == 2).then_some(()))
+    };
+    wait::until(SOON, "two recorded attempts", twice).await.unwrap();
+}
+
+#[tokio::test]
+async fn failed_attempts_show_the_partners_own_answer() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let asked = AtomicUsize::new(0);
+    shop.receiver.answer(PATH, move |_| {
+        let first = asked.fetch_add(1, Ordering::SeqCst) == 0;
+        receiver::Answer::status(if first { 500 } else { 200 })
+    });
+    let bought = shop
+        .buy(&fresh("failing"), stack.option("ready").unwrap(), 1)
+        .await
+        .unwrap();
+    let path = format!("/topups/{}/deliveries", bought[0].topup_id);
+    let delivered = async || {
+        let delivery = get(&shop.client, &path).await?;
+        Ok((delivery["state"] == "delivered").then_some(delivery))
+    };
+    let delivery = wait::until(SOON, "the delivery", delivered).await.unwrap();
+    let outcomes: Vec<_> = delivery["attempts"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|attempt| {
+            (
+                attempt["attempt"].clone(),
+                attempt["status"].clone(),
+                attempt["outcome"].clone(),
+            )
+        })
+        .collect();
+    let expected = [(1, 500, "status_5xx"), (2, 200, "delivered")];
+    assert_eq!(
+        outcomes,
+        expected.map(|(n, status, outcome)| (json!(n), json!(status), json!(outcome)))
+    );
+}
+
+#[tokio::test]
+async fn an_order_that_waits_is_cancelled_and_never_bought() {
+    let mut stack = Stack::builder()
+        .without(Stage::Provisioner)
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap().to_owned();
+    let id = fresh("cancelled");
+    shop.buy(&id, &ready, 2).await.unwrap();
+    let path = format!("/orders/{id}");
+    let early = ask(&shop.client, "DELETE", &path).await.unwrap();
+    assert_eq!(
+        (early.status, header(&early, "x-service-error")),
+        (409, "order_undecided")
+    );
+    let cancelled = async || {
+        let answer = ask(&shop.client, "DELETE", &path).await?;
+        Ok((answer.status == 200).then_some(answer.json()?))
+    };
+    let order = wait::until(SOON, "the cancelled order", cancelled).await.unwrap();
+    assert_eq!(
+        (&order["state"], &order["topups"][1]["state"]),
+        (&json!("cancelled"), &json!("failed"))
+    );
+    assert!(order["cancelled_at"].is_string(), "{order}");
+    // Once more changes nothing.
+    let again = ask(&shop.client, "DELETE", &path).await.unwrap();
+    assert_eq!((again.status, again.json().unwrap()), (200, order));
+
+    // The id is free again, and only the second order is bought.
+    let kept = shop.buy(&id, &ready, 1).await.unwrap();
+    stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
+    shop.delivered(&testkit::shop::ids(&kept), SOON).await.unwrap();
+    assert_eq!(get(&shop.client, &path).await.unwrap()["state"], "ready");
+    let late = ask(&shop.client, "DELETE", &path).await.unwrap();
+    assert_eq!(
+        (late.status, header(&late, "x-service-error")),
+        (409, "order_not_waiting")
+    );
+    // A later order is bought too, so the provisioner has looked at everything that was due.
+    let last = shop.buy(&fresh("last"), &ready, 1).await.unwrap();
+    shop.delivered(&testkit::shop::ids(&last), SOON).await.unwrap();
+    let ledger = stack.ledger().await.unwrap();
+    assert_eq!((ledger.purchases, ledger.units), (2, 2));
+    let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
+    assert!(actions.to_string().contains("order cancel"), "{actions}");
+}
+
+#[tokio::test]
+async fn orders_are_listed_by_pages() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let mut ids = Vec::new();
+    for number in 0..5 {
+        let id = fresh(&number.to_string());
+        shop.buy(&id, ready, 1).await.unwrap();
+        reach(&shop.client, &format!("/orders/{id}"), "ready")
+            .await
+            .unwrap();
+        ids.insert(0, id);
+    }
+    // Another partner's orders are not among them.
+    let other = Shop::open(&stack).await.unwrap();
+    other.buy(&fresh("other"), ready, 1).await.unwrap();
+
+    let listed = async |query: &str| -> Result<(Vec<String>, Option<String>)> {
+        let page = get(&shop.client, &format!("/orders?{query}")).await?;
+        let orders = page["orders"].as_array().context("orders")?;
+        let ids = orders
+            .iter()
+            .filter_map(|order| order["external_order_id"].as_str());
+        let cursor = page["next_cursor"].as_str().map(str::to_owned);
+        Ok((ids.map(str::to_owned).collect(), cursor))
+    };
+    let (first, cursor) = listed("limit=2").await.unwrap();
+    assert_eq!(first, ids[..2]);
+    let (second, cursor) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
+        .await
+        .unwrap();
+    assert_eq!(second, ids[2..4]);
+    let (third, end) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
+        .await
+        .unwrap();
+    assert_eq!((third.as_slice(), end), (&ids[4..], None));
+    assert_eq!(listed("state=ready&limit=3").await.unwrap().0, ids[..3]);
+    assert_eq!(listed("state=failed").await.unwrap(), (Vec::new(), None));
+
+    let third = get(&shop.client, &format!("/orders/{}", ids[2])).await.unwrap();
+    let since = third["created_at"].as_str().unwrap();
+    assert_eq!(
+        listed(&format!("created_after={since}")).await.unwrap().0,
+        ids[..2]
+    );
+    assert_eq!(
+        listed("created_after=2999-01-01T00:00:00Z").await.unwrap(),
+        (Vec::new(), None)
+    );
+}
+
+#[tokio::test]
+async fn options_are_listed_and_cached() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let mut cursor = String::new();
+    let mut offered = Vec::new();
+    loop {
+        let page = get(&shop.client, &format!("/options?limit=1{cursor}"))
+            .await
+            .unwrap();
+        offered.extend(page["options"].as_array().unwrap().clone());
+        match page["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+        assert!(offered.len() < 100, "the pages do not end");
+    }
+    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready"});
+    assert!(offered.contains(&ready), "{offered:?}");
+    let whole = ask(&shop.client, "GET", "/options?limit=100").await.unwrap();
+    assert_eq!(
+        whole.json().unwrap(),
+        json!({"options": offered, "next_cursor": null})
+    );
+
+    let etag = header(&whole, "etag").to_owned();
+    let unchanged = shop.client.post("").method("GET").path(&format!("{API}/options"));
+    let unchanged = unchanged.query("limit=100").header("if-none-match", &etag);
+    let unchanged = unchanged.send().await.unwrap();
+    assert_eq!((unchanged.status, unchanged.body.len()), (304, 0));
+    let mut database = stack.database.connect().await.unwrap();
+    let disabling = sqlx::query("UPDATE options SET enabled = false WHERE name = 'refused'");
+    disabling.execute(&mut database).await.unwrap();
+    let changed = shop.client.post("").method("GET").path(&format!("{API}/options"));
+    let changed = changed.query("limit=100").header("if-none-match", &etag).send();
+    let options = changed.await.unwrap().json().unwrap();
+    assert_eq!(options["options"].as_array().unwrap().len(), offered.len() - 1);
+
+    // No live option is configured.
+    let live = stack.create_partner("live", None).await.unwrap();
+    let live = stack.client(&live).unwrap();
+    assert_eq!(
+        get(&live, "/options").await.unwrap(),
+        json!({"options": [], "next_cursor": null})
+    );
+}
+
+#[tokio::test]
+async fn the_webhook_is_changed_by_the_partner() {
+    let stack = Stack::start().await.unwrap();
+    let receiver = Receiver::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    let ready = stack.option("ready").unwrap();
+    let account = get(&client, "/account").await.unwrap();
+    assert_eq!(
+        (
+            &account["environment"],
+            &account["access_key"],
+            &account["old_access_key"]
+        ),
+        (&json!("sandbox"), &json!(partner.access_key), &Value::Null)
+    );
+    assert_eq!(account["limits"]["units_per_order"], 1000, "{account}");
+
+    // A webhook waits for a URL.
+    let bought = client
+        .order(&fresh("waiting"), &[(ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
+    let topup_id = &bought[0].topup_id;
+    let held = async || {
+        let topup = get(&client, &format!("/topups/{topup_id}")).await?;
+        Ok((topup["delivery"] == "no_endpoint").then_some(()))
+    };
+    wait::until(SOON, "a webhook without an endpoint", held)
+        .await
+        .unwrap();
+    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver"))
+        .await
+        .unwrap();
+    assert_eq!(
+        (redeliver.status, header(&redeliver, "x-service-error")),
+        (409, "webhook_url_missing")
+    );
+    let put = async |url: Value| {
+        let request = client.post(json!({"url": url}).to_string());
+        request.method("PUT").path(&format!("{API}/webhook")).send().await
+    };
+    for (url, code) in [
+        (json!("http://10.1.2.3/hook"), "url_forbidden"),
+        (json!("http://127.0.0.1:22/hook"), "url_forbidden"),
+        (json!("ftp://example.com"), "url_invalid"),
+        (json!("https://user:pass@example.com"), "url_invalid"),
+        (json!(7), "url_invalid"),
+    ] {
+        let answer = put(url.clone()).await.unwrap();
+        assert_eq!(
+            (answer.status, header(&answer, "x-service-error")),
+            (422, code),
+            "{url}"
+        );
+    }
+    assert_eq!(get(&client, "/webhook").await.unwrap()["state"], "no_url");
+    let answer = put(json!(receiver.url(PATH))).await.unwrap();
+    assert_eq!(answer.json().unwrap()["url"], receiver.url(PATH));
+    receiver.wait_for(1, SOON).await.unwrap();
+
+    // Both secrets sign during the overlap.
+    let rotated = ask(&client, "POST", "/webhook/secret").await.unwrap();
+    assert_eq!(rotated.status, 201);
+    let new_secret = rotated.json().unwrap()["webhook_secret"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    receiver.verify(PATH, &new_secret).unwrap();
+    let second = ask(&client, "POST", "/webhook/secret").await.unwrap();
+    assert_eq!(
+        (second.status, header(&second, "x-service-error")),
+        (409, "rotation_under_way")
+    );
+    client
+        .order(&fresh("signed"), &[(ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
+    let signed = |received: &[receiver::Received]| {
+        let two = |one: &receiver::Received| {
+            let signatures = one.headers["webhook-signature"].to_str().unwrap_or_default();
+            one.signature == Signature::Valid && signatures.split(' ').count() == 2
+        };
+        received.iter().any(two)
+    };
+    receiver
+        .wait_until(SOON, "a webhook with two signatures", signed)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn keys_are_changed_by_the_partner() {
+    let stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    // Both pairs of keys are valid during the overlap.
+    let rotated = ask(&client, "POST", "/keys").await.unwrap();
+    assert_eq!(
+        (rotated.status, header(&rotated, "cache-control")),
+        (201, "no-store")
+    );
+    let keys = rotated.json().unwrap();
+    let text = |name: &str| keys[name].as_str().unwrap();
+    let renewed = Client::new(&stack.base_url, text("access_key"), text("secret_key")).unwrap();
+    for client in [&renewed, &client] {
+        let account = get(client, "/account").await.unwrap();
+        assert_eq!(
+            (&account["access_key"], &account["old_access_key"]),
+            (&keys["access_key"], &json!(partner.access_key))
+        );
+        assert!(account["old_keys_until"].is_string());
+    }
+    let second = ask(&renewed, "POST", "/keys").await.unwrap();
+    assert_eq!(
+        (second.status, header(&second, "x-service-error")),
+        (409, "rotation_under_way")
+    );
+}
+
+#[tokio::test]
+async fn another_partners_ids_look_unknown() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let id = fresh("mine");
+    let bought = shop.buy(&id, stack.option("ready").unwrap(), 1).await.unwrap();
+    shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();
+    let stranger = Shop::open(&stack).await.unwrap();
+    let topup_id = &bought[0].topup_id;
+    let (no_order, no_topup) = (fresh("none"), "20200101000000000000000000");
+    for (method, theirs, unknown) in [
+        ("GET", format!("/orders/{id}"), format!("/orders/{no_order}")),
+        ("DELETE", format!("/orders/{id}"), format!("/orders/{no_order}")),
+        (
+            "GET",
+            format!("/topups/{topup_id}"),
+            format!("/topups/{no_topup}"),
+        ),
+        (
+            "GET",
+            format!("/topups/{topup_id}/deliveries"),
+            format!("/topups/{no_topup}/deliveries"),
+        ),
+        (
+            "POST",
+            format!("/topups/{topup_id}/redeliver"),
+            format!("/topups/{no_topup}/redeliver"),
+        ),
+    ] {
+        let seen = async |path: &str| {
+            let mut answer = ask(&stranger.client, method, path).await.unwrap();
+            answer.headers.remove("x-request-id");
+            answer.headers.remove("date");
+            (answer.status, answer.headers, answer.body)
+        };
+        let (theirs, unknown) = (seen(&theirs).await, seen(&unknown).await);
+        assert_eq!(theirs, unknown, "{method}");
+        assert_eq!(
+            (theirs.0, theirs.2.as_ref()),
+            (404, br#"{"error":"Not found"}"#.as_slice())
+        );
+    }
+    assert_eq!(
+        get(&stranger.client, "/orders").await.unwrap(),
+        json!({"orders": [], "next_cursor": null})
+    );
+    // Nothing was sent again.
+    assert_eq!(shop.receiver.received().len(), 1);
+}
+
+#[tokio::test]
+async fn the_openapi_document_is_served() {
+    let stack = Stack::start().await.unwrap();
+    let url = format!("{}/openapi.json", stack.base_url);
+    let served = testkit::http::client().unwrap().get(url).send().await.unwrap();
+    assert_eq!(served.headers()["content-type"], "application/json");
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+    assert_eq!(
+        served.text().await.unwrap(),
+        std::fs::read_to_string(stored).unwrap()
+    );
+}
