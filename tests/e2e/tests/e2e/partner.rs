@@ -306,11 +306,14 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
     shop.delivered(&testkit::shop::ids(&kept), SOON).await.unwrap();
     assert_eq!(get(&shop.client, &path).await.unwrap()["state"], "ready");
-    let late = ask(&shop.client, "DELETE", &path).await.unwrap();
-    assert_eq!(
-        (late.status, header(&late, "x-service-error")),
-        (409, "order_not_waiting")
-    );
+    let late = async || {
+        let answer = ask(&shop.client, "DELETE", &path).await?;
+        ensure!(answer.status == 409, "cancelled although it is bought");
+        Ok((header(&answer, "x-service-error") == "order_not_waiting").then_some(()))
+    };
+    wait::until(SOON, "the bought order to be decided", late)
+        .await
+        .unwrap();
     // A later order is bought too, so the provisioner has looked at everything that was due.
     let last = shop.buy(&fresh("last"), &ready, 1).await.unwrap();
     shop.delivered(&testkit::shop::ids(&last), SOON).await.unwrap();
