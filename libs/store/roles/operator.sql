@@ -22,7 +22,7 @@ GRANT INSERT, UPDATE, DELETE ON placement_due, placement_parked, delivery_due, d
 -- Retention and erasure.
 GRANT SELECT, INSERT, UPDATE, DELETE ON retention_terms TO esim_operator;
 GRANT SELECT, UPDATE, DELETE ON retention_walks, retention_due TO esim_operator;
-GRANT SELECT (profile), UPDATE (profile) ON topups TO esim_operator;
+GRANT UPDATE (profile) ON topups TO esim_operator;
 GRANT UPDATE (profile, erased_at) ON esims TO esim_operator;
 GRANT UPDATE (traceparent, erased_at) ON orders TO esim_operator;
 GRANT UPDATE (reason, refusal_status, refusal_message) ON placements TO esim_operator;

@@ -139,8 +139,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                RETURNING e.topup_id
            ), units AS (
                UPDATE topups t SET profile = NULL, reason = NULL
-               FROM part
-               WHERE t.topup_id = part.topup_id AND (t.profile IS NOT NULL OR t.reason IS NOT NULL)
+               FROM part WHERE t.topup_id = part.topup_id
            ), attempts AS (
                DELETE FROM delivery_attempts a USING part WHERE a.topup_id = part.topup_id RETURNING a.topup_id
            ), held AS (
