@@ -54,7 +54,9 @@ impl Profile {
 /// deliveries that need it fail.
 pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
     let newest = sqlx::query!(
-        r#"SELECT topup_id, profile AS "profile!" FROM esims WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
+        r#"SELECT topup_id, profile AS "profile!"
+           FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000) newest
+           WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
     )
     .fetch_all(connection)
     .await?;

@@ -41,6 +41,7 @@ pub struct Check {
 }
 
 /// A webhook to send.
+#[derive(Clone)]
 struct Webhook {
     id: String,
     body: String,
@@ -170,7 +171,9 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         http: account::http(timeout)?,
         checks: Vec::new(),
     };
-    let first = Webhook::new(1).signed(&[secret], 0);
+    let first = Webhook::new(1);
+    let again = first.clone().signed(&[secret], 1);
+    let first = first.signed(&[secret], 0);
     let began = endpoint.send(&first).await;
     endpoint.note(
         "good",
@@ -187,7 +190,6 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         began.told(),
         "answer at once and do the rest later: an answer after 15 s is a failure, and slow answers hold up your other webhooks",
     );
-    let again = Webhook::new(1).signed(&[secret], 1);
     endpoint
         .check(
             "repeated",

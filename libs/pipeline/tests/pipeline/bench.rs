@@ -381,7 +381,11 @@ impl Stage for Rows {
 
     async fn defer(&self, rows: &[u32]) -> Result<()> {
         let mut state = self.state.lock().unwrap();
-        let open: Vec<u32> = rows.iter().copied().filter(|row| state.open.contains(row)).collect();
+        let open: Vec<u32> = rows
+            .iter()
+            .copied()
+            .filter(|row| state.open.contains(row))
+            .collect();
         state.due.extend(open);
         Ok(())
     }

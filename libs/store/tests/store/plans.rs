@@ -56,7 +56,11 @@ const WALKS: [(&str, &str); 3] = [
 ];
 
 /// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an operator's list.
-const PER_SHARD: [(&str, &str); 17] = [
+const PER_SHARD: [(&str, &str); 18] = [
+    (
+        "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)",
+        "start: the newest profiles check the master key",
+    ),
     (
         "WITH RECURSIVE lane (lane, partner_id, nth)",
         "redrive of placements",

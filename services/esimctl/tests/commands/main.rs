@@ -198,20 +198,49 @@ async fn a_partner_has_limits_of_its_own() {
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
     let set = operator
-        .json(&["partner", "set-limits", id, "--max-in-flight", "3", "--units-per-second", "40"])
-        .await;
-    assert_eq!((&set["max_in_flight"], &set["units_per_second"]), (&json!(3), &json!(40)));
-    let set = operator
-        .json(&["partner", "set-limits", id, "--max-in-flight", "default", "--orders-per-second", "5"])
+        .json(&[
+            "partner",
+            "set-limits",
+            id,
+            "--max-in-flight",
+            "3",
+            "--units-per-second",
+            "40",
+        ])
         .await;
     assert_eq!(
-        (&set["max_in_flight"], &set["orders_per_second"], &set["units_per_second"]),
+        (&set["max_in_flight"], &set["units_per_second"]),
+        (&json!(3), &json!(40))
+    );
+    let set = operator
+        .json(&[
+            "partner",
+            "set-limits",
+            id,
+            "--max-in-flight",
+            "default",
+            "--orders-per-second",
+            "5",
+        ])
+        .await;
+    assert_eq!(
+        (
+            &set["max_in_flight"],
+            &set["orders_per_second"],
+            &set["units_per_second"]
+        ),
         (&json!(null), &json!(5), &json!(40))
     );
     let shown = operator.run(&["partner", "show", id]).await;
     assert!(shown.text().contains("orders_per_second"), "{shown:?}");
-    for bad in [&[][..], &["--orders-per-second", "0"], &["--orders-per-second", "many"]] {
-        let refused = operator.run(&[&["partner", "set-limits", id], bad].concat()).await;
+    for bad in [
+        &[][..],
+        &["--orders-per-second", "0"],
+        &["--orders-per-second", "many"],
+    ] {
+        let refused = operator
+            .run(&[&["partner", "set-limits", id], bad].concat())
+            .await;
         assert!(!refused.line(2).is_empty());
     }
 }

@@ -68,7 +68,7 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
         .await
         .unwrap();
     assert!(
-        sqlx::query("SELECT webhook_secret FROM partners")
+        sqlx::query("SELECT erased_at FROM partners")
             .execute(&mut ingress)
             .await
             .is_err()

@@ -158,7 +158,10 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         stack.esimctl.run::<serde_json::Value>(&arguments).await.unwrap()
     };
     let shown = set(&["--orders-per-second", "1", "--units-per-second", "1000"]).await;
-    assert_eq!((&shown["orders_per_second"], &shown["max_in_flight"]), (&json!(1), &json!(null)));
+    assert_eq!(
+        (&shown["orders_per_second"], &shown["max_in_flight"]),
+        (&json!(1), &json!(null))
+    );
     let client = stack.client(&small).unwrap();
     let limited = async || {
         let answers = try_join_all((0..3).map(|_| async { anyhow::Ok(one(&stack, &client).await) })).await?;
@@ -169,7 +172,10 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
     assert_eq!(answer.json().unwrap(), body);
     // Nothing changes for the others.
     let others = stack.client(&other).unwrap();
-    for answer in try_join_all((0..5).map(|_| async { anyhow::Ok(one(&stack, &others).await) })).await.unwrap() {
+    for answer in try_join_all((0..5).map(|_| async { anyhow::Ok(one(&stack, &others).await) }))
+        .await
+        .unwrap()
+    {
         assert_eq!(answer.status, 201, "{answer:?}");
     }
     set(&["--orders-per-second", "default", "--max-in-flight", "1"]).await;
