@@ -232,25 +232,25 @@ upgrading() {
     printf 'FROM %s\nLABEL upgraded=yes\n' "$IMAGES/$program:$VERSION" |
       docker build --quiet --tag "$IMAGES/$program:$VERSION" - >>"$LOGS/compose.log" 2>&1 || fail "no newer image of $program"
   done
-  for service in postgres nats proxy; do kept+=("$(container "$service")"); done
+  for service in postgres nats proxy sandbox; do kept+=("$(container "$service")"); done
   load_begins
   deploy/upgrade --no-build >>"$LOGS/upgrade.log" 2>&1 || { tail -n 20 "$LOGS/upgrade.log" >&2 && fail "deploy/upgrade failed"; }
   environment
   until_true "orders after the upgrade" sold_more "$(sold)"
-  for service in ingress provisioner notifier sandbox; do
+  for service in ingress provisioner notifier; do
     for id in $(containers "$service"); do
       [[ $(docker inspect --format '{{index .Config.Labels "upgraded"}}' "$id") == yes ]] || fail "a replica of $service was not replaced"
     done
   done
   { count_is ingress 2 && count_is provisioner 2 && count_is notifier 3 && count_is sandbox 1; } || fail "the number of replicas has changed"
-  for service in postgres nats proxy; do
+  for service in postgres nats proxy sandbox; do
     [[ " ${kept[*]} " == *" $(container "$service") "* ]] || fail "$service was recreated"
   done
   load_ends
   python3 -c 'import json, sys
 (report,) = json.load(open(sys.argv[1]))["runs"]
 assert not report["errors"], report["errors"]' "$LOGS/load-$PHASE.json" || fail "orders failed during the upgrade"
-  say "upgrade: every program replaced, servers and proxy kept, no order failed"
+  say "upgrade: every stage replaced, servers, proxy and sandbox kept, no order failed"
 }
 
 # Checks that Prometheus, as configured in docker-compose.yml, scrapes each replica and knows each alert.
