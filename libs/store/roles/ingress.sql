@@ -1,4 +1,4 @@
--- Ingress stores orders and refuses them.
+-- Ingress stores orders, refuses them, and acts for partners on what is theirs.
 GRANT SELECT (partner_id, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until,
               disabled_at, max_in_flight, requests_per_second, units_per_second, created_at, version)
     ON partners TO esim_ingress;

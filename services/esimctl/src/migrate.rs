@@ -25,7 +25,7 @@ use crate::{
 
 pub const EXAMPLES: &str = "Examples:
   esimctl migrate                    does nothing if no migration is missing
-  esimctl migrate --json             prints {\"schema_version\":6,\"was\":5}
+  esimctl migrate --json             prints {\"schema_version\":22,\"was\":14,\"roles\":[…]}
   esimctl migrate --give-up 2h       while a long dump runs
   esimctl migrate --roles secrets/   creates the stages' roles with the passwords in secrets/
 

@@ -1,6 +1,6 @@
 //! One database role per stage and one for operators, each with what its statements need: `libs/store/roles`.
 //!
-//! The owner of the tables grants. It needs no privilege beyond that, so this works where nobody is a superuser.
+//! The owner of the tables grants. It needs no privilege beyond that, so this works without a superuser.
 //! Roles that do not exist are skipped: a database without them serves the owner alone, as before.
 
 use std::time::Duration;
