@@ -603,6 +603,7 @@ impl<S: Stage> Worker<S> {
     async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
         let limit = self.lanes.room(Class::Overdue).min(DUE);
         if limit == 0 {
+            *after = None;
             return Ok(false);
         }
         let look = Look {

@@ -83,12 +83,24 @@ impl DatabaseConfig {
     }
 }
 
+/// How much longer than a statement a transaction may be idle before the server ends it.
+const IDLE_SPARE: Duration = Duration::from_secs(2);
+
 impl PoolConfig {
     /// The options of a connection with the session settings that the statements rely on.
     pub fn session(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
         let limit = format!("{}ms", self.database_timeout.as_millis());
         let options = self.server.options(application)?;
-        Ok(options.options(PLANS).options([("statement_timeout", limit)]))
+        // A host that vanishes in a transaction must not keep its locks, nor the sweep's fence, for hours.
+        let idle = format!("{}ms", (self.database_timeout + IDLE_SPARE).as_millis());
+        let limits = [
+            ("statement_timeout", limit.as_str()),
+            ("idle_in_transaction_session_timeout", idle.as_str()),
+            ("tcp_keepalives_idle", "30"),
+            ("tcp_keepalives_interval", "10"),
+            ("tcp_keepalives_count", "3"),
+        ];
+        Ok(options.options(PLANS).options(limits))
     }
 
     /// A pool that connects at its first use; the server shows `application` for it.

@@ -181,10 +181,9 @@ impl Share<'_> {
     /// Writes a file, if it isn't the same already: a running process may read it at any time.
     fn write(&self, name: &str, content: &str) -> anyhow::Result<()> {
         let path = self.into.join(name);
-        if fs::read_to_string(&path).is_ok_and(|old| old == content) {
-            return Ok(());
+        if !fs::read_to_string(&path).is_ok_and(|old| old == content) {
+            secret_file::replace(&path, content)?;
         }
-        secret_file::replace(&path, content)?;
         let mode = match self.readers {
             Readers::Owner => 0o600,
             Readers::Server => 0o644,

@@ -11,7 +11,7 @@ use super::actions::{self, Mode};
 use crate::Error;
 
 /// How long after a partner was disabled its last orders can begin.
-const LAST_ORDERS: f64 = 10.0;
+const LAST_ORDERS: f64 = 30.0;
 
 /// What an erasure removes, or has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -135,7 +135,7 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                WHERE p.order_id = ANY ($1)
            ), profiles AS (
                UPDATE esims e SET profile = NULL, erased_at = now()
-               FROM part WHERE e.topup_id = part.topup_id AND e.erased_at IS NULL
+               FROM part WHERE e.topup_id = part.topup_id AND e.erased_at IS NULL AND e.ready_at IS NOT NULL
                RETURNING e.topup_id
            ), units AS (
                UPDATE topups t SET profile = NULL, reason = NULL
@@ -193,7 +193,11 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
                   + (SELECT count(*) FROM placement_parked k
                      WHERE $1 = (SELECT o.partner_id FROM placements p JOIN orders o ON o.order_id = p.order_id
                                  WHERE p.placement_id = k.placement_id)) AS "placements!",
-                  (SELECT count(*) FROM delivery_due WHERE partner_id = $1) AS "deliveries!""#,
+                  (SELECT count(*) FROM delivery_due WHERE partner_id = $1)
+                  -- Within its first lease, a delivery has no due row.
+                  + (SELECT count(*) FROM deliveries
+                     WHERE partner_id = $1 AND created_at > now() - interval '1 minute' AND state = 'pending')
+                  AS "deliveries!""#,
         partner_id.uuid(),
     )
     .fetch_one(&mut *connection)
@@ -221,7 +225,9 @@ pub async fn partner(
     mode: Mode<'_>,
 ) -> Result<(), NotErased> {
     let mut transaction = connection.begin().await?;
-    sqlx::query!(
+    // Its state may have changed since the preview.
+    partner_orders(&mut transaction, partner_id).await?;
+    let found = sqlx::query!(
         "WITH endpoint AS (DELETE FROM endpoints WHERE partner_id = $1),
               terms AS (DELETE FROM retention_terms WHERE partner_id = $1)
          UPDATE partners
@@ -233,6 +239,9 @@ pub async fn partner(
     )
     .execute(&mut *transaction)
     .await?;
+    if found.rows_affected() == 0 {
+        return Err(NotErased::Enabled);
+    }
     actions::finish(transaction, mode, orders).await?;
     Ok(())
 }

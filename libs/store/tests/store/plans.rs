@@ -56,11 +56,7 @@ const WALKS: [(&str, &str); 3] = [
 ];
 
 /// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an operator's list.
-const PER_SHARD: [(&str, &str); 19] = [
-    (
-        "(SELECT * FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND refused",
-        "look-up of an order: its index of refused orders also passes those of other partners with the same id",
-    ),
+const PER_SHARD: [(&str, &str); 18] = [
     (
         "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)",
         "start: the newest profiles check the master key",

@@ -14,11 +14,16 @@ mod page;
 mod topups;
 mod webhook;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
 
 use axum::{
     Json, Router,
-    body::Bytes,
+    body::{Body, Bytes},
     extract::{Request, State},
     http::{HeaderValue, StatusCode, header},
     middleware::{self, Next},
@@ -26,6 +31,7 @@ use axum::{
     routing::{get, post},
 };
 use domain::PartnerId;
+use http_body::{Frame, SizeHint};
 use serde::Serialize;
 use store::{Database, PgConnection, vault::Vault};
 use tokio::sync::Semaphore;
@@ -33,6 +39,7 @@ use tracing::field;
 use webhooks::guard::Guard;
 
 use crate::{
+    admission::Visit,
     directory::Partner,
     error::ApiError,
     routes::{App, whole_body},
@@ -124,9 +131,11 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     tracing::Span::current().record("partner.id", field::display(partner.id));
     let id = partner.id;
     let mut response = match app.admission.visit(&partner) {
-        Ok(_visit) => {
+        Ok(visit) => {
             parts.extensions.insert(Caller(partner));
-            next.run(Request::from_parts(parts, body)).await
+            let response = next.run(Request::from_parts(parts, body)).await;
+            let visit = Arc::new(visit);
+            response.map(|body| Body::new(Visited { body, visit }))
         }
         Err(error) => error.into_response(),
     };
@@ -134,6 +143,49 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().insert(header::CACHE_CONTROL, no_store);
     response
+}
+
+/// A response body that holds the place of its request until the client has read it.
+struct Visited {
+    body: Body,
+    visit: Arc<Visit>,
+}
+
+/// Bytes of a response, with the place of their request.
+struct Held {
+    data: Bytes,
+    _visit: Arc<Visit>,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.data
+    }
+}
+
+impl http_body::Body for Visited {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        let held = |data| {
+            let visit = Arc::clone(&self.visit);
+            Bytes::from_owner(Held { data, _visit: visit })
+        };
+        Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(held))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// A JSON response.

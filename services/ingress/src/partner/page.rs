@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use axum::http::Uri;
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
 use crate::error::{ApiError, Fault};
@@ -62,7 +62,10 @@ impl<'a> Query<'a> {
     /// A time such as `2026-11-22T00:00:00Z`.
     pub(super) fn time(&mut self, name: &str, code: &'static str, message: &str) -> Option<OffsetDateTime> {
         self.read(name, code, message, |text| {
-            OffsetDateTime::parse(text, &Rfc3339).ok()
+            // A time just before the year 10000 may have no representation in UTC.
+            OffsetDateTime::parse(text, &Rfc3339)
+                .ok()?
+                .checked_to_offset(UtcOffset::UTC)
         })
     }
 
@@ -114,6 +117,11 @@ mod tests {
         let Err(ApiError::Unprocessable(faults)) = query.check() else {
             panic!("it passed");
         };
+        let uri: Uri = "/?created_after=9999-12-31T23:59:59-23:59".parse().unwrap();
+        assert_eq!(
+            Query::of(&uri).time("created_after", "created_after_invalid", "no"),
+            None
+        );
         let codes: Vec<&str> = faults.iter().map(|fault| fault.code).collect();
         assert_eq!(
             codes,

@@ -85,7 +85,7 @@ pub(super) struct NewUrl {
 
 /// Set the webhook URL
 ///
-/// Webhooks that wait are sent to the new URL at once. With `null`, webhooks wait until a URL is set.
+/// Webhooks that wait are sent to the new URL at once; the same URL again changes nothing. With `null`, webhooks wait until a URL is set.
 #[utoipa::path(put, path = "/webhook", tag = "Webhook", request_body = NewUrl,
     responses(
         (status = 200, description = "The endpoint", body = Endpoint),
@@ -100,9 +100,15 @@ pub(super) async fn set(
     let desk = &app.desk;
     let url = wanted(desk, &body)?;
     let url = url.as_ref().map(WebhookUrl::as_str);
-    desk.run(async |connection| partners::set_webhook(connection, caller.id(), url).await)
+    let stored = desk
+        .run(async |connection| partner_view::endpoint(connection, caller.id()).await)
         .await?;
-    tracing::info!(partner.id = %caller.id(), removed = url.is_none(), "a partner set its webhook URL");
+    // The same URL again would end a block and make all waiting webhooks due.
+    if stored.is_none_or(|stored| stored.url.as_deref() != url) {
+        desk.run(async |connection| partners::set_webhook(connection, caller.id(), url).await)
+            .await?;
+        tracing::info!(partner.id = %caller.id(), removed = url.is_none(), "a partner set its webhook URL");
+    }
     current(desk, &caller).await
 }
 
