@@ -3,6 +3,7 @@
 use crate::{cleanup, required};
 use anyhow::{Context, Result};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use std::sync::LazyLock;
 use url::Url;
 use uuid::Uuid;
 
@@ -65,12 +66,13 @@ impl Database {
 
     /// The value for the `DATABASE_URL` of a stage, or of `operator`: this database with the role of that name.
     ///
-    /// The role must exist. `INGRESS_DATABASE_URL`, `PROVISIONER_DATABASE_URL` and so on hold its password.
+    /// The role must exist. `INGRESS_DATABASE_URL`, `PROVISIONER_DATABASE_URL` and so on hold its password, unless
+    /// the server is the test's own.
     pub fn url_of(&self, stage: &str) -> Result<String> {
-        let known: Url = required(&format!("{}_DATABASE_URL", stage.to_uppercase()))?.parse()?;
+        let (name, password) = role(stage)?;
         let mut url: Url = self.url.parse()?;
-        let set = url.set_username(known.username());
-        set.and_then(|()| url.set_password(known.password()))
+        let set = url.set_username(&name);
+        set.and_then(|()| url.set_password(Some(&password)))
             .map_err(|()| anyhow::anyhow!("{} takes no user", self.name))?;
         Ok(url.into())
     }
@@ -98,11 +100,22 @@ impl Drop for Database {
     }
 }
 
-/// Creates the stages' roles on a server of a test's own, with the passwords of the shared server, where they exist.
+/// Name and password of a stage's role: those of the shared server, or else, for a server of a test's own, a random
+/// password.
+fn role(stage: &str) -> Result<(String, String)> {
+    static PASSWORD: LazyLock<String> = LazyLock::new(|| Uuid::now_v7().simple().to_string());
+    let Ok(known) = std::env::var(format!("{}_DATABASE_URL", stage.to_uppercase())) else {
+        return Ok((format!("esim_{stage}"), PASSWORD.clone()));
+    };
+    let known: Url = known.parse()?;
+    let password = known.password().unwrap_or_default();
+    Ok((known.username().to_owned(), password.to_owned()))
+}
+
+/// Creates the stages' roles on a server of a test's own, where they do not exist yet.
 async fn create_roles(server: &Url) -> Result<()> {
     for stage in ROLES {
-        let known: Url = required(&format!("{}_DATABASE_URL", stage.to_uppercase()))?.parse()?;
-        let (name, password) = (known.username(), known.password().unwrap_or_default());
+        let (name, password) = role(stage)?;
         let statement = format!(
             "DO $$ BEGIN CREATE ROLE {name} LOGIN PASSWORD '{password}';
              EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"
