@@ -348,8 +348,8 @@ pub enum Cancelled {
     Unknown,
 }
 
-/// Cancels a partner's order of which nothing is bought and no attempt is open, by the transition of [`refuse`]. Its
-/// external id is free again. Before `answer_by` it is refused by its own request only.
+/// Cancels a partner's order if no unit is bought and no attempt is open, by the transition of [`refuse`]. Its external
+/// id is free again. Before `answer_by` only the order's own request may refuse it.
 pub async fn cancel(
     connection: &mut PgConnection,
     partner_id: PartnerId,

@@ -175,7 +175,7 @@ async fn units_are_shown_as_they_are() {
         unit.profile.is_some() && unit.delivery.as_deref() == Some("pending"),
         "{unit:?}"
     );
-    // Nobody else has it.
+    // Another partner does not see it.
     let stranger = PartnerId::new();
     assert!(
         partner_view::unit(&mut connection, stranger, &one)
