@@ -53,8 +53,13 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
 
 /// Every statement finds its rows by an index, also without this setting once tables have grown: `tests/store/plans.rs`.
 /// An empty table, as due tables usually are, would suggest a sequential scan, and a cached plan keeps it when a backlog
-/// comes. JIT would only cost time.
-const PLANS: [(&str, &str); 2] = [("enable_seqscan", "off"), ("jit", "off")];
+/// comes. Planning costs several times what the execution of a small batch costs, so each statement is planned once for
+/// a connection. JIT would only cost time.
+const PLANS: [(&str, &str); 3] = [
+    ("enable_seqscan", "off"),
+    ("plan_cache_mode", "force_generic_plan"),
+    ("jit", "off"),
+];
 
 /// A setting of ours that every session has. A pooler that drops `options` drops it with the others, so
 /// [`crate::schema::check`] finds it missing.

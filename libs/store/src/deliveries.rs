@@ -109,12 +109,14 @@ pub async fn lease(
              WHERE topup_id = ANY ($1) AND at <= now()
              FOR UPDATE SKIP LOCKED
          ), probing AS (
-             UPDATE endpoints e SET blocked_until = now() + make_interval(secs => $2), probe = mine.topup_id
-             FROM mine WHERE e.partner_id = mine.partner_id AND e.blocked_until <= now()
+             UPDATE endpoints e
+             SET blocked_until = now() + make_interval(secs => $2),
+                 probe = (SELECT min(topup_id) FROM mine WHERE mine.partner_id = e.partner_id)
+             WHERE e.partner_id = ANY (ARRAY (SELECT partner_id FROM mine)) AND e.blocked_until <= now()
          )
-         UPDATE delivery_due d SET at = now() + make_interval(secs => $2)
-         FROM mine WHERE d.topup_id = mine.topup_id
-         RETURNING d.topup_id",
+         UPDATE delivery_due SET at = now() + make_interval(secs => $2)
+         WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM mine))
+         RETURNING topup_id",
         &topups as &[&str],
         seconds(lease),
     )
@@ -295,9 +297,8 @@ pub async fn read(
            JOIN partners p ON p.partner_id = d.partner_id
            WHERE d.topup_id = ANY ($1) AND d.state = 'pending'
              AND ($2::float8 IS NULL OR (d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))
-             AND NOT EXISTS (
-                 SELECT FROM endpoints b WHERE b.partner_id = d.partner_id AND b.blocked_until IS NOT NULL
-                 AND ($2 IS NOT NULL OR b.probe IS DISTINCT FROM d.topup_id))"#,
+             AND (SELECT b.blocked_until IS NULL OR ($2 IS NULL AND b.probe IS NOT DISTINCT FROM d.topup_id)
+                  FROM endpoints b WHERE b.partner_id = d.partner_id) IS NOT FALSE"#,
         &ids as &[&str],
         youth,
     )
@@ -317,8 +318,8 @@ pub async fn read(
 
 async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
     sqlx::query!(
-        "DELETE FROM delivery_due d USING deliveries f
-         WHERE d.topup_id = ANY ($1) AND f.topup_id = d.topup_id AND f.state <> 'pending'",
+        "DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (
+             SELECT topup_id FROM deliveries WHERE topup_id = ANY ($1) AND state <> 'pending'))",
         topups as &[&str],
     )
     .execute(connection)
@@ -401,8 +402,8 @@ async fn record_once(
                     OR (new.state = 'delivered' AND d.state <> 'delivered'))
              RETURNING d.topup_id, d.partner_id, new.state, new.retry_in
          ), done AS (
-             DELETE FROM delivery_due due USING moved
-             WHERE due.topup_id = moved.topup_id AND moved.state <> 'pending'
+             DELETE FROM delivery_due
+             WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM moved WHERE state <> 'pending'))
          ), later AS (
              INSERT INTO delivery_due AS due (topup_id, partner_id, at)
              SELECT topup_id, partner_id, now() + make_interval(secs => retry_in) FROM moved WHERE state = 'pending'
@@ -412,8 +413,8 @@ async fn record_once(
              SELECT topup_id, partner_id, state FROM moved WHERE state = 'exhausted'
              ON CONFLICT (topup_id) DO UPDATE SET state = excluded.state, at = excluded.at
          ), released AS (
-             DELETE FROM delivery_held held USING moved
-             WHERE held.topup_id = moved.topup_id AND moved.state = 'delivered'
+             DELETE FROM delivery_held
+             WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM moved WHERE state = 'delivered'))
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
              SELECT topup_id, attempt, at, duration_ms, status, class, answer FROM new WHERE state <> 'delivered'
@@ -423,12 +424,13 @@ async fn record_once(
                     count(*) FILTER (WHERE endpoint)::int AS failed
              FROM new GROUP BY partner_id
          ), known AS MATERIALIZED (
-             SELECT e.partner_id FROM endpoints e JOIN heard ON heard.partner_id = e.partner_id
-             ORDER BY e.partner_id FOR UPDATE OF e
+             SELECT partner_id FROM endpoints WHERE partner_id = ANY (ARRAY (SELECT partner_id FROM heard))
+             ORDER BY partner_id FOR UPDATE
          ), closed AS (
              UPDATE endpoints e SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL
-             FROM heard JOIN known ON known.partner_id = heard.partner_id
+             FROM heard
              WHERE heard.answers AND e.partner_id = heard.partner_id
+               AND e.partner_id = ANY (ARRAY (SELECT partner_id FROM known))
                AND (e.failures > 0 OR e.blocked_until IS NOT NULL)
                AND e.blocked_until IS DISTINCT FROM 'infinity'
          )
@@ -436,7 +438,7 @@ async fn record_once(
          SELECT partner_id, failed, (failed >= $13)::int,
                 CASE WHEN failed >= $13 THEN now() + make_interval(secs => $14::float8) END,
                 (SELECT probe FROM endpoints e WHERE e.partner_id = heard.partner_id AND e.probe = ANY (heard.topups))
-         FROM heard LEFT JOIN known USING (partner_id) WHERE NOT answers AND failed > 0 AND $13::int > 0
+         FROM heard WHERE NOT answers AND failed > 0 AND $13::int > 0 AND (SELECT count(*) FROM known) >= 0
          ORDER BY partner_id
          ON CONFLICT (partner_id) DO UPDATE
          SET failures = e.failures + excluded.failures,
@@ -531,12 +533,11 @@ pub async fn set_no_endpoint(connection: &mut PgConnection, topups: &[TopupId]) 
              ORDER BY partner_id
              FOR SHARE
          ), moved AS (
-             UPDATE deliveries d SET state = 'no_endpoint'
-             FROM without
-             WHERE d.partner_id = without.partner_id AND d.topup_id = ANY ($1) AND d.state = 'pending'
-             RETURNING d.topup_id, d.partner_id
+             UPDATE deliveries SET state = 'no_endpoint'
+             WHERE topup_id = ANY ($1) AND state = 'pending' AND partner_id IN (SELECT partner_id FROM without)
+             RETURNING topup_id, partner_id
          ), done AS (
-             DELETE FROM delivery_due due USING moved WHERE due.topup_id = moved.topup_id
+             DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM moved))
          )
          INSERT INTO delivery_held AS held (topup_id, partner_id, state)
          SELECT topup_id, partner_id, 'no_endpoint' FROM moved

@@ -166,13 +166,12 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                SELECT p.environment, due.at
                FROM partner
                JOIN partners p ON p.partner_id = partner.partner_id
-               LEFT JOIN endpoints e ON e.partner_id = partner.partner_id
                CROSS JOIN LATERAL (
                    SELECT at FROM delivery_due d
                    WHERE d.partner_id = partner.partner_id AND d.at <= now()
                    ORDER BY d.at LIMIT 1
                ) due
-               WHERE e.blocked_until IS NULL
+               WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = partner.partner_id) IS NULL
            )
            SELECT (SELECT extract(epoch FROM now() - min(at))::float8 FROM first
                    WHERE environment = 'live') AS overdue_live,
@@ -181,8 +180,7 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
                   (SELECT count(*) FROM (SELECT partner_id FROM delivery_due WHERE at <= now() ORDER BY at LIMIT 100000) due
-                   WHERE NOT EXISTS (SELECT FROM endpoints e WHERE e.partner_id = due.partner_id
-                                     AND e.blocked_until IS NOT NULL)) AS "due!",
+                   WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = due.partner_id) IS NULL) AS "due!",
                   (SELECT count(*) FROM (SELECT FROM delivery_held WHERE state = 'exhausted' LIMIT 100000) held)
                       AS "exhausted!""#,
         MOST_PARTNERS,

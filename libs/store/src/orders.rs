@@ -281,7 +281,7 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Optio
                WHERE p.placement_id = was.placement_id
                RETURNING p.placement_id, was.state, p.attempt, p.refusal_status, p.refusal_message
            ), done AS (
-               DELETE FROM placement_due d USING moved WHERE d.placement_id = moved.placement_id
+               DELETE FROM placement_due WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
            )
            SELECT placement_id AS "placement_id!", state = 'failed' OR attempt > 0 AS "tried!",
                   refusal_status, refusal_message

@@ -194,7 +194,7 @@ pub async fn probe(
         r#"UPDATE providers
            SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
            WHERE name = $1 AND open_until <= now()
-             AND (SELECT min(at) FROM placement_due WHERE provider = $1) <= now()
+             AND (SELECT at FROM placement_due WHERE provider = $1 ORDER BY at LIMIT 1) <= now()
            RETURNING name, true AS "is_open!", open_until, reason, failures, openings, version, changed_at"#,
         name,
         seconds(lease),
@@ -256,7 +256,8 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
          ), hinted AS (
              UPDATE placements p SET hinted_at = late.at FROM late WHERE p.placement_id = late.placement_id
          )
-         UPDATE placement_due d SET at = late.at FROM late WHERE d.placement_id = late.placement_id",
+         UPDATE placement_due d SET at = late.at FROM late
+         WHERE d.placement_id = late.placement_id AND d.placement_id = ANY (ARRAY (SELECT placement_id FROM late))",
         provider,
         unit_id,
     )
@@ -363,8 +364,8 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
                                           WHERE p.provider = known.provider LIMIT 100000) parked) AS "parked!",
                   (SELECT count(*) FROM (SELECT FROM placement_due d
                                           WHERE d.provider = known.provider AND d.at <= now() LIMIT 100000) due) AS "due!",
-                  extract(epoch FROM now() - (SELECT min(at) FROM placement_due d
-                                              WHERE d.provider = known.provider))::float8 AS overdue
+                  extract(epoch FROM now() - (SELECT at FROM placement_due d
+                                              WHERE d.provider = known.provider ORDER BY at LIMIT 1))::float8 AS overdue
            FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,
         served,
     )

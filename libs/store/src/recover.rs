@@ -113,7 +113,8 @@ pub async fn recover(
                WHERE p.placement_id = open.placement_id
                RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, open.was, open.unanswered
            ), done AS (
-               DELETE FROM placement_due d USING moved WHERE d.placement_id = moved.placement_id AND moved.state = 'parked'
+               DELETE FROM placement_due
+               WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE state = 'parked'))
            ), due AS (
                INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
                SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id, false, now()

@@ -288,8 +288,10 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
                       OR (d.topup_id IS NULL AND t.state = 'failed' AND coalesce(
                           (SELECT false FROM placement_parked k WHERE k.placement_id = t.placement_id), true)) AS never
                FROM page
-               LEFT JOIN topups t ON t.topup_id = page.topup_id
-               LEFT JOIN deliveries d ON d.topup_id = page.topup_id
+               LEFT JOIN (SELECT * FROM topups WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM page))) t
+                    ON t.topup_id = page.topup_id
+               LEFT JOIN (SELECT * FROM deliveries WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM page))) d
+                    ON d.topup_id = page.topup_id
                LEFT JOIN LATERAL (
                    SELECT days FROM retention_terms
                    WHERE class = 'profiles' AND partner_id IN (d.partner_id, '00000000-0000-0000-0000-000000000000')
@@ -298,17 +300,18 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
            ), erased AS (
                UPDATE esims e SET profile = NULL, erased_at = now()
                FROM known
-               WHERE e.topup_id = known.topup_id AND e.erased_at IS NULL AND known.delivered AND known.ends_at <= now()
+               WHERE e.topup_id = known.topup_id AND e.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
+                 AND e.erased_at IS NULL AND known.delivered AND known.ends_at <= now()
                RETURNING e.topup_id
            ), old_column AS (
                UPDATE topups t SET profile = NULL
                FROM known
-               WHERE t.topup_id = known.topup_id AND t.profile IS NOT NULL AND known.delivered
+               WHERE t.topup_id = known.topup_id AND t.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
+                 AND t.profile IS NOT NULL AND known.delivered
                  AND known.ends_at <= now()
            ), done AS (
-               DELETE FROM retention_due due USING known
-               WHERE due.topup_id = known.topup_id AND due.topup_id = ANY (ARRAY (SELECT topup_id FROM known))
-                 AND (known.never OR coalesce(known.delivered AND known.ends_at <= now(), false))
+               DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (
+                   SELECT topup_id FROM known WHERE never OR coalesce(delivered AND ends_at <= now(), false)))
            ), later AS (
                UPDATE retention_due due
                SET at = CASE WHEN known.delivered THEN known.ends_at ELSE now() + interval '1 day' END
@@ -356,7 +359,7 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
         *overdue = age(behind.unwrap_or_default());
     }
     let late = sqlx::query!(
-        r#"SELECT extract(epoch FROM now() - (SELECT min(at) FROM retention_due))::float8 AS overdue,
+        r#"SELECT extract(epoch FROM now() - (SELECT at FROM retention_due ORDER BY at LIMIT 1))::float8 AS overdue,
                   (SELECT count(*) FROM (SELECT FROM retention_due LIMIT 100000) due) AS "waiting!""#
     )
     .fetch_one(connection)

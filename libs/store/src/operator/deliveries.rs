@@ -91,13 +91,12 @@ pub async fn list(
     let views = sqlx::query_as!(
         DeliveryView,
         r#"SELECT d.topup_id, o.order_id, o.external_order_id, d.partner_id, d.state, d.attempt AS attempts,
-                  d.attempted_at, d.status, d.error, due.at AS "due_at?", d.delivered_at, d.created_at,
+                  d.attempted_at, d.status, d.error, (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id) AS "due_at?", d.delivered_at, d.created_at,
                   e.erased_at AS "erased_at?"
            FROM deliveries d
            JOIN topups t ON t.topup_id = d.topup_id
            JOIN placements p ON p.placement_id = t.placement_id
            JOIN orders o ON o.order_id = p.order_id
-           LEFT JOIN delivery_due due ON due.topup_id = d.topup_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
            WHERE d.topup_id = ANY ($1)"#,
         &chosen,
@@ -361,7 +360,7 @@ pub async fn replay(
              INSERT INTO delivery_due AS due (topup_id, partner_id, at) SELECT topup_id, partner_id, now() FROM chosen
              ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
          ), free AS (
-             DELETE FROM delivery_held held USING chosen WHERE held.topup_id = chosen.topup_id
+             DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM chosen))
          ), made_due AS (
              UPDATE deliveries d
              SET state = 'pending', schedule_start = d.attempt, delivered_at = NULL

@@ -106,7 +106,7 @@ pub async fn order(
         r#"SELECT (SELECT count(*) FROM placements p
                    WHERE p.order_id = $1
                      AND (p.state NOT IN ('placed', 'failed', 'refused')
-                          OR EXISTS (SELECT FROM placement_due d WHERE d.placement_id = p.placement_id))) AS "placements!",
+                          OR (SELECT true FROM placement_due d WHERE d.placement_id = p.placement_id))) AS "placements!",
                   (SELECT count(*) FROM placements p
                    JOIN topups t ON t.placement_id = p.placement_id
                    LEFT JOIN deliveries d ON d.topup_id = t.topup_id
@@ -143,9 +143,9 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
            ), attempts AS (
                DELETE FROM delivery_attempts a USING part WHERE a.topup_id = part.topup_id RETURNING a.topup_id
            ), held AS (
-               DELETE FROM delivery_held h USING part WHERE h.topup_id = part.topup_id RETURNING h.topup_id
+               DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM part)) RETURNING topup_id
            ), late AS (
-               DELETE FROM retention_due r USING part WHERE r.topup_id = part.topup_id
+               DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM part))
            ), webhooks AS (
                UPDATE deliveries d
                SET state = CASE WHEN d.state = 'no_endpoint' THEN 'exhausted' ELSE d.state END,

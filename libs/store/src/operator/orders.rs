@@ -129,8 +129,8 @@ pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderVi
     for head in heads {
         let placements = sqlx::query_as!(
             PlacementView,
-            r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, d.at AS "redrive_at?"
-               FROM placements p LEFT JOIN placement_due d USING (placement_id)
+            r#"SELECT placement_id, p.provider, state, attempt, reason, attempted_at, placed_at, (SELECT at FROM placement_due d WHERE d.placement_id = p.placement_id) AS "redrive_at?"
+               FROM placements p
                WHERE order_id = $1 ORDER BY placement_id"#,
             head.order_id,
         )

@@ -61,15 +61,15 @@ pub async fn list(
     let rows = sqlx::query_as!(
         Listed,
         r#"SELECT p.placement_id, p.order_id, o.partner_id, o.external_order_id, p.provider, p.state, p.attempt,
-                  p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at, d.at AS "redrive_at?",
+                  p.reason, p.placed_at IS NOT NULL AS "bought!", p.created_at,
+                  (SELECT at FROM placement_due d WHERE d.placement_id = p.placement_id) AS "redrive_at?",
                   count(t.topup_id) AS "units!", count(t.topup_id) FILTER (WHERE t.state = 'pending' AND e.ready_at IS NULL) AS "pending!"
            FROM placements p
-           LEFT JOIN placement_due d ON d.placement_id = p.placement_id
            JOIN orders o ON o.order_id = p.order_id
            JOIN topups t ON t.placement_id = p.placement_id
            LEFT JOIN esims e ON e.topup_id = t.topup_id
            WHERE p.placement_id = ANY ($1)
-           GROUP BY p.placement_id, o.order_id, d.at
+           GROUP BY p.placement_id, o.order_id
            ORDER BY array_position($1, p.placement_id)"#,
         &chosen,
     )
@@ -88,9 +88,10 @@ async fn parked(
 ) -> Result<Vec<Uuid>, Error> {
     let found = sqlx::query_scalar!(
         r#"WITH RECURSIVE known (provider) AS (
-               SELECT min(provider) FROM placement_parked
+               (SELECT provider FROM placement_parked ORDER BY provider LIMIT 1)
                UNION ALL
-               SELECT (SELECT min(k.provider) FROM placement_parked k WHERE k.provider > known.provider)
+               SELECT (SELECT k.provider FROM placement_parked k WHERE k.provider > known.provider
+                       ORDER BY k.provider LIMIT 1)
                FROM known WHERE known.provider IS NOT NULL
            )
            SELECT parked.placement_id AS "placement_id!"
@@ -236,9 +237,9 @@ pub async fn resolve(
              SELECT placement_id, provider, coalesce(lane, ''), partner_id, NOT $3, now() FROM settled WHERE $4
              ON CONFLICT (placement_id) DO UPDATE SET buys = excluded.buys, at = excluded.at
          ), done AS (
-             DELETE FROM placement_due d USING settled WHERE d.placement_id = settled.placement_id AND NOT $4
+             DELETE FROM placement_due WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM settled WHERE NOT $4))
          )
-         DELETE FROM placement_parked k USING settled WHERE k.placement_id = settled.placement_id",
+         DELETE FROM placement_parked WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM settled))",
         placement_id.uuid(),
         settled.state.as_str(),
         placed,

@@ -125,9 +125,9 @@ pub async fn lease(
              WHERE placement_id = ANY ($1) AND at <= now()
              FOR UPDATE SKIP LOCKED
          )
-         UPDATE placement_due d SET at = now() + make_interval(secs => $2)
-         FROM mine WHERE d.placement_id = mine.placement_id
-         RETURNING d.placement_id",
+         UPDATE placement_due SET at = now() + make_interval(secs => $2)
+         WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM mine))
+         RETURNING placement_id",
         &ids,
         seconds(lease),
     )

@@ -288,8 +288,8 @@ impl Bought {
                    INSERT INTO delivery_due (topup_id, partner_id, at)
                    SELECT topup_id, partner_id, greatest(answer_by, now()) FROM ready WHERE placement_id = ANY ($5)
                ), done AS (
-                   DELETE FROM placement_due d USING moved
-                   WHERE d.placement_id = moved.placement_id AND moved.collect_in IS NULL
+                   DELETE FROM placement_due
+                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE collect_in IS NULL))
                ), later AS (
                    INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
                    SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id, false,
@@ -302,8 +302,8 @@ impl Bought {
                    SELECT placement_id, provider FROM moved WHERE overdue
                    ON CONFLICT DO NOTHING
                ), settled AS (
-                   DELETE FROM placement_parked k USING moved
-                   WHERE k.placement_id = moved.placement_id AND NOT moved.overdue
+                   DELETE FROM placement_parked
+                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE NOT overdue))
                )
                SELECT placement_id AS "placement_id!", NULL AS "topup_id?" FROM moved
                UNION ALL SELECT placement_id, topup_id FROM ready"#,
@@ -378,7 +378,7 @@ impl Bought {
                           OR (p.attempt <> new.attempt AND NOT p.disputed))
                    RETURNING p.placement_id, p.provider
                ), done AS (
-                   DELETE FROM placement_due d USING moved WHERE d.placement_id = moved.placement_id
+                   DELETE FROM placement_due WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved))
                ), parked AS (
                    INSERT INTO placement_parked (placement_id, provider) SELECT placement_id, provider FROM moved
                    ON CONFLICT DO NOTHING
@@ -478,15 +478,15 @@ impl Moves {
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state = 'placing' OR (p.state = 'placed' AND new.kind = 'disputed')
                           OR (p.state IN ('placed', 'parked') AND new.kind = 'unknown'
-                              AND EXISTS (SELECT FROM placement_due d WHERE d.placement_id = p.placement_id)))
+                              AND (SELECT true FROM placement_due d WHERE d.placement_id = p.placement_id)))
                    RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, p.reason, new.due_in
                ), failed AS (
                    UPDATE topups t SET state = 'failed', reason = moved.reason
                    FROM moved
                    WHERE t.placement_id = moved.placement_id AND moved.state = 'failed' AND t.state = 'pending'
                ), done AS (
-                   DELETE FROM placement_due d USING moved
-                   WHERE d.placement_id = moved.placement_id AND moved.due_in IS NULL
+                   DELETE FROM placement_due
+                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE due_in IS NULL))
                ), later AS (
                    INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
                    SELECT moved.placement_id, moved.provider, coalesce(moved.lane, ''), o.partner_id,
