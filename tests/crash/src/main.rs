@@ -1,11 +1,5 @@
-//! Prints every point of the walk over all crash points: one line for each effect, with its stage and the
-//! points before and after it.
-
-use pipeline::effect::{Effect, Point, Side};
+//! Prints every point of the walk over all crash points.
 
 fn main() {
-    for &effect in Effect::ALL {
-        let [before, after] = [Side::Before, Side::After].map(|side| Point { effect, side }.to_string());
-        println!("{:<12} {before:<28} {after}", effect.stage());
-    }
+    pipeline::effect::Point::all().for_each(|point| println!("{point}"));
 }
