@@ -13,8 +13,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    ACCESS_KEY, Caller, Started, binary, config, free_address, ledger_file, option, sorted, start_binary,
-    strings,
+    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings,
 };
 
 #[tokio::test]

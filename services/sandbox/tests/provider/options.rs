@@ -8,7 +8,7 @@ use std::{
 use reqwest::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
 
-use crate::support::{Started, ledger_file, option, sorted, strings};
+use crate::support::{Started, option, sorted, strings};
 
 /// The units in the order of the purchase.
 fn by_topup(answer: &Value) -> Vec<&Value> {
