@@ -95,7 +95,7 @@ check_ports() {
 }
 
 check_providers() {
-  local provider rest=${PROVIDERS:-sandbox}, seen=, name
+  local provider rest=${PROVIDERS:-sandbox}, seen=, name known=(sandbox "${ACCOUNTS[@],,}")
   while [[ -n $rest ]]; do
     provider=${rest%%,*} rest=${rest#*,}
     if [[ $seen == *",$provider,"* ]]; then
@@ -103,15 +103,13 @@ check_providers() {
       continue
     fi
     seen+=$provider,
-    case $provider in
-      sandbox) ;;
-      usimsa)
-        for name in USIMSA_URL USIMSA_ACCESS_KEY USIMSA_SECRET_KEY; do
-          [[ -n ${!name-} ]] || complain "PROVIDERS names usimsa, but $name is not set"
-        done
-        ;;
-      *) complain "PROVIDERS names \"$provider\": known are sandbox and usimsa" ;;
-    esac
+    if [[ " ${known[*]} " != *" $provider "* ]]; then
+      complain "PROVIDERS names \"$provider\": known are sandbox$(printf ' and %s' "${known[@]:1}")"
+    elif [[ $provider != sandbox ]]; then
+      for name in "${provider^^}"_{URL,ACCESS_KEY,SECRET_KEY}; do
+        [[ -n ${!name-} ]] || complain "PROVIDERS names $provider, but $name is not set"
+      done
+    fi
   done
 }
 
@@ -132,9 +130,9 @@ check_service_settings() {
       LOG_FORMAT) pattern='(auto|text|json)' meaning='auto, text or json' ;;
       SANDBOX_DETECT_DUPLICATES) pattern='(true|false)' meaning='true or false' ;;
       BRAND) pattern='[A-Za-z0-9-]+' meaning='letters, digits and -' ;;
-      USIMSA_URL) pattern='https?://[^ ]+' meaning='an http or https address' ;;
-      USIMSA_SECRET_KEY) pattern='[A-Za-z0-9+/]+=*' meaning='Base64' ;;
-      USIMSA_CALLBACK_TOKEN) pattern='[A-Za-z0-9_-]{16,}' meaning='at least 16 letters, digits, - or _' ;;
+      *_URL) pattern='https?://[^ ]+' meaning='an http or https address' ;;
+      *_SECRET_KEY) pattern='[A-Za-z0-9+/]+=*' meaning='Base64' ;;
+      *_CALLBACK_TOKEN) pattern='[A-Za-z0-9_-]{16,}' meaning='at least 16 letters, digits, - or _' ;;
       *) continue ;;
     esac
     [[ ${!name} =~ ^$pattern$ ]] && continue

@@ -166,21 +166,6 @@ mod tests {
     }
 
     #[test]
-    fn the_straight_way() {
-        let placed = Placement::NEW
-            .after(Event::Claim)
-            .unwrap()
-            .after(Event::Bought(1))
-            .unwrap();
-        assert_eq!((placed.state, placed.attempt), (Placed, 1));
-    }
-
-    #[test]
-    fn an_attempt_in_progress_is_never_claimed_again() {
-        assert_eq!(placing(1).after(Event::Claim), Err(Ignored));
-    }
-
-    #[test]
     fn only_the_second_settled_not_found_allows_another_attempt() {
         let unsettled = Event::NotFound {
             attempt: 1,
@@ -282,25 +267,6 @@ mod tests {
         assert_eq!(retried.after(Event::Claim).unwrap().attempt, 3);
         let late = retried.after(Event::Bought(2)).unwrap();
         assert_eq!((late.state, late.disputed), (Parked, true));
-    }
-
-    #[test]
-    fn waits_grow_and_are_bounded() {
-        let overdue = Duration::from_mins(30);
-        assert_eq!(next_collect(Duration::ZERO, overdue), Duration::from_secs(1));
-        assert_eq!(
-            next_collect(Duration::from_secs(20), overdue),
-            Duration::from_secs(10)
-        );
-        assert_eq!(
-            next_collect(Duration::from_mins(10), overdue),
-            Duration::from_mins(1)
-        );
-        assert_eq!(next_collect(overdue, overdue), Duration::from_hours(1));
-        assert_eq!(next_look(Duration::ZERO), Duration::from_secs(2));
-        assert_eq!(next_look(Duration::from_hours(1)), Duration::from_mins(1));
-        assert_eq!(next_attempt(1), Duration::from_secs(2));
-        assert_eq!(next_attempt(u32::MAX), Duration::from_mins(2));
     }
 
     fn event() -> impl Strategy<Value = Event> {

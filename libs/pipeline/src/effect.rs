@@ -1,16 +1,13 @@
 //! Every external effect of a stage, by name, and the helper that runs it. In a build with the feature
 //! `failpoints`, a process can be made to die right before or after each effect; otherwise the helper adds
 //! nothing.
-//!
-//! Group commits, publishing, verdicts, releases, leases, claims, sweeps and acknowledgements require an
-//! [`Effect`] by type. Provider calls, webhooks and other calls go through [`perform`].
 
 use std::fmt;
 
-/// `variant: stage, name` for each effect. The macro adds each effect to [`Effect::ALL`], and so to the walk
+/// `variant: stages, name` for each effect. The macro adds each effect to [`Effect::ALL`], and so to the walk
 /// over all crash points.
 macro_rules! effects {
-    ($($(#[$doc:meta])* $variant:ident: $stage:literal, $name:literal;)*) => {
+    ($($(#[$doc:meta])* $variant:ident: $($stage:literal)+, $name:literal;)*) => {
         /// An effect of a stage outside its process.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum Effect {
@@ -21,13 +18,12 @@ macro_rules! effects {
             /// All effects, in the order of an order's path.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
 
-            /// The binary that runs the effect.
-            pub const fn stage(self) -> &'static str {
-                match self { $(Self::$variant => $stage,)* }
+            /// The binaries that run the effect.
+            pub const fn stages(self) -> &'static [&'static str] {
+                match self { $(Self::$variant => &[$($stage),+],)* }
             }
 
-            /// The name of the effect, as in `FAILPOINTS`.
-            pub const fn name(self) -> &'static str {
+            const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $name,)* }
             }
         }
@@ -37,25 +33,28 @@ macro_rules! effects {
 effects! {
     /// The group commit that stores orders.
     CommitOrders: "ingress", "commit-orders";
-    /// The publication of jobs.
-    PublishJobs: "ingress", "publish-jobs";
+    /// The publication of jobs or of readiness events.
+    Publish: "ingress" "provisioner", "publish";
     /// The transaction that refuses an order as a whole.
     CommitRefusal: "ingress", "commit-refusal";
     /// The write of the response to the socket.
     Answer: "ingress", "answer";
-    /// The send of releases of answered orders to a provisioner.
-    SendReleases: "ingress", "send-releases";
+    /// The send of releases or of verdicts.
+    Send: "ingress" "provisioner", "send";
 
-    /// The acknowledgement of a message of jobs, whose rows wait for slots.
-    AckJob: "provisioner", "ack-job";
-    /// The claim of placements that jobs name, which records their attempts.
-    ClaimJobs: "provisioner", "claim-jobs";
-    /// The sweep that gives due rows to placements without an outcome.
-    SweepJobs: "provisioner", "sweep-jobs";
-    /// The lease of due placements.
-    LeaseDueJobs: "provisioner", "lease-due-jobs";
-    /// The claim of due placements.
-    ClaimDueJobs: "provisioner", "claim-due-jobs";
+    /// The acknowledgement of a message, whose rows wait for slots.
+    Acknowledge: "provisioner" "notifier", "acknowledge";
+    /// The claim of rows that messages name; it records the attempts of placements.
+    Claim: "provisioner" "notifier", "claim";
+    /// The sweep that gives due rows to rows without an outcome.
+    Sweep: "provisioner" "notifier", "sweep";
+    /// The lease of due rows.
+    LeaseDue: "provisioner" "notifier", "lease-due";
+    /// The claim of due rows.
+    ClaimDue: "provisioner" "notifier", "claim-due";
+    /// The move of an unreadable message to the dead messages.
+    Bury: "provisioner" "notifier", "bury";
+
     /// The purchase.
     Place: "provisioner", "place";
     /// The look-up of a purchase by its placement id.
@@ -70,31 +69,13 @@ effects! {
     CommitProbe: "provisioner", "commit-probe";
     /// The group commit of outcomes.
     CommitOutcomes: "provisioner", "commit-outcomes";
-    /// The send of verdicts to an ingress.
-    SendVerdicts: "provisioner", "send-verdicts";
-    /// The publication of readiness events.
-    PublishReady: "provisioner", "publish-ready";
-    /// The move of an unreadable job to the dead messages.
-    BuryJob: "provisioner", "bury-job";
 
-    /// The acknowledgement of a readiness event, whose rows wait for slots.
-    AckReady: "notifier", "ack-ready";
-    /// The read of deliveries that readiness events name.
-    ClaimReady: "notifier", "claim-ready";
-    /// The sweep that gives due rows to deliveries without an outcome.
-    SweepReady: "notifier", "sweep-ready";
-    /// The lease of due deliveries.
-    LeaseDueReady: "notifier", "lease-due-ready";
-    /// The read of due deliveries.
-    ClaimDueReady: "notifier", "claim-due-ready";
     /// The webhook.
     Webhook: "notifier", "webhook";
     /// The group commit of delivery attempts.
     CommitAttempts: "notifier", "commit-attempts";
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint: "notifier", "commit-no-endpoint";
-    /// The move of an unreadable readiness event to the dead messages.
-    BuryReady: "notifier", "bury-ready";
 }
 
 /// The side of an effect.
@@ -106,30 +87,45 @@ pub enum Side {
     After,
 }
 
-/// A point where a process can be made to die. Shown as `publish-jobs.after`.
+/// A point where the process of a stage can be made to die. Shown as `ingress publish.after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
+    /// The binary.
+    pub stage: &'static str,
     pub effect: Effect,
     /// Before or after the effect.
     pub side: Side,
 }
 
 impl Point {
-    /// Both sides of every effect.
+    /// Both sides of every effect in each of its stages.
     pub fn all() -> impl Iterator<Item = Self> {
-        Effect::ALL
-            .iter()
-            .flat_map(|&effect| [Side::Before, Side::After].map(|side| Self { effect, side }))
+        let points = |effect: Effect| {
+            let sides = [Side::Before, Side::After];
+            let stages = effect.stages().iter();
+            stages.flat_map(move |&stage| sides.map(|side| Self { stage, effect, side }))
+        };
+        Effect::ALL.iter().copied().flat_map(points)
     }
+
+    /// The name of the point, as in `FAILPOINTS`.
+    pub fn name(&self) -> String {
+        point(self.effect, self.side)
+    }
+}
+
+fn point(effect: Effect, side: Side) -> String {
+    let side = match side {
+        Side::Before => "before",
+        Side::After => "after",
+    };
+    format!("{}.{side}", effect.name())
 }
 
 impl fmt::Display for Point {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let side = match self.side {
-            Side::Before => "before",
-            Side::After => "after",
-        };
-        write!(formatter, "{}.{side}", self.effect.name())
+        // A padded column needs the whole text.
+        formatter.pad(&format!("{} {}", self.stage, self.name()))
     }
 }
 
@@ -160,7 +156,7 @@ fn reach(effect: Effect, side: Side) {
         }
     });
     LazyLock::force(&CONFIGURED);
-    let point = Point { effect, side }.to_string();
+    let point = point(effect, side);
     let died = fail::eval(&point, |_| {
         // Like `kill -9`: nothing is flushed, closed or dropped.
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
@@ -177,14 +173,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_effect_has_two_points_of_its_own() {
-        let names: BTreeSet<String> = Point::all().map(|point| point.to_string()).collect();
-        assert_eq!(names.len(), Effect::ALL.len() * 2);
-        assert!(names.contains("place.before") && names.contains("place.after"));
-    }
-
-    #[tokio::test]
-    async fn an_effect_is_done_and_its_output_handed_on() {
-        assert_eq!(perform(Effect::Webhook, async { 7 }).await, 7);
+    fn every_effect_has_a_name_of_its_own() {
+        let names: BTreeSet<&str> = Effect::ALL.iter().map(|effect| effect.name()).collect();
+        assert_eq!(names.len(), Effect::ALL.len());
     }
 }

@@ -10,11 +10,7 @@ use runtime::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
-use crate::{
-    batcher::queued,
-    effect::{Effect, perform},
-    trace,
-};
+use crate::{batcher::queued, trace};
 
 /// The writer has panicked: the item may or may not be written, and the process stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +18,8 @@ pub struct Closed;
 
 /// Writes batches of items. The results match the items one to one.
 pub trait Writer: Send + Sync + 'static {
-    /// The effect of a write.
-    const EFFECT: Effect;
+    /// The name of the writer's task.
+    const NAME: &'static str;
     /// Operation and table of a write, for its span.
     const STATEMENT: (&'static str, &'static str);
     /// A queued item.
@@ -74,7 +70,7 @@ impl<W: Writer> GroupCommit<W> {
     /// the writer panics, the process stops with an error.
     pub fn start(writer: W, most: usize, shutdown: &Shutdown) -> Self {
         let (queue, entries) = mpsc::channel(most * 4);
-        shutdown.supervise(W::EFFECT.name(), run(writer, entries, most));
+        shutdown.supervise(W::NAME, run(writer, entries, most));
         Self { queue }
     }
 
@@ -136,12 +132,12 @@ async fn run<W: Writer>(writer: W, mut entries: mpsc::Receiver<Entry<W>>, most: 
 }
 
 async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::Output, W::Error>> {
-    match perform(W::EFFECT, writer.write(items)).await {
+    match writer.write(items).await {
         Ok(outputs) => outputs.into_iter().map(Ok).collect(),
         Err(error) if items.len() > 1 && W::one_is_at_fault(&error) => {
             let mut results = Vec::with_capacity(items.len());
             for item in items {
-                let alone = perform(W::EFFECT, writer.write(std::slice::from_ref(item))).await;
+                let alone = writer.write(std::slice::from_ref(item)).await;
                 results
                     .push(alone.and_then(|outputs| outputs.into_iter().next().ok_or_else(|| error.clone())));
             }
@@ -164,7 +160,7 @@ mod tests {
     }
 
     impl Writer for Doubler {
-        const EFFECT: Effect = Effect::CommitOrders;
+        const NAME: &'static str = "commit-numbers";
         const STATEMENT: (&'static str, &'static str) = ("INSERT", "numbers");
         type Item = u32;
         type Output = u32;
@@ -276,7 +272,7 @@ mod tests {
         assert_eq!(commit.write(1).await, Err(Closed));
         let failure = shutdown.finished().await.unwrap_err();
         assert!(
-            failure.to_string().contains("commit-orders panicked"),
+            failure.to_string().contains("commit-numbers panicked"),
             "{failure}"
         );
     }

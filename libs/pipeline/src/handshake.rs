@@ -45,8 +45,7 @@ impl Nats {
                 for (to, verdicts) in parcels(hints) {
                     let release_to = release_to.clone();
                     let message = Verdicts::V2 { release_to, verdicts };
-                    nats.send(Effect::SendVerdicts, "topup.verdict", &to, &message)
-                        .await;
+                    nats.send("topup.verdict", &to, &message).await;
                 }
             }
         })
@@ -68,8 +67,7 @@ impl Nats {
                         .map(|release: Release| (release.to, release.placement_id));
                     for (to, placements) in parcels(releases) {
                         let message = Releases::V2 { placements };
-                        nats.send(Effect::SendReleases, "topup.release", &to, &message)
-                            .await;
+                        nats.send("topup.release", &to, &message).await;
                     }
                 }
             },
@@ -78,7 +76,7 @@ impl Nats {
 
     /// Sends one message to one process. The address came in a message, so it must belong to the family of
     /// subjects `what`; otherwise nothing is sent.
-    async fn send(&self, effect: Effect, what: &'static str, to: &str, message: &impl Serialize) {
+    async fn send(&self, what: &'static str, to: &str, message: &impl Serialize) {
         let ours = to
             .strip_prefix(self.prefix())
             .and_then(|rest| rest.strip_prefix(what))
@@ -100,7 +98,7 @@ impl Nats {
             #[cfg(feature = "failpoints")]
             self.send_now().await;
         };
-        perform(effect, sending).await;
+        perform(Effect::Send, sending).await;
     }
 
     /// Passes the messages of a subject to `take`. Returns an error when the subscription ends.

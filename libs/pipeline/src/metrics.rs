@@ -67,29 +67,25 @@ impl DueRows {
 impl Jobs {
     pub(crate) fn new(stage: &'static str, provider: Option<String>) -> Self {
         let meter = global::meter("pipeline");
+        let counter = |name, description| meter.u64_counter(name).with_description(description).build();
         let jobs = Self {
             in_flight: meter
                 .i64_up_down_counter("esim.jobs.in_flight")
                 .with_description("Rows that this process works on")
                 .build(),
-            claimed: meter
-                .u64_counter("esim.jobs.claimed")
-                .with_description("Rows that were claimed, because of a message or because they were due")
-                .build(),
-            deferred: meter
-                .u64_counter("esim.jobs.deferred")
-                .with_description(
-                    "Rows of messages that became due at once, because their lane is full, slow or blocked",
-                )
-                .build(),
-            swept: meter
-                .u64_counter("esim.due.swept")
-                .with_description("Rows that became due because their first lease ended without an outcome")
-                .build(),
-            drained: meter
-                .u64_counter("esim.due.drained")
-                .with_description("Due rows that were worked on")
-                .build(),
+            claimed: counter(
+                "esim.jobs.claimed",
+                "Rows that were claimed, because of a message or because they were due",
+            ),
+            deferred: counter(
+                "esim.jobs.deferred",
+                "Rows of messages that became due at once, because their lane is full, slow or blocked",
+            ),
+            swept: counter(
+                "esim.due.swept",
+                "Rows that became due because their first lease ended without an outcome",
+            ),
+            drained: counter("esim.due.drained", "Due rows that were worked on"),
             stage: [KeyValue::new("stage", stage)],
             due: due_of(stage, provider),
         };
@@ -149,14 +145,26 @@ pub struct Watched {
     pub consumers: Vec<String>,
 }
 
-/// The last state that JetStream reported. Empty during an outage: an old number would look current.
-#[derive(Default)]
-struct Seen {
-    messages: Vec<(u64, [KeyValue; 1])>,
-    replicas: Vec<(u64, [KeyValue; 2])>,
-    pending: Vec<(u64, [KeyValue; 2])>,
-    ack_pending: Vec<(u64, [KeyValue; 2])>,
-}
+/// The last state that JetStream reported: values with their attributes, for each of [`GAUGES`]. Empty during an
+/// outage: an old number would look current.
+type Seen = [Vec<(u64, Vec<KeyValue>)>; 4];
+
+/// The gauges of streams and consumers, with their descriptions.
+const GAUGES: [(&str, &str); 4] = [
+    ("esim.stream.messages", "Messages in a stream"),
+    (
+        "esim.stream.replicas",
+        "Servers that hold a stream, by state: current, lagging, offline",
+    ),
+    (
+        "esim.consumer.pending",
+        "Messages that are not delivered to a consumer yet",
+    ),
+    (
+        "esim.consumer.ack_pending",
+        "Messages that are delivered to a consumer and not acknowledged yet",
+    ),
+];
 
 /// Reports the number of waiting messages per stream, until the soft stop.
 pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> anyhow::Result<()> {
@@ -172,6 +180,7 @@ pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> any
 
 async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
     let mut seen = Seen::default();
+    let [messages, by_state, pending, ack_pending] = &mut seen;
     if !nats.is_connected() {
         return seen;
     }
@@ -181,21 +190,18 @@ async fn look(nats: &Nats, watched: &[Watched]) -> Seen {
             continue;
         };
         let of_stream = KeyValue::new("stream", *stream);
-        seen.messages
-            .push((found.cached_info().state.messages, [of_stream.clone()]));
+        messages.push((found.cached_info().state.messages, vec![of_stream.clone()]));
         for (state, servers) in replicas(found.cached_info().cluster.as_ref()) {
-            seen.replicas
-                .push((servers, [of_stream.clone(), KeyValue::new("state", state)]));
+            by_state.push((servers, vec![of_stream.clone(), KeyValue::new("state", state)]));
         }
         for name in consumers {
             let Ok(consumer) = found.get_consumer::<pull::Config>(name).await else {
                 continue;
             };
             let info = consumer.cached_info();
-            let of = [of_stream.clone(), KeyValue::new("consumer", name.clone())];
-            seen.pending.push((info.num_pending, of.clone()));
-            let unacknowledged = u64::try_from(info.num_ack_pending).unwrap_or(u64::MAX);
-            seen.ack_pending.push((unacknowledged, of));
+            let of = vec![of_stream.clone(), KeyValue::new("consumer", name.clone())];
+            pending.push((info.num_pending, of.clone()));
+            ack_pending.push((count(info.num_ack_pending), of));
         }
     }
     seen
@@ -215,57 +221,17 @@ fn replicas(cluster: Option<&ClusterInfo>) -> [(&'static str, u64); 3] {
 }
 
 fn show(seen: &Arc<Mutex<Seen>>) {
-    let meter = global::meter("pipeline");
-    let lock = |seen: &Arc<Mutex<Seen>>| {
+    for (index, (name, description)) in GAUGES.into_iter().enumerate() {
         let seen = Arc::clone(seen);
-        move |tell: &mut dyn FnMut(&Seen)| tell(&seen.lock().unwrap_or_else(PoisonError::into_inner))
-    };
-    let with = lock(seen);
-    meter
-        .u64_observable_gauge("esim.stream.messages")
-        .with_description("Messages in a stream")
-        .with_callback(move |gauge| {
-            with(&mut |seen| {
-                seen.messages
+        global::meter("pipeline")
+            .u64_observable_gauge(name)
+            .with_description(description)
+            .with_callback(move |gauge| {
+                let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                seen[index]
                     .iter()
-                    .for_each(|(count, of)| gauge.observe(*count, of));
-            });
-        })
-        .build();
-    let with = lock(seen);
-    meter
-        .u64_observable_gauge("esim.stream.replicas")
-        .with_description("Servers that hold a stream, by state: current, lagging, offline")
-        .with_callback(move |gauge| {
-            with(&mut |seen| {
-                seen.replicas
-                    .iter()
-                    .for_each(|(count, of)| gauge.observe(*count, of));
-            });
-        })
-        .build();
-    let with = lock(seen);
-    meter
-        .u64_observable_gauge("esim.consumer.pending")
-        .with_description("Messages that are not delivered to a consumer yet")
-        .with_callback(move |gauge| {
-            with(&mut |seen| {
-                seen.pending
-                    .iter()
-                    .for_each(|(count, of)| gauge.observe(*count, of));
-            });
-        })
-        .build();
-    let with = lock(seen);
-    meter
-        .u64_observable_gauge("esim.consumer.ack_pending")
-        .with_description("Messages that are delivered to a consumer and not acknowledged yet")
-        .with_callback(move |gauge| {
-            with(&mut |seen| {
-                seen.ack_pending
-                    .iter()
-                    .for_each(|(count, of)| gauge.observe(*count, of));
-            });
-        })
-        .build();
+                    .for_each(|(value, of)| gauge.observe(*value, of));
+            })
+            .build();
+    }
 }

@@ -1,11 +1,6 @@
 //! Publishing never blocks an order. A message that cannot be published is dropped: its rows are in
 //! PostgreSQL, and redrive picks them up.
 
-use std::{
-    sync::{Mutex, PoisonError},
-    time::{Duration, Instant},
-};
-
 use async_nats::{
     HeaderMap,
     jetstream::{context::PublishErrorKind, message::PublishMessage},
@@ -19,11 +14,10 @@ use crate::{
     Batcher, Nats,
     effect::{Effect, perform},
     payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
+    streams::{JOBS, READY},
     trace,
 };
 
-/// The interval between log lines about unpublished messages: while NATS is down, every publish fails.
-const LOG_EVERY: Duration = Duration::from_secs(10);
 /// The most rows of one send, over all of its messages.
 const BATCH: usize = 1024;
 
@@ -45,23 +39,6 @@ pub struct Ready {
     pub topup: ReadyTopup,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
-}
-
-/// Unpublished messages since the last log line.
-#[derive(Default)]
-pub(crate) struct Unpublished(Mutex<(Option<Instant>, u64)>);
-
-impl Unpublished {
-    fn log(&self, subject: &str, error: &dyn std::fmt::Display) {
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (logged, others) = &mut *state;
-        if logged.is_some_and(|at| at.elapsed() < LOG_EVERY) {
-            *others += 1;
-            return;
-        }
-        tracing::warn!(subject, %error, others = *others, "not published; redrive will pick the rows up");
-        *state = (Some(Instant::now()), 0);
-    }
 }
 
 /// Items by address, at most [`MOST`] together.
@@ -98,8 +75,7 @@ impl Nats {
                     };
                     (nats.job_subject(&provider), job, traceparents)
                 });
-                nats.publish_all(Effect::PublishJobs, "TOPUP_JOBS", messages)
-                    .await;
+                nats.publish_all(JOBS, messages).await;
             }
         })
     }
@@ -121,8 +97,7 @@ impl Nats {
                         traceparents,
                     )
                 });
-                nats.publish_all(Effect::PublishReady, "TOPUP_READY", messages)
-                    .await;
+                nats.publish_all(READY, messages).await;
             }
         })
     }
@@ -130,13 +105,12 @@ impl Nats {
     /// Publishes messages together, and waits until the stream has stored them.
     async fn publish_all<M: Serialize>(
         &self,
-        effect: Effect,
         stream: &'static str,
         messages: impl Iterator<Item = (String, M, Vec<Option<String>>)>,
     ) {
         let publishing = messages.map(|(subject, message, traceparents)| {
             let span = trace::publish(stream, &traceparents);
-            let publishing = self.publish(effect, subject, message, trace::context_of(&span));
+            let publishing = self.publish(subject, message, trace::context_of(&span));
             publishing.instrument(span)
         });
         join_all(publishing).await;
@@ -145,13 +119,7 @@ impl Nats {
     /// Publishes a message on a stream's subject, and waits until the stream has stored it. If the stream is
     /// missing, it is created and the message sent once more. A failure is only logged: redrive picks the
     /// rows up.
-    pub async fn publish(
-        &self,
-        effect: Effect,
-        subject: String,
-        message: impl Serialize,
-        traceparent: Option<String>,
-    ) {
+    pub async fn publish(&self, subject: String, message: impl Serialize, traceparent: Option<String>) {
         if !self.is_connected() {
             tracing::debug!(subject, "not published: NATS is disconnected");
             return;
@@ -163,10 +131,18 @@ impl Nats {
                 headers.insert(trace::TRACEPARENT, context);
                 publish = publish.headers(headers);
             }
-            perform(effect, self.store(&subject, publish)).await
+            perform(Effect::Publish, self.store(&subject, publish)).await
         };
-        if let Err(error) = published.await {
-            self.unpublished.log(&subject, &format_args!("{error:#}"));
+        if let Err(error) = published.await
+            && let Some(others) = self.unpublished.pass()
+        {
+            let error = format!("{error:#}");
+            tracing::warn!(
+                subject,
+                error,
+                others,
+                "not published; redrive will pick the rows up"
+            );
         }
     }
 

@@ -14,17 +14,26 @@ use async_nats::{
     },
 };
 use clap::Args;
-use runtime::config::BadSetting;
+use runtime::{config::BadSetting, sampler::Sampler};
 use secrecy::{ExposeSecret, SecretString};
 use tokio_util::task::TaskTracker;
 
-use crate::{access::NatsAccess, publish::Unpublished};
+use crate::access::NatsAccess;
+
+/// The stream of jobs.
+pub const JOBS: &str = "TOPUP_JOBS";
+/// The stream of readiness events.
+pub const READY: &str = "TOPUP_READY";
+/// The stream of dead messages.
+pub const DEAD: &str = "TOPUP_DEAD";
 
 const MIB: i64 = 1024 * 1024;
 /// The most bytes of a stream of jobs or readiness events.
 const WORK_BYTES: i64 = 1024 * MIB;
 /// The longest time that a flush may take at the end of a process.
 const FLUSH: Duration = Duration::from_secs(2);
+/// The interval between log lines about unpublished messages.
+const LOG_EVERY: Duration = Duration::from_secs(10);
 /// Older messages are dropped: their rows have been due for long.
 const MAX_AGE: Duration = Duration::from_mins(10);
 /// The most messages of one provider, so that an unserved provider leaves room for the others.
@@ -92,7 +101,8 @@ pub struct Nats {
     client: Client,
     pub(crate) context: jetstream::Context,
     config: NatsConfig,
-    pub(crate) unpublished: Arc<Unpublished>,
+    /// Log lines about unpublished messages: while NATS is down, every publish fails.
+    pub(crate) unpublished: Arc<Sampler>,
     /// One token for each item that waits in a batcher.
     pub(crate) unsent: TaskTracker,
 }
@@ -129,7 +139,7 @@ impl Nats {
             client,
             context,
             config: config.clone(),
-            unpublished: Arc::default(),
+            unpublished: Arc::new(Sampler::every(LOG_EVERY)),
             unsent: TaskTracker::new(),
         })
     }
@@ -230,7 +240,7 @@ impl Nats {
             ..Config::default()
         };
         let dead = Config {
-            name: self.stream_name("TOPUP_DEAD"),
+            name: self.stream_name(DEAD),
             subjects: vec![self.dead_subject(">")],
             retention: RetentionPolicy::Limits,
             storage: StorageType::File,
@@ -243,12 +253,9 @@ impl Nats {
         let jobs = Config {
             max_messages_per_subject: MAX_JOBS,
             discard_new_per_subject: true,
-            ..work("TOPUP_JOBS", format!("{}topup.job.>", self.config.stream_prefix))
+            ..work(JOBS, self.job_subject(">"))
         };
-        let ready = work(
-            "TOPUP_READY",
-            format!("{}topup.ready.>", self.config.stream_prefix),
-        );
+        let ready = work(READY, self.ready_subjects());
         for config in [jobs, ready, dead] {
             let name = config.name.clone();
             if let Err(error) = self.ensure_stream(config).await {
@@ -318,11 +325,8 @@ fn has_too_few_servers(error: &CreateStreamError) -> bool {
     let CreateStreamErrorKind::JetStream(error) = error.kind() else {
         return false;
     };
-    [
-        ErrorCode::STREAM_REPLICAS_NOT_SUPPORTED,
-        ErrorCode::CLUSTER_NO_PEERS,
-    ]
-    .contains(&error.error_code())
+    let code = error.error_code();
+    code == ErrorCode::STREAM_REPLICAS_NOT_SUPPORTED || code == ErrorCode::CLUSTER_NO_PEERS
 }
 
 /// The source of a stage's messages.

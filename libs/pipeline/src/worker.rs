@@ -1,47 +1,34 @@
-//! The loop of a stage. Tickets have two sources: messages and due rows. They wait for slots in
+//! The loop of a stage. Tickets have two sources: [messages](messages) and due rows. They wait for slots in
 //! [lanes](crate::lanes), are claimed in batches, and run.
 //!
-//! A message is acknowledged once its tickets wait or are deferred to redrive: its rows are in PostgreSQL, and
-//! the sweep finds those that never finish. Only the [`Stage`] publishes messages and changes rows.
+//! The rows of a message are in PostgreSQL, and the sweep finds those that never finish. Only the [`Stage`]
+//! publishes messages and changes rows.
+
+mod messages;
+mod stage;
 
 use std::{
     collections::HashMap,
-    hash::Hash,
     pin::pin,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use async_nats::jetstream::{AckKind, Message, message::Acker};
 use domain::PartnerId;
-use futures_util::StreamExt;
 use runtime::Shutdown;
-use serde::de::DeserializeOwned;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span};
 
+pub use self::stage::{Found, Look, Received, Stage, Ticket, Trigger};
 use crate::{
     Nats,
     effect::{Effect, perform},
     lanes::{Class, Lanes, Limits, Slot, Tags},
     metrics::Jobs,
-    payload::MOST,
-    streams::{Source, TooFewServers},
-    trace::{self, TRACEPARENT},
+    streams::Source,
+    trace,
 };
 
-/// How long one pull stays open, and the most messages it brings.
-const PULL: Duration = Duration::from_secs(3);
-const PULL_MOST: usize = 64;
-/// The delay before the redelivery of an unreadable message that `TOPUP_DEAD` did not store.
-const RETRY: Duration = Duration::from_secs(1);
-/// The delay before the next pull after a failed one: the first delay, and the longest.
-const PULL_AGAIN: Duration = Duration::from_millis(500);
-const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
-/// How long a stop waits for a message that the server has sent already.
-const LAST_MESSAGES: Duration = Duration::from_millis(50);
-/// The interval between log lines about missing messages.
-const LOG_EVERY: Duration = Duration::from_mins(1);
 /// The interval between two looks for due rows: while none are due, and the shortest.
 const REDRIVE: Duration = Duration::from_millis(500);
 const REDRIVE_MOST: Duration = Duration::from_millis(5);
@@ -54,128 +41,6 @@ const CLAIM_AGAIN: Duration = Duration::from_millis(200);
 const DRAIN: Duration = Duration::from_secs(2);
 /// The interval between two sweeps.
 const SWEEP: Duration = Duration::from_secs(1);
-
-/// The names of a stage and of its effects.
-#[derive(Clone, Copy, Debug)]
-pub struct Names {
-    /// The name of the stage in metrics.
-    pub stage: &'static str,
-    /// The name of the kind of message for dead messages.
-    pub kind: &'static str,
-    /// Operation and table of the statement that claims the rows of messages, for its span.
-    pub claims: (&'static str, &'static str),
-    /// The claim of the rows of messages.
-    pub claim: Effect,
-    /// The lease of due rows.
-    pub lease_due: Effect,
-    /// The claim of due rows.
-    pub claim_due: Effect,
-    /// The acknowledgement of a message.
-    pub acknowledge: Effect,
-    /// The move of an unreadable message to the dead messages.
-    pub bury: Effect,
-}
-
-/// One stage of the pipeline.
-pub trait Stage: Send + Sync + 'static {
-    /// The names of the stage.
-    const NAMES: Names;
-    /// The content of a message.
-    type Message: DeserializeOwned + Send;
-    /// Identifies a row.
-    type Id: Clone + Eq + Hash + Send + Sync + 'static;
-    /// The content of a message for all of its rows.
-    type Hint: Send + Sync + 'static;
-    /// A claimed row, which only this process works on until its lease ends.
-    type Work: Send + 'static;
-
-    /// The rows of a message, and its content for all of them.
-    fn open(&self, message: Self::Message) -> (Vec<Ticket<Self::Id>>, Self::Hint);
-    /// The number of slots that a lane may hold now; 0 while its breaker is open. Called often, with a lock
-    /// held.
-    fn most(&self, _lane: &str) -> usize {
-        usize::MAX
-    }
-    /// Makes rows due at once whose tickets found no room. On an error, the sweep finds them later.
-    fn defer(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
-    /// Looks for due rows; changes nothing.
-    fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
-    /// Leases due rows; returns those whose lease this process got.
-    fn lease(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<Vec<Self::Id>>> + Send;
-    /// Claims the rows of messages or, if `overdue`, due rows that this process has leased. Returns those
-    /// that still need work.
-    fn claim(
-        &self,
-        rows: &[Self::Id],
-        overdue: bool,
-    ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
-    /// The id of a claimed row.
-    fn id(work: &Self::Work) -> &Self::Id;
-    /// Acts, records and publishes. The slot is returned when it is dropped, at the latest at the end.
-    /// Returns when the row needs nothing more before it is next due.
-    fn run(
-        self: Arc<Self>,
-        work: Self::Work,
-        trigger: Trigger<Self::Hint>,
-        slot: Slot,
-    ) -> impl Future<Output = ()> + Send;
-}
-
-/// A row that waits for a slot.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Ticket<Id> {
-    /// The row.
-    pub id: Id,
-    /// The lane: rows that may fail together. Empty if it is not known.
-    pub lane: Arc<str>,
-    /// The partner of the row.
-    pub partner: PartnerId,
-}
-
-/// The limits of a look for due rows, and where it begins.
-#[derive(Clone, Debug)]
-pub struct Look {
-    /// The most rows.
-    pub limit: usize,
-    /// The most rows of one partner in one lane.
-    pub per_lane: usize,
-    /// The lane and partner after which the look begins.
-    pub after: Option<(String, PartnerId)>,
-}
-
-/// The result of a look for due rows.
-#[derive(Clone, Debug)]
-pub struct Found<Id> {
-    /// The rows, none of them leased.
-    pub due: Vec<Ticket<Id>>,
-    /// Where the next look begins; `None` after the last lane.
-    pub after: Option<(String, PartnerId)>,
-}
-
-/// The reason why a stage claimed a row.
-#[derive(Debug)]
-pub struct Trigger<Hint> {
-    /// The message; `None` if the row was due.
-    pub message: Option<Arc<Received<Hint>>>,
-    /// When this process started the claim; never later than the claim's commit.
-    pub claimed: Instant,
-}
-
-impl<Hint> Trigger<Hint> {
-    /// The message's trace context.
-    pub fn traceparent(&self) -> Option<&str> {
-        self.message.as_ref()?.traceparent.as_deref()
-    }
-}
-
-/// A message without its rows.
-#[derive(Debug)]
-pub struct Received<Hint> {
-    /// The content for all of its rows.
-    pub hint: Hint,
-    /// The message's trace context.
-    pub traceparent: Option<String>,
-}
 
 /// The settings of [`start`].
 pub struct Settings {
@@ -195,7 +60,7 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
         nats: nats.clone(),
         lanes: Lanes::new(settings.limits, move |lane| breakers.most(lane)),
         per_lane: settings.limits.slots.div_ceil(2).min(DUE),
-        jobs: Jobs::new(S::NAMES.stage, settings.provider),
+        jobs: Jobs::new(S::NAME, settings.provider),
         pulled: CancellationToken::new(),
         shutdown: shutdown.clone(),
     });
@@ -211,21 +76,15 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
 /// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` gives
 /// due rows to rows whose first lease ended without an outcome. It returns their number, and whether more are
 /// left.
-pub async fn sweep<F, Sweeping>(
-    stage: &'static str,
-    effect: Effect,
+pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
     shutdown: Shutdown,
-    sweep: F,
-) -> anyhow::Result<()>
-where
-    F: Fn() -> Sweeping,
-    Sweeping: Future<Output = anyhow::Result<(u64, bool)>>,
-{
-    let jobs = Jobs::new(stage, None);
+    sweep: impl Fn() -> Sweeping,
+) -> anyhow::Result<()> {
+    let jobs = Jobs::new(S::NAME, None);
     let mut ticks = shutdown.ticks(SWEEP);
     while ticks.next().await {
         loop {
-            match perform(effect, sweep()).await {
+            match perform(Effect::Sweep, sweep()).await {
                 Ok((late, more)) => {
                     jobs.swept(late);
                     if !more || shutdown.is_stopping() {
@@ -240,52 +99,6 @@ where
         }
     }
     Ok(())
-}
-
-/// The duration of an outage of pulls, and the log lines about it.
-#[derive(Default)]
-struct Outage {
-    failures: u32,
-    began: Option<Instant>,
-    logged: Option<Instant>,
-}
-
-impl Outage {
-    fn pause(&self) -> Duration {
-        match self.failures.checked_sub(1) {
-            None => Duration::ZERO,
-            Some(earlier) => (PULL_AGAIN * 2_u32.pow(earlier.min(10))).min(PULL_AGAIN_MOST),
-        }
-    }
-
-    /// A lost stream or a restarted server costs one failure. A second failure means an outage.
-    fn failed(&mut self, consumer: &str, error: &anyhow::Error) {
-        self.failures = self.failures.saturating_add(1);
-        self.began.get_or_insert_with(Instant::now);
-        let lasts = self.failures > 1 || error.is::<TooFewServers>();
-        let error = format!("{error:#}");
-        if !lasts {
-            tracing::warn!(consumer, error, "pulling again");
-        } else if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-            self.logged = Some(Instant::now());
-            tracing::error!(
-                consumer,
-                error,
-                failures = self.failures,
-                "no messages come from NATS; redrive picks the rows up when they are due"
-            );
-        }
-    }
-
-    fn over(&mut self, consumer: &str) {
-        if let Some(began) = self.began
-            && self.logged.is_some()
-        {
-            let seconds = began.elapsed().as_secs();
-            tracing::info!(consumer, seconds, "messages come from NATS again");
-        }
-        *self = Self::default();
-    }
 }
 
 /// The message that brought a ticket; `None` for a due row.
@@ -306,126 +119,6 @@ struct Worker<S: Stage> {
 }
 
 impl<S: Stage> Worker<S> {
-    async fn messages(self: Arc<Self>, source: Source) -> anyhow::Result<()> {
-        let _pulled = self.pulled.clone().drop_guard();
-        let stop = self.shutdown.soft();
-        let mut outage = Outage::default();
-        while !stop.is_cancelled() {
-            tokio::select! {
-                () = stop.cancelled() => break,
-                () = tokio::time::sleep(outage.pause()) => {}
-            }
-            tokio::select! {
-                () = stop.cancelled() => break,
-                () = self.nats.connected() => {}
-            }
-            // After any error, missing streams and consumers are created again.
-            if let Err(error) = self.pull_until_broken(&source, &mut outage).await {
-                outage.failed(&source.durable, &error);
-            }
-        }
-        Ok(())
-    }
-
-    async fn pull_until_broken(&self, source: &Source, outage: &mut Outage) -> anyhow::Result<()> {
-        let consumer = self.nats.consumer(source).await?;
-        let stop = self.shutdown.soft();
-        loop {
-            let room = tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                room = self.lanes.room_for(MOST) => room,
-            };
-            let most = (room / MOST).min(PULL_MOST);
-            let batch = consumer.batch().max_messages(most).expires(PULL);
-            let mut chunks = pin!(batch.messages().await?.ready_chunks(most));
-            while let Some(chunk) = tokio::select! {
-                biased;
-                () = stop.cancelled() => None,
-                chunk = chunks.next() => chunk,
-            } {
-                // An error ends the pull, but not what came with it.
-                let mut broken = None;
-                let messages = chunk.into_iter().filter_map(|message| match message {
-                    Ok(message) => Some(message),
-                    Err(error) => {
-                        broken.get_or_insert(error);
-                        None
-                    }
-                });
-                let messages: Vec<Message> = messages.collect();
-                if !messages.is_empty() {
-                    outage.over(&source.durable);
-                    self.take(source, messages).await;
-                }
-                if let Some(error) = broken {
-                    anyhow::bail!("{error}");
-                }
-            }
-            if stop.is_cancelled() {
-                // Messages of the pull that were not accepted go to another replica at once.
-                while let Ok(Some(chunk)) = tokio::time::timeout(LAST_MESSAGES, chunks.next()).await {
-                    for message in chunk.into_iter().flatten() {
-                        self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
-                    }
-                }
-                return Ok(());
-            }
-            outage.over(&source.durable);
-        }
-    }
-
-    /// Offers the rows of messages to the lanes, then acknowledges the messages.
-    async fn take(&self, source: &Source, messages: Vec<Message>) {
-        let mut ackers = Vec::with_capacity(messages.len());
-        let mut tickets = Vec::with_capacity(messages.len());
-        let mut contexts = Vec::new();
-        for message in messages {
-            match serde_json::from_slice::<S::Message>(&message.payload) {
-                Ok(read) => {
-                    let (message, acker) = message.split();
-                    let traceparent = message
-                        .headers
-                        .as_ref()
-                        .and_then(|headers| headers.get(TRACEPARENT))
-                        .map(|value| value.as_str().to_owned());
-                    contexts.extend(traceparent.clone());
-                    let (rows, hint) = self.stage.open(read);
-                    let received = Arc::new(Received { hint, traceparent });
-                    tickets.extend(rows.into_iter().map(|row| {
-                        let waiting = (row.id, Some(Arc::clone(&received)));
-                        ((row.lane, row.partner), waiting)
-                    }));
-                    ackers.push(acker);
-                }
-                Err(error) => self.bury(message, &error.to_string()).await,
-            }
-        }
-        let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
-        let accepting = async {
-            let refused = self.lanes.offer(Class::Fresh, tickets.into_iter());
-            self.defer(refused).await;
-            for acker in ackers {
-                self.acknowledge(&acker, AckKind::Ack).await;
-            }
-        };
-        accepting.instrument(span).await;
-    }
-
-    async fn defer(&self, refused: Vec<Waiting<S>>) {
-        if refused.is_empty() {
-            return;
-        }
-        self.jobs.deferred(refused.len());
-        let rows: Vec<S::Id> = refused.into_iter().map(|(row, _)| row).collect();
-        if let Err(error) = self.stage.defer(&rows).await {
-            tracing::warn!(
-                error = format!("{error:#}"),
-                rows = rows.len(),
-                "cannot defer; the sweep finds the rows"
-            );
-        }
-    }
-
     /// Claims the tickets that got slots, and starts the work.
     async fn claims(self: Arc<Self>, class: Class) -> anyhow::Result<()> {
         let mut ended = pin!(self.ended());
@@ -485,7 +178,7 @@ impl<S: Stage> Worker<S> {
 
     /// The span of the statement that claims rows, with the contexts of their messages.
     fn claim_span(granted: &[(Brought<S>, Slot)]) -> Span {
-        let (operation, table) = S::NAMES.claims;
+        let (operation, table) = S::CLAIM;
         let span = trace::statement(operation, table);
         if !span.is_none() {
             let mut contexts: Vec<&str> = granted
@@ -501,11 +194,7 @@ impl<S: Stage> Worker<S> {
 
     /// Claims rows, with retries for a short outage of the database. `None`: the rows are left to redrive.
     async fn claim_rows(&self, rows: &[S::Id], overdue: bool) -> Option<Vec<S::Work>> {
-        let effect = if overdue {
-            S::NAMES.claim_due
-        } else {
-            S::NAMES.claim
-        };
+        let effect = if overdue { Effect::ClaimDue } else { Effect::Claim };
         let began = Instant::now();
         loop {
             let claimed = perform(effect, self.stage.claim(rows, overdue)).await;
@@ -526,47 +215,17 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Moves an unreadable message to the dead messages. It is acknowledged only once the stream has stored
-    /// it.
-    async fn bury(&self, message: Message, reason: &str) {
-        let (message, acker) = message.split();
-        // Boxed, because it is rare and would enlarge every batch's future.
-        let buried = Box::pin(self.nats.bury(S::NAMES.kind, &message, reason));
-        match perform(S::NAMES.bury, buried).await {
-            Ok(()) => {
-                tracing::error!(subject = %message.subject, reason, "unreadable message moved to TOPUP_DEAD");
-                self.acknowledge(&acker, AckKind::Ack).await;
-            }
-            Err(error) => {
-                tracing::warn!(
-                    error = format!("{error:#}"),
-                    "cannot reach TOPUP_DEAD; the message will be redelivered"
-                );
-                self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
-            }
-        }
-    }
-
-    async fn acknowledge(&self, acker: &Acker, kind: AckKind) {
-        let acknowledged = async {
-            // Without the acknowledgement, the message is redelivered; its rows are claimed only once.
-            if let Err(error) = acker.ack_with(kind).await {
-                tracing::debug!(%error, "a message was not acknowledged");
-            }
-            #[cfg(feature = "failpoints")]
-            self.nats.send_now().await;
-        };
-        perform(S::NAMES.acknowledge, acknowledged).await;
-    }
-
     async fn redrive(self: Arc<Self>) -> anyhow::Result<()> {
         let stop = self.shutdown.soft();
         let mut after = None;
         let mut pause = REDRIVE;
         loop {
-            tokio::select! {
-                () = stop.cancelled() => return Ok(()),
-                () = tokio::time::sleep(pause) => {}
+            if stop
+                .run_until_cancelled(tokio::time::sleep(pause))
+                .await
+                .is_none()
+            {
+                return Ok(());
             }
             // A breaker may have closed since.
             self.lanes.look();
@@ -589,10 +248,9 @@ impl<S: Stage> Worker<S> {
             };
             if found && after.is_none() {
                 // More rows of the same lanes may be due. The next look waits until one of them is drained.
-                tokio::select! {
-                    () = stop.cancelled() => return Ok(()),
-                    () = self.lanes.drained() => {}
-                    () = tokio::time::sleep(REDRIVE) => {}
+                let drained = tokio::time::timeout(REDRIVE, self.lanes.drained());
+                if stop.run_until_cancelled(drained).await.is_none() {
+                    return Ok(());
                 }
             }
         }
@@ -620,7 +278,7 @@ impl<S: Stage> Worker<S> {
             return Ok(any);
         }
         let rows: Vec<S::Id> = due.keys().cloned().collect();
-        let leased = perform(S::NAMES.lease_due, self.stage.lease(&rows)).await?;
+        let leased = perform(Effect::LeaseDue, self.stage.lease(&rows)).await?;
         let tickets = leased
             .into_iter()
             .filter_map(|row| Some((due.remove(&row)?, (row, None))));

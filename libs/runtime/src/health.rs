@@ -5,12 +5,16 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
 use opentelemetry::metrics::Gauge;
 
-use crate::{Shutdown, listener};
+use crate::{Shutdown, connection, listener};
+
+/// The longest wait for a request: longer than the interval of any scrape.
+const IDLE: Duration = Duration::from_mins(5);
 
 /// The parts of a service that aren't ready, each with a reason. Clones share their state.
 #[derive(Clone)]
@@ -86,7 +90,14 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
         .route("/metrics", get(metrics))
         .with_state(readiness);
     tokio::spawn(async move {
-        if let Err(error) = axum::serve(listener, router).await {
+        let (http, never) = (connection::http(IDLE), Shutdown::new());
+        let serve_one = |stream| {
+            let (http, router, never) = (http.clone(), router.clone(), never.clone());
+            async move {
+                connection::serve(&http, stream, connection::service(router), &never, Duration::ZERO).await;
+            }
+        };
+        if let Err(error) = listener::accept(listener, &never, serve_one).await {
             tracing::error!(%error, "the admin endpoint ended");
         }
     });

@@ -4,6 +4,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod connection;
 pub mod health;
 mod healthcheck;
 pub mod http;

@@ -224,7 +224,7 @@ async fn accept_each(
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((stream, peer)) => serve(stream, peer),
+            Ok((stream, peer)) => serve(prompt(stream), peer),
             Err(error) => {
                 // The usual cause is a lack of file descriptors: some connections must end first.
                 tracing::warn!(%error, "cannot accept a connection");
@@ -236,9 +236,15 @@ async fn accept_each(
     let listener = listener.into_std()?;
     while let Ok((stream, peer)) = listener.accept() {
         stream.set_nonblocking(true)?;
-        serve(TcpStream::from_std(stream)?, peer);
+        serve(prompt(TcpStream::from_std(stream)?), peer);
     }
     Ok(())
+}
+
+/// A response is one small write, so Nagle's algorithm would only delay it.
+fn prompt(stream: TcpStream) -> TcpStream {
+    let _ = stream.set_nodelay(true);
+    stream
 }
 
 #[cfg(test)]

@@ -5,18 +5,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-const SECOND: Duration = Duration::from_secs(1);
-
-/// Passes a bounded number of log lines per second and counts the others.
+/// Passes a bounded number of log lines per period and counts the others.
 #[derive(Debug)]
 pub struct Sampler {
     most: u32,
+    period: Duration,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    second: Instant,
+    began: Instant,
     passed: u32,
     suppressed: u64,
 }
@@ -25,13 +24,22 @@ impl Sampler {
     /// Passes at most `most` lines per second.
     pub fn new(most: u32) -> Self {
         let state = State {
-            second: Instant::now(),
+            began: Instant::now(),
             passed: 0,
             suppressed: 0,
         };
         Self {
             most,
+            period: Duration::from_secs(1),
             state: Mutex::new(state),
+        }
+    }
+
+    /// Passes one line per period.
+    pub fn every(period: Duration) -> Self {
+        Self {
+            period,
+            ..Self::new(1)
         }
     }
 
@@ -42,8 +50,8 @@ impl Sampler {
 
     fn pass_at(&self, now: Instant) -> Option<u64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(state.second) >= SECOND {
-            state.second = now;
+        if now.saturating_duration_since(state.began) >= self.period {
+            state.began = now;
             state.passed = 0;
         }
         if state.passed >= self.most {
@@ -63,7 +71,7 @@ mod tests {
     fn a_flood_is_counted_instead_of_written() {
         let sampler = Sampler::new(2);
         let now = Instant::now();
-        let passed = [0, 0, 0, 0, 1, 1, 1].map(|second| sampler.pass_at(now + second * SECOND));
+        let passed = [0, 0, 0, 0, 1, 1, 1].map(|second| sampler.pass_at(now + Duration::from_secs(second)));
         assert_eq!(passed, [Some(0), Some(0), None, None, Some(2), Some(0), None]);
     }
 }

@@ -17,6 +17,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The start of the error for an unreachable server.
 pub const UNREACHABLE: &str = "cannot connect to PostgreSQL; check DATABASE_URL and that the server is up";
 
+/// A command needs the database, and no URL is set.
+#[derive(Debug, thiserror::Error)]
+#[error("no database is named: set --database-url (environment: DATABASE_URL)")]
+pub struct NoDatabase;
+
 /// Connects to a database whose schema serves this version.
 pub async fn connect(database: &DatabaseConfig) -> anyhow::Result<PgConnection> {
     let options = database.options(APPLICATION)?;

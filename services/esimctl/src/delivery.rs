@@ -5,7 +5,6 @@ use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use domain::TopupId;
 use serde_json::json;
 use store::{
-    PgConnection,
     config::{DatabaseConfig, MasterKeyConfig},
     operator::{
         actions::Mode,
@@ -18,9 +17,9 @@ use time::OffsetDateTime;
 use crate::{
     confirm::Confirm,
     database::connect,
-    lookup::{Which, find},
+    lookup::find_id,
     moment::past,
-    output::{Output, moment, printable, properties, table},
+    output::{Output, dash, moment, printable, properties, table},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -138,7 +137,7 @@ async fn list(asked: &List, database: &DatabaseConfig, output: &Output) -> anyho
         ..Filter::default()
     };
     if let Some(partner) = &asked.partner {
-        filter.partner_id = Some(partner_id(&mut connection, partner).await?);
+        filter.partner_id = Some(find_id(&mut connection, partner).await?);
     }
     let deliveries = deliveries::list(&mut connection, &filter, asked.limit).await?;
     output.print(&deliveries, || {
@@ -269,7 +268,7 @@ async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> a
         ..Filter::default()
     };
     if let Some(partner) = &asked.partner {
-        filter.partner_id = Some(partner_id(&mut connection, partner).await?);
+        filter.partner_id = Some(find_id(&mut connection, partner).await?);
         filter.state = Some(asked.state.as_str()).filter(|state| *state != "all");
     }
     let preview = deliveries::replay(&mut connection, &filter, asked.limit, Mode::Preview).await?;
@@ -352,17 +351,6 @@ fn target(asked: &Replay) -> String {
     )
 }
 
-async fn partner_id(connection: &mut PgConnection, partner: &str) -> anyhow::Result<domain::PartnerId> {
-    let which = Which {
-        partner: partner.to_owned(),
-    };
-    Ok(find(connection, &which).await?.partner_id.into())
-}
-
 fn at(at: Option<OffsetDateTime>) -> String {
     at.map_or_else(dash, moment)
-}
-
-fn dash() -> String {
-    "-".to_owned()
 }

@@ -10,7 +10,7 @@ use store::{
 use crate::{
     database::connect,
     lookup::{Which, find},
-    output::{Output, moment, printable, table},
+    output::{Output, dash, printable, table, utc},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -86,18 +86,15 @@ fn list(endpoints: &[Endpoint]) -> String {
         return "There are no endpoints: there are no partners yet.".to_owned();
     }
     let rows = endpoints.iter().map(|endpoint| {
-        let until = endpoint
-            .blocked_until
-            .map_or_else(|| "-".to_owned(), |at| format!("{} UTC", moment(at)));
         [
             endpoint.partner_id.to_string(),
             endpoint.name.clone(),
             endpoint.state.clone(),
-            until,
+            utc(endpoint.blocked_until),
             endpoint.failures.to_string(),
             endpoint.pending.to_string(),
             endpoint.exhausted.to_string(),
-            endpoint.webhook_url.clone().unwrap_or_else(|| "-".to_owned()),
+            endpoint.webhook_url.clone().unwrap_or_else(dash),
         ]
     });
     table(

@@ -33,7 +33,10 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use store::config::{BadDatabaseUrl, DatabaseConfig, MasterKeyError};
 
-use crate::output::{Output, one_line};
+use crate::{
+    database::NoDatabase,
+    output::{Output, one_line},
+};
 
 /// Exit status of a command that failed.
 const FAILED: u8 = 1;
@@ -108,11 +111,6 @@ enum Command {
     #[command(after_help = recover::EXAMPLES)]
     Recover(recover::Command),
 }
-
-/// A command needs the database, and no URL is set.
-#[derive(Debug, thiserror::Error)]
-#[error("no database is named: set --database-url (environment: DATABASE_URL)")]
-pub struct NoDatabase;
 
 /// Runs one command. A failure is one line on standard error.
 pub fn run(config: &Config) -> ExitCode {

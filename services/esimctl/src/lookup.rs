@@ -2,6 +2,7 @@
 
 use anyhow::Context;
 use clap::Args;
+use domain::PartnerId;
 use store::{
     PgConnection,
     partners::{self, Partner},
@@ -19,6 +20,14 @@ pub async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Resul
     partners::show(connection, &which.partner)
         .await?
         .with_context(|| unknown(which))
+}
+
+/// The id of the partner with this id or access key.
+pub async fn find_id(connection: &mut PgConnection, partner: &str) -> anyhow::Result<PartnerId> {
+    let which = Which {
+        partner: partner.to_owned(),
+    };
+    Ok(find(connection, &which).await?.partner_id.into())
 }
 
 /// The error for an unknown partner.

@@ -17,7 +17,7 @@ use store::{
     vault::Vault,
 };
 
-use crate::{NoDatabase, output::Output, reencrypt, secret_file};
+use crate::{database::NoDatabase, output::Output, reencrypt, secret_file};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl master-key create master.key                 fails if the file exists

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use clap::Subcommand;
-use domain::{Environment, OptionId};
+use domain::OptionId;
 use serde_json::{Map, Value, json};
 use sqlx::Connection;
 use store::{
@@ -169,17 +169,28 @@ impl Fields<'_> {
             return None;
         };
         let known = self.faults.len();
-        let option_id = self
-            .text(&mut entry, "option_id")
-            .and_then(|text| self.option_id(&text));
+        let option_id = self.parsed(
+            &mut entry,
+            "option_id",
+            |text| text.parse().ok(),
+            ", which is no UUID with hyphens",
+        );
         let name = self.text(&mut entry, "name");
-        let provider = self
-            .text(&mut entry, "provider")
-            .and_then(|text| self.provider(text));
+        // It is part of the subjects of its jobs.
+        let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+        let provider = self.parsed(
+            &mut entry,
+            "provider",
+            |text| text.bytes().all(is_plain).then(|| text.to_owned()),
+            "; use lower case letters, digits, - and _ as in sandbox or usimsa",
+        );
         let provider_option_id = self.text(&mut entry, "provider_option_id");
-        let environment = self
-            .text(&mut entry, "environment")
-            .and_then(|text| self.environment(&text));
+        let environment = self.parsed(
+            &mut entry,
+            "environment",
+            |text| text.parse().ok(),
+            "; it must be sandbox or live",
+        );
         let enabled = self.enabled(&mut entry);
         for field in entry.keys() {
             self.fault(
@@ -217,37 +228,20 @@ impl Fields<'_> {
         None
     }
 
-    fn option_id(&mut self, text: &str) -> Option<OptionId> {
-        let id = text.parse().ok();
-        if id.is_none() {
-            self.fault(
-                "option_id",
-                &format!("is {text:?}, which is no UUID with hyphens"),
-            );
+    /// `otherwise` follows the text in the fault of one that `parse` refuses.
+    fn parsed<T>(
+        &mut self,
+        entry: &mut Map<String, Value>,
+        field: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+        otherwise: &str,
+    ) -> Option<T> {
+        let text = self.text(entry, field)?;
+        let parsed = parse(&text);
+        if parsed.is_none() {
+            self.fault(field, &format!("is {text:?}{otherwise}"));
         }
-        id
-    }
-
-    /// Checks a provider's name, which is part of the subjects of its jobs.
-    fn provider(&mut self, text: String) -> Option<String> {
-        let allowed =
-            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
-        if text.bytes().all(allowed) {
-            return Some(text);
-        }
-        self.fault(
-            "provider",
-            &format!("is {text:?}; use lower case letters, digits, - and _ as in sandbox or usimsa"),
-        );
-        None
-    }
-
-    fn environment(&mut self, text: &str) -> Option<Environment> {
-        let environment = text.parse().ok();
-        if environment.is_none() {
-            self.fault("environment", &format!("is {text:?}; it must be sandbox or live"));
-        }
-        environment
+        parsed
     }
 
     fn enabled(&mut self, entry: &mut Map<String, Value>) -> Option<bool> {

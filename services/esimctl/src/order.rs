@@ -12,7 +12,7 @@ use time::OffsetDateTime;
 use crate::{
     database::connect,
     erase::{self, EraseOrder},
-    output::{Output, moment, moment_after, printable, properties, table, took},
+    output::{Output, dash, moment, moment_after, printable, properties, table, took},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -217,8 +217,4 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
 
 fn list<const N: usize>(parts: [Option<String>; N]) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join("; ")
-}
-
-fn dash() -> String {
-    "-".to_owned()
 }

@@ -84,6 +84,16 @@ pub fn moment(at: OffsetDateTime) -> String {
     at.format(format).unwrap_or_else(|_| at.to_string())
 }
 
+/// A UTC time with its zone; `-` if there is none.
+pub fn utc(at: Option<OffsetDateTime>) -> String {
+    at.map_or_else(dash, |at| format!("{} UTC", moment(at)))
+}
+
+/// The cell of a missing value.
+pub fn dash() -> String {
+    "-".to_owned()
+}
+
 /// A time after `start`, without the date if it is the same.
 pub fn moment_after(start: OffsetDateTime, at: OffsetDateTime) -> String {
     let text = moment(at);

@@ -18,7 +18,7 @@ use store::{
 use crate::{
     confirm::Confirm,
     database::connect,
-    output::{Output, moment, table},
+    output::{Output, dash, moment, table},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -191,7 +191,7 @@ fn list(found: &[Listed], limit: i64) -> String {
             format!("{}/{}", one.pending, one.units),
             format!("{} UTC", moment(one.created_at)),
             one.external_order_id.clone(),
-            one.reason.clone().unwrap_or_else(|| "-".to_owned()),
+            one.reason.clone().unwrap_or_else(dash),
         ]
     });
     let header = [

@@ -12,7 +12,7 @@ use store::{
 
 use crate::{
     database::connect,
-    output::{Output, moment, printable, table},
+    output::{Output, dash, moment, printable, table, utc},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -81,10 +81,10 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             name,
             duration,
             reason,
-        } => (
-            name,
-            providers::open(&mut connection, name, *duration, reason).await?,
-        ),
+        } => {
+            let opened = providers::open(&mut connection, name, *duration, reason);
+            (name, opened.await?)
+        }
         Command::Close { name } => (name, providers::close(&mut connection, name).await?),
     };
     let breaker =
@@ -100,12 +100,10 @@ fn list(all: &[ProviderBreaker]) -> String {
         [
             breaker.name.clone(),
             breaker.state.as_str().to_owned(),
-            breaker
-                .open_until
-                .map_or_else(|| "-".to_owned(), |at| format!("{} UTC", moment(at))),
+            utc(breaker.open_until),
             breaker.failures.to_string(),
             format!("{} UTC", moment(breaker.changed_at)),
-            breaker.reason.clone().unwrap_or_else(|| "-".to_owned()),
+            breaker.reason.clone().unwrap_or_else(dash),
         ]
     });
     table(

@@ -16,7 +16,7 @@ use store::{
 
 use crate::{
     database::connect,
-    output::{Output, printable, table},
+    output::{Output, dash, printable, table},
 };
 
 pub const STATUS_EXAMPLES: &str = "Examples:
@@ -140,7 +140,7 @@ fn cells(row: &Row) -> [String; 5] {
         (_, _, None) => "damaged",
     };
     [
-        row.key.clone().unwrap_or_else(|| "-".to_owned()),
+        row.key.clone().unwrap_or_else(dash),
         state.to_owned(),
         row.usage.partner_secrets.to_string(),
         row.usage.profiles.to_string(),

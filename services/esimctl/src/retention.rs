@@ -16,7 +16,7 @@ use store::{
 use crate::{
     confirm::Confirm,
     database::connect,
-    lookup::{Which, find},
+    lookup::find_id,
     output::{Output, table},
 };
 
@@ -110,12 +110,7 @@ async fn set(asked: &Set, database: &DatabaseConfig, output: &Output) -> anyhow:
     }
     let mut connection = connect(database).await?;
     let partner: Option<PartnerId> = match &asked.partner {
-        Some(partner) => {
-            let which = Which {
-                partner: partner.clone(),
-            };
-            Some(find(&mut connection, &which).await?.partner_id.into())
-        }
+        Some(partner) => Some(find_id(&mut connection, partner).await?),
         None => None,
     };
     let keep = match asked.term.days {

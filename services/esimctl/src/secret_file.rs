@@ -1,65 +1,47 @@
 //! Secret files: complete or absent, readable by their owner only, never overwritten by accident.
 
 use std::{
-    fs::{self, File, OpenOptions},
-    io::{ErrorKind, Write},
-    os::unix::fs::OpenOptionsExt,
+    fs::File,
+    io::{self, ErrorKind, Write},
     path::Path,
 };
 
 use anyhow::Context;
+use tempfile::{NamedTempFile, PersistError};
 
 /// Creates a file. `false`: it exists already and stays.
 pub fn make(path: &Path, content: &str) -> anyhow::Result<bool> {
-    put(path, content, |unfinished| fs::hard_link(unfinished, path))
+    match put(path, content, |unfinished| unfinished.persist_noclobber(path)) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        made => made
+            .map(|()| true)
+            .with_context(|| format!("cannot write {}", path.display())),
+    }
 }
 
 /// Replaces a file.
 pub fn replace(path: &Path, content: &str) -> anyhow::Result<()> {
-    put(path, content, |unfinished| fs::rename(unfinished, path)).map(|_| ())
+    put(path, content, |unfinished| unfinished.persist(path))
+        .with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn put(
     path: &Path,
     content: &str,
-    finish: impl FnOnce(&Path) -> std::io::Result<()>,
-) -> anyhow::Result<bool> {
-    let (folder, name) = (path.parent(), path.file_name());
-    let (Some(folder), Some(name)) = (folder, name) else {
-        anyhow::bail!("{} is not the name of a file", path.display());
-    };
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
-    let unfinished = folder.join(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
-    let made = write(&unfinished, content)
-        .and_then(|()| finish(&unfinished))
-        .and_then(|()| File::open(folder)?.sync_all());
-    let _ = fs::remove_file(&unfinished);
-    match made {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("cannot write {}", path.display())),
-    }
-}
-
-fn write(path: &Path, content: &str) -> std::io::Result<()> {
-    // A crash may have left an unfinished file under this name.
-    let _ = fs::remove_file(path);
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
-    file.write_all(content.as_bytes())?;
-    file.sync_all()
+    finish: impl FnOnce(NamedTempFile) -> Result<File, PersistError>,
+) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    let mut unfinished = NamedTempFile::new_in(folder)?;
+    unfinished.write_all(content.as_bytes())?;
+    unfinished.as_file().sync_all()?;
+    finish(unfinished)?;
+    File::open(folder)?.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::{fs, os::unix::fs::PermissionsExt};
 
     use super::*;
 

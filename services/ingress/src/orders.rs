@@ -101,7 +101,7 @@ struct Inserted {
 }
 
 impl Writer for InsertOrders {
-    const EFFECT: Effect = Effect::CommitOrders;
+    const NAME: &'static str = "commit-orders";
     const STATEMENT: (&'static str, &'static str) = ("INSERT", "orders");
     type Item = NewOrder;
     type Output = Inserted;
@@ -114,7 +114,7 @@ impl Writer for InsertOrders {
             let inserted = stored.into_iter().map(|stored| Inserted { stored, sent });
             Ok::<Vec<_>, store::Error>(inserted.collect())
         };
-        let inserted = self.database.run(insert).await?;
+        let inserted = perform(Effect::CommitOrders, self.database.run(insert)).await?;
         let waits = |(order, inserted): &(&NewOrder, &Inserted)| order.refusable && inserted.stored;
         for (order, _) in orders.iter().zip(&inserted).filter(waits) {
             publish(&self.jobs, order);

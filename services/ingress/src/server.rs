@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     net::SocketAddr,
-    pin::{Pin, pin},
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -23,9 +23,8 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
-use hyper_util::rt::TokioIo;
 use runtime::{
-    Shutdown,
+    Shutdown, connection,
     listener::{self, Connections},
 };
 use tokio::net::{TcpListener, TcpStream};
@@ -84,33 +83,13 @@ impl Server {
     }
 
     async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        // A response is one small write, so Nagle's algorithm would only delay it.
-        let _ = stream.set_nodelay(true);
         let connection = Connection::new(peer, Arc::clone(&self.observer));
         let socket = Socket::new(stream, Arc::clone(&connection), self.timeouts);
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
-        let serving = http1::Builder::new()
-            // The socket enforces the timeouts.
-            .header_read_timeout(None)
-            .max_buf_size(self.max_head)
-            .serve_connection(TokioIo::new(socket), service);
-        let mut serving = pin!(serving);
-        let stop = self.shutdown.soft();
-        let result = tokio::select! {
-            result = serving.as_mut() => result,
-            () = stop.cancelled() => {
-                if let Ok(ended) = tokio::time::timeout(LAST_REQUEST, serving.as_mut()).await {
-                    ended
-                } else {
-                    // The connection is idle or finishes its request.
-                    serving.as_mut().graceful_shutdown();
-                    serving.await
-                }
-            }
-        };
-        if let Err(error) = result {
-            tracing::debug!(%error, "connection ended");
-        }
+        let mut http = http1::Builder::new();
+        // The socket enforces the timeouts.
+        http.header_read_timeout(None).max_buf_size(self.max_head);
+        connection::serve(&http, socket, service, &self.shutdown, LAST_REQUEST).await;
     }
 
     async fn handle(

@@ -11,12 +11,14 @@ use pipeline::{
     group_commit::{Closed, Writer},
     lanes::{Limits, Slot},
     payload::TopupReady,
+    perform,
+    streams::READY,
     trace,
-    worker::{Found, Look, Names, Stage, Ticket, Trigger},
+    worker::{Found, Look, Stage, Ticket, Trigger},
 };
 use runtime::{Shutdown, clock};
 use store::{
-    Database,
+    Database, PgConnection,
     deliveries::{self, AttemptResult, Attempted, Delivery, DeliveryPage, Read},
     endpoints::BlockPolicy,
     profile::Profile,
@@ -282,16 +284,9 @@ impl Deliver {
 }
 
 impl Stage for Deliver {
-    const NAMES: Names = Names {
-        stage: "notifier",
-        kind: "ready",
-        claims: ("SELECT", "deliveries"),
-        claim: Effect::ClaimReady,
-        lease_due: Effect::LeaseDueReady,
-        claim_due: Effect::ClaimDueReady,
-        acknowledge: Effect::AckReady,
-        bury: Effect::BuryReady,
-    };
+    const NAME: &'static str = "notifier";
+    const KIND: &'static str = "ready";
+    const CLAIM: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
     type Id = TopupId;
     type Hint = ();
@@ -393,12 +388,13 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     let span = if trigger.message.is_some() {
         info_span!(
             parent: None,
-            "process TOPUP_READY",
+            "process",
+            otel.name = format!("process {READY}"),
             otel.kind = "consumer",
             messaging.system = "nats",
             messaging.operation.name = "process",
             messaging.operation.type = "process",
-            messaging.destination.name = "TOPUP_READY",
+            messaging.destination.name = READY,
             topup.id = %delivery.topup_id,
             partner.id = %delivery.partner_id,
             order.id = %delivery.order_id,
@@ -518,15 +514,17 @@ struct Attempts {
 }
 
 impl Writer for Attempts {
-    const EFFECT: Effect = Effect::CommitAttempts;
+    const NAME: &'static str = "commit-attempts";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = Attempted;
     type Output = ();
     type Error = store::Error;
 
     async fn write(&self, items: &[Attempted]) -> Result<Vec<()>, store::Error> {
-        self.database
-            .run(async |connection| deliveries::record(connection, items, &self.block_policy).await)
+        let record = async |connection: &mut PgConnection| {
+            deliveries::record(connection, items, &self.block_policy).await
+        };
+        perform(Effect::CommitAttempts, self.database.run(record))
             .await
             .inspect_err(|error| tracing::warn!(%error, attempts = items.len(), "cannot record attempts"))
     }
@@ -540,15 +538,15 @@ impl Writer for Attempts {
 struct WithoutUrl(Database);
 
 impl Writer for WithoutUrl {
-    const EFFECT: Effect = Effect::CommitNoEndpoint;
+    const NAME: &'static str = "commit-no-endpoint";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
     type Item = TopupId;
     type Output = ();
     type Error = store::Error;
 
     async fn write(&self, items: &[TopupId]) -> Result<Vec<()>, store::Error> {
-        self.0
-            .run(async |connection| deliveries::set_no_endpoint(connection, items).await)
+        let set = async |connection: &mut PgConnection| deliveries::set_no_endpoint(connection, items).await;
+        perform(Effect::CommitNoEndpoint, self.0.run(set))
             .await
             .inspect_err(|error| tracing::warn!(%error, "cannot record missing webhook URLs"))?;
         Ok(vec![(); items.len()])

@@ -27,9 +27,9 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
-    Effect, Nats, NatsConfig,
+    Nats, NatsConfig,
     metrics::{DueRows, Watched, watch as watch_streams},
-    streams::Source,
+    streams::{DEAD, READY, Source},
     worker,
 };
 use runtime::{
@@ -172,9 +172,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let stop = shutdown.soft();
-    tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        checked = schema::wait(&database, &vault) => checked?,
+    match stop.run_until_cancelled(schema::wait(&database, &vault)).await {
+        None => return Ok(()),
+        Some(checked) => checked?,
     }
     shutdown.spawn("readiness", watch(database.clone(), readiness, shutdown.clone()));
 
@@ -200,17 +200,17 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let durable = String::from("notifier");
     let watched = vec![
         Watched {
-            stream: "TOPUP_READY",
+            stream: READY,
             consumers: vec![durable.clone()],
         },
         Watched {
-            stream: "TOPUP_DEAD",
+            stream: DEAD,
             consumers: Vec::new(),
         },
     ];
     shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
     let source = Source {
-        stream: "TOPUP_READY",
+        stream: READY,
         durable,
         subject: nats.ready_subjects(),
         ack_wait: deliver::FIRST_LEASE,
@@ -227,7 +227,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     };
     let stage = Deliver::new(database.clone(), vault, sender, settings, metrics, &shutdown);
     worker::start(Arc::new(stage), &nats, work, &shutdown);
-    let sweeping = worker::sweep("notifier", Effect::SweepReady, shutdown.clone(), move || {
+    let sweeping = worker::sweep::<Deliver, _>(shutdown.clone(), move || {
         let database = database.clone();
         async move {
             let swept =

@@ -8,33 +8,23 @@
 
 use std::{
     collections::HashMap,
-    pin::pin,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use axum::{
     Router,
-    body::{Body, to_bytes},
+    body::to_bytes,
     extract::{Path, Request, State},
     http::{StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
     routing::post,
 };
-use hyper::server::conn::http1;
-use hyper_util::{
-    rt::{TokioIo, TokioTimer},
-    service::TowerToHyperService,
-};
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, listener};
+use runtime::{Shutdown, connection, listener};
 use signing::Token;
 use store::{Database, providers};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::Semaphore,
-};
-use tower::ServiceExt;
+use tokio::{net::TcpListener, sync::Semaphore};
 use tracing::{Instrument, field::Empty, info_span};
 
 use crate::{
@@ -152,11 +142,6 @@ impl Recent {
     }
 }
 
-/// The router of `LISTEN`.
-fn router(callbacks: Arc<Callbacks>) -> Router {
-    Router::new().route(ROUTE, post(take)).with_state(callbacks)
-}
-
 async fn take(state: State<Arc<Callbacks>>, path: Path<(String, String)>, request: Request) -> Response {
     let span = info_span!(
         "POST /callbacks/{provider}/{token}",
@@ -239,39 +224,21 @@ async fn hear(
 pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
     let most = callbacks.in_flight.available_permits() * CONNECTIONS;
     let connections = Arc::new(Semaphore::new(most));
-    let router = router(Arc::new(callbacks));
+    let router = Router::new()
+        .route(ROUTE, post(take))
+        .with_state(Arc::new(callbacks));
     let serve_one = |stream| {
         let permit = Arc::clone(&connections).try_acquire_owned();
-        let (router, shutdown) = (router.clone(), shutdown.clone());
+        let (service, shutdown) = (connection::service(router.clone()), shutdown.clone());
         async move {
             // Without a permit the connection is closed at once.
             if let Ok(_permit) = permit {
-                connection(stream, router, shutdown).await;
+                let http = connection::http(READ_TIMEOUT);
+                connection::serve(&http, stream, service, &shutdown, Duration::ZERO).await;
             }
         }
     };
     listener::accept(listener, &shutdown, serve_one).await
-}
-
-async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
-    let service = TowerToHyperService::new(
-        router.map_request(|request: Request<hyper::body::Incoming>| request.map(Body::new)),
-    );
-    let serving = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(READ_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut serving = pin!(serving);
-    let result = tokio::select! {
-        result = serving.as_mut() => result,
-        () = shutdown.soft().cancelled_owned() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "connection ended");
-    }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@
 //! An attempt with an unknown outcome is looked up by its placement id before the next attempt buys. A
 //! placement that cannot be settled is parked.
 //!
-//! Modules: [`place`] is the stage. [`settle`] records outcomes. [`handshake`] sends verdicts and holds
+//! Modules: [`place`] is the stage, and records outcomes. [`handshake`] sends verdicts and holds
 //! readiness events until the order is answered. [`promise`] promises verdict times. [`assign`] pairs units
 //! with topups. [`providers`] holds the adapters. [`calls`] measures their calls, and [`rate`] paces them.
 //! [`lanes`] and [`breaker`] stop work at what fails. [`callbacks`] receives providers' hints.
@@ -23,26 +23,22 @@ pub mod place;
 pub mod promise;
 pub mod providers;
 pub mod rate;
-pub mod settle;
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use clap::Parser;
 use pipeline::{
-    Effect, Nats, NatsConfig,
+    Nats, NatsConfig,
     lanes::Limits,
     metrics::{Watched, watch as watch_streams},
-    streams::Source,
+    streams::{JOBS, Source},
     worker,
 };
-use reqwest::Url;
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
     health::{self, Readiness},
 };
-use secrecy::{ExposeSecret, SecretString};
-use signing::{SecretKey, Token};
 use store::{
     Database,
     config::{MasterKeyConfig, PoolConfig},
@@ -61,13 +57,9 @@ use crate::{
     handshake::Handshake,
     lanes::{LaneLimits, Lanes},
     metrics::Metrics,
-    place::{Placing, Queue, UNRECORDED},
-    providers::{
-        Provider,
-        usimsa::{self, Usimsa},
-    },
+    place::{Placing, Queue, Settlements, UNRECORDED},
+    providers::{Accounts, Connected},
     rate::Rate,
-    settle::Settlements,
 };
 
 /// Buys accepted orders from eSIM providers
@@ -131,9 +123,7 @@ pub struct Config {
     #[arg(long, env = "CALLBACK_RATE", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..))]
     pub callback_rate: u16,
     #[command(flatten)]
-    pub sandbox: SandboxAccount,
-    #[command(flatten)]
-    pub usimsa: UsimsaAccount,
+    pub accounts: Accounts,
     #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]
@@ -150,42 +140,6 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// Settings of the sandbox provider
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Provider `sandbox`")]
-pub struct SandboxAccount {
-    /// Base URL of the sandbox, e.g. `http://sandbox:8090`
-    #[arg(long, env = "SANDBOX_URL")]
-    pub sandbox_url: Option<Url>,
-    /// Access key of our account at the sandbox
-    #[arg(long, env = "SANDBOX_ACCESS_KEY", hide_env_values = true)]
-    pub sandbox_access_key: Option<String>,
-    /// Secret key of our account at the sandbox, Base64
-    #[arg(long, env = "SANDBOX_SECRET_KEY", hide_env_values = true)]
-    pub sandbox_secret_key: Option<SecretString>,
-    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
-    #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
-    pub sandbox_callback_token: Option<SecretString>,
-}
-
-/// Settings of USIMSA
-#[derive(clap::Args, Clone, Debug)]
-#[command(next_help_heading = "Provider `usimsa`")]
-pub struct UsimsaAccount {
-    /// Base URL of USIMSA: scheme and host, without `/api`
-    #[arg(long, env = "USIMSA_URL")]
-    pub usimsa_url: Option<Url>,
-    /// Access key of our account at USIMSA
-    #[arg(long, env = "USIMSA_ACCESS_KEY", hide_env_values = true)]
-    pub usimsa_access_key: Option<String>,
-    /// Secret key of our account at USIMSA, Base64
-    #[arg(long, env = "USIMSA_SECRET_KEY", hide_env_values = true)]
-    pub usimsa_secret_key: Option<SecretString>,
-    /// Token in the callback URL: at least 16 letters, digits, `-` or `_`
-    #[arg(long, env = "USIMSA_CALLBACK_TOKEN", hide_env_values = true)]
-    pub usimsa_callback_token: Option<SecretString>,
-}
-
 /// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
 /// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are deferred.
@@ -195,98 +149,24 @@ const WAIT: Duration = Duration::from_secs(10);
 /// The first lease of a placement. After it, the job counts as lost.
 const FIRST_LEASE: Duration = Duration::from_secs(10);
 
-/// A configured provider.
-struct Configured {
-    name: String,
-    provider: Arc<dyn Provider>,
-    callback_token: Option<Token>,
-}
+/// The configured providers by their names.
+type Providers = Vec<(String, Connected)>;
 
 impl Config {
-    /// Reads the settings of a provider and creates its adapter.
-    fn provider(&self, name: &str) -> anyhow::Result<Configured> {
-        let (url, access_key, secret_key, token) = match name {
-            "sandbox" => {
-                let SandboxAccount {
-                    sandbox_url,
-                    sandbox_access_key,
-                    sandbox_secret_key,
-                    sandbox_callback_token,
-                } = &self.sandbox;
-                (
-                    sandbox_url,
-                    sandbox_access_key,
-                    sandbox_secret_key,
-                    sandbox_callback_token,
-                )
-            }
-            "usimsa" => {
-                let UsimsaAccount {
-                    usimsa_url,
-                    usimsa_access_key,
-                    usimsa_secret_key,
-                    usimsa_callback_token,
-                } = &self.usimsa;
-                (
-                    usimsa_url,
-                    usimsa_access_key,
-                    usimsa_secret_key,
-                    usimsa_callback_token,
-                )
-            }
-            other => {
-                return Err(BadSetting::error(format!(
-                    "PROVIDERS names {other:?}: known are sandbox and usimsa"
-                )));
-            }
-        };
-        let variable = |setting: &str| format!("{}_{setting}", name.to_ascii_uppercase());
-        let missing = |setting: &str| {
-            BadSetting::error(format!(
-                "PROVIDERS names {name}, but {} is not set",
-                variable(setting)
-            ))
-        };
-        let url = url.clone().ok_or_else(|| missing("URL"))?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err(BadSetting::error(format!(
-                "{} is not an http or https address",
-                variable("URL")
-            )));
-        }
-        let access_key = access_key.clone().ok_or_else(|| missing("ACCESS_KEY"))?;
-        let secret_key = secret_key.as_ref().ok_or_else(|| missing("SECRET_KEY"))?;
-        let secret_key = SecretKey::from_base64(secret_key.expose_secret())
-            .map_err(|error| BadSetting::error(format!("{}: {error}", variable("SECRET_KEY"))))?;
-        let callback_token = token
-            .as_ref()
-            .map(|token| Token::parse(token.expose_secret()))
-            .transpose()
-            .map_err(|error| BadSetting::error(format!("{}: {error}", variable("CALLBACK_TOKEN"))))?;
-        Ok(Configured {
-            name: name.to_owned(),
-            provider: Arc::new(Usimsa::new(&url, access_key, secret_key, self.call_limits())?),
-            callback_token,
-        })
-    }
-
-    fn call_limits(&self) -> usimsa::Limits {
-        usimsa::Limits {
+    /// The configured providers; a repeated name is an error.
+    fn connect(&self) -> anyhow::Result<Providers> {
+        let limits = providers::Limits {
             timeout: self.provider_timeout,
             answer_max: usize::try_from(self.provider_answer_max).unwrap_or(usize::MAX),
-        }
-    }
-
-    /// The configured providers; a repeated name is an error.
-    fn configured(&self) -> anyhow::Result<Vec<Configured>> {
-        let mut configured: Vec<Configured> = Vec::new();
+        };
+        let mut connected = Providers::new();
         for name in &self.providers {
-            if configured.iter().any(|other| other.name == *name) {
+            if connected.iter().any(|(other, _)| other == name) {
                 return Err(BadSetting::error(format!("PROVIDERS names {name} twice")));
             }
-            configured.push(self.provider(name)?);
+            connected.push((name.clone(), self.accounts.connect(name, limits)?));
         }
-        Ok(configured)
+        Ok(connected)
     }
 
     /// The slots of a provider. A rate limit lowers them so that no call waits longer than [`TURNS`].
@@ -337,7 +217,7 @@ impl Config {
 /// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     config.check()?;
-    let providers = config.configured()?;
+    let providers = config.connect()?;
     let database = config.database.open("provisioner").map_err(BadSetting::error)?;
     runtime::metrics::connections({
         let database = database.clone();
@@ -367,10 +247,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
 
     let stop = shutdown.soft();
-    let checked = tokio::select! {
-        () = stop.cancelled() => false,
-        checked = schema::wait(&database, &vault) => checked.map(|()| true)?,
-    };
+    let checked = stop.run_until_cancelled(schema::wait(&database, &vault)).await;
+    let checked = checked.transpose()?.is_some();
     let instance = Uuid::now_v7().simple().to_string();
     let handshake = Handshake::start(&nats, &instance, &shutdown);
     if checked {
@@ -382,7 +260,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             breaker::watch(watched, database.clone(), readiness, shutdown.clone()),
         );
         let watched = vec![Watched {
-            stream: "TOPUP_JOBS",
+            stream: JOBS,
             consumers: config.providers.iter().map(|name| durable(name)).collect(),
         }];
         shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
@@ -395,10 +273,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
                 Ok((swept.late, swept.more))
             }
         };
-        shutdown.spawn(
-            "sweep",
-            worker::sweep("provisioner", Effect::SweepJobs, shutdown.clone(), sweep),
-        );
+        shutdown.spawn("sweep", worker::sweep::<Queue, _>(shutdown.clone(), sweep));
         shutdown.spawn(
             "metrics",
             metrics.watch(config.providers, database, shutdown.clone()),
@@ -418,7 +293,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 )]
 fn start(
     config: &Config,
-    providers: Vec<Configured>,
+    providers: Providers,
     instance: &str,
     handshake: &Arc<Handshake>,
     database: &Database,
@@ -446,7 +321,7 @@ fn start(
     let lookups = config.limits(lookups);
     let settlements = Settlements::start(database.clone(), shutdown);
     let mut watched = Vec::new();
-    for Configured { name, provider, .. } in providers {
+    for (name, Connected { provider, .. }) in providers {
         let lanes = Arc::new(Lanes::new(
             name.clone(),
             lane_limits,
@@ -483,7 +358,7 @@ fn start(
             shutdown: shutdown.clone(),
         });
         let jobs = Source {
-            stream: "TOPUP_JOBS",
+            stream: JOBS,
             durable: durable(&name),
             subject: nats.job_subject(&name),
             ack_wait: Duration::from_secs(30),
@@ -516,10 +391,10 @@ fn durable(provider: &str) -> String {
 }
 
 /// The providers with a callback token.
-fn callers(providers: &[Configured]) -> Callers {
-    let callers = providers.iter().filter_map(|configured| {
-        let token = configured.callback_token.clone()?;
-        Some((configured.name.clone(), (token, Arc::clone(&configured.provider))))
+fn callers(providers: &Providers) -> Callers {
+    let callers = providers.iter().filter_map(|(name, connected)| {
+        let token = connected.callback_token.clone()?;
+        Some((name.clone(), (token, Arc::clone(&connected.provider))))
     });
     callers.collect()
 }

@@ -4,18 +4,23 @@
 //! claim from `accepted` records a fresh attempt, and only a fresh attempt is sent. Every outcome is one
 //! settlement, recorded in a group commit before anything is published.
 
+mod settle;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
+pub use self::settle::Settlements;
 use domain::{PartnerId, PlacementId, PlacementState, placement};
 use pipeline::{
     Effect, GroupCommit,
     lanes::Slot,
     payload::{Said, TopupJob},
-    perform, trace,
-    worker::{Found, Look, Names, Stage, Ticket, Trigger},
+    perform,
+    streams::JOBS,
+    trace,
+    worker::{Found, Look, Stage, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use store::{
@@ -32,7 +37,6 @@ use crate::{
     handshake::Handshake,
     metrics::Metrics,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
-    settle::Settlements,
 };
 
 /// The most attempts of a placement whose purchases are sent but never arrive.
@@ -86,16 +90,9 @@ pub struct Queue {
 }
 
 impl Stage for Queue {
-    const NAMES: Names = Names {
-        stage: "provisioner",
-        kind: "job",
-        claims: ("UPDATE", "placements"),
-        claim: Effect::ClaimJobs,
-        lease_due: Effect::LeaseDueJobs,
-        claim_due: Effect::ClaimDueJobs,
-        acknowledge: Effect::AckJob,
-        bury: Effect::BuryJob,
-    };
+    const NAME: &'static str = "provisioner";
+    const KIND: &'static str = "job";
+    const CLAIM: (&'static str, &'static str) = ("UPDATE", "placements");
     type Message = TopupJob;
     type Id = PlacementId;
     /// The subject on which an ingress waits for verdicts.
@@ -262,8 +259,8 @@ impl Placing {
             return Ok(());
         }
         let claimed = Instant::now();
-        let leased = perform(Effect::LeaseDueJobs, self.lease(&[id], self.lease)).await?;
-        for work in perform(Effect::ClaimDueJobs, self.claim(&leased, Claim::Probe)).await? {
+        let leased = perform(Effect::LeaseDue, self.lease(&[id], self.lease)).await?;
+        for work in perform(Effect::ClaimDue, self.claim(&leased, Claim::Probe)).await? {
             let trigger = Trigger {
                 message: None,
                 claimed,
@@ -290,12 +287,13 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
     let span = if trigger.message.is_some() {
         info_span!(
             parent: None,
-            "process TOPUP_JOBS",
+            "process",
+            otel.name = format!("process {JOBS}"),
             otel.kind = "consumer",
             messaging.system = "nats",
             messaging.operation.name = "process",
             messaging.operation.type = "process",
-            messaging.destination.name = "TOPUP_JOBS",
+            messaging.destination.name = JOBS,
             messaging.message.id = %work.placement_id,
             order.id = %work.order_id,
             placement.id = %work.placement_id,
@@ -316,11 +314,7 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
         )
     };
     let belongs = work.attempt <= 1 && work.age < ONE_TRACE;
-    let message = trigger
-        .message
-        .as_ref()
-        .and_then(|message| message.traceparent.as_deref());
-    trace::follow(&span, message, work.traceparent.as_deref(), belongs);
+    trace::follow(&span, trigger.traceparent(), work.traceparent.as_deref(), belongs);
     span
 }
 

@@ -29,36 +29,3 @@ impl Attempts {
         true
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_order_id_is_counted_for_itself() {
-        let attempts = Attempts::default();
-        let fails = |id| attempts.fails(id, 2);
-        assert_eq!(
-            [
-                fails("a"),
-                fails("b"),
-                fails("a"),
-                fails("a"),
-                fails("b"),
-                fails("b")
-            ],
-            [true, true, true, false, true, false]
-        );
-        assert!(attempts.0.lock().unwrap().is_empty());
-    }
-
-    #[test]
-    fn the_count_is_bounded() {
-        let attempts = Attempts::default();
-        for n in 0..MAX_ORDERS {
-            assert!(attempts.fails(&n.to_string(), 2));
-        }
-        assert!(!attempts.fails("one more", 2));
-        assert!(attempts.fails("0", 2));
-    }
-}

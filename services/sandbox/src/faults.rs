@@ -212,18 +212,4 @@ mod tests {
         };
         assert_eq!(all.ending(true, 0.999_999, 0.0), error(false));
     }
-
-    #[test]
-    fn a_switch_without_faults_is_off() {
-        let switch = Switch::default();
-        assert_eq!(switch.faults(), None);
-        let down = Faults {
-            down: true,
-            ..Faults::default()
-        };
-        switch.set(down.clone());
-        assert_eq!(switch.faults(), Some(down));
-        switch.set(Faults::default());
-        assert_eq!(switch.faults(), None);
-    }
 }

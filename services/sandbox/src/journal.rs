@@ -143,26 +143,6 @@ mod tests {
     }
 
     #[test]
-    fn a_corrupt_line_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("journal");
-        for (text, reason) in [
-            ("1\nnonsense\n3\n", "expected ident"),
-            ("1\n13\n", "unlucky"),
-            ("1\n\n3\n", "EOF"),
-        ] {
-            fs::write(&path, text).unwrap();
-            let error = format!("{:#}", read(&path).unwrap_err());
-            assert!(
-                error.contains(&format!("{} is corrupt in line 2", path.display())),
-                "{error}"
-            );
-            assert!(error.contains(reason), "{error}");
-            assert_eq!(error.lines().count(), 1);
-        }
-    }
-
-    #[test]
     fn a_file_has_one_process_and_is_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");

@@ -209,16 +209,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_settings_of_serve_are_asked_for_only_by_serve() {
-        use clap::CommandFactory;
-        Config::command().debug_assert();
-        assert_eq!(
-            Config::try_parse_from(["sandbox", "catalogue"]).unwrap().command,
-            Some(Command::Catalogue)
-        );
-    }
-
-    #[test]
     fn a_bad_secret_is_named_and_not_repeated() {
         for (setting, value) in [
             ("--secret-key", "no*base64"),

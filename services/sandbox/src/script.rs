@@ -192,18 +192,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripted_options_are_found_by_id_and_others_are_ready() {
-        let scripts = Scripts::default();
-        for (name, script) in SCRIPTS {
-            let id = option_id(name).to_string();
-            assert_eq!((scripts.of(&id), scripts.name(&id)), (*script, Some(*name)));
-        }
-        for other in [&Uuid::nil().to_string(), "merhaba-7days-1gb"] {
-            assert_eq!((scripts.of(other), scripts.name(other)), (READY, None));
-        }
-    }
-
-    #[test]
     fn an_order_of_several_options_does_what_one_of_them_does() {
         let scripts = Scripts::default();
         let at_post = |names: &[&str]| {
@@ -222,17 +210,6 @@ mod tests {
             at_post(&["slow", "out-of-stock", "refused"]),
             AtPost::Refuses(SOLD_OUT)
         );
-    }
-
-    #[test]
-    fn the_catalogue_lists_every_option_once() {
-        let catalogue = catalogue();
-        let options = catalogue["options"].as_array().unwrap();
-        assert_eq!(options.len(), SCRIPTS.len());
-        assert_eq!(options[0]["name"], "ready");
-        assert_eq!(options[0]["option_id"], options[0]["provider_option_id"]);
-        let ids: std::collections::HashSet<_> = options.iter().map(|o| o["option_id"].as_str()).collect();
-        assert_eq!(ids.len(), SCRIPTS.len());
     }
 
     #[test]

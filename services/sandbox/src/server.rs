@@ -1,6 +1,6 @@
 //! HTTP connections that can be left without an answer, which axum does not offer.
 
-use std::{fmt, pin::pin, time::Duration};
+use std::{fmt, time::Duration};
 
 use axum::{
     Router,
@@ -8,9 +8,8 @@ use axum::{
     extract::Request,
     response::{IntoResponse, Response},
 };
-use hyper::{server::conn::http1, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use runtime::{Shutdown, listener};
+use hyper::service::service_fn;
+use runtime::{Shutdown, connection, listener};
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
@@ -51,13 +50,11 @@ impl std::error::Error for Dropped {}
 
 /// Serves `router` until the soft stop; the tracker then waits for the requests in flight.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
-    let serve_one = |stream| connection(stream, router.clone(), shutdown.clone());
+    let serve_one = |stream| serve_one(stream, router.clone(), shutdown.clone());
     listener::accept(listener, &shutdown, serve_one).await
 }
 
-async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
-    // An answer is one small write, so Nagle's algorithm would only delay it.
-    let _ = stream.set_nodelay(true);
+async fn serve_one(stream: TcpStream, router: Router, shutdown: Shutdown) {
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let answering = router.clone().oneshot(request.map(Body::new));
         let shutdown = &shutdown;
@@ -71,21 +68,8 @@ async fn connection(stream: TcpStream, router: Router, shutdown: Shutdown) {
             Err(Dropped)
         }
     });
-    let serving = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut serving = pin!(serving);
-    let result = tokio::select! {
-        result = serving.as_mut() => result,
-        () = shutdown.soft().cancelled_owned() => {
-            serving.as_mut().graceful_shutdown();
-            serving.await
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "connection ended");
-    }
+    let http = connection::http(HEAD_TIMEOUT);
+    connection::serve(&http, stream, service, &shutdown, Duration::ZERO).await;
 }
 
 /// Waits for `duration` or the soft stop.

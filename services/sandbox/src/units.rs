@@ -103,16 +103,4 @@ mod tests {
             [ready(0), failed, ready(1000), Fate::Pending, ready(1200)]
         );
     }
-
-    #[test]
-    fn a_unit_is_pending_until_its_time() {
-        let age = time::Duration::milliseconds;
-        assert_eq!(ready(0).status(age(0)), UnitStatus::Ready);
-        assert_eq!(ready(2000).status(age(1999)), UnitStatus::Pending);
-        assert_eq!(ready(2000).status(age(2000)), UnitStatus::Ready);
-        let failed = Fate::Failed(Duration::from_secs(1));
-        assert_eq!(failed.status(age(999)), UnitStatus::Pending);
-        assert_eq!(failed.status(age(1000)), UnitStatus::Failed);
-        assert_eq!(Fate::Pending.status(time::Duration::MAX), UnitStatus::Pending);
-    }
 }

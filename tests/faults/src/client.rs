@@ -160,17 +160,3 @@ fn whole(answer: &[u8]) -> Result<Answer> {
     );
     Ok(Answer { status, body })
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_is_whole_or_none() {
-        let answer = whole(b"HTTP/1.1 201 Created\r\nContent-Length: 2\r\n\r\n{}").unwrap();
-        assert_eq!((answer.status, answer.body.as_slice()), (201, &b"{}"[..]));
-        assert!(whole(b"HTTP/1.1 201 Created\r\nContent-Length: 3\r\n\r\n{}").is_err());
-        assert!(whole(b"HTTP/1.1 201 Created\r\nContent-Le").is_err());
-        assert!(whole(b"").is_err());
-    }
-}

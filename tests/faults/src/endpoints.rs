@@ -179,29 +179,6 @@ fn manner(behaviour: Behaviour, healed: bool, number: u64) -> Manner {
 mod tests {
     use super::*;
 
-    #[test]
-    fn endpoints_misbehave_until_they_heal() {
-        let ok = Manner::Answer(StatusCode::OK, Duration::ZERO);
-        let of = |behaviour, healed| {
-            (0..15)
-                .filter(|number| manner(behaviour, healed, *number) == ok)
-                .count()
-        };
-        assert_eq!(of(Behaviour::Fast, false), 15);
-        assert_eq!(of(Behaviour::Slow, false), 0);
-        assert_eq!(of(Behaviour::Failing, false), 9);
-        assert_eq!(of(Behaviour::Hanging, false), 0);
-        assert_eq!(of(Behaviour::Resetting, false), 5);
-        for behaviour in [
-            Behaviour::Slow,
-            Behaviour::Failing,
-            Behaviour::Hanging,
-            Behaviour::Resetting,
-        ] {
-            assert_eq!(of(behaviour, true), 15, "{behaviour:?}");
-        }
-    }
-
     #[tokio::test]
     async fn a_reset_is_recorded_and_not_answered() {
         let book = Arc::new(Book::default());

@@ -298,18 +298,13 @@ mod tests {
     }
 
     #[test]
-    fn the_seed_decides() {
-        assert_eq!(schedule(&terms(7, true)), schedule(&terms(7, true)));
-        assert_ne!(schedule(&terms(7, true)), schedule(&terms(8, true)));
-    }
-
-    #[test]
     fn half_an_hour_has_more_than_two_hundred_faults_of_every_kind() {
         for seed in 0..50 {
             let planned = schedule(&terms(seed, seed % 2 == 0));
             let kinds: BTreeSet<String> = planned.iter().map(Planned::kind).collect();
             assert!(planned.len() >= 220, "seed {seed}: {}", planned.len());
             assert_eq!(kinds.len(), 21, "seed {seed}: {kinds:?}");
+            assert_eq!(planned, schedule(&terms(seed, seed % 2 == 0)), "the seed decides");
         }
     }
 

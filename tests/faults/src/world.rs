@@ -8,7 +8,7 @@ use crate::orders::{Behaviour, OPTIONS, PARTNERS};
 use crate::schedule::REPLICAS;
 use crate::stored::{OnTheWay, Stored};
 use crate::verdict::Evidence;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 use sqlx::PgConnection;
 use std::collections::BTreeMap;
@@ -63,7 +63,6 @@ impl World {
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
         let postgres = PostgresServer::start(folder.path()).await?;
         let mut stack = start_stack(terms, postgres.url()).await?;
-        call_back(&mut stack).await?;
 
         let clock = Clock::start();
         let book = Arc::new(Book::default());
@@ -183,7 +182,10 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
     let later = (terms.length / 20).as_secs().max(5);
     let waits = FIRST_WAITS.into_iter().chain(std::iter::repeat_n(later, LATER));
     let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
-    let mut builder = Stack::builder().own_nats().database_server(database_server);
+    let mut builder = Stack::builder()
+        .own_nats()
+        .callbacks()
+        .database_server(database_server);
     for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
         builder = builder
             .replicas(stage, REPLICAS)
@@ -196,11 +198,6 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
         (Stage::Provisioner, "PARK_AFTER", text(terms.park_after)),
         (Stage::Provisioner, "BREAKER_OPEN", "1s".into()),
         (Stage::Provisioner, "BREAKER_OPEN_MOST", "4s".into()),
-        (
-            Stage::Provisioner,
-            "SANDBOX_CALLBACK_TOKEN",
-            CALLBACK_TOKEN.into(),
-        ),
         (Stage::Notifier, "WEBHOOK_TIMEOUT", text(WEBHOOK_TIMEOUT)),
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
         (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
@@ -215,20 +212,4 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
         builder = builder.env(stage, name, &value);
     }
     builder.start().await
-}
-
-const CALLBACK_TOKEN: &str = "token-of-the-fault-run-0123456789";
-
-/// Configures the sandbox with the callback address of the first provisioner, which is known after its start.
-async fn call_back(stack: &mut Stack) -> Result<()> {
-    let provisioner = stack.process(Stage::Provisioner)?.program().env.get("LISTEN");
-    let listen = provisioner.context("the provisioner has no LISTEN")?.clone();
-    let sandbox = stack.process(Stage::Sandbox)?;
-    sandbox.kill().await?;
-    let url = format!("http://{listen}/callbacks/sandbox/{CALLBACK_TOKEN}");
-    sandbox
-        .program_mut()
-        .env
-        .insert("SANDBOX_CALLBACK_URL".into(), url);
-    sandbox.start().await
 }

@@ -138,25 +138,3 @@ async fn execute(server: &Url, statement: String) -> Result<()> {
     connection.close().await?;
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn databases_are_distinct_and_gone_when_dropped() {
-        let (one, other) = tokio::try_join!(Database::create(), Database::create()).unwrap();
-        assert_ne!(one.url(), other.url());
-        let mut witness = other.connect().await.unwrap();
-        let name = one.name.clone();
-        let connected = one.connect().await.unwrap();
-        drop(one);
-        drop(connected);
-        let left: i64 = sqlx::query_scalar("SELECT count(*) FROM pg_database WHERE datname = $1")
-            .bind(name)
-            .fetch_one(&mut witness)
-            .await
-            .unwrap();
-        assert_eq!(left, 0);
-    }
-}

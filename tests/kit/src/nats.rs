@@ -162,28 +162,6 @@ mod tests {
         jetstream.stream_names().try_collect().await.unwrap()
     }
 
-    #[tokio::test]
-    async fn a_server_keeps_its_streams_until_it_is_wiped() {
-        let folder = tempfile::tempdir().unwrap();
-        let mut server = NatsServer::start(folder.path()).await.unwrap();
-        let stream = Config {
-            name: "KEPT".into(),
-            subjects: vec!["kept".into()],
-            ..Config::default()
-        };
-        connect(&server).await.create_stream(stream).await.unwrap();
-        assert!(server.wipe().is_err(), "it still runs");
-
-        server.stop().await.unwrap();
-        server.start_again().await.unwrap();
-        assert_eq!(streams(&connect(&server).await).await, ["KEPT"]);
-
-        server.kill().await.unwrap();
-        server.wipe().unwrap();
-        server.start_again().await.unwrap();
-        assert!(streams(&connect(&server).await).await.is_empty());
-    }
-
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn only_streams_with_the_prefix_are_deleted() {
         let folder = tempfile::tempdir().unwrap();

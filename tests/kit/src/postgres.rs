@@ -232,31 +232,3 @@ fn send(child: &Child, signal: Signal) -> Result<()> {
     let pid = pid.and_then(Pid::from_raw).context("postgres has ended")?;
     kill_process(pid, signal).context("cannot signal postgres")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn what_is_committed_survives_an_immediate_stop() {
-        let folder = tempfile::tempdir().unwrap();
-        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
-        let mut server = PostgresServer::start(folder.path()).await.unwrap();
-        let mut connection = PgConnection::connect(server.url()).await.unwrap();
-        sqlx::raw_sql("CREATE TABLE kept (number int); INSERT INTO kept VALUES (7)")
-            .execute(&mut connection)
-            .await
-            .unwrap();
-        server.stop_immediately().await.unwrap();
-        assert!(PgConnection::connect(server.url()).await.is_err());
-
-        server.start_again().await.unwrap();
-        let mut connection = PgConnection::connect(server.url()).await.unwrap();
-        let kept: i32 = sqlx::query_scalar("SELECT number FROM kept")
-            .fetch_one(&mut connection)
-            .await
-            .unwrap();
-        assert_eq!(kept, 7);
-        server.stop_fast().await.unwrap();
-    }
-}

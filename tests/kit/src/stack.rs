@@ -30,6 +30,9 @@ const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
 const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
 
+/// The token in the URL of the sandbox's callbacks, see [`Builder::callbacks`].
+pub const CALLBACK_TOKEN: &str = "callback-token-that-nobody-else-has";
+
 /// A process of the stack, in start order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
@@ -75,6 +78,7 @@ pub struct Builder {
     left_out: BTreeSet<Stage>,
     replicas: BTreeMap<Stage, usize>,
     own_nats: bool,
+    callbacks: bool,
     database_server: Option<String>,
 }
 
@@ -100,6 +104,12 @@ impl Builder {
     /// Runs a `nats-server` of the test's own, which it may stop and wipe.
     pub fn own_nats(mut self) -> Self {
         self.own_nats = true;
+        self
+    }
+
+    /// Lets the sandbox call the first provisioner back.
+    pub fn callbacks(mut self) -> Self {
+        self.callbacks = true;
         self
     }
 
@@ -153,6 +163,7 @@ impl Builder {
             common: &common,
             sandbox_port: ports::free()?,
             ingress_port: ports::free()?,
+            callback_port: self.callbacks.then(ports::free).transpose()?,
         };
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
@@ -383,6 +394,8 @@ struct Plan<'a> {
     sandbox_port: u16,
     /// The port of the first ingress.
     ingress_port: u16,
+    /// The port of the first provisioner, if the sandbox calls it back.
+    callback_port: Option<u16>,
 }
 
 impl Plan<'_> {
@@ -396,11 +409,13 @@ impl Plan<'_> {
 
     fn program(&self, stage: Stage, replica: usize) -> Result<Program> {
         let name = format!("{}-{replica}", stage.name());
-        let listen = match (stage, replica) {
-            (Stage::Sandbox, _) => self.sandbox_port,
-            (Stage::Ingress, 0) => self.ingress_port,
-            _ => ports::free()?,
+        let fixed = match (stage, replica) {
+            (Stage::Sandbox, _) => Some(self.sandbox_port),
+            (Stage::Ingress, 0) => Some(self.ingress_port),
+            (Stage::Provisioner, 0) => self.callback_port,
+            _ => None,
         };
+        let listen = fixed.map_or_else(ports::free, Ok)?;
         let admin = ports::free()?;
         let listening = env([
             ("LISTEN", format!("127.0.0.1:{listen}").as_str()),
@@ -419,6 +434,14 @@ impl Plan<'_> {
                 ("WEBHOOK_ALLOW", "127.0.0.0/8"),
             ]),
         };
+        let callbacks = self.callback_port.map(|port| match stage {
+            Stage::Sandbox => {
+                let url = format!("http://127.0.0.1:{port}/callbacks/sandbox/{CALLBACK_TOKEN}");
+                env([("SANDBOX_CALLBACK_URL", url.as_str())])
+            }
+            Stage::Provisioner => env([("SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN)]),
+            Stage::Ingress | Stage::Notifier => env([]),
+        });
         Ok(Program {
             log: self.dir.join(format!("{name}.log")),
             name,
@@ -430,6 +453,7 @@ impl Plan<'_> {
                 .into_iter()
                 .chain(listening)
                 .chain(own)
+                .chain(callbacks.into_iter().flatten())
                 .collect(),
             ready_url: format!("http://127.0.0.1:{admin}/readyz"),
         })

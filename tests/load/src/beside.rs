@@ -142,38 +142,3 @@ impl Drop for Running {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::settings::Settings;
-    use clap::Parser;
-    use std::time::Instant;
-    use tokio::task::LocalSet;
-
-    #[tokio::test]
-    async fn a_command_runs_again_and_again_until_it_fails() {
-        let system = Settings::parse_from(["load", "--base-url", "-", "--database-url", "-"]).system;
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("rounds");
-        let path = file.display();
-        let command = format!("echo x >> {path}; test $(wc -l < {path}) -lt 3");
-        let run = async {
-            let running = Beside::Command(command).start(&system).await.unwrap();
-            let began = Instant::now();
-            while !running.repeated.as_ref().unwrap().is_finished() && began.elapsed().as_secs() < 10 {
-                tokio::task::yield_now().await;
-            }
-            (
-                running.rounds.get(),
-                running.stop().await.unwrap_err().to_string(),
-            )
-        };
-        let (rounds, error) = LocalSet::new().run_until(run).await;
-        assert_eq!(rounds, 2);
-        assert!(
-            error.contains("retention command") && error.contains("exit status: 1"),
-            "{error}"
-        );
-    }
-}

@@ -262,13 +262,4 @@ mod tests {
             (2, "first".to_owned())
         );
     }
-
-    #[test]
-    fn webhooks_release_permits_once_per_topup() {
-        let (book, permits) = (Book::default(), Rc::new(Semaphore::new(0)));
-        book.release_to(Some(Rc::clone(&permits)));
-        book.webhook(1, Instant::now());
-        book.webhook(1, Instant::now());
-        assert_eq!(permits.available_permits(), 1);
-    }
 }

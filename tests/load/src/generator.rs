@@ -418,32 +418,6 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_open_loop_opens_no_more_connections_than_it_may() {
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let base_url = format!("http://{}", server.local_addr().unwrap());
-        // Never answers, and closes when the window is over.
-        let silent = tokio::spawn(async move {
-            let mut held = Vec::new();
-            let accept = async {
-                loop {
-                    held.push(server.accept().await.unwrap());
-                }
-            };
-            let _ = tokio::time::timeout(Duration::from_secs(2), accept).await;
-            held.len()
-        });
-        let args = ["--rate", "50", "--seconds", "1", "--connections", "7"];
-        let (schedule, book) = open_loop(&args, &base_url).await;
-        let opened = schedule.opened();
-        assert!((1..=7).contains(&opened), "{opened}");
-        assert_eq!(silent.await.unwrap(), opened as usize);
-        assert_eq!(
-            (schedule.unsent(), book.totals().errors),
-            (50 - opened, opened.into())
-        );
-    }
-
-    #[tokio::test]
     async fn the_closed_loop_holds_back_in_deliver_mode_only() {
         let pace = |args: &[&str]| {
             let window = Window::new(Instant::now(), Duration::from_secs(1));

@@ -98,24 +98,3 @@ fn transactions_per_second(output: &str) -> Option<f64> {
     let line = output.lines().find_map(|line| line.strip_prefix("tps = "))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_rate_is_found_in_what_pgbench_prints() {
-        let output = "latency average = 0.929 ms\ninitial connection time = 20 ms\n\
-                      tps = 17223.4 (without initial connection time)\n";
-        assert_eq!(transactions_per_second(output), Some(17_223.4));
-        assert_eq!(transactions_per_second("pgbench (15.18)\n"), None);
-    }
-
-    #[test]
-    fn a_url_becomes_an_environment() {
-        let url = "postgres://me:secret@127.0.0.1:15432/scratch".parse().unwrap();
-        let settings = connection_settings(&url).unwrap();
-        let values: Vec<&str> = settings.iter().map(|(_, value)| value.as_str()).collect();
-        assert_eq!(values, ["127.0.0.1", "15432", "me", "secret", "scratch"]);
-    }
-}

@@ -1,7 +1,6 @@
 //! The figures of one run, for people and for machines.
 
 use crate::book::{Book, Latency};
-use crate::run::Circumstances;
 use crate::settings::{Disturbance, Load, Mode, System};
 use crate::system::{self, Build, Usage};
 use crate::verdicts::Verdicts;
@@ -61,6 +60,21 @@ pub struct Report {
     /// From the last response to the last webhook, or to the end of the wait.
     pub drain_seconds: f64,
     pub processes: BTreeMap<String, Process>,
+}
+
+/// The input of [`Report::new`] beside the book.
+pub struct Circumstances {
+    pub pgbench: Option<f64>,
+    /// Length of the window.
+    pub window: Duration,
+    /// From the last response until the last webhook arrived or the wait ended.
+    pub drained: Duration,
+    pub drain_per_second: Option<f64>,
+    pub unsent: u32,
+    pub opened: u32,
+    pub verdicts: Option<Verdicts>,
+    pub before: system::Sample,
+    pub after: system::Sample,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]

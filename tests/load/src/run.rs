@@ -2,7 +2,7 @@
 
 use crate::book::{Book, Latency};
 use crate::generator::{self, Pace, Schedule, Sender, Window};
-use crate::report::{Report, approximate};
+use crate::report::{Circumstances, Report, approximate};
 use crate::settings::{Disturbance, Load, Mode, System};
 use crate::sink::Sink;
 use crate::system::{self, Paused};
@@ -25,21 +25,6 @@ pub struct Measured {
     pub report: Report,
     pub answer: Latency,
     pub order_to_webhook: Latency,
-}
-
-/// The input of [`Report::new`] beside the book.
-pub struct Circumstances {
-    pub pgbench: Option<f64>,
-    /// Length of the window.
-    pub window: Duration,
-    /// From the last response until the last webhook arrived or the wait ended.
-    pub drained: Duration,
-    pub drain_per_second: Option<f64>,
-    pub unsent: u32,
-    pub opened: u32,
-    pub verdicts: Option<Verdicts>,
-    pub before: system::Sample,
-    pub after: system::Sample,
 }
 
 /// Runs `load`; `pgbench` is the rate measured right before.

@@ -94,12 +94,13 @@ impl Drop for Paused {
     }
 }
 
-/// The ingress's `PLACEMENT_WAIT`, from its environment or command line.
+/// The ingress's `PLACEMENT_WAIT`, from its environment.
 pub fn placement_wait(run_dir: &Path) -> String {
     let wait = || {
-        let folder = proc_folder(ingress(run_dir)?);
-        let read = |file: &str| fs::read(format!("{folder}/{file}")).unwrap_or_default();
-        placement_wait_in(&read("cmdline"), &read("environ"))
+        let environ = fs::read(format!("{}/environ", proc_folder(ingress(run_dir)?))).ok()?;
+        let mut settings = environ.split(|byte| *byte == 0);
+        let wait = settings.find_map(|setting| setting.strip_prefix(b"PLACEMENT_WAIT="))?;
+        Some(String::from_utf8_lossy(wait).into_owned())
     };
     wait().unwrap_or_else(|| format!("{DEFAULT_PLACEMENT_WAIT} (default)"))
 }
@@ -224,30 +225,6 @@ fn memory(pid: u32) -> (u64, u64) {
     )
 }
 
-/// Both files are NUL-separated; the command line wins, as it does in the ingress.
-fn placement_wait_in(cmdline: &[u8], environ: &[u8]) -> Option<String> {
-    let texts = |bytes: &[u8]| -> Vec<String> {
-        bytes
-            .split(|byte| *byte == 0)
-            .map(|text| String::from_utf8_lossy(text).into_owned())
-            .collect()
-    };
-    let args = texts(cmdline);
-    let inline = args.iter().find_map(|arg| arg.strip_prefix("--placement-wait="));
-    let separate = || {
-        args.iter()
-            .skip_while(|arg| *arg != "--placement-wait")
-            .nth(1)
-            .map(String::as_str)
-    };
-    let flag = inline.or_else(separate).map(str::to_owned);
-    flag.or_else(|| {
-        texts(environ)
-            .iter()
-            .find_map(|pair| pair.strip_prefix("PLACEMENT_WAIT=").map(str::to_owned))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,28 +248,5 @@ mod tests {
         let processes = BTreeMap::from([(1, stat(0)), (2, stat(1)), (3, stat(2)), (4, stat(1))]);
         assert!(descends(3, 2, &processes) && descends(2, 2, &processes));
         assert!(!descends(4, 2, &processes) && !descends(1, 2, &processes));
-    }
-
-    #[test]
-    fn placement_wait_comes_from_flag_or_environment() {
-        let environ = b"A=1\0PLACEMENT_WAIT=0s\0";
-        assert_eq!(placement_wait_in(b"ingress\0", environ).as_deref(), Some("0s"));
-        assert_eq!(
-            placement_wait_in(b"ingress\0--placement-wait\x003s\0", environ).as_deref(),
-            Some("3s")
-        );
-        assert_eq!(
-            placement_wait_in(b"ingress\0--placement-wait=4s\0", b"").as_deref(),
-            Some("4s")
-        );
-        assert_eq!(placement_wait_in(b"ingress\0", b"A=1\0"), None);
-    }
-
-    #[test]
-    fn this_process_is_sampled() {
-        let no_pid_files = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let sample = sample(no_pid_files).unwrap();
-        assert_eq!(sample.len(), usize::from(Path::new("/proc/self/stat").exists()));
-        assert!(sample.values().all(|usage| usage.peak_memory_kib > 0));
     }
 }

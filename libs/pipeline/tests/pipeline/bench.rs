@@ -12,10 +12,10 @@ use std::{
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
 use pipeline::{
-    Effect, Nats, NatsAccess, NatsConfig,
+    Nats, NatsAccess, NatsConfig,
     lanes::{Limits, Slot},
     streams::Source,
-    worker::{self, Found, Look, Names, Settings, Stage, Ticket, Trigger},
+    worker::{self, Found, Look, Settings, Stage, Ticket, Trigger},
 };
 use runtime::Shutdown;
 use secrecy::SecretString;
@@ -79,9 +79,7 @@ impl Bench {
     /// Publishes one message about these rows.
     pub async fn announce_all(&self, rows: &[u32]) {
         let message = json!({ "rows": rows });
-        self.nats
-            .publish(Effect::PublishJobs, self.subject(), message, None)
-            .await;
+        self.nats.publish(self.subject(), message, None).await;
     }
 
     /// Runs the stage with this number of slots on its own connection.
@@ -360,16 +358,9 @@ fn ticket(row: u32) -> Ticket<u32> {
 }
 
 impl Stage for Rows {
-    const NAMES: Names = Names {
-        stage: "test",
-        kind: "job",
-        claims: ("UPDATE", "rows"),
-        claim: Effect::ClaimJobs,
-        lease_due: Effect::LeaseDueJobs,
-        claim_due: Effect::ClaimDueJobs,
-        acknowledge: Effect::AckJob,
-        bury: Effect::BuryJob,
-    };
+    const NAME: &'static str = "test";
+    const KIND: &'static str = "job";
+    const CLAIM: (&'static str, &'static str) = ("UPDATE", "rows");
     type Message = Message;
     type Id = u32;
     type Hint = ();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, TopupIds};
 use pipeline::{
-    Effect, Nats, NatsAccess, NatsConfig,
+    Nats, NatsAccess, NatsConfig,
     payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
     publish::{Job, Ready},
     trace,
@@ -125,10 +125,7 @@ async fn what_cannot_be_published_is_no_failure() {
     bench.nats.ensure_streams().await.unwrap();
     // Larger than the stream accepts.
     let large = json!({"row": "x".repeat(100_000)});
-    bench
-        .nats
-        .publish(Effect::PublishJobs, bench.subject(), &large, None)
-        .await;
+    bench.nats.publish(bench.subject(), &large, None).await;
     bench.announce(1).await;
     bench.until_messages(1).await;
 }
@@ -146,7 +143,7 @@ async fn without_nats_publishing_returns_at_once() {
         assert!(!nats.is_connected());
         let subject = nats.job_subject("sandbox");
         for _ in 0..1000 {
-            nats.publish(Effect::PublishJobs, subject.clone(), &1, None).await;
+            nats.publish(subject.clone(), &1, None).await;
         }
         nats.flush().await;
     };
@@ -164,12 +161,7 @@ async fn a_trace_travels_with_its_message() {
     let message = json!({"rows": [1]});
     bench
         .nats
-        .publish(
-            Effect::PublishJobs,
-            bench.subject(),
-            &message,
-            Some(context.into()),
-        )
+        .publish(bench.subject(), &message, Some(context.into()))
         .await;
     rows.until_done(1).await;
     assert_eq!(rows.done()[0].traceparent.as_deref(), Some(context));

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use pipeline::Effect;
 use tokio::sync::Semaphore;
 
 use crate::bench::{Bench, PATIENCE, Rows, until};
@@ -74,8 +73,7 @@ async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
     bench.meanwhile(async |nats| {
         for row in 1..6 {
             let message = serde_json::json!({ "rows": [row] });
-            nats.publish(Effect::PublishJobs, subject.clone(), message, None)
-                .await;
+            nats.publish(subject.clone(), message, None).await;
         }
     });
     stopping.begin_stop();

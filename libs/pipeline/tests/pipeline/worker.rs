@@ -2,7 +2,6 @@
 
 use async_nats::{HeaderMap, jetstream};
 use bytes::Bytes;
-use pipeline::Effect;
 
 use crate::bench::{Bench, DURABLE, Rows, until};
 
@@ -84,8 +83,7 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
     bench.meanwhile(async |nats| {
         for row in 1..4 {
             let message = serde_json::json!({ "rows": [row] });
-            nats.publish(Effect::PublishJobs, subject.clone(), message, None)
-                .await;
+            nats.publish(subject.clone(), message, None).await;
         }
         let stream = jetstream::new(nats.client().clone())
             .get_stream(stream)

@@ -42,7 +42,7 @@ pub(super) struct Logs {
 }
 
 /// The target of one signal. Its headers are checked here; the exporter reads them itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, Default)]
 pub(super) struct Target {
     /// The whole URL over HTTP, the server over gRPC.
     pub(super) endpoint: String,
@@ -57,9 +57,10 @@ impl Target {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Protocol {
     Grpc,
+    #[default]
     Http,
 }
 
@@ -111,33 +112,23 @@ impl Settings {
         let traces = Traces {
             queue: read.queue("BSP", Duration::from_secs(5))?,
             sampler: read.sampler()?,
-            target: read.within("OTEL_BSP_EXPORT_TIMEOUT", traces.clone().unwrap_or_default())?,
+            target: read.within("OTEL_BSP_EXPORT_TIMEOUT", traces)?,
         };
-        let logs_settings = Logs {
+        let logs = Logs {
             queue: read.queue("BLRP", Duration::from_secs(1))?,
-            target: read.within("OTEL_BLRP_EXPORT_TIMEOUT", logs.clone().unwrap_or_default())?,
+            target: read.within("OTEL_BLRP_EXPORT_TIMEOUT", logs)?,
         };
-        let metrics_settings = Metrics {
+        let metrics = Metrics {
             interval: read.milliseconds("OTEL_METRIC_EXPORT_INTERVAL", Duration::from_mins(1))?,
-            target: read.within("OTEL_METRIC_EXPORT_TIMEOUT", metrics.clone().unwrap_or_default())?,
+            target: read.within("OTEL_METRIC_EXPORT_TIMEOUT", metrics)?,
         };
         let wanted = |target: &Target| !disabled && !target.endpoint.is_empty();
         Ok(Self {
             resource,
             traces: Some(traces).filter(|traces| wanted(&traces.target)),
-            metrics: Some(metrics_settings).filter(|metrics| wanted(&metrics.target)),
-            logs: Some(logs_settings).filter(|logs| wanted(&logs.target)),
+            metrics: Some(metrics).filter(|metrics| wanted(&metrics.target)),
+            logs: Some(logs).filter(|logs| wanted(&logs.target)),
         })
-    }
-}
-
-impl Default for Target {
-    fn default() -> Self {
-        Self {
-            endpoint: String::new(),
-            protocol: Protocol::Http,
-            timeout: Duration::from_secs(10),
-        }
     }
 }
 
@@ -219,12 +210,11 @@ impl Reader<'_> {
     }
 
     /// Limits the timeout of a target to that of a whole export.
-    fn within(&self, name: &str, target: Target) -> anyhow::Result<Target> {
-        let export = self.milliseconds(name, Duration::from_secs(30))?;
-        Ok(Target {
-            timeout: target.timeout.min(export),
-            ..target
-        })
+    fn within(&self, name: &str, mut target: Target) -> anyhow::Result<Target> {
+        target.timeout = target
+            .timeout
+            .min(self.milliseconds(name, Duration::from_secs(30))?);
+        Ok(target)
     }
 
     fn sampler(&self) -> anyhow::Result<Sampler> {
@@ -256,13 +246,13 @@ impl Reader<'_> {
         }
     }
 
-    /// The target of a signal; `None` if it isn't exported.
-    fn target(&self, signal: Signal) -> anyhow::Result<Option<Target>> {
+    /// The target of a signal; its endpoint is empty if the signal isn't exported.
+    fn target(&self, signal: Signal) -> anyhow::Result<Target> {
         let exporter = format!("OTEL_{}_EXPORTER", signal.name());
         let exporter_is_set = match self.text(&exporter)?.as_deref() {
             None => false,
             Some("otlp") => true,
-            Some("none") => return Ok(None),
+            Some("none") => return Ok(Target::default()),
             Some(other) => return Err(bad(&exporter, format!("{other:?} is neither otlp nor none"))),
         };
         let protocol = match self.of(signal, "PROTOCOL")? {
@@ -300,15 +290,15 @@ impl Reader<'_> {
             (Some(own), _, Protocol::Grpc) => check_endpoint(&of_signal, own, true)?,
             (None, Some(base), Protocol::Http) => http_endpoint(&check_endpoint(of_all, base, true)?, signal),
             (None, Some(base), Protocol::Grpc) => check_endpoint(of_all, base, true)?,
-            (None, None, _) if !exporter_is_set => return Ok(None),
+            (None, None, _) if !exporter_is_set => return Ok(Target::default()),
             (None, None, Protocol::Http) => http_endpoint("http://localhost:4318", signal),
             (None, None, Protocol::Grpc) => "http://localhost:4317".into(),
         };
-        Ok(Some(Target {
+        Ok(Target {
             endpoint,
             protocol,
             timeout,
-        }))
+        })
     }
 
     fn resource(&self, service: &'static str) -> anyhow::Result<Vec<KeyValue>> {

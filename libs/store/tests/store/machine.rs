@@ -6,7 +6,8 @@ use domain::{
 };
 use store::{
     operator::placements::{self as operated, NotResolved},
-    orders::{self, NewOrder},
+    orders::{self, Cancelled, NewOrder},
+    recover,
 };
 
 use crate::bench::{
@@ -245,6 +246,39 @@ async fn what_is_due_is_taken_up_as_the_machine_says() {
         for one in claimed {
             assert_eq!((one.was, one.attempt), (start.placement.state, row.attempt));
         }
+    }
+}
+
+/// A cancellation is [`Event::Refuse`] of a partner, also of what was never tried.
+#[tokio::test]
+async fn a_cancellation_refuses_as_the_machine_says() {
+    let bench = Bench::new().await;
+    for start in starts() {
+        let order = bench.at(start).await;
+        let answered = "UPDATE orders o SET answer_by = now() FROM placements p
+                        WHERE o.order_id = p.order_id AND p.placement_id::text = $1";
+        bench.set(answered, placement(&order)).await;
+        let mut connection = bench.connection().await;
+        let cancelled = orders::cancel(&mut connection, order.partner_id, &order.external_order_id);
+        let cancelled = cancelled.await.unwrap() == Cancelled::Done;
+        let after = start.placement.after(Event::Refuse);
+        assert_eq!(cancelled, after.is_ok(), "{start:?}");
+        let row = bench.read(placement(&order)).await;
+        assert_eq!(row, after.unwrap_or(start.placement), "{start:?}");
+    }
+}
+
+/// Recovery claims what is accepted, without a purchase, and forgets the look-ups of an attempt. It moves nothing else.
+#[tokio::test]
+async fn a_recovery_claims_as_the_machine_says() {
+    let bench = Bench::new().await;
+    for start in starts() {
+        let order = bench.at(start).await;
+        let mut connection = bench.connection().await;
+        recover::recover(&mut connection, false, applied()).await.unwrap();
+        let mut after = start.placement.after(Event::Claim).unwrap_or(start.placement);
+        after.not_found &= after.state != PlacementState::Placing;
+        assert_eq!(bench.read(placement(&order)).await, after, "{start:?}");
     }
 }
 

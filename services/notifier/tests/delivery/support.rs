@@ -7,7 +7,7 @@ use domain::{
 };
 use notifier::{Config, dns::NameServers, schedule::Schedule};
 use pipeline::{
-    Effect, Nats, NatsAccess, NatsConfig,
+    Nats, NatsAccess, NatsConfig,
     payload::{ReadyTopup, TopupReady},
 };
 use runtime::{CommonConfig, Shutdown, clock};
@@ -337,7 +337,7 @@ impl Bench {
             topups: vec![ReadyTopup { topup_id, partner_id }],
         };
         self.nats
-            .publish(Effect::PublishReady, self.nats.ready_batch_subject(), event, None)
+            .publish(self.nats.ready_batch_subject(), event, None)
             .await;
     }
 

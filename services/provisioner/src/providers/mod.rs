@@ -1,15 +1,64 @@
 //! The calls to an eSIM provider and the classes of its responses. An adapter that is not certain returns
 //! [`Trouble::Unknown`]: that costs a look-up. A wrong guess may cost money.
 
+mod account;
+pub mod sandbox;
 mod text;
 pub mod usimsa;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::future::BoxFuture;
+use runtime::config::BadSetting;
+use signing::Token;
 
 pub use text::ProviderId;
+
+/// How a provider is called.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// The deadline of a whole call.
+    pub timeout: Duration,
+    /// The largest response, in bytes. A larger one is not read: its outcome is unknown.
+    pub answer_max: usize,
+}
+
+/// A configured provider.
+pub struct Connected {
+    pub provider: Arc<dyn Provider>,
+    /// The token in the URL of callbacks; `None` if the provider does not call back.
+    pub callback_token: Option<Token>,
+}
+
+macro_rules! providers {
+    ($($name:ident),*) => {
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        /// The accounts at all providers.
+        #[derive(clap::Args, Clone, Debug)]
+        #[group(skip)]
+        pub struct Accounts {
+            $(#[command(flatten)] pub $name: $name::Account,)*
+        }
+
+        impl Accounts {
+            /// Creates the adapter of the provider with this name. Errors name the setting.
+            pub fn connect(&self, name: &str, limits: Limits) -> anyhow::Result<Connected> {
+                match name {
+                    $(stringify!($name) => $name::connect(&self.$name, limits),)*
+                    other => {
+                        let known = NAMES.join(" and ");
+                        Err(BadSetting::error(format!("PROVIDERS names {other:?}: known are {known}")))
+                    }
+                }
+            }
+        }
+    };
+}
+
+// Every provider, by its name in `PROVIDERS`.
+providers!(sandbox, usimsa);
 
 /// A purchase: all units of one placement.
 #[derive(Clone, Debug)]

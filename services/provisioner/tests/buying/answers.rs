@@ -117,9 +117,9 @@ async fn what_is_refused_fails_and_is_never_asked_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_provider_that_is_not_reached_is_tried_again() {
     let mut bench = Bench::stopped(|_| {}).await;
-    let reachable = bench.config.sandbox.sandbox_url.clone();
+    let reachable = bench.config.accounts.sandbox.url.clone();
     // Nothing listens on this port.
-    bench.config.sandbox.sandbox_url = Some("http://127.0.0.1:9".parse().unwrap());
+    bench.config.accounts.sandbox.url = Some("http://127.0.0.1:9".parse().unwrap());
     bench.run().await;
     let id = bench.accept(&["ready"]).await;
     let stored = bench
@@ -127,7 +127,7 @@ async fn a_provider_that_is_not_reached_is_tried_again() {
         .await;
     assert!(stored.due && stored.unknowns == 0, "{stored:?}");
     bench.stop().await;
-    bench.config.sandbox.sandbox_url = reachable;
+    bench.config.accounts.sandbox.url = reachable;
     bench.run().await;
     bench.hurry(id, |stored| stored.ready == 1).await;
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));

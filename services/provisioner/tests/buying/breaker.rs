@@ -102,7 +102,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn being_denied_opens_it_at_once() {
-    let mut bench = Bench::start(|config| config.sandbox.sandbox_secret_key = Some(WRONG_KEY.into())).await;
+    let mut bench = Bench::start(|config| config.accounts.sandbox.secret_key = Some(WRONG_KEY.into())).await;
     let id = bench.accept(&["ready"]).await;
     bench.until_breaker("sandbox", "open").await;
     let stored = bench.until(id, |stored| stored.state == "accepted").await;
@@ -110,8 +110,8 @@ async fn being_denied_opens_it_at_once() {
     assert_eq!(bench.sandbox.purchases().await, 0);
 
     bench.stop().await;
-    let good = Bench::stopped(|_| {}).await.config.sandbox.sandbox_secret_key;
-    bench.config.sandbox.sandbox_secret_key = good;
+    let good = Bench::stopped(|_| {}).await.config.accounts.sandbox.secret_key;
+    bench.config.accounts.sandbox.secret_key = good;
     bench.run().await;
     bench.half_open("sandbox").await;
     let stored = bench.hurry(id, |stored| stored.ready == 1).await;
@@ -167,7 +167,7 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     dead.faults(json!({ "latency_ms": 60_000 })).await;
     let bench = Bench::start(|config| {
         config.providers.push("usimsa".into());
-        config.usimsa.usimsa_url = Some(dead.url());
+        config.accounts.usimsa.url = Some(dead.url());
         config.breaker_failures = 10;
         config.breaker_open = Duration::from_secs(1);
     })

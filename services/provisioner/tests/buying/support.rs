@@ -10,10 +10,13 @@ use std::{
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
 use pipeline::{
-    Effect, Nats, NatsAccess, NatsConfig,
+    Nats, NatsAccess, NatsConfig,
     payload::{JobPlacement, TopupJob},
 };
-use provisioner::{Config, SandboxAccount, UsimsaAccount};
+use provisioner::{
+    Config,
+    providers::{self, Accounts},
+};
 use runtime::{CommonConfig, Shutdown, clock};
 use sandbox::script;
 use secrecy::{ExposeSecret, SecretString};
@@ -231,17 +234,18 @@ impl Bench {
             lane_failure_rate: 100,
             callback_concurrency: 64,
             callback_rate: 200,
-            sandbox: SandboxAccount {
-                sandbox_url: Some(sandbox.url()),
-                sandbox_access_key: Some(ACCESS_KEY.into()),
-                sandbox_secret_key: Some(SECRET_KEY.into()),
-                sandbox_callback_token: Some(TOKEN.into()),
-            },
-            usimsa: UsimsaAccount {
-                usimsa_url: None,
-                usimsa_access_key: Some(ACCESS_KEY.into()),
-                usimsa_secret_key: Some(SECRET_KEY.into()),
-                usimsa_callback_token: None,
+            accounts: Accounts {
+                sandbox: providers::sandbox::Account {
+                    url: Some(sandbox.url()),
+                    access_key: Some(ACCESS_KEY.into()),
+                    secret_key: Some(SECRET_KEY.into()),
+                    callback_token: Some(TOKEN.into()),
+                },
+                usimsa: providers::usimsa::Account {
+                    access_key: Some(ACCESS_KEY.into()),
+                    secret_key: Some(SECRET_KEY.into()),
+                    ..providers::usimsa::Account::default()
+                },
             },
             database: PoolConfig {
                 server: DatabaseConfig {
@@ -309,7 +313,7 @@ impl Bench {
     /// The provisioner as a process of its own, to be killed. Not started yet.
     pub fn process(&self) -> Process {
         let config = &self.config;
-        let account = &config.sandbox;
+        let account = &config.accounts.sandbox;
         let env = BTreeMap::from(
             [
                 ("LISTEN", config.listen.to_string()),
@@ -318,7 +322,7 @@ impl Bench {
                 ("NATS_URL", config.nats.nats_url.expose_secret().to_owned()),
                 ("STREAM_PREFIX", config.nats.stream_prefix.clone()),
                 ("MASTER_KEY", MASTER_KEY.to_owned()),
-                ("SANDBOX_URL", account.sandbox_url.clone().unwrap().to_string()),
+                ("SANDBOX_URL", account.url.clone().unwrap().to_string()),
                 ("SANDBOX_ACCESS_KEY", ACCESS_KEY.to_owned()),
                 ("SANDBOX_SECRET_KEY", SECRET_KEY.to_owned()),
                 ("PROVIDER_TIMEOUT", format!("{:?}", config.provider_timeout)),
@@ -392,7 +396,7 @@ impl Bench {
             verdict_to: None,
         };
         let subject = self.nats.job_subject(provider);
-        self.nats.publish(Effect::PublishJobs, subject, job, None).await;
+        self.nats.publish(subject, job, None).await;
     }
 
     /// Stores an order for the sandbox and publishes its job.

@@ -30,8 +30,7 @@ async fn order_many(caller: &Caller, name: &str, count: usize) -> Vec<StatusCode
 
 #[tokio::test]
 async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     assert_eq!(caller.get("/faults").await, none());
     let (status, set) = caller
@@ -63,7 +62,6 @@ async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
             .iter()
             .all(|status| *status == StatusCode::OK)
     );
-    sandbox.stop().await;
 }
 
 #[tokio::test]
@@ -100,8 +98,7 @@ async fn down_closes_connections_and_buys_nothing() {
 
 #[tokio::test]
 async fn errors_buy_or_do_not_as_asked() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let error = StatusCode::INTERNAL_SERVER_ERROR;
     caller.faults(json!({ "error_rate": 1 })).await;
@@ -130,13 +127,11 @@ async fn errors_buy_or_do_not_as_asked() {
         0 < unsaid && unsaid < errors,
         "{unsaid} of {errors} errors bought"
     );
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn silence_buys_and_get_still_answers() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     caller.faults(json!({ "silent_rate": 1 })).await;
     let request = caller.ordering("order-1", &[(&option("ready"), 2)]);
@@ -149,7 +144,6 @@ async fn silence_buys_and_get_still_answers() {
     assert_eq!(caller.bought("order-1").await, (1, 2));
     let fetched = caller.fetch("order-1").await;
     assert_eq!(sorted(&fetched["products"], "status"), ["READY", "READY"]);
-    sandbox.stop().await;
 }
 
 #[tokio::test]
@@ -203,8 +197,7 @@ async fn latency_delays_the_call_itself_and_outlives_the_client() {
 
 #[tokio::test]
 async fn a_fresh_purchase_is_not_found_for_a_while() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let ready = option("ready");
     let begun = Instant::now();
@@ -219,7 +212,6 @@ async fn a_fresh_purchase_is_not_found_for_a_while() {
         .fetch_until("order-1", |answer| answer["code"] == "0000")
         .await;
     assert!(begun.elapsed() >= Duration::from_millis(799));
-    sandbox.stop().await;
 }
 
 #[tokio::test]
@@ -286,8 +278,7 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
 
 #[tokio::test]
 async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let (garbled, ready) = (option("never-ready"), option("ready"));
     for (garble, field, check) in [
@@ -334,5 +325,4 @@ async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
     }
     drop(answer);
     assert_eq!(caller.bought("huge").await, (1, 1));
-    sandbox.stop().await;
 }

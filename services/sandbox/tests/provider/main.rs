@@ -10,19 +10,15 @@ mod support;
 use std::{collections::HashSet, fs};
 
 use reqwest::{Method, StatusCode};
-use runtime::{Shutdown, clock};
 use serde_json::{Value, json};
-use signing::SecretKey;
 
 use crate::support::{
-    ACCESS_KEY, Caller, Started, binary, config, free_address, ledger_file, option, sorted, start_binary,
-    strings,
+    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings,
 };
 
 #[tokio::test]
 async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let (ready, other) = (option("ready"), "live-option-that-nobody-scripted");
     let answer = sandbox.caller.order("order-1", &[(&ready, 2), (other, 1)]).await;
     assert_eq!(
@@ -81,13 +77,11 @@ async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
             "orders": [{ "order_id": "order-1", "units": 3, "purchased_times": 1, "canceled": 0 }]
         })
     );
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let (ready, refused, sold_out) = (option("ready"), option("refused"), option("out-of-stock"));
     assert_eq!(
         sandbox
@@ -113,13 +107,11 @@ async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
         sandbox.caller.order("order-1", &[(&ready, 1)]).await["code"],
         "0000"
     );
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn an_order_id_buys_once() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let ready = option("ready");
     let body = json!({ "orderId": "a b/c", "products": [{ "optionId": ready, "qty": 2 }] }).to_string();
     let orders = (0..16).map(|_| sandbox.caller.send(Method::POST, "/api/v2/order", body.clone()));
@@ -154,13 +146,11 @@ async fn an_order_id_buys_once() {
         ledger["orders"],
         json!([{ "order_id": "a b/c", "units": 2, "purchased_times": 1, "canceled": 0 }])
     );
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let answer = sandbox.caller.order("order-1", &[(&option("ready"), 2)]).await;
     let topup = answer["products"][1]["topupId"].as_str().unwrap();
     for _ in 0..2 {
@@ -187,7 +177,6 @@ async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
         ),
         (&json!(2), &json!(1), &json!(1))
     );
-    sandbox.stop().await;
 }
 
 #[tokio::test]
@@ -195,43 +184,6 @@ async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
     let caller = &sandbox.caller;
-    let body = json!({ "orderId": "o", "products": [{ "optionId": option("ready"), "qty": 1 }] }).to_string();
-    let now = clock::unix_milliseconds();
-    let wrong = SecretKey::from_base64("d3Jvbmc=").unwrap();
-    for (timestamp, key, secret, message) in [
-        (now, ACCESS_KEY, &wrong, "x-gat-signature is wrong"),
-        (now, "other", &caller.secret, "x-gat-access-key is unknown"),
-        (
-            now - 301_000,
-            ACCESS_KEY,
-            &caller.secret,
-            "x-gat-timestamp is more than 5 minutes off",
-        ),
-        (
-            now / 1000,
-            ACCESS_KEY,
-            &caller.secret,
-            "x-gat-timestamp is more than 5 minutes off",
-        ),
-    ] {
-        let answer = caller
-            .send_at(
-                Method::POST,
-                "/api/v2/order",
-                body.clone(),
-                &timestamp.to_string(),
-                key,
-                secret,
-            )
-            .await;
-        assert_eq!(
-            answer,
-            (
-                StatusCode::UNAUTHORIZED,
-                json!({ "code": "9010", "message": message })
-            )
-        );
-    }
     for (method, path) in [
         (Method::POST, "/api/v2/order"),
         (Method::GET, "/api/v2/order/o"),
@@ -256,8 +208,7 @@ async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
 
 #[tokio::test]
 async fn what_is_not_the_protocol_is_answered_in_json() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let (status, answer) = caller
         .send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#)
@@ -294,7 +245,6 @@ async fn what_is_not_the_protocol_is_answered_in_json() {
             )
         );
     }
-    sandbox.stop().await;
 }
 
 #[tokio::test]
@@ -334,26 +284,6 @@ async fn a_restart_remembers_everything_but_a_torn_line() {
     let sandbox = Started::new(&path).await;
     assert_eq!(sandbox.caller.ledger().await["purchases"], 2);
     sandbox.stop().await;
-}
-
-#[tokio::test]
-async fn a_corrupt_line_stops_the_start() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
-    sandbox.caller.order("order-1", &[(&option("ready"), 1)]).await;
-    sandbox.stop().await;
-    let text = fs::read_to_string(&path).unwrap();
-    let (opened, bought) = text.split_once('\n').unwrap();
-    fs::write(&path, format!("{opened}\nrubbish\n{bought}")).unwrap();
-    let error = format!(
-        "{:#}",
-        sandbox::run(config(&path), Shutdown::new()).await.unwrap_err()
-    );
-    assert!(
-        error.starts_with(&format!("the ledger {} is corrupt in line 2: ", path.display())),
-        "{error}"
-    );
-    assert_eq!(error.lines().count(), 1);
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use std::{
 use reqwest::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
 
-use crate::support::{Started, ledger_file, option, sorted, strings};
+use crate::support::{Started, option, sorted, strings};
 
 /// The units in the order of the purchase.
 fn by_topup(answer: &Value) -> Vec<&Value> {
@@ -25,8 +25,7 @@ fn all_ready(answer: &Value) -> bool {
 
 #[tokio::test]
 async fn delayed_units_come_one_by_one_after_two_seconds() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let begun = Instant::now();
     let products = [(option("delayed"), 3), (option("ready"), 1)];
     let products: Vec<_> = products.iter().map(|(id, qty)| (id.as_str(), *qty)).collect();
@@ -57,13 +56,11 @@ async fn delayed_units_come_one_by_one_after_two_seconds() {
         }
     }
     assert!(all_ready(&sandbox.caller.fetch("order-1").await));
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn units_are_listed_in_any_order() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let answer = sandbox.caller.order("order-1", &[(&option("ready"), 20)]).await;
     let mut orders = HashSet::new();
     for _ in 0..3 {
@@ -75,13 +72,11 @@ async fn units_are_listed_in_any_order() {
         orders.insert(strings(&fetched["products"], "topupId").join(" "));
     }
     assert!(orders.len() > 1, "three times the same order of 20! orders");
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn bought_then_error_buys_and_does_not_say_so() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let option = option("bought-then-error");
     let products: &[(&str, u32)] = &[(&option, 2)];
@@ -95,13 +90,11 @@ async fn bought_then_error_buys_and_does_not_say_so() {
     assert!(all_ready(&caller.fetch("order-1").await));
     assert_eq!(caller.order("order-1", products).await["code"], "9003");
     assert_eq!(caller.bought("order-1").await, (1, 2));
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn bought_then_silent_buys_and_never_answers() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let silent = option("bought-then-silent");
     let error = caller
@@ -135,8 +128,7 @@ async fn bought_then_silent_buys_and_never_answers() {
 
 #[tokio::test]
 async fn never_ready_stays_pending_and_can_be_canceled() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let answer = sandbox
         .caller
         .order("order-1", &[(&option("never-ready"), 2)])
@@ -148,13 +140,11 @@ async fn never_ready_stays_pending_and_can_be_canceled() {
     assert_eq!(sandbox.caller.cancel(topup).await["code"], "0000");
     let fetched = sandbox.caller.fetch("order-1").await;
     assert_eq!(sorted(&fetched["products"], "status"), ["CANCELED", "PENDING"]);
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn partly_fails_one_unit_and_delivers_the_others() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let partly = option("partly");
     let begun = Instant::now();
@@ -177,13 +167,11 @@ async fn partly_fails_one_unit_and_delivers_the_others() {
     let alone = caller.fetch_until("order-2", settled).await;
     assert_eq!(strings(&alone["products"], "status"), ["FAILED"]);
     assert_eq!(caller.ledger().await["units"], 4);
-    sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn slow_buys_at_once_and_answers_after_five_seconds() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     let slow = option("slow");
     let begun = Instant::now();
@@ -211,8 +199,7 @@ async fn slow_buys_at_once_and_answers_after_five_seconds() {
 
 #[tokio::test]
 async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
-    let (_folder, path) = ledger_file();
-    let sandbox = Started::new(&path).await;
+    let sandbox = Started::fresh().await;
     let caller = &sandbox.caller;
     for (name, status, code, retry_after) in [
         ("flapping", StatusCode::INTERNAL_SERVER_ERROR, "9999", None),
@@ -236,5 +223,4 @@ async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
             assert_eq!(caller.order(order_id, products).await["code"], "9003");
         }
     }
-    sandbox.stop().await;
 }

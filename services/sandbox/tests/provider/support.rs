@@ -63,42 +63,17 @@ impl Caller {
         path: &str,
         body: impl Into<reqwest::Body>,
     ) -> (StatusCode, Value) {
-        let timestamp = clock::unix_milliseconds().to_string();
-        self.send_at(method, path, body, &timestamp, ACCESS_KEY, &self.secret)
-            .await
-    }
-
-    pub async fn send_at(
-        &self,
-        method: Method,
-        path: &str,
-        body: impl Into<reqwest::Body>,
-        timestamp: &str,
-        access_key: &str,
-        secret: &SecretKey,
-    ) -> (StatusCode, Value) {
-        let response = self
-            .signed(method, path, body, timestamp, access_key, secret)
-            .send()
-            .await
-            .unwrap();
+        let response = self.signed(method, path, body).send().await.unwrap();
         (response.status(), response.json().await.unwrap())
     }
 
-    fn signed(
-        &self,
-        method: Method,
-        path: &str,
-        body: impl Into<reqwest::Body>,
-        timestamp: &str,
-        access_key: &str,
-        secret: &SecretKey,
-    ) -> RequestBuilder {
-        let signature = signing::usimsa::sign(secret, method.as_str(), path, timestamp, access_key);
+    fn signed(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> RequestBuilder {
+        let timestamp = clock::unix_milliseconds().to_string();
+        let signature = signing::usimsa::sign(&self.secret, method.as_str(), path, &timestamp, ACCESS_KEY);
         self.http
             .request(method, format!("{}{path}", self.base))
             .header("x-gat-timestamp", timestamp)
-            .header("x-gat-access-key", access_key)
+            .header("x-gat-access-key", ACCESS_KEY)
             .header("x-gat-signature", signature)
             .header("content-type", "application/json")
             .body(body)
@@ -106,16 +81,7 @@ impl Caller {
 
     /// An order that is ready to be sent, for those that aren't answered as usual.
     pub fn ordering(&self, order_id: &str, products: &[(&str, u32)]) -> RequestBuilder {
-        let timestamp = clock::unix_milliseconds().to_string();
-        let body = order_body(order_id, products);
-        self.signed(
-            Method::POST,
-            "/api/v2/order",
-            body,
-            &timestamp,
-            ACCESS_KEY,
-            &self.secret,
-        )
+        self.signed(Method::POST, "/api/v2/order", order_body(order_id, products))
     }
 
     /// Orders products given as (option id, quantity); HTTP status 200 is asserted.
@@ -222,6 +188,8 @@ pub struct Started {
     pub caller: Caller,
     pub shutdown: Shutdown,
     pub running: JoinHandle<anyhow::Result<()>>,
+    /// Of a ledger of its own.
+    folder: Option<TempDir>,
 }
 
 impl Started {
@@ -237,6 +205,16 @@ impl Started {
             caller: Caller::new(address).await,
             shutdown,
             running,
+            folder: None,
+        }
+    }
+
+    /// With a new ledger.
+    pub async fn fresh() -> Self {
+        let (folder, path) = ledger_file();
+        Self {
+            folder: Some(folder),
+            ..Self::new(&path).await
         }
     }
 
@@ -245,6 +223,7 @@ impl Started {
         self.shutdown.stop();
         self.running.await.unwrap().unwrap();
         self.shutdown.finished().await.unwrap();
+        drop(self.folder);
     }
 }
 

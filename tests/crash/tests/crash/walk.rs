@@ -20,8 +20,6 @@ const REACH: Duration = Duration::from_secs(30);
 const WAVE: [&str; 4] = ["ready", "delayed", "refused", "bought-then-error"];
 /// How long a wave may work before the next one follows.
 const NEXT_WAVE: Duration = Duration::from_millis(500);
-/// The token of the provider's callbacks, at least 32 characters.
-const CALLBACK_TOKEN: &str = "0123456789abcdef0123456789abcdef";
 /// The number of SIGKILL.
 const KILLED: i32 = 9;
 
@@ -59,17 +57,16 @@ impl Walk {
     /// Starts everything. The provider detects no duplicates, so only the pipeline's safeguards prevent a
     /// second purchase.
     pub async fn begin() -> Result<Self> {
-        let mut stack = Stack::builder()
+        let stack = Stack::builder()
             .env(Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", "false")
             .env(Stage::Provisioner, "PROVIDER_TIMEOUT", "1s")
             .env(Stage::Provisioner, "SETTLE", "3s")
             .env(Stage::Provisioner, "BREAKER_OPEN", "500ms")
             .env(Stage::Provisioner, "BREAKER_OPEN_MOST", "1s")
-            .env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", CALLBACK_TOKEN)
+            .callbacks()
             .env(Stage::Notifier, "WEBHOOK_TIMEOUT", "2s")
             .start()
             .await?;
-        call_back(&mut stack).await?;
         let receiver = Receiver::start().await?;
         let with_url = stack.create_partner("sandbox", Some(&receiver.url("/a"))).await?;
         let without = stack.create_partner("sandbox", None).await?;
@@ -97,7 +94,7 @@ impl Walk {
     /// Lets the process of `point` die there while orders arrive, then starts it again. Returns the number of
     /// waves that it took.
     pub async fn die_at(&mut self, point: Point) -> Result<usize> {
-        let stage = match point.effect.stage() {
+        let stage = match point.stage {
             "ingress" => Stage::Ingress,
             "provisioner" => Stage::Provisioner,
             "notifier" => Stage::Notifier,
@@ -111,7 +108,7 @@ impl Walk {
         let process = self.stack.process(stage)?;
         process.kill().await?;
         let settings = &mut process.program_mut().env;
-        settings.insert("FAILPOINTS".into(), format!("{point}=return"));
+        settings.insert("FAILPOINTS".into(), format!("{}=return", point.name()));
         if unreachable {
             settings.insert("BREAKER_FAILURES".into(), "1".into());
         }
@@ -154,7 +151,7 @@ impl Walk {
 
     /// One order of each kind, at once.
     async fn wave(&mut self, point: Point, wave: usize) -> Result<()> {
-        if matches!(point.effect, Effect::BuryJob | Effect::BuryReady) {
+        if point.effect == Effect::Bury {
             let prefix = &self.stack.prefix;
             for subject in ["topup.job.sandbox", "topup.ready.nobody"] {
                 let subject = format!("{prefix}{subject}");
@@ -220,18 +217,6 @@ impl Walk {
             })
             .collect()
     }
-}
-
-/// Makes the sandbox call the provisioner back.
-async fn call_back(stack: &mut Stack) -> Result<()> {
-    let provisioner = &stack.process(Stage::Provisioner)?.program().env;
-    let listen = provisioner.get("LISTEN").context("LISTEN")?;
-    let url = format!("http://{listen}/callbacks/sandbox/{CALLBACK_TOKEN}");
-    let sandbox = stack.process(Stage::Sandbox)?;
-    sandbox.kill().await?;
-    let settings = &mut sandbox.program_mut().env;
-    settings.insert("SANDBOX_CALLBACK_URL".into(), url);
-    sandbox.start().await
 }
 
 /// Sends an order once; `None` without a definite response.

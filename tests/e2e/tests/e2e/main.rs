@@ -3,7 +3,7 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
-//! - [`partner`]: what they look up and change themselves.
+//! - [`partner`], [`account`]: what they look up and change themselves.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`examples`]: the examples and numbers of the partner guide.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
@@ -19,6 +19,7 @@
     reason = "a test that cannot go on panics"
 )]
 
+mod account;
 mod database_away;
 mod duplicates;
 mod examples;

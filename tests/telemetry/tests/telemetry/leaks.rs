@@ -20,11 +20,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use testkit::process::Process;
 use testkit::shop::Shop;
-use testkit::stack::{Stack, Stage};
+use testkit::stack::{CALLBACK_TOKEN, Stack, Stage};
 use testkit::wait;
 use tokio::net::TcpListener;
 
-const TOKEN: &str = "callback-token-that-nobody-else-has";
 const COLLECTOR_KEY: &str = "what-the-collector-lets-us-in-for";
 const STAGES: [Stage; 4] = [
     Stage::Sandbox,
@@ -151,19 +150,12 @@ async fn scrape(process: &Process) -> Result<Bytes> {
 }
 
 async fn start(sink: &Sink) -> Result<Stack> {
-    let callbacks = testkit::ports::free()?;
     let headers = format!("authorization={COLLECTOR_KEY}");
     let mut builder = sink
         .hears(Stack::builder())
         .own_nats()
-        .env(Stage::Provisioner, "LISTEN", &format!("127.0.0.1:{callbacks}"))
-        .env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN)
+        .callbacks()
         .env(Stage::Provisioner, "PARK_AFTER", "1s")
-        .env(
-            Stage::Sandbox,
-            "SANDBOX_CALLBACK_URL",
-            &format!("http://127.0.0.1:{callbacks}/callbacks/sandbox/{TOKEN}"),
-        )
         .env(Stage::Notifier, "RETRY_SCHEDULE", "200ms,200ms");
     for stage in STAGES {
         builder = builder
@@ -187,7 +179,7 @@ async fn no_secret_is_in_what_is_told() {
     let signatures = traffic(&stack, &nats_url, &shop, &careless, &echo).await.unwrap();
 
     // The real values.
-    secrets.add("the callback token", TOKEN);
+    secrets.add("the callback token", CALLBACK_TOKEN);
     secrets.add("the collector's key", COLLECTOR_KEY);
     secrets.add("the key in a webhook URL", "endpoint-key-in-the-url");
     for partner in [&shop.partner, &careless] {

@@ -179,27 +179,4 @@ async fn the_table_is_what_there_is() {
     );
     let same = same.await;
     same.unwrap_or_else(|error| panic!("{error:#}\n{}", last.join("\n")));
-
-    // The comparison itself.
-    let all = shown(&mut stack).await.unwrap();
-    for key in documented.keys() {
-        let mut less = documented.clone();
-        less.remove(key);
-        assert!(
-            !differences(&less, &all).is_empty(),
-            "{key:?} could be undocumented"
-        );
-        let mut less = all.clone();
-        less.remove(key);
-        assert!(
-            !differences(&documented, &less).is_empty(),
-            "{key:?} could be missing"
-        );
-        let mut other = documented.clone();
-        other.get_mut(key).unwrap().kind = "summary".into();
-        assert!(
-            key.1 == "target_info" || !differences(&other, &all).is_empty(),
-            "{key:?} could be anything"
-        );
-    }
 }

@@ -1,10 +1,8 @@
 //! One order, one trace, from three services and the provider; a webhook that is tried again is a trace of its own.
 
 use crate::sink::{Book, Sink, Span};
-use crate::tree::{Rule, check};
-use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{
-    self, Client, Consumer, Internal, Producer, Server,
-};
+use crate::tree::{Rule, check, rules};
+use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{self, Internal};
 use serde_json::Value;
 use std::time::Duration;
 use testkit::receiver::Answer;
@@ -16,130 +14,38 @@ const POST: &str = "POST /api/v1/api_partner/orders";
 const FETCHED: &str = "GET /api/v2/order/{order_id}";
 const INBOUND: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
-/// The tree of an order of two units that are ready at once and one that comes later.
-const ORDER: [Rule; 17] = [
-    rule(POST, Server, "ingress", &[], 1, 1),
-    rule("INSERT orders", Client, "ingress", &[POST], 1, 1),
-    rule("publish TOPUP_JOBS", Producer, "ingress", &[POST], 1, 1),
-    rule(
-        "receive TOPUP_JOBS",
-        Client,
-        "provisioner",
-        &["publish TOPUP_JOBS"],
-        1,
-        1,
-    ),
-    rule(
-        "process TOPUP_JOBS",
-        Consumer,
-        "provisioner",
-        &["publish TOPUP_JOBS"],
-        1,
-        1,
-    )
-    .linked(),
-    rule(
-        "POST /api/v2/order",
-        Client,
-        "provisioner",
-        &["process TOPUP_JOBS"],
-        1,
-        1,
-    ),
-    rule(
-        "POST /api/v2/order",
-        Server,
-        "sandbox",
-        &["POST /api/v2/order"],
-        1,
-        1,
-    ),
-    rule("redrive placement", Internal, "provisioner", &[POST], 1, 20).linked(),
-    rule(
-        "GET /api/v2/order/{orderId}",
-        Client,
-        "provisioner",
-        &["process TOPUP_JOBS", "redrive placement"],
-        2,
-        21,
-    ),
-    rule(
-        "GET /api/v2/order/{order_id}",
-        Server,
-        "sandbox",
-        &["GET /api/v2/order/{orderId}"],
-        2,
-        21,
-    ),
-    rule(
-        "UPDATE placements",
-        Client,
-        "provisioner",
-        &["publish TOPUP_JOBS", "process TOPUP_JOBS", "redrive placement"],
-        3,
-        22,
-    ),
-    rule(
-        "publish TOPUP_READY",
-        Producer,
-        "provisioner",
-        &["process TOPUP_JOBS", "redrive placement"],
-        2,
-        3,
-    ),
-    rule(
-        "receive TOPUP_READY",
-        Client,
-        "notifier",
-        &["publish TOPUP_READY"],
-        1,
-        3,
-    ),
-    rule(
-        "SELECT deliveries",
-        Client,
-        "notifier",
-        &["publish TOPUP_READY"],
-        1,
-        3,
-    ),
-    rule(
-        "process TOPUP_READY",
-        Consumer,
-        "notifier",
-        &["publish TOPUP_READY"],
-        3,
-        3,
-    )
-    .linked(),
-    rule("POST webhook", Client, "notifier", &["process TOPUP_READY"], 3, 3),
-    rule(
-        "UPDATE deliveries",
-        Client,
-        "notifier",
-        &["process TOPUP_READY"],
-        3,
-        3,
-    ),
-];
+/// The spans of an order of two units that are ready at once and one that comes later: name, kind, service, names of
+/// possible parents, the least and the most of them; `linked`: to the parent as well.
+const ORDER: &str = "
+    POST /api/v1/api_partner/orders ; Server   ; ingress     ;                                        ; 1 ; 1
+    INSERT orders                   ; Client   ; ingress     ; POST /api/v1/api_partner/orders        ; 1 ; 1
+    publish TOPUP_JOBS              ; Producer ; ingress     ; POST /api/v1/api_partner/orders        ; 1 ; 1
+    receive TOPUP_JOBS              ; Client   ; provisioner ; publish TOPUP_JOBS                     ; 1 ; 1
+    process TOPUP_JOBS              ; Consumer ; provisioner ; publish TOPUP_JOBS                     ; 1 ; 1 ; linked
+    POST /api/v2/order              ; Client   ; provisioner ; process TOPUP_JOBS                     ; 1 ; 1
+    POST /api/v2/order              ; Server   ; sandbox     ; POST /api/v2/order                     ; 1 ; 1
+    redrive placement               ; Internal ; provisioner ; POST /api/v1/api_partner/orders        ; 1 ; 20 ; linked
+    GET /api/v2/order/{orderId}     ; Client   ; provisioner ; process TOPUP_JOBS | redrive placement ; 2 ; 21
+    GET /api/v2/order/{order_id}    ; Server   ; sandbox     ; GET /api/v2/order/{orderId}            ; 2 ; 21
+    UPDATE placements               ; Client   ; provisioner ; publish TOPUP_JOBS | process TOPUP_JOBS | redrive placement ; 3 ; 22
+    publish TOPUP_READY             ; Producer ; provisioner ; process TOPUP_JOBS | redrive placement ; 2 ; 3
+    receive TOPUP_READY             ; Client   ; notifier    ; publish TOPUP_READY                    ; 1 ; 3
+    SELECT deliveries               ; Client   ; notifier    ; publish TOPUP_READY                    ; 1 ; 3
+    process TOPUP_READY             ; Consumer ; notifier    ; publish TOPUP_READY                    ; 3 ; 3 ; linked
+    POST webhook                    ; Client   ; notifier    ; process TOPUP_READY                    ; 3 ; 3
+    UPDATE deliveries               ; Client   ; notifier    ; process TOPUP_READY                    ; 3 ; 3";
 
-const fn rule(
-    name: &'static str,
-    kind: SpanKind,
-    service: &'static str,
-    parents: &'static [&'static str],
-    least: usize,
-    most: usize,
-) -> Rule {
-    Rule {
-        name,
-        kind,
-        service,
-        parents,
-        count: (least, most),
-        linked: false,
-    }
-}
+/// Attributes by the semantic conventions, of spans by name.
+const ATTRIBUTES: &str = "
+    POST /api/v1/api_partner/orders ; http.request.method=POST ; http.route=/api/v1/api_partner/orders ; url.path=/api/v1/api_partner/orders ; url.scheme=http ; http.response.status_code=201
+    INSERT orders ; db.system.name=postgresql ; db.operation.name=INSERT ; db.collection.name=orders
+    publish TOPUP_JOBS ; messaging.system=nats ; messaging.operation.name=publish ; messaging.operation.type=send ; messaging.destination.name=TOPUP_JOBS
+    receive TOPUP_JOBS ; messaging.operation.type=receive ; messaging.consumer.group.name=provisioner-sandbox ; messaging.batch.message_count=1
+    process TOPUP_JOBS ; messaging.operation.type=process ; messaging.destination.name=TOPUP_JOBS ; provider.name=sandbox
+    POST /api/v2/order ; http.request.method=POST ; url.template=/api/v2/order ; server.address=127.0.0.1 ; http.response.status_code=200
+    GET /api/v2/order/{order_id} ; http.request.method=GET ; http.route=/api/v2/order/{order_id} ; url.scheme=http ; http.response.status_code=200
+    POST webhook ; http.request.method=POST ; server.address=127.0.0.1 ; url.scheme=http ; http.response.status_code=200
+    UPDATE deliveries ; db.system.name=postgresql ; db.collection.name=deliveries";
 
 fn named<'a>(book: &'a Book, name: &str, trace: &str) -> Vec<&'a Span> {
     let named = |span: &&Span| span.name == name && (trace.is_empty() || span.trace == trace);
@@ -209,7 +115,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
         .filter(|span| span.trace == trace)
         .cloned()
         .collect();
-    check(&ORDER, &spans).unwrap();
+    check(&rules(ORDER), &spans).unwrap();
     still_sees_what_is_wrong(&spans);
 
     let post = post_of(&book, &trace);
@@ -244,12 +150,13 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
 
 /// The checker itself: each of these is one step less of what carries the trace on.
 fn still_sees_what_is_wrong(spans: &[Span]) {
+    let rules = rules(ORDER);
     let spoil = |rule: &Rule, spoil: &dyn Fn(&mut Span)| {
         let mut spans = spans.to_vec();
         spans.iter_mut().filter(|span| rule.is_of(span)).for_each(spoil);
-        check(&ORDER, &spans).unwrap_err()
+        check(&rules, &spans).unwrap_err()
     };
-    for rule in &ORDER[1..] {
+    for rule in &rules[1..] {
         spoil(rule, &|span| span.parent = "0123456789abcdef".into());
         spoil(rule, &|span| span.parent.clear());
         spoil(rule, &|span| span.name = "other".into());
@@ -259,7 +166,7 @@ fn still_sees_what_is_wrong(spans: &[Span]) {
             spoil(rule, &|span| span.links.clear());
         }
         let without: Vec<Span> = spans.iter().filter(|span| !rule.is_of(span)).cloned().collect();
-        check(&ORDER, &without).unwrap_err();
+        check(&rules, &without).unwrap_err();
     }
 }
 
@@ -268,89 +175,13 @@ fn attributes_follow_the_conventions(spans: &[Span]) {
         let named = |span: &&Span| span.name == name && (span.service != "sandbox" || name == FETCHED);
         &spans.iter().find(named).unwrap().attributes
     };
-    for (name, expected) in [
-        (
-            POST,
-            &[
-                ("http.request.method", "POST"),
-                ("http.route", "/api/v1/api_partner/orders"),
-                ("url.path", "/api/v1/api_partner/orders"),
-                ("url.scheme", "http"),
-                ("http.response.status_code", "201"),
-            ][..],
-        ),
-        (
-            "INSERT orders",
-            &[
-                ("db.system.name", "postgresql"),
-                ("db.operation.name", "INSERT"),
-                ("db.collection.name", "orders"),
-            ],
-        ),
-        (
-            "publish TOPUP_JOBS",
-            &[
-                ("messaging.system", "nats"),
-                ("messaging.operation.name", "publish"),
-                ("messaging.operation.type", "send"),
-                ("messaging.destination.name", "TOPUP_JOBS"),
-            ],
-        ),
-        (
-            "receive TOPUP_JOBS",
-            &[
-                ("messaging.operation.type", "receive"),
-                ("messaging.consumer.group.name", "provisioner-sandbox"),
-                ("messaging.batch.message_count", "1"),
-            ],
-        ),
-        (
-            "process TOPUP_JOBS",
-            &[
-                ("messaging.operation.type", "process"),
-                ("messaging.destination.name", "TOPUP_JOBS"),
-                ("provider.name", "sandbox"),
-            ],
-        ),
-        (
-            "POST /api/v2/order",
-            &[
-                ("http.request.method", "POST"),
-                ("url.template", "/api/v2/order"),
-                ("server.address", "127.0.0.1"),
-                ("http.response.status_code", "200"),
-            ],
-        ),
-        (
-            FETCHED,
-            &[
-                ("http.request.method", "GET"),
-                ("http.route", "/api/v2/order/{order_id}"),
-                ("url.scheme", "http"),
-                ("http.response.status_code", "200"),
-            ],
-        ),
-        (
-            "POST webhook",
-            &[
-                ("http.request.method", "POST"),
-                ("server.address", "127.0.0.1"),
-                ("url.scheme", "http"),
-                ("http.response.status_code", "200"),
-            ],
-        ),
-        (
-            "UPDATE deliveries",
-            &[
-                ("db.system.name", "postgresql"),
-                ("db.collection.name", "deliveries"),
-            ],
-        ),
-    ] {
-        for (key, value) in expected {
+    for line in ATTRIBUTES.trim().lines() {
+        let (name, expected) = line.trim().split_once(" ; ").unwrap();
+        for pair in expected.split(" ; ") {
+            let (key, value) = pair.split_once('=').unwrap();
             assert_eq!(
-                of(name).get(*key).map(String::as_str),
-                Some(*value),
+                of(name).get(key).map(String::as_str),
+                Some(value),
                 "{key} of {name}"
             );
         }

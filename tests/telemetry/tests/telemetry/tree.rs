@@ -6,26 +6,40 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use std::collections::HashMap;
 
 /// The rule for spans of one name.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Rule {
     pub name: &'static str,
-    pub kind: SpanKind,
-    pub service: &'static str,
+    /// As [`SpanKind`] is printed.
+    kind: &'static str,
+    service: &'static str,
     /// The allowed names of its parent; none: it is the root. Caller and callee may have the same name.
-    pub parents: &'static [&'static str],
+    parents: Vec<&'static str>,
     /// The least and the most spans of this name.
-    pub count: (usize, usize),
+    count: (usize, usize),
     /// Whether it is linked to its parent as well.
     pub linked: bool,
 }
 
-impl Rule {
-    pub const fn linked(self) -> Self {
-        Self { linked: true, ..self }
-    }
+/// Reads a table of rules.
+pub fn rules(table: &'static str) -> Vec<Rule> {
+    let rule = |line: &'static str| {
+        let mut cells = line.split(';').map(str::trim);
+        let mut cell = || cells.next().unwrap_or_default();
+        Rule {
+            name: cell(),
+            kind: cell(),
+            service: cell(),
+            parents: cell().split(" | ").filter(|parent| !parent.is_empty()).collect(),
+            count: (cell().parse().unwrap(), cell().parse().unwrap()),
+            linked: cell() == "linked",
+        }
+    };
+    table.trim().lines().map(rule).collect()
+}
 
+impl Rule {
     pub fn is_of(&self, span: &Span) -> bool {
-        self.name == span.name && self.kind == span.kind
+        self.name == span.name && self.kind == format!("{:?}", span.kind)
     }
 }
 

@@ -6,7 +6,7 @@
 //! the purchase is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all
 //! responses.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use domain::{ActivationCode, Iccid, PlacementId};
@@ -23,7 +23,9 @@ use time::{Date, format_description::StaticFormatDescription, macros::format_des
 use tracing::{Instrument, Span, field, info_span};
 
 use super::{
-    FindAnswer, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble, UnitState,
+    Connected, FindAnswer, Limits, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble,
+    UnitState,
+    account::{Credentials, account},
     text::{BadId, one_line},
 };
 
@@ -33,17 +35,30 @@ const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]")
 /// No eSIM expires before this year.
 const FIRST_YEAR: i32 = 2000;
 
-/// How an account is called.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// The deadline of a whole call.
-    pub timeout: Duration,
-    /// The largest response, in bytes. A larger one is not read: its outcome is unknown.
-    pub answer_max: usize,
+account!(
+    "usimsa",
+    "USIMSA",
+    "USIMSA",
+    "Base URL of USIMSA: scheme and host, without `/api`"
+);
+
+/// Creates the adapter of an account.
+pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
+    adapter(account.credentials()?, limits)
+}
+
+/// Creates the adapter of an account at any provider of this protocol.
+pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Connected> {
+    let callback_token = account.callback_token.clone();
+    let provider = Arc::new(Usimsa::new(account, limits)?);
+    Ok(Connected {
+        provider,
+        callback_token,
+    })
 }
 
 /// An account at a provider of this protocol.
-pub struct Usimsa {
+struct Usimsa {
     client: Client,
     /// The URL of orders, parsed once.
     order_url: Url,
@@ -107,13 +122,9 @@ struct Call<'a> {
 }
 
 impl Usimsa {
-    /// An account at `base`. Fails if the access key does not fit into a header.
-    pub fn new(
-        base: &Url,
-        access_key: String,
-        secret_key: SecretKey,
-        limits: Limits,
-    ) -> anyhow::Result<Self> {
+    /// Fails if the access key does not fit into a header.
+    fn new(account: Credentials, limits: Limits) -> anyhow::Result<Self> {
+        let base = &account.url;
         let client = Client::builder()
             .timeout(limits.timeout)
             .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
@@ -121,16 +132,16 @@ impl Usimsa {
             .no_proxy()
             .build()
             .context("cannot build the provider's HTTP client")?;
-        let mut access_key_header = HeaderValue::from_str(&access_key)
+        let mut access_key_header = HeaderValue::from_str(&account.access_key)
             .context("the access key has characters that no header may have")?;
         access_key_header.set_sensitive(true);
         Ok(Self {
             client,
             order_url: base.join(ORDER).context("the provider's address takes no path")?,
             is_plain: base.username().is_empty() && base.password().is_none() && base.query().is_none(),
-            access_key,
+            access_key: account.access_key,
+            secret_key: account.secret_key,
             access_key_header,
-            secret_key,
             answer_max: limits.answer_max,
         })
     }

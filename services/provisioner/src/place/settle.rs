@@ -4,17 +4,17 @@
 use std::time::Duration;
 
 use domain::{PlacementState, placement};
-use pipeline::{Effect, GroupCommit, group_commit::Writer};
+use pipeline::{Effect, GroupCommit, group_commit::Writer, perform};
 use runtime::Shutdown;
 use store::{
-    Database,
+    Database, PgConnection,
     placements::{self, Claimed, Outcome, Progress, Settled, Settlement, Unit},
     profile::Profile,
 };
 
+use super::Placing;
 use crate::{
     assign,
-    place::Placing,
     providers::{ProviderUnit, Trouble, UnitState},
 };
 
@@ -38,16 +38,15 @@ impl Settlements {
 }
 
 impl Writer for Settlements {
-    const EFFECT: Effect = Effect::CommitOutcomes;
+    const NAME: &'static str = "commit-outcomes";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "placements");
     type Item = Settlement;
     type Output = Settled;
     type Error = store::Error;
 
     async fn write(&self, settlements: &[Settlement]) -> Result<Vec<Settled>, store::Error> {
-        self.0
-            .run(async |connection| placements::settle(connection, settlements).await)
-            .await
+        let settle = async |connection: &mut PgConnection| placements::settle(connection, settlements).await;
+        perform(Effect::CommitOutcomes, self.0.run(settle)).await
     }
 
     fn one_is_at_fault(error: &store::Error) -> bool {

@@ -1,0 +1,219 @@
+//! The first source of tickets: messages. A message is acknowledged once its tickets wait or are deferred to
+//! redrive.
+
+use std::{
+    pin::pin,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use async_nats::jetstream::{AckKind, Message, message::Acker};
+use futures_util::StreamExt;
+use tracing::Instrument;
+
+use super::{Received, Stage, Waiting, Worker};
+use crate::{
+    effect::{Effect, perform},
+    lanes::Class,
+    payload::MOST,
+    streams::{DEAD, Source, TooFewServers},
+    trace::{self, TRACEPARENT},
+};
+
+/// How long one pull stays open, and the most messages it brings.
+const PULL: Duration = Duration::from_secs(3);
+const PULL_MOST: usize = 64;
+/// The delay before the redelivery of an unreadable message that was not stored as a dead one.
+const RETRY: Duration = Duration::from_secs(1);
+/// The delay before the next pull after a failed one: the first delay, and the longest.
+const PULL_AGAIN: Duration = Duration::from_millis(500);
+const PULL_AGAIN_MOST: Duration = Duration::from_secs(5);
+/// How long a stop waits for a message that the server has sent already.
+const LAST_MESSAGES: Duration = Duration::from_millis(50);
+/// The interval between log lines about missing messages.
+const LOG_EVERY: Duration = Duration::from_mins(1);
+
+/// The duration of an outage of pulls, and the log lines about it.
+#[derive(Default)]
+struct Outage {
+    failures: u32,
+    began: Option<Instant>,
+    logged: Option<Instant>,
+}
+
+impl Outage {
+    fn pause(&self) -> Duration {
+        match self.failures.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(earlier) => (PULL_AGAIN * 2_u32.pow(earlier.min(10))).min(PULL_AGAIN_MOST),
+        }
+    }
+
+    /// A lost stream or a restarted server costs one failure. A second failure means an outage.
+    fn failed(&mut self, consumer: &str, error: &anyhow::Error) {
+        self.failures = self.failures.saturating_add(1);
+        self.began.get_or_insert_with(Instant::now);
+        let lasts = self.failures > 1 || error.is::<TooFewServers>();
+        let error = format!("{error:#}");
+        if !lasts {
+            tracing::warn!(consumer, error, "pulling again");
+        } else if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            self.logged = Some(Instant::now());
+            tracing::error!(
+                consumer,
+                error,
+                failures = self.failures,
+                "no messages come from NATS; redrive picks the rows up when they are due"
+            );
+        }
+    }
+
+    fn over(&mut self, consumer: &str) {
+        if let Some(began) = self.began
+            && self.logged.is_some()
+        {
+            let seconds = began.elapsed().as_secs();
+            tracing::info!(consumer, seconds, "messages come from NATS again");
+        }
+        *self = Self::default();
+    }
+}
+
+impl<S: Stage> Worker<S> {
+    pub(super) async fn messages(self: Arc<Self>, source: Source) -> anyhow::Result<()> {
+        let _pulled = self.pulled.clone().drop_guard();
+        let stop = self.shutdown.soft();
+        let mut outage = Outage::default();
+        while !stop.is_cancelled() {
+            let waiting = async {
+                tokio::time::sleep(outage.pause()).await;
+                self.nats.connected().await;
+            };
+            if stop.run_until_cancelled(waiting).await.is_none() {
+                break;
+            }
+            // After any error, missing streams and consumers are created again.
+            if let Err(error) = self.pull_until_broken(&source, &mut outage).await {
+                outage.failed(&source.durable, &error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn pull_until_broken(&self, source: &Source, outage: &mut Outage) -> anyhow::Result<()> {
+        let consumer = self.nats.consumer(source).await?;
+        let stop = self.shutdown.soft();
+        loop {
+            let Some(room) = stop.run_until_cancelled(self.lanes.room_for(MOST)).await else {
+                return Ok(());
+            };
+            let most = (room / MOST).min(PULL_MOST);
+            let batch = consumer.batch().max_messages(most).expires(PULL);
+            let mut chunks = pin!(batch.messages().await?.ready_chunks(most));
+            while let Some(Some(chunk)) = stop.run_until_cancelled(chunks.next()).await {
+                // An error ends the pull, but not what came with it.
+                let (messages, errors): (Vec<_>, Vec<_>) = chunk.into_iter().partition(Result::is_ok);
+                if !messages.is_empty() {
+                    outage.over(&source.durable);
+                    self.take(source, messages.into_iter().flatten()).await;
+                }
+                if let Some(Err(error)) = errors.into_iter().next() {
+                    anyhow::bail!("{error}");
+                }
+            }
+            if stop.is_cancelled() {
+                // Messages of the pull that were not accepted go to another replica at once.
+                while let Ok(Some(chunk)) = tokio::time::timeout(LAST_MESSAGES, chunks.next()).await {
+                    for message in chunk.into_iter().flatten() {
+                        self.acknowledge(&message.split().1, AckKind::Nak(None)).await;
+                    }
+                }
+                return Ok(());
+            }
+            outage.over(&source.durable);
+        }
+    }
+
+    /// Offers the rows of messages to the lanes, then acknowledges the messages.
+    async fn take(&self, source: &Source, messages: impl Iterator<Item = Message>) {
+        let (mut ackers, mut tickets, mut contexts) = (Vec::new(), Vec::new(), Vec::new());
+        for message in messages {
+            match serde_json::from_slice::<S::Message>(&message.payload) {
+                Ok(read) => {
+                    let (message, acker) = message.split();
+                    let traceparent = message
+                        .headers
+                        .as_ref()
+                        .and_then(|headers| headers.get(TRACEPARENT))
+                        .map(|value| value.as_str().to_owned());
+                    contexts.extend(traceparent.clone());
+                    let (rows, hint) = self.stage.open(read);
+                    let received = Arc::new(Received { hint, traceparent });
+                    tickets.extend(rows.into_iter().map(|row| {
+                        let waiting = (row.id, Some(Arc::clone(&received)));
+                        ((row.lane, row.partner), waiting)
+                    }));
+                    ackers.push(acker);
+                }
+                Err(error) => self.bury(message, &error.to_string()).await,
+            }
+        }
+        let span = trace::receive(source.stream, &source.durable, ackers.len(), &contexts);
+        let accepting = async {
+            let refused = self.lanes.offer(Class::Fresh, tickets.into_iter());
+            self.defer(refused).await;
+            for acker in ackers {
+                self.acknowledge(&acker, AckKind::Ack).await;
+            }
+        };
+        accepting.instrument(span).await;
+    }
+
+    async fn defer(&self, refused: Vec<Waiting<S>>) {
+        if refused.is_empty() {
+            return;
+        }
+        self.jobs.deferred(refused.len());
+        let rows: Vec<S::Id> = refused.into_iter().map(|(row, _)| row).collect();
+        if let Err(error) = self.stage.defer(&rows).await {
+            tracing::warn!(
+                error = format!("{error:#}"),
+                rows = rows.len(),
+                "cannot defer; the sweep finds the rows"
+            );
+        }
+    }
+
+    /// Moves an unreadable message to the dead messages. It is acknowledged only once the stream has stored
+    /// it.
+    async fn bury(&self, message: Message, reason: &str) {
+        let (message, acker) = message.split();
+        // Boxed, because it is rare and would enlarge every batch's future.
+        let buried = Box::pin(self.nats.bury(S::KIND, &message, reason));
+        match perform(Effect::Bury, buried).await {
+            Ok(()) => {
+                tracing::error!(subject = %message.subject, reason, "unreadable message moved to {DEAD}");
+                self.acknowledge(&acker, AckKind::Ack).await;
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error = format!("{error:#}"),
+                    "cannot reach {DEAD}; the message will be redelivered"
+                );
+                self.acknowledge(&acker, AckKind::Nak(Some(RETRY))).await;
+            }
+        }
+    }
+
+    async fn acknowledge(&self, acker: &Acker, kind: AckKind) {
+        let acknowledged = async {
+            // Without the acknowledgement, the message is redelivered; its rows are claimed only once.
+            if let Err(error) = acker.ack_with(kind).await {
+                tracing::debug!(%error, "a message was not acknowledged");
+            }
+            #[cfg(feature = "failpoints")]
+            self.nats.send_now().await;
+        };
+        perform(Effect::Acknowledge, acknowledged).await;
+    }
+}

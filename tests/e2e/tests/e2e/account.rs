@@ -1,0 +1,193 @@
+//! What partners look up and change of their own account: options, webhook, keys.
+
+use crate::partner::{API, SOON, ask, get, header};
+use crate::shop::{PATH, Shop, fresh};
+use serde_json::{Value, json};
+use testkit::client::Client;
+use testkit::receiver::{self, Receiver, Signature};
+use testkit::stack::Stack;
+use testkit::wait;
+
+#[tokio::test]
+async fn options_are_listed_and_cached() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let mut cursor = String::new();
+    let mut offered = Vec::new();
+    loop {
+        let page = get(&shop.client, &format!("/options?limit=1{cursor}"))
+            .await
+            .unwrap();
+        offered.extend(page["options"].as_array().unwrap().clone());
+        match page["next_cursor"].as_str() {
+            Some(next) => cursor = format!("&cursor={next}"),
+            None => break,
+        }
+        assert!(offered.len() < 100, "the pages do not end");
+    }
+    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready"});
+    assert!(offered.contains(&ready), "{offered:?}");
+    let whole = ask(&shop.client, "GET", "/options?limit=100").await.unwrap();
+    assert_eq!(
+        whole.json().unwrap(),
+        json!({"options": offered, "next_cursor": null})
+    );
+
+    let etag = header(&whole, "etag").to_owned();
+    let unchanged = shop.client.post("").method("GET").path(&format!("{API}/options"));
+    let unchanged = unchanged.query("limit=100").header("if-none-match", &etag);
+    let unchanged = unchanged.send().await.unwrap();
+    assert_eq!((unchanged.status, unchanged.body.len()), (304, 0));
+    let mut database = stack.database.connect().await.unwrap();
+    let disabling = sqlx::query("UPDATE options SET enabled = false WHERE name = 'refused'");
+    disabling.execute(&mut database).await.unwrap();
+    let changed = shop.client.post("").method("GET").path(&format!("{API}/options"));
+    let changed = changed.query("limit=100").header("if-none-match", &etag).send();
+    let options = changed.await.unwrap().json().unwrap();
+    assert_eq!(options["options"].as_array().unwrap().len(), offered.len() - 1);
+
+    // No live option is configured.
+    let live = stack.create_partner("live", None).await.unwrap();
+    let live = stack.client(&live).unwrap();
+    assert_eq!(
+        get(&live, "/options").await.unwrap(),
+        json!({"options": [], "next_cursor": null})
+    );
+}
+
+#[tokio::test]
+async fn the_webhook_is_changed_by_the_partner() {
+    let stack = Stack::start().await.unwrap();
+    let receiver = Receiver::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    let ready = stack.option("ready").unwrap();
+    let account = get(&client, "/account").await.unwrap();
+    assert_eq!(
+        (
+            &account["environment"],
+            &account["access_key"],
+            &account["old_access_key"]
+        ),
+        (&json!("sandbox"), &json!(partner.access_key), &Value::Null)
+    );
+    assert_eq!(account["limits"]["units_per_order"], 1000, "{account}");
+
+    // A webhook waits for a URL.
+    let bought = client
+        .order(&fresh("waiting"), &[(ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
+    let topup_id = &bought[0].topup_id;
+    let held = async || {
+        let topup = get(&client, &format!("/topups/{topup_id}")).await?;
+        Ok((topup["delivery"] == "no_endpoint").then_some(()))
+    };
+    wait::until(SOON, "a webhook without an endpoint", held)
+        .await
+        .unwrap();
+    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver"))
+        .await
+        .unwrap();
+    assert_eq!(
+        (redeliver.status, header(&redeliver, "x-service-error")),
+        (409, "webhook_url_missing")
+    );
+    let put = async |url: Value| {
+        let request = client.post(json!({"url": url}).to_string());
+        request.method("PUT").path(&format!("{API}/webhook")).send().await
+    };
+    for (url, code) in [
+        (json!("http://10.1.2.3/hook"), "url_forbidden"),
+        (json!("http://127.0.0.1:22/hook"), "url_forbidden"),
+        (json!("ftp://example.com"), "url_invalid"),
+        (json!("https://user:pass@example.com"), "url_invalid"),
+        (json!(7), "url_invalid"),
+    ] {
+        let answer = put(url.clone()).await.unwrap();
+        assert_eq!(
+            (answer.status, header(&answer, "x-service-error")),
+            (422, code),
+            "{url}"
+        );
+    }
+    assert_eq!(get(&client, "/webhook").await.unwrap()["state"], "no_url");
+    let answer = put(json!(receiver.url(PATH))).await.unwrap();
+    assert_eq!(answer.json().unwrap()["url"], receiver.url(PATH));
+    receiver.wait_for(1, SOON).await.unwrap();
+
+    // Both secrets sign during the overlap.
+    let rotated = ask(&client, "POST", "/webhook/secret").await.unwrap();
+    assert_eq!(rotated.status, 201);
+    let new_secret = rotated.json().unwrap()["webhook_secret"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    receiver.verify(PATH, &new_secret).unwrap();
+    let second = ask(&client, "POST", "/webhook/secret").await.unwrap();
+    assert_eq!(
+        (second.status, header(&second, "x-service-error")),
+        (409, "rotation_under_way")
+    );
+    client
+        .order(&fresh("signed"), &[(ready, 1)])
+        .await
+        .unwrap()
+        .products()
+        .unwrap();
+    let signed = |received: &[receiver::Received]| {
+        let two = |one: &receiver::Received| {
+            let signatures = one.headers["webhook-signature"].to_str().unwrap_or_default();
+            one.signature == Signature::Valid && signatures.split(' ').count() == 2
+        };
+        received.iter().any(two)
+    };
+    receiver
+        .wait_until(SOON, "a webhook with two signatures", signed)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn keys_are_changed_by_the_partner() {
+    let stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    // Both pairs of keys are valid during the overlap.
+    let rotated = ask(&client, "POST", "/keys").await.unwrap();
+    assert_eq!(
+        (rotated.status, header(&rotated, "cache-control")),
+        (201, "no-store")
+    );
+    let keys = rotated.json().unwrap();
+    let text = |name: &str| keys[name].as_str().unwrap();
+    let renewed = Client::new(&stack.base_url, text("access_key"), text("secret_key")).unwrap();
+    for client in [&renewed, &client] {
+        let account = get(client, "/account").await.unwrap();
+        assert_eq!(
+            (&account["access_key"], &account["old_access_key"]),
+            (&keys["access_key"], &json!(partner.access_key))
+        );
+        assert!(account["old_keys_until"].is_string());
+    }
+    let second = ask(&renewed, "POST", "/keys").await.unwrap();
+    assert_eq!(
+        (second.status, header(&second, "x-service-error")),
+        (409, "rotation_under_way")
+    );
+}
+
+#[tokio::test]
+async fn the_openapi_document_is_served() {
+    let stack = Stack::start().await.unwrap();
+    let url = format!("{}/openapi.json", stack.base_url);
+    let served = testkit::http::client().unwrap().get(url).send().await.unwrap();
+    assert_eq!(served.headers()["content-type"], "application/json");
+    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+    assert_eq!(
+        served.text().await.unwrap(),
+        std::fs::read_to_string(stored).unwrap()
+    );
+}
