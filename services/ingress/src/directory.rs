@@ -41,6 +41,8 @@ pub(crate) struct Partner {
     pub(crate) key: Key,
     /// Its own limits.
     pub(crate) limits: Limits,
+    /// Requests that do not sign their query and body are denied.
+    pub(crate) signed_body_required: bool,
     /// When this access key ends, if a rotation has replaced it.
     until: Option<Instant>,
 }
@@ -164,6 +166,22 @@ impl Directory {
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
+    /// Adds a partner that no database has.
+    #[cfg(fuzzing)]
+    pub(crate) fn learn_for_fuzzing(&self, access_key: &str, secret: SecretKey, signed_body_required: bool) {
+        let partner = Partner {
+            id: PartnerId::new(),
+            environment: Environment::Sandbox,
+            disabled: false,
+            key: Key::Known(secret),
+            limits: Limits::default(),
+            signed_body_required,
+            until: None,
+        };
+        self.partners_mut()
+            .learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
+    }
+
     /// Waits for the right to query. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let turn = tokio::time::timeout(TURN, self.looking.lock()).await;
@@ -221,6 +239,7 @@ impl Directory {
             keys,
             disabled,
             limits,
+            signed_body_required,
             version,
         } = credentials;
         let partner = |keys: Keys| {
@@ -230,6 +249,7 @@ impl Directory {
                 disabled,
                 key: self.open(partner_id, keys.secret_key.as_deref()),
                 limits,
+                signed_body_required,
                 until: keys.ends_in.map(|left| asked + left),
             };
             (keys.access_key, partner)
@@ -320,6 +340,7 @@ mod tests {
                 disabled: false,
                 key: Key::Missing,
                 limits: Limits::default(),
+                signed_body_required: false,
                 until: *until,
             };
             ((*access_key).to_owned(), partner)

@@ -26,6 +26,7 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
 use uuid::Uuid;
+use webhooks::qr::QrUrls;
 
 use crate::{
     endpoint::{Endpoint, Endpoints},
@@ -54,7 +55,7 @@ pub struct Deliver {
     database: Database,
     vault: Vault,
     sender: Sender,
-    public_url: String,
+    qr: QrUrls,
     schedule: Schedule,
     lease: Duration,
     endpoints: Endpoints,
@@ -66,8 +67,8 @@ pub struct Deliver {
 
 /// The settings of [`Deliver`].
 pub struct Settings {
-    /// The base URL for partners, without a final slash.
-    pub public_url: String,
+    /// Makes `qrcode_img_url`.
+    pub qr: QrUrls,
     /// The timeout of a whole request.
     pub timeout: Duration,
     /// The waits between attempts.
@@ -104,7 +105,7 @@ impl Deliver {
         Self {
             vault,
             sender,
-            public_url: settings.public_url,
+            qr: settings.qr,
             schedule: settings.schedule,
             lease: lease(settings.timeout),
             endpoints: Endpoints::default(),
@@ -222,7 +223,7 @@ impl Deliver {
         } else {
             Span::none()
         };
-        let body = webhook::body(delivery, &profile, &self.public_url).map_err(|_| Failure::Unwritable)?;
+        let body = webhook::body(delivery, &profile, &self.qr).map_err(|_| Failure::Unwritable)?;
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
         let headers = webhook::headers(
             topup_id,
