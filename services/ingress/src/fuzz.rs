@@ -5,8 +5,7 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use axum::{
     Router,
     body::{Body, to_bytes},
-    extract::Request,
-    http::{HeaderValue, StatusCode, Uri},
+    http::{HeaderValue, Request, StatusCode, Uri},
     routing::get,
 };
 use domain::ActivationCode;
