@@ -30,7 +30,7 @@ use crate::{
 
 /// Both forms of the path that the specification writes.
 const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
-pub(crate) const QR: &str = "/qr/{text}/{size}";
+const QR: &str = "/qr/{text}/{size}";
 const OPENAPI: &str = "/openapi.json";
 /// All routes.
 pub(crate) const ROUTES: &[&str] = &[
