@@ -72,7 +72,20 @@ python_tools() {
   # Debian splits venv off; pip can stand in for it.
   python3 -m venv "$target" 2>/dev/null || { apt_install python3-venv && python3 -m venv "$target"; } ||
     fail "python3 has no venv: install it (Debian: apt-get install python3-venv)"
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check PyYAML==6.0.3 kubernetes-validate==1.36.0 \
-    >"$LOCAL_DIR/log/pip-tools.log" 2>&1 || fail "pip could not install the test tools; see $LOCAL_DIR/log/pip-tools.log"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary=:all: \
+    --requirement "$ROOT/tests/requirements.txt" >"$LOCAL_DIR/log/pip-tools.log" 2>&1 || fail "pip could not install the test tools; see $LOCAL_DIR/log/pip-tools.log"
   : >"$target/complete"
+}
+
+# `find_cargo_deny` sets CARGO_DENY. Nothing packages it, so it is compiled once: some minutes.
+find_cargo_deny() {
+  local version=0.20.2 root=$TOOLS/cargo-deny
+  if [[ $(cargo-deny --version 2>/dev/null) == "cargo-deny $version" ]]; then
+    CARGO_DENY=cargo-deny
+    return
+  fi
+  CARGO_DENY=$root/bin/cargo-deny
+  [[ $("$CARGO_DENY" --version 2>/dev/null) == "cargo-deny $version" ]] ||
+    cargo install --quiet --locked --root "$root" --version "=$version" cargo-deny ||
+    fail "cargo-deny $version could not be installed"
 }

@@ -6,7 +6,7 @@
 //   … docs/examples/esim.mjs redeliver TOPUP_ID
 //   … docs/examples/esim.mjs options
 //   WEBHOOK_SECRET=whsec_… docs/examples/esim.mjs receive PORT
-import { createHmac, timingSafeEqual } from "node:crypto";
+import { createHash, createHmac, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
 
 const API = "/api/v1/api_partner";
@@ -15,14 +15,17 @@ const env = process.env;
 /** Sends a signed request; returns the status, the error code and the JSON. */
 async function signed(method, path, body) {
   const timestamp = String(Math.floor(Date.now() / 1000));
-  const text = [method, path, timestamp, env.ACCESS_KEY].join("\n");
+  const content = body ? JSON.stringify(body) : "";
+  const digest = createHash("sha256").update(content).digest("hex");
+  const text = [method, path, timestamp, env.ACCESS_KEY, digest].join("\n");
   const signature = createHmac("sha256", Buffer.from(env.SECRET_KEY, "base64")).update(text).digest("hex");
   const answer = await fetch(env.BASE_URL.replace(/\/$/, "") + path, {
     method,
-    body: body && JSON.stringify(body),
+    body: content || undefined,
     headers: {
       "X-Service-Access-Key": env.ACCESS_KEY,
       "X-Service-Timestamp": timestamp,
+      "X-Service-Content-SHA256": digest,
       "X-Service-Signature": signature,
       "Content-Type": "application/json",
     },

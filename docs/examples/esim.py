@@ -27,15 +27,18 @@ def signed(method, path, body=None):
     """Sends a signed request; returns the status, the headers and the JSON."""
     timestamp = str(int(time.time()))
     access_key = os.environ["ACCESS_KEY"]
-    text = "\n".join([method, path, timestamp, access_key])
+    content = b"" if body is None else json.dumps(body).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    text = "\n".join([method, path, timestamp, access_key, digest])
     key = base64.b64decode(os.environ["SECRET_KEY"])
     request = urllib.request.Request(
         os.environ["BASE_URL"].rstrip("/") + path,
         method=method,
-        data=None if body is None else json.dumps(body).encode(),
+        data=content or None,
         headers={
             "X-Service-Access-Key": access_key,
             "X-Service-Timestamp": timestamp,
+            "X-Service-Content-SHA256": digest,
             "X-Service-Signature": hmac.new(key, text.encode(), hashlib.sha256).hexdigest(),
             "Content-Type": "application/json",
         },

@@ -16,7 +16,8 @@ api=/api/v1/api_partner
 signed() {
   timestamp=$(date +%s)
   key=$(printf %s "$SECRET_KEY" | openssl base64 -d -A | od -An -v -tx1 | tr -d ' \n')
-  signature=$(printf '%s\n%s\n%s\n%s' "$1" "$2" "$timestamp" "$ACCESS_KEY" |
+  digest=$(printf %s "${3-}" | openssl dgst -sha256 | sed 's/^.* //')
+  signature=$(printf '%s\n%s\n%s\n%s\n%s' "$1" "$2" "$timestamp" "$ACCESS_KEY" "$digest" |
     openssl dgst -sha256 -mac HMAC -macopt "hexkey:$key" | sed 's/^.* //')
   head=$(mktemp)
   trap 'rm -f "$head"' EXIT
@@ -27,6 +28,7 @@ signed() {
     --header "X-Service-Access-Key: $ACCESS_KEY" \
     --header "X-Service-Signature: $signature" \
     --header "X-Service-Timestamp: $timestamp" \
+    --header "X-Service-Content-SHA256: $digest" \
     --header 'Content-Type: application/json' \
     "$@" "${BASE_URL%/}$path"
   echo

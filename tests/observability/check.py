@@ -294,7 +294,8 @@ class Traffic:
     @staticmethod
     def partner(url, environment="sandbox"):
         name = f"observed {uuid.uuid4()}"
-        return esimctl("partner", "create", "--name", name, "--environment", environment, "--webhook-url", url)
+        return esimctl("partner", "create", "--name", name, "--environment", environment, "--webhook-url", url,
+                       "--webhook-http-live")
 
     def live_option(self):
         """A live partner buys from the sandbox too: pages look at live partners only."""

@@ -3,11 +3,13 @@
 //! - [`generate`]: new keys and secrets.
 //! - [`request`]: `X-Service-Signature` of partners' requests.
 //! - [`webhook`]: `webhook-signature` of our webhooks (Standard Webhooks).
+//! - [`qr`]: the MAC in the URL of a QR picture.
 //! - [`usimsa`]: `x-gat-signature` of our calls to a USIMSA provider.
 //!
 //! Comparisons take constant time.
 
 pub mod generate;
+pub mod qr;
 pub mod request;
 pub mod scram;
 pub mod usimsa;
@@ -38,6 +40,9 @@ pub enum InvalidSecret {
     /// The text decodes to no bytes, so anyone could sign with it.
     #[error("the secret is empty")]
     Empty,
+    /// A key of fewer than 32 bytes.
+    #[error("the key is shorter than 32 bytes")]
+    TooShort,
     /// A webhook secret must start with `whsec_`.
     #[error("the webhook secret does not start with whsec_")]
     MissingPrefix,

@@ -1,30 +1,86 @@
 //! The signature of a partner's request: lowercase hex HMAC-SHA256 of
 //! `METHOD<LF>PATH<LF>TIMESTAMP<LF>ACCESS_KEY`.
+//!
+//! A request that names the digest of its body signs five lines:
+//! `METHOD<LF>PATH?QUERY<LF>TIMESTAMP<LF>ACCESS_KEY<LF>DIGEST`. A header or a path holds no line feed, so no signature
+//! is valid for both forms.
+
+use sha2::{Digest, Sha256};
 
 use crate::{SecretKey, same};
 
-fn mac(secret: &SecretKey, method: &str, path: &str, timestamp: &str, access_key: &str) -> String {
-    let parts = [method, path, timestamp, access_key].map(str::as_bytes);
-    let [method, path, timestamp, access_key] = parts;
-    hex::encode(secret.mac(&[method, b"\n", path, b"\n", timestamp, b"\n", access_key]))
+fn mac(
+    secret: &SecretKey,
+    method: &str,
+    target: &str,
+    timestamp: &str,
+    access_key: &str,
+    digest: Option<&[u8]>,
+) -> String {
+    let parts = [method, target, timestamp, access_key].map(str::as_bytes);
+    let [method, target, timestamp, access_key] = parts;
+    let four = [method, b"\n", target, b"\n", timestamp, b"\n", access_key];
+    let fifth = digest.map(|digest| [b"\n", digest]);
+    let text: Vec<&[u8]> = four.into_iter().chain(fifth.into_iter().flatten()).collect();
+    hex::encode(secret.mac(&text))
+}
+
+/// The digest of a body for the fifth line: SHA-256 in lowercase hex.
+pub fn digest(body: &[u8]) -> String {
+    hex::encode(Sha256::digest(body))
+}
+
+/// Whether `given` is the [`digest`] of the body, compared as sent.
+pub fn is_digest(given: &[u8], body: &[u8]) -> bool {
+    same(digest(body).as_bytes(), given)
 }
 
 /// Signs a request. `path` is the path exactly as requested, without query; `timestamp` is the
 /// text of the timestamp header.
 pub fn sign(secret: &SecretKey, method: &str, path: &str, timestamp: &str, access_key: &str) -> String {
-    mac(secret, &method.to_ascii_uppercase(), path, timestamp, access_key)
+    mac(
+        secret,
+        &method.to_ascii_uppercase(),
+        path,
+        timestamp,
+        access_key,
+        None,
+    )
 }
 
-/// Whether `signature` is the lowercase hex signature of the request, compared as sent.
+/// Signs a request with its query and body. `target` is the path exactly as requested, with `?` and the query if there
+/// is one; `digest` is that of the body.
+pub fn sign_whole(
+    secret: &SecretKey,
+    method: &str,
+    target: &str,
+    timestamp: &str,
+    access_key: &str,
+    digest: &str,
+) -> String {
+    let method = method.to_ascii_uppercase();
+    mac(
+        secret,
+        &method,
+        target,
+        timestamp,
+        access_key,
+        Some(digest.as_bytes()),
+    )
+}
+
+/// Whether `signature` is the lowercase hex signature of the request, compared as sent. With a `digest`, `target` has
+/// the query, too.
 pub fn verify(
     secret: &SecretKey,
     method: &str,
-    path: &str,
+    target: &str,
     timestamp: &str,
     access_key: &str,
+    digest: Option<&[u8]>,
     signature: &[u8],
 ) -> bool {
-    let expected = mac(secret, method, path, timestamp, access_key);
+    let expected = mac(secret, method, target, timestamp, access_key, digest);
     same(expected.as_bytes(), signature)
 }
 
@@ -33,6 +89,8 @@ mod tests {
     use super::*;
 
     const PATH: &str = "/api/v1/api_partner/orders";
+    /// `printf %s '{}' | openssl dgst -sha256`.
+    const DIGEST: &str = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a";
 
     fn secret() -> SecretKey {
         SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap()
@@ -48,38 +106,81 @@ mod tests {
         );
     }
 
+    /// As above, with a query, a line feed and the digest behind it.
+    #[test]
+    fn signs_query_and_body_as_openssl_does() {
+        assert_eq!(digest(b"{}"), DIGEST);
+        let target = format!("{PATH}?limit=2");
+        assert_eq!(
+            sign_whole(&secret(), "post", &target, "1700000000", "AK", DIGEST),
+            "191f05d39f7fbc0299f55764acdd1d7fa330c0abd527811fba86d7c48742365e"
+        );
+    }
+
+    /// Each row changes one of the values that are signed, or the signature.
     #[test]
     fn only_the_exact_signature_is_accepted() {
-        let good = sign(&secret(), "POST", PATH, "1700000000", "AK");
-        let check =
-            |signature: &str| verify(&secret(), "POST", PATH, "1700000000", "AK", signature.as_bytes());
-        assert!(check(&good));
-        assert!(!check(&good.to_uppercase()));
-        assert!(!check(&good[..63]));
-        assert!(!check(""));
-        assert!(!verify(
-            &secret(),
-            "POST",
-            "/v1/api_partner/orders",
-            "1700000000",
-            "AK",
-            good.as_bytes()
-        ));
-        assert!(!verify(
-            &secret(),
-            "POST",
-            PATH,
-            "1700000001",
-            "AK",
-            good.as_bytes()
-        ));
-        assert!(!verify(
-            &secret(),
-            "POST",
-            PATH,
-            "1700000000",
-            "AK2",
-            good.as_bytes()
-        ));
+        let four = sign(&secret(), "POST", PATH, "1700000000", "AK");
+        let five = sign_whole(&secret(), "POST", PATH, "1700000000", "AK", DIGEST);
+        let check = |method: &str,
+                     target: &str,
+                     timestamp: &str,
+                     key: &str,
+                     digest: Option<&str>,
+                     signature: &str| {
+            let digest = digest.map(str::as_bytes);
+            verify(
+                &secret(),
+                method,
+                target,
+                timestamp,
+                key,
+                digest,
+                signature.as_bytes(),
+            )
+        };
+        let time = "1700000000";
+        assert!(check("POST", PATH, time, "AK", None, &four));
+        assert!(check("POST", PATH, time, "AK", Some(DIGEST), &five));
+        let query = format!("{PATH}?limit=2");
+        let other = digest(b"");
+        for (signature, digest) in [(&four, None), (&five, Some(DIGEST))] {
+            let upper = signature.to_uppercase();
+            let longer = format!("{signature}0");
+            for bad in [&upper, &signature[..63], &longer, ""] {
+                assert!(!check("POST", PATH, time, "AK", digest, bad), "{bad}");
+            }
+            assert!(!check("PUT", PATH, time, "AK", digest, signature));
+            assert!(!check(
+                "POST",
+                "/v1/api_partner/orders",
+                time,
+                "AK",
+                digest,
+                signature
+            ));
+            assert!(!check("POST", &query, time, "AK", digest, signature));
+            assert!(!check("POST", PATH, "1700000001", "AK", digest, signature));
+            assert!(!check("POST", PATH, time, "AK2", digest, signature));
+            assert!(!check("POST", PATH, time, "AK", Some(&other), signature));
+        }
+        // Neither form is the other, with the digest left out, added, or moved into another line.
+        assert!(!check("POST", PATH, time, "AK", None, &five));
+        assert!(!check("POST", PATH, time, "AK", Some(DIGEST), &four));
+        assert!(!check("POST", PATH, time, "AK", Some(""), &four));
+    }
+
+    #[test]
+    fn a_digest_is_lowercase_and_whole() {
+        assert!(is_digest(DIGEST.as_bytes(), b"{}"));
+        for bad in [
+            &DIGEST.to_uppercase(),
+            &DIGEST[..63],
+            "",
+            "RBNvo1WzZ4oRRq0W9+hknpT7T8If536DEMBg9hyq/4o=",
+        ] {
+            assert!(!is_digest(bad.as_bytes(), b"{}"), "{bad}");
+        }
+        assert!(!is_digest(DIGEST.as_bytes(), b"{} "));
     }
 }

@@ -10,7 +10,7 @@ GRANT UPDATE ON configuration_version TO esim_operator;
 GRANT INSERT ON partners, options, operator_actions TO esim_operator;
 GRANT UPDATE (name, environment, access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url,
               webhook_secret, old_webhook_secret, old_webhook_secret_until, disabled_at, max_in_flight,
-              requests_per_second, orders_per_second, units_per_second, erased_at, version) ON partners TO esim_operator;
+              requests_per_second, orders_per_second, units_per_second, signed_body_required, erased_at, version) ON partners TO esim_operator;
 GRANT UPDATE ON options, providers TO esim_operator;
 GRANT UPDATE (state, not_found_at, placed_at, reason, unknowns, disputed) ON placements TO esim_operator;
 GRANT UPDATE (state, reason) ON topups TO esim_operator;

@@ -57,6 +57,8 @@ pub struct Partner {
     pub orders_per_second: Option<i32>,
     /// The most units per second at each ingress; `None`: the default.
     pub units_per_second: Option<i32>,
+    /// Requests that do not sign their query and body are denied.
+    pub signed_body_required: bool,
     /// Since when the partner's requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
@@ -96,6 +98,8 @@ pub struct Credentials {
     pub disabled: bool,
     /// The partner's own limits.
     pub limits: Limits,
+    /// Requests that do not sign their query and body are denied.
+    pub signed_body_required: bool,
     /// The configuration version of the last change.
     pub version: i64,
 }
@@ -143,7 +147,8 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> 
                   CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
                   CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
                       AS old_webhook_secret_until,
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, disabled_at, created_at
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                  disabled_at, created_at
            FROM partners ORDER BY created_at, partner_id"#,
     )
     .fetch_all(connection)
@@ -160,7 +165,8 @@ pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Resu
                   CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
                   CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
                       AS old_webhook_secret_until,
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, disabled_at, created_at
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                  disabled_at, created_at
            FROM partners WHERE partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1"#,
         id_or_access_key,
     )
@@ -293,6 +299,23 @@ pub async fn set_limits(
     Ok(found.rows_affected() > 0)
 }
 
+/// Sets whether requests of a partner that do not sign their query and body are denied. Returns whether the partner
+/// exists.
+pub async fn set_signed_body_required(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    required: bool,
+) -> Result<bool, Error> {
+    let found = sqlx::query!(
+        "UPDATE partners SET signed_body_required = $2 WHERE partner_id = $1",
+        partner_id.uuid(),
+        required,
+    )
+    .execute(connection)
+    .await?;
+    Ok(found.rows_affected() > 0)
+}
+
 /// What stays valid beside the new keys or secret.
 #[derive(Clone, Copy, Debug)]
 pub struct Overlap {
@@ -382,6 +405,7 @@ struct CredentialsRow {
     requests_per_second: Option<i32>,
     orders_per_second: Option<i32>,
     units_per_second: Option<i32>,
+    signed_body_required: bool,
     version: i64,
 }
 
@@ -411,6 +435,7 @@ impl TryFrom<CredentialsRow> for Credentials {
                 orders_per_second: row.orders_per_second.map(unsigned),
                 units_per_second: row.units_per_second.map(unsigned),
             },
+            signed_body_required: row.signed_body_required,
             version: row.version,
         })
     }
@@ -424,7 +449,8 @@ pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Resul
                   CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
                       AS old_ends_in,
                   disabled_at IS NOT NULL AS "disabled!",
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, version
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                  version
            FROM partners WHERE version > $1"#,
         version,
     )
@@ -446,7 +472,8 @@ pub async fn by_access_key(
                   CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
                       AS old_ends_in,
                   disabled_at IS NOT NULL AS "disabled!",
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, version
+                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                  version
            FROM partners WHERE access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())"#,
         access_key,
     )

@@ -5,14 +5,14 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use store::profile::Profile;
 
+use crate::qr::QrUrls;
+
 /// All characters except RFC 3986's unreserved ones.
 const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
     .remove(b'~');
-/// The size of the QR picture, the last segment of its URL.
-const QR_SIZE: u16 = 300;
 
 /// A percent-encoded segment of a path.
 pub fn encoded(text: &str) -> String {
@@ -34,24 +34,23 @@ pub struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// The body for one ready topup. `public_url` is the base URL of ingress, without final slash.
+    /// The body for one ready topup.
     pub fn new(
         topup_id: &'a TopupId,
         option_id: OptionId,
         external_order_id: &'a str,
         iccid: &'a str,
         profile: &'a Profile,
-        public_url: &str,
+        qr: &QrUrls,
     ) -> Self {
-        let download_link = profile.code.download_link();
         Self {
             topup_id,
             option_id,
             iccid,
             smdp: profile.code.smdp(),
             activate_code: profile.code.matching_id(),
-            qrcode_img_url: format!("{public_url}/qr/{}/{QR_SIZE}", encoded(&download_link)),
-            download_link,
+            download_link: profile.code.download_link(),
+            qrcode_img_url: qr.url(&profile.code),
             expired_date: &profile.expired_date,
             external_order_id,
         }
@@ -61,6 +60,7 @@ impl<'a> Body<'a> {
 #[cfg(test)]
 mod tests {
     use domain::ActivationCode;
+    use signing::qr::Keys;
 
     use super::*;
 
@@ -78,7 +78,7 @@ mod tests {
             "their \"order\" é",
             "8982123456789012345",
             &profile,
-            "https://esim.example.com",
+            &QrUrls::new("https://esim.example.com".into(), Keys::default()),
         );
         assert_eq!(
             serde_json::to_string(&body).unwrap(),

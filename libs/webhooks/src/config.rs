@@ -1,6 +1,8 @@
 //! Settings that the services share.
 
-use clap::Args;
+use clap::{ArgAction, Args};
+use secrecy::{ExposeSecret, SecretString};
+use signing::{InvalidSecret, qr::Keys};
 use url::Url;
 
 use crate::guard::{self, Guard, Networks, Ports};
@@ -23,6 +25,41 @@ impl GuardConfig {
     /// The guard with these settings.
     pub fn guard(self) -> Guard {
         Guard::new(self.webhook_allow, self.webhook_deny, self.webhook_ports)
+    }
+}
+
+/// Which URLs live partners may have.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct HttpConfig {
+    /// Live partners may set `http://` webhook URLs, which show their eSIMs to the network
+    #[arg(long, env = "WEBHOOK_HTTP_LIVE", action = ArgAction::Set, num_args = 0..=1, require_equals = true, default_value_t = false, default_missing_value = "true")]
+    pub webhook_http_live: bool,
+}
+
+/// The MAC in the URLs of QR pictures.
+#[derive(Args, Clone, Debug, Default)]
+pub struct QrConfig {
+    /// Keys for a MAC in `qrcode_img_url`, Base64 of at least 32 bytes each, separated by blanks or commas; the first one
+    /// makes it, all of them check it [default: no MAC]
+    #[arg(long, env = "QR_KEYS", hide_env_values = true)]
+    pub qr_keys: Option<SecretString>,
+}
+
+/// The keys can't be used.
+#[derive(Debug, thiserror::Error)]
+#[error("QR_KEYS: {0}")]
+pub struct BadQrKeys(InvalidSecret);
+
+impl QrConfig {
+    /// The keys; none if the setting is missing or empty.
+    pub fn keys(&self) -> Result<Keys, BadQrKeys> {
+        let given = self
+            .qr_keys
+            .as_ref()
+            .filter(|keys| !keys.expose_secret().is_empty());
+        given
+            .map_or_else(|| Ok(Keys::default()), Keys::parse)
+            .map_err(BadQrKeys)
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
     sync::Arc,
 };
 
+use domain::Environment;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use url::{Host, Url};
 
@@ -115,6 +116,9 @@ pub enum Forbidden {
     /// It has a port that endpoints of partners may not have.
     #[error("forbidden port")]
     Port,
+    /// Its webhooks would not be encrypted, and its partner is live.
+    #[error("http for a live partner")]
+    Plain,
 }
 
 /// Decides where webhooks may go. Cheap to clone.
@@ -123,6 +127,7 @@ pub struct Guard {
     allowed: Networks,
     denied: Networks,
     ports: Ports,
+    http_live: bool,
 }
 
 impl Guard {
@@ -132,7 +137,22 @@ impl Guard {
             allowed,
             denied,
             ports,
+            http_live: false,
         }
+    }
+
+    /// Whether live partners may set `http` URLs; without this they may not.
+    #[must_use]
+    pub fn http_live(mut self, allowed: bool) -> Self {
+        self.http_live = allowed;
+        self
+    }
+
+    /// Judges a URL that is about to be set for a partner of this environment, as [`Guard::check_url`] does, and its
+    /// scheme. URLs that are stored already are not judged by their scheme.
+    pub fn check_new(&self, url: &Url, environment: Environment) -> Result<(), Forbidden> {
+        check_scheme(url, environment, self.http_live)?;
+        self.check_url(url)
     }
 
     /// Judges the port of a URL, and its host if the host is an address.
@@ -161,6 +181,15 @@ impl Guard {
         } else {
             Err(Forbidden::Address)
         }
+    }
+}
+
+/// Refuses a new `http` URL of a live partner, unless the operator allows it.
+pub fn check_scheme(url: &Url, environment: Environment, http_live: bool) -> Result<(), Forbidden> {
+    if environment == Environment::Live && url.scheme() != "https" && !http_live {
+        Err(Forbidden::Plain)
+    } else {
+        Ok(())
     }
 }
 
@@ -388,6 +417,34 @@ mod tests {
         }
         let default = format!("{:?}", Ports::default());
         assert_eq!(format!("{:?}", Ports::parse(PORTS).unwrap()), default);
+    }
+
+    #[test]
+    fn a_live_partner_sets_an_http_url_only_if_the_operator_allows_it() {
+        let [strict, lax] = [false, true].map(|allowed| guard("", "").http_live(allowed));
+        let check =
+            |guard: &Guard, url: &str, environment| guard.check_new(&url.parse().unwrap(), environment);
+        for url in [
+            "http://example.com/",
+            "HTTP://example.com:8080/",
+            "http://8.8.8.8/",
+        ] {
+            assert_eq!(
+                check(&strict, url, Environment::Live),
+                Err(Forbidden::Plain),
+                "{url}"
+            );
+            assert_eq!(check(&strict, url, Environment::Sandbox), Ok(()), "{url}");
+            assert_eq!(check(&lax, url, Environment::Live), Ok(()), "{url}");
+        }
+        let url = "https://example.com/";
+        assert_eq!(check(&strict, url, Environment::Live), Ok(()));
+        let url = "https://10.0.0.1/";
+        assert_eq!(check(&lax, url, Environment::Live), Err(Forbidden::Address));
+        assert_eq!(
+            check(&lax, "http://example.com:25/", Environment::Live),
+            Err(Forbidden::Port)
+        );
     }
 
     #[test]

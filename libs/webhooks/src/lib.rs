@@ -3,9 +3,11 @@
 //! - [`url`]: the URL of a partner's endpoint, as text.
 //! - [`guard`]: decides where webhooks may go.
 //! - [`body`]: the nine fields of a webhook.
+//! - [`qr`]: the URL of a QR picture, and which pictures are drawn.
 //! - [`config`]: the settings that these need.
 
 pub mod body;
 pub mod config;
 pub mod guard;
+pub mod qr;
 pub mod url;

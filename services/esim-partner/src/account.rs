@@ -102,7 +102,7 @@ impl Account {
         Secret::parse(self.setting("WEBHOOK_SECRET")?).context("WEBHOOK_SECRET")
     }
 
-    /// Sends a signed request. `path` is below the API's prefix, percent-encoded.
+    /// Sends a request whose signature covers query and body. `path` is below the API's prefix, percent-encoded.
     pub(crate) async fn send(
         &self,
         method: &str,
@@ -113,18 +113,25 @@ impl Account {
         let (access_key, path) = (self.setting("ACCESS_KEY")?, format!("{API}{path}"));
         let secret = SecretKey::from_base64(self.setting("SECRET_KEY")?).context("SECRET_KEY")?;
         let timestamp = runtime::clock::unix_seconds().to_string();
-        let signature = signing::request::sign(&secret, method, &path, &timestamp, access_key);
-        let base_url = self.setting("BASE_URL")?.trim_end_matches('/');
         let separator = if query.is_empty() { "" } else { "?" };
-        let url = format!("{base_url}{path}{separator}{query}");
+        let target = format!("{path}{separator}{query}");
+        let text = body.map(Value::to_string).unwrap_or_default();
+        let digest = signing::request::digest(text.as_bytes());
+        let signature =
+            signing::request::sign_whole(&secret, method, &target, &timestamp, access_key, &digest);
+        let base_url = self.setting("BASE_URL")?.trim_end_matches('/');
         let mut request = self
             .http
-            .request(Method::from_bytes(method.as_bytes())?, url)
+            .request(
+                Method::from_bytes(method.as_bytes())?,
+                format!("{base_url}{target}"),
+            )
             .header("X-Service-Access-Key", access_key)
             .header("X-Service-Timestamp", timestamp)
+            .header("X-Service-Content-SHA256", digest)
             .header("X-Service-Signature", signature);
-        if let Some(body) = body {
-            request = request.json(body);
+        if body.is_some() {
+            request = request.header("Content-Type", "application/json").body(text);
         }
         let answer = request.send().await.context("no answer")?;
         let header = |name: &str| {

@@ -2,7 +2,7 @@
 
 use anyhow::Context;
 use clap::{
-    Args, Subcommand,
+    Args, Subcommand, ValueEnum,
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use domain::{Environment, PartnerId};
@@ -14,7 +14,7 @@ use store::{
     partners::{self, Limit, NewLimits, NewPartner, Partner},
     vault::Keyring,
 };
-use webhooks::url::WebhookUrl;
+use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
 
 use crate::{
     database::connect,
@@ -69,6 +69,14 @@ const SET_LIMITS_EXAMPLES: &str = "Examples:
 Each ingress applies the limits within a second. A request above a limit gets 429. `default` restores the setting of
 ingress: MAX_IN_FLIGHT, PARTNER_REQUESTS_PER_SECOND, PARTNER_ORDERS_PER_SECOND, PARTNER_UNITS_PER_SECOND.";
 
+const SET_SIGNING_EXAMPLES: &str = "Examples:
+  esimctl partner set-signing ak_0123456789abcdef01234567 --body required
+  esimctl partner set-signing ak_0123456789abcdef01234567 --body optional
+
+With `required`, each ingress denies within a second every request whose signature does not cover the query and the body:
+one without the header X-Service-Content-SHA256. Ask the partner to send it on every request first. With the header the
+body is always checked.";
+
 const LONGEST_NAME: usize = 255;
 const MOST_LIMIT: u32 = 1_000_000;
 
@@ -90,6 +98,8 @@ pub enum Command {
         which: Which,
         #[command(flatten)]
         endpoint: Endpoint,
+        #[command(flatten)]
+        http: HttpConfig,
     },
     /// Deny a partner's requests
     #[command(after_help = DISABLE_EXAMPLES)]
@@ -104,6 +114,15 @@ pub enum Command {
         which: Which,
         #[command(flatten)]
         limits: Limits,
+    },
+    /// Set whether a partner's requests must sign their query and body
+    #[command(after_help = SET_SIGNING_EXAMPLES)]
+    SetSigning {
+        #[command(flatten)]
+        which: Which,
+        /// Whether the signature must cover the query and the body
+        #[arg(long)]
+        body: Covered,
     },
     /// Replace a partner's keys and print the new ones once; the old ones stay valid for a while
     #[command(after_help = rotate::KEYS_EXAMPLES)]
@@ -128,7 +147,19 @@ pub struct Create {
     #[arg(long, value_name = "URL", value_parser = WebhookUrlParser)]
     webhook_url: Option<WebhookUrl>,
     #[command(flatten)]
+    http: HttpConfig,
+    #[command(flatten)]
     master_key: MasterKeyConfig,
+}
+
+/// Refuses an `http` URL for a live partner, unless the operator allows it.
+fn check_scheme(url: Option<&WebhookUrl>, environment: Environment, http: HttpConfig) -> anyhow::Result<()> {
+    let parsed = url.and_then(WebhookUrl::parsed);
+    let judged = parsed.map(|url| guard::check_scheme(&url, environment, http.webhook_http_live));
+    judged.unwrap_or(Ok(())).context(
+        "the partner is live, and http:// shows its eSIMs to the network: give an https:// URL, or allow it with \
+         --webhook-http-live",
+    )
 }
 
 #[derive(Args, Clone, Debug)]
@@ -159,6 +190,15 @@ pub struct Limits {
     units_per_second: Option<Limit>,
 }
 
+/// Whether a signature covers the query and the body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Covered {
+    /// Requests without it are denied
+    Required,
+    /// As the request says
+    Optional,
+}
+
 fn limit(text: &str) -> Result<Limit, String> {
     if text == "default" {
         return Ok(Limit::Default);
@@ -180,10 +220,15 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             let partner = find(&mut connect(database).await?, which).await?;
             output.print(&partner, || describe(&partner))
         }
-        Command::SetWebhook { which, endpoint } => set_webhook(which, endpoint, database, output).await,
+        Command::SetWebhook {
+            which,
+            endpoint,
+            http,
+        } => set_webhook(which, endpoint, *http, database, output).await,
         Command::Disable(which) => set_disabled(which, true, database, output).await,
         Command::Enable(which) => set_disabled(which, false, database, output).await,
         Command::SetLimits { which, limits } => set_limits(which, limits, database, output).await,
+        Command::SetSigning { which, body } => set_signing(which, *body, database, output).await,
         Command::RotateKeys(rotate) => rotate::keys(rotate, database, output).await,
         Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, database, output).await,
         Command::Erase(asked) => erase::partner(asked, database, output).await,
@@ -205,6 +250,7 @@ struct Created<'a> {
 }
 
 async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+    check_scheme(new.webhook_url.as_ref(), new.environment, new.http)?;
     let vault = new.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = connect(database).await?;
     partners::check_master_key(&mut connection, &vault)
@@ -258,11 +304,18 @@ fn describe_created(created: &Created<'_>) -> String {
 async fn set_webhook(
     which: &Which,
     endpoint: &Endpoint,
+    http: HttpConfig,
     database: &DatabaseConfig,
     output: &Output,
 ) -> anyhow::Result<()> {
     let mut connection = connect(database).await?;
-    let Partner { partner_id, name, .. } = find(&mut connection, which).await?;
+    let Partner {
+        partner_id,
+        name,
+        environment,
+        ..
+    } = find(&mut connection, which).await?;
+    check_scheme(endpoint.url.as_ref(), environment.parse()?, http)?;
     let url = endpoint.url.as_ref().map(WebhookUrl::as_str);
     let due = partners::set_webhook(&mut connection, partner_id.into(), url)
         .await?
@@ -308,6 +361,20 @@ async fn set_limits(
         units_per_second: limits.units_per_second.unwrap_or_default(),
     };
     partners::set_limits(&mut connection, partner.partner_id.into(), &new).await?;
+    let partner = find(&mut connection, which).await?;
+    output.print(&partner, || describe(&partner))
+}
+
+async fn set_signing(
+    which: &Which,
+    body: Covered,
+    database: &DatabaseConfig,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let partner = find(&mut connection, which).await?;
+    let required = body == Covered::Required;
+    partners::set_signed_body_required(&mut connection, partner.partner_id.into(), required).await?;
     let partner = find(&mut connection, which).await?;
     output.print(&partner, || describe(&partner))
 }
@@ -369,6 +436,9 @@ fn describe(partner: &Partner) -> String {
     .filter_map(|(name, limit)| Some((name, limit?.to_string())))
     .collect();
     rows.extend(limits.iter().map(|(name, limit)| (*name, limit.as_str())));
+    if partner.signed_body_required {
+        rows.push(("signed body", "required"));
+    }
     rows.push(("created", &created));
     properties(&rows)
 }

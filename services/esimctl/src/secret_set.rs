@@ -76,6 +76,8 @@ pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
         }
     }
     master_keys(folder, asked.master_key.as_ref())?;
+    let qr_key = BASE64_STANDARD.encode(rand::random::<[u8; 32]>());
+    secret_file::make(&folder.join("qr.key"), &format!("{qr_key}\n"))?;
     for (name, given, random) in [
         (
             "sandbox-access-key",
@@ -231,6 +233,9 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
         share.pgpass(stage)?;
         share.keys(purposes)?;
         share.copy(&format!("nats-{stage}"), "nats-password")?;
+        if stage != "provisioner" {
+            share.copy("qr.key", "qr.key")?;
+        }
     }
     let operator = of("operator", Readers::Owner)?;
     operator.pgpass("operator")?;
@@ -346,7 +351,8 @@ mod tests {
                 "master-profiles.key",
                 "master-webhooks.key",
                 "nats-password",
-                "pgpass"
+                "pgpass",
+                "qr.key"
             ]
         );
         assert_eq!(
@@ -366,7 +372,8 @@ mod tests {
                 "master-profiles.key",
                 "master-webhooks.key",
                 "nats-password",
-                "pgpass"
+                "pgpass",
+                "qr.key"
             ]
         );
         assert_eq!(
@@ -397,6 +404,7 @@ mod tests {
             with("master-profiles.key"),
             ["ingress", "notifier", "operator", "owner", "provisioner"]
         );
+        assert_eq!(with("qr.key"), ["ingress", "notifier"]);
         assert_eq!(with("grafana-password"), ["grafana"]);
 
         create(folder.path(), &[]).unwrap();

@@ -1,4 +1,5 @@
-//! Authenticates requests: the checks of section 5 of the specification, in its sequence.
+//! Authenticates requests: the checks of section 5 of the specification, in its sequence, and then those of a signed
+//! body.
 
 use std::sync::Arc;
 
@@ -8,18 +9,21 @@ use crate::{
     directory::{Directory, Key, Partner},
     error::ApiError,
     metrics::Metrics,
+    replays::{Replays, Use},
 };
 
 /// The largest difference between a request's timestamp and our clock, in seconds.
-const WINDOW: u64 = 300;
+pub(crate) const WINDOW: u64 = 300;
 
-/// The names of the three headers, in lower case, and the access key's as partners write it.
+/// The names of the headers, in lower case, and two of them as partners write them.
 #[derive(Clone, Debug)]
 struct HeaderNames {
     access_key: String,
     signature: String,
     timestamp: String,
+    content_sha256: String,
     access_key_spelled: String,
+    content_sha256_spelled: String,
 }
 
 impl HeaderNames {
@@ -30,36 +34,67 @@ impl HeaderNames {
             access_key: name("Access-Key"),
             signature: name("Signature"),
             timestamp: name("Timestamp"),
+            content_sha256: name("Content-SHA256"),
             access_key_spelled: format!("X-{brand}-Access-Key"),
+            content_sha256_spelled: format!("X-{brand}-Content-SHA256"),
         }
     }
+}
+
+/// A request whose head is authentic.
+pub(crate) struct Signed {
+    /// The partner that signed it.
+    pub(crate) partner: Arc<Partner>,
+    /// What the signature says about the body; `None` if it does not cover it.
+    pub(crate) body: Option<SignedBody>,
+}
+
+/// A body that the signature covers.
+pub(crate) struct SignedBody {
+    digest: HeaderValue,
+    /// Of a request that changes something, if replays are refused.
+    once: Option<Use>,
 }
 
 /// Finds the partner that signed a request.
 pub(crate) struct Authenticator {
     names: HeaderNames,
     directory: Arc<Directory>,
+    replays: Option<Replays>,
     metrics: Metrics,
 }
 
 impl Authenticator {
-    /// Creates the authenticator. `brand` is part of the header names.
-    pub(crate) fn new(brand: &str, directory: Arc<Directory>, metrics: Metrics) -> Self {
+    /// Creates the authenticator. `brand` is part of the header names. `replays` remembers signatures.
+    pub(crate) fn new(
+        brand: &str,
+        directory: Arc<Directory>,
+        replays: Option<Replays>,
+        metrics: Metrics,
+    ) -> Self {
         Self {
             names: HeaderNames::new(brand),
             directory,
+            replays,
             metrics,
         }
     }
 
-    /// Returns the partner of a request that passes every check.
-    pub(crate) async fn partner(&self, parts: &Parts) -> Result<Arc<Partner>, ApiError> {
+    fn denied(&self, reason: &'static str, message: String) -> ApiError {
+        self.metrics.auth_failure(reason);
+        ApiError::Unauthorized { reason, message }
+    }
+
+    /// Checks the head of a request. Its body is checked by [`Authenticator::body`].
+    pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, ApiError> {
         let names = &self.names;
-        let denied = |reason: &'static str, message: String| {
-            self.metrics.auth_failure(reason);
-            ApiError::Unauthorized { reason, message }
-        };
-        for name in [&names.access_key, &names.signature, &names.timestamp] {
+        let denied = |reason, message| self.denied(reason, message);
+        for name in [
+            &names.access_key,
+            &names.signature,
+            &names.timestamp,
+            &names.content_sha256,
+        ] {
             if parts.headers.get_all(name).iter().nth(1).is_some() {
                 return Err(ApiError::BadRequest {
                     reason: "repeated_header",
@@ -79,13 +114,11 @@ impl Authenticator {
             ));
         };
 
-        let timestamp = timestamp
+        let (timestamp, at) = timestamp
             .to_str()
             .ok()
-            .filter(|text| {
-                signing::parse_unix_time(text)
-                    .is_some_and(|time| time.abs_diff(runtime::clock::unix_seconds()) <= WINDOW)
-            })
+            .and_then(|text| Some((text, signing::parse_unix_time(text)?)))
+            .filter(|(_, at)| at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW)
             .ok_or_else(|| denied("timestamp", "Request timestamp is too old or invalid.".into()))?;
 
         let unknown = |reason| {
@@ -120,11 +153,62 @@ impl Authenticator {
             }
             Key::Known(secret) => secret,
         };
-        let (method, path) = (parts.method.as_str(), parts.uri.path());
-        if !signing::request::verify(secret, method, path, timestamp, access_key, signature.as_bytes()) {
+        // An empty value is a digest, too: a wrong one.
+        let digest = parts.headers.get(&names.content_sha256);
+        let target = match (digest, parts.uri.path_and_query()) {
+            (Some(_), Some(whole)) => whole.as_str(),
+            _ => parts.uri.path(),
+        };
+        let is_valid = signing::request::verify(
+            secret,
+            parts.method.as_str(),
+            target,
+            timestamp,
+            access_key,
+            digest.map(HeaderValue::as_bytes),
+            signature.as_bytes(),
+        );
+        if !is_valid {
             return Err(denied("signature", "Invalid signature.".into()));
         }
-        Ok(partner)
+        let Some(digest) = digest else {
+            if partner.signed_body_required {
+                let header = &names.content_sha256_spelled;
+                let message = format!("Missing {header} header: this account's requests sign their body.");
+                return Err(denied("content_sha256_missing", message));
+            }
+            return Ok(Signed { partner, body: None });
+        };
+        let once = self
+            .replays
+            .is_some()
+            .then(|| Use::of(&parts.method, at, signature))
+            .flatten();
+        let body = Some(SignedBody {
+            digest: digest.clone(),
+            once,
+        });
+        Ok(Signed { partner, body })
+    }
+
+    /// Checks the body of a request, if its signature covers it. A request that passes is used up where replays are
+    /// refused.
+    pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
+        let Some(body) = &signed.body else {
+            return Ok(());
+        };
+        if !signing::request::is_digest(body.digest.as_bytes(), received) {
+            let header = &self.names.content_sha256_spelled;
+            let message = format!("{header} is not the SHA-256 of the body in lowercase hex.");
+            return Err(self.denied("content_sha256", message));
+        }
+        if let (Some(replays), Some(once)) = (&self.replays, &body.once)
+            && !replays.is_first(signed.partner.id, once)
+        {
+            let message = "The signature was used before: sign the request again.";
+            return Err(self.denied("replayed", message.into()));
+        }
+        Ok(())
     }
 }
 

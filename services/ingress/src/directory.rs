@@ -41,6 +41,8 @@ pub(crate) struct Partner {
     pub(crate) key: Key,
     /// Its own limits.
     pub(crate) limits: Limits,
+    /// Requests that do not sign their query and body are denied.
+    pub(crate) signed_body_required: bool,
     /// When this access key ends, if a rotation has replaced it.
     until: Option<Instant>,
 }
@@ -221,6 +223,7 @@ impl Directory {
             keys,
             disabled,
             limits,
+            signed_body_required,
             version,
         } = credentials;
         let partner = |keys: Keys| {
@@ -230,6 +233,7 @@ impl Directory {
                 disabled,
                 key: self.open(partner_id, keys.secret_key.as_deref()),
                 limits,
+                signed_body_required,
                 until: keys.ends_in.map(|left| asked + left),
             };
             (keys.access_key, partner)
@@ -320,6 +324,7 @@ mod tests {
                 disabled: false,
                 key: Key::Missing,
                 limits: Limits::default(),
+                signed_body_required: false,
                 until: *until,
             };
             ((*access_key).to_owned(), partner)

@@ -5,7 +5,7 @@
 //! bought, now or later. Jobs only save time: provisioners find placements without a job in the database.
 //!
 //! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
-//! partner. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
+//! partner; [`replays`] refuses a signature that was used. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
 //! [`directory`] caches partners and options. [`orders`] stores and answers orders. [`handshake`] receives
 //! the provisioners' verdicts and releases their orders. [`partner`] answers all other signed requests. [`qr`] draws QR codes. [`observe`] and [`metrics`] record requests.
 
@@ -22,6 +22,7 @@ mod orders;
 mod partner;
 mod qr;
 mod rates;
+mod replays;
 mod request;
 mod routes;
 mod server;
@@ -41,9 +42,13 @@ use store::{
     config::{MasterKeyConfig, PoolConfig},
     vault::Keyring,
 };
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::Semaphore;
 use uuid::Uuid;
-use webhooks::config::{GuardConfig, public_url};
+use webhooks::{
+    config::{GuardConfig, HttpConfig, QrConfig, public_url},
+    qr::{QrGate, QrUrls},
+};
 
 use crate::{
     admission::Admission,
@@ -56,6 +61,7 @@ use crate::{
     orders::Orders,
     partner::{Desk, openapi},
     qr::Drawing,
+    replays::Replays,
     request::Limits,
     routes::App,
     server::Server,
@@ -90,6 +96,12 @@ pub struct Config {
     /// Most units in one order
     #[arg(long, env = "MAX_UNITS", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub max_units: u32,
+    #[command(flatten)]
+    pub qr: QrConfig,
+    /// Until this time, such as `2027-01-31T00:00:00Z`, QR pictures are drawn without the MAC that `QR_KEYS` ask for
+    /// [default: never]
+    #[arg(long, env = "QR_BARE_UNTIL", value_parser = moment)]
+    pub qr_bare_until: Option<OffsetDateTime>,
     /// Providers that the provisioners serve; live partners can order only their options
     #[arg(long, env = "PROVIDERS", default_value = "sandbox", value_delimiter = ',', value_parser = pipeline::streams::provider_name)]
     pub providers: Vec<String>,
@@ -97,6 +109,8 @@ pub struct Config {
     pub limits: LimitsConfig,
     #[command(flatten)]
     pub guard: GuardConfig,
+    #[command(flatten)]
+    pub http: HttpConfig,
     #[command(flatten)]
     pub database: PoolConfig,
     #[command(flatten)]
@@ -122,6 +136,11 @@ fn placement_wait(text: &str) -> Result<Duration, String> {
     Ok(wait)
 }
 
+fn moment(text: &str) -> Result<OffsetDateTime, String> {
+    OffsetDateTime::parse(text, &Rfc3339)
+        .map_err(|_| "it is no time in RFC 3339 such as 2027-01-31T00:00:00Z".into())
+}
+
 fn brand(text: &str) -> Result<String, String> {
     let token = !text.is_empty()
         && text
@@ -145,6 +164,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         .master_key
         .vault(&Keyring::ALL)
         .map_err(BadSetting::error)?;
+    let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
@@ -171,8 +191,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         database: database.clone(),
         turns: Semaphore::new(config.limits.self_service_concurrency.into()),
         vault,
-        guard: config.guard.guard(),
-        public_url: config.public_url,
+        guard: config.guard.guard().http_live(config.http.webhook_http_live),
+        qr: QrUrls::new(config.public_url, qr_keys.clone()),
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
     };
@@ -191,7 +211,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     );
     let limits = &config.limits;
     let app = App {
-        authenticator: Authenticator::new(&config.brand, directory, metrics.clone()),
+        authenticator: Authenticator::new(
+            &config.brand,
+            directory,
+            Replays::new(limits.replays_remembered),
+            metrics.clone(),
+        ),
         admission: Admission::new(limits, config.max_units),
         limits: Limits {
             items: config.max_items.into(),
@@ -209,7 +234,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         limits.refusals_logged,
         &config.brand,
     );
-    let drawing = Drawing::new(limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
+    let gate = QrGate::new(qr_keys, config.qr_bare_until.map(OffsetDateTime::unix_timestamp));
+    let drawing = Drawing::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let router = routes::router(Arc::new(app), document.into(), drawing, Arc::clone(&observer));
     let server = Server::new(limits, router, observer, shutdown.clone());

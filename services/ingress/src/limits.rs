@@ -58,6 +58,9 @@ pub struct LimitsConfig {
     /// Shortest time between a webhook's last attempt and its redelivery at the partner's request; sooner gets 429
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
+    /// Most signatures that are remembered to refuse replays of requests that sign their body; 0 refuses none
+    #[arg(long, env = "REPLAYS_REMEMBERED", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
+    pub replays_remembered: u32,
     /// QR pictures drawn at once
     #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,

@@ -6,13 +6,14 @@ use std::{num::NonZeroU32, sync::Arc, time::Duration};
 use anyhow::Context;
 use axum::{
     extract::{Path, State, rejection::PathRejection},
-    http::header,
+    http::{Uri, header},
     response::{IntoResponse, Response},
 };
 use domain::ActivationCode;
 use governor::{DefaultDirectRateLimiter, Quota};
 use qrcode::{Color, EcLevel, QrCode, bits::encode_auto};
 use tokio::sync::Semaphore;
+use webhooks::qr::QrGate;
 
 use crate::error::ApiError;
 
@@ -23,16 +24,18 @@ const QUIET_ZONE: usize = 4;
 
 /// Bounds the processor time of pictures: anyone can ask for them, and orders come first.
 pub(crate) struct Drawing {
+    gate: QrGate,
     places: Arc<Semaphore>,
     rate: DefaultDirectRateLimiter,
     wait: Duration,
 }
 
 impl Drawing {
-    /// Draws at most `concurrency` pictures at once and `per_second` per second. A request waits at most
+    /// Draws what `gate` lets through, at most `concurrency` pictures at once and `per_second` per second. A request waits at most
     /// `wait`.
-    pub(crate) fn new(concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
+    pub(crate) fn new(gate: QrGate, concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
         Arc::new(Self {
+            gate,
             places: Arc::new(Semaphore::new(concurrency.into())),
             rate: DefaultDirectRateLimiter::direct(Quota::per_second(per_second)),
             wait,
@@ -67,15 +70,23 @@ impl Drawing {
 }
 
 /// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. A text that is no
-/// activation code gets 404, and so does a size outside of 64 to 1024.
+/// activation code gets 404, and so do a size outside of 64 to 1024 and a MAC that is missing or wrong where there are
+/// `QR_KEYS`.
 pub(crate) async fn draw(
     State(drawing): State<Arc<Drawing>>,
     path: Result<Path<(String, String)>, PathRejection>,
+    uri: Uri,
 ) -> Result<Response, ApiError> {
     let Path((text, size)) = path.map_err(|_| ApiError::NotFound)?;
     let code = ActivationCode::parse(&text).map_err(|_| ApiError::NotFound)?;
     let size: usize = size.parse().map_err(|_| ApiError::NotFound)?;
     if !SIZES.contains(&size) {
+        return Err(ApiError::NotFound);
+    }
+    if !drawing
+        .gate
+        .lets(&code, uri.query(), runtime::clock::unix_seconds())
+    {
         return Err(ApiError::NotFound);
     }
     let draw = move || picture(&code.download_link(), size);
@@ -140,10 +151,10 @@ mod tests {
 
     #[tokio::test]
     async fn only_activation_codes_of_sane_size_are_drawn() {
-        let drawing = Drawing::new(1, NonZeroU32::MAX, Duration::from_secs(10));
+        let drawing = Drawing::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_secs(10));
         let draw = |text: &str, size: &str| {
             let path = Path((text.to_owned(), size.to_owned()));
-            draw(State(Arc::clone(&drawing)), Ok(path))
+            draw(State(Arc::clone(&drawing)), Ok(path), Uri::from_static("/"))
         };
         let good = draw("LPA:1$smdp.example$AB12", "300").await.unwrap();
         assert_eq!(good.headers()["content-type"], "image/png");
@@ -171,7 +182,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_picture_that_gets_no_turn_is_refused() {
-        let drawing = Drawing::new(1, NonZeroU32::MAX, Duration::from_millis(10));
+        let drawing = Drawing::new(QrGate::default(), 1, NonZeroU32::MAX, Duration::from_millis(10));
         let (release, released) = std::sync::mpsc::channel::<()>();
         let (began, begun) = tokio::sync::oneshot::channel();
         let first = tokio::spawn({
@@ -189,7 +200,7 @@ mod tests {
 
     #[tokio::test]
     async fn pictures_have_a_rate() {
-        let drawing = Drawing::new(9, NonZeroU32::MIN, Duration::from_millis(10));
+        let drawing = Drawing::new(QrGate::default(), 9, NonZeroU32::MIN, Duration::from_millis(10));
         drawing.run(|| Ok(())).await.unwrap();
         let second = drawing.run(|| Ok(())).await;
         assert!(matches!(second, Err(ApiError::Overloaded { reason: "qr", .. })));

@@ -18,9 +18,8 @@ use tracing::field;
 
 use crate::{
     admission::Admission,
-    auth::Authenticator,
+    auth::{Authenticator, Signed},
     connection::{Connection, answer_body},
-    directory::Partner,
     error::ApiError,
     metrics::{Metrics, OrderResult},
     observe::{Observer, observe},
@@ -141,15 +140,16 @@ pub(crate) async fn create_order(
     request: Request,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    let partner = match app.authenticator.partner(&parts).await {
-        Ok(partner) => partner,
+    let signed = match app.authenticator.head(&parts).await {
+        Ok(signed) => signed,
         Err(error) => return error.into_response(),
     };
+    let partner = &signed.partner;
     tracing::Span::current().record("partner.id", field::display(partner.id));
     let mut external_order_id = None;
     let answered = answer(
         &app,
-        &partner,
+        &signed,
         connection,
         &parts.headers,
         body,
@@ -180,12 +180,13 @@ fn location(orders: &str, external_order_id: &str) -> Option<HeaderValue> {
 
 async fn answer(
     app: &App,
-    partner: &Partner,
+    signed: &Signed,
     connection: Arc<Connection>,
     headers: &HeaderMap,
     body: Body,
     external_order_id: &mut Option<String>,
 ) -> Result<Response, ApiError> {
+    let partner = &signed.partner;
     let drafting = async {
         let length = announced(headers).unwrap_or(app.max_body);
         if length > app.max_body {
@@ -193,6 +194,7 @@ async fn answer(
         }
         let mut admitted = app.admission.enter(partner, length as u64)?;
         let body = read_body(app, body).await?;
+        app.authenticator.body(signed, &body)?;
         let draft = request::read(&body, app.limits).map_err(|request::InvalidJson| ApiError::InvalidJson)?;
         external_order_id.clone_from(&draft.external_order_id);
         if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {

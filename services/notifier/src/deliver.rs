@@ -28,6 +28,7 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
 use uuid::Uuid;
+use webhooks::qr::QrUrls;
 
 use crate::{
     endpoint::{Endpoint, Endpoints},
@@ -56,7 +57,7 @@ pub struct Deliver {
     database: Database,
     vault: Vault,
     sender: Sender,
-    public_url: String,
+    qr: QrUrls,
     schedule: Schedule,
     lease: Duration,
     endpoints: Endpoints,
@@ -68,8 +69,8 @@ pub struct Deliver {
 
 /// The settings of [`Deliver`].
 pub struct Settings {
-    /// The base URL for partners, without a final slash.
-    pub public_url: String,
+    /// Makes `qrcode_img_url`.
+    pub qr: QrUrls,
     /// The timeout of a whole request.
     pub timeout: Duration,
     /// The waits between attempts.
@@ -106,7 +107,7 @@ impl Deliver {
         Self {
             vault,
             sender,
-            public_url: settings.public_url,
+            qr: settings.qr,
             schedule: settings.schedule,
             lease: lease(settings.timeout),
             endpoints: Endpoints::default(),
@@ -224,7 +225,7 @@ impl Deliver {
         } else {
             Span::none()
         };
-        let body = webhook::body(delivery, &profile, &self.public_url).map_err(|_| Failure::Unwritable)?;
+        let body = webhook::body(delivery, &profile, &self.qr).map_err(|_| Failure::Unwritable)?;
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
         let headers = webhook::headers(
             topup_id,

@@ -45,7 +45,10 @@ use store::{
     schema::{self, SchemaError},
     vault::Keyring,
 };
-use webhooks::config::{GuardConfig, public_url};
+use webhooks::{
+    config::{GuardConfig, QrConfig, public_url},
+    qr::QrUrls,
+};
 
 use crate::{
     deliver::{Deliver, Settings},
@@ -81,6 +84,8 @@ pub struct Config {
     /// Public base URL of ingress, used in `qrcode_img_url`
     #[arg(long, env = "PUBLIC_URL", value_parser = public_url)]
     pub public_url: String,
+    #[command(flatten)]
+    pub qr: QrConfig,
     #[command(flatten)]
     pub guard: GuardConfig,
     /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
@@ -160,6 +165,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     });
     let rings = [Keyring::Webhooks, Keyring::Profiles];
     let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
+    let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let guard = config.guard.guard();
     let calls = webhook::Limits {
         timeout: config.webhook_timeout,
@@ -188,7 +194,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         report(database.clone(), Arc::clone(&metrics), shutdown.clone()),
     );
     let settings = Settings {
-        public_url: config.public_url,
+        qr: QrUrls::new(config.public_url, qr_keys),
         timeout: config.webhook_timeout,
         schedule: config.retry_schedule,
         block_policy: BlockPolicy {

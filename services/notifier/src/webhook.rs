@@ -17,6 +17,7 @@ use url::Url;
 use webhooks::{
     body::Body,
     guard::{Forbidden, Guard},
+    qr::QrUrls,
 };
 
 use crate::{
@@ -33,15 +34,15 @@ const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// The body of a delivery's webhook. `public_url` is the base URL of ingress, without final slash.
-pub fn body(delivery: &Delivery, profile: &Profile, public_url: &str) -> serde_json::Result<Vec<u8>> {
+/// The body of a delivery's webhook.
+pub fn body(delivery: &Delivery, profile: &Profile, qr: &QrUrls) -> serde_json::Result<Vec<u8>> {
     serde_json::to_vec(&Body::new(
         &delivery.topup_id,
         delivery.option_id,
         &delivery.external_order_id,
         &delivery.iccid,
         profile,
-        public_url,
+        qr,
     ))
 }
 

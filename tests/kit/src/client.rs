@@ -18,6 +18,7 @@ pub const ORDERS_SHORT: &str = "/v1/api_partner/orders";
 pub const ACCESS_KEY: &str = "x-service-access-key";
 pub const SIGNATURE: &str = "x-service-signature";
 pub const TIMESTAMP: &str = "x-service-timestamp";
+pub const DIGEST: &str = "x-service-content-sha256";
 
 /// Sends one partner's requests to one base URL. Cheap to clone; clones share connections.
 #[derive(Clone, Debug)]

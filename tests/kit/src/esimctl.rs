@@ -110,6 +110,8 @@ impl Esimctl {
         command
             .args(args)
             .arg("--json")
+            // The receivers of live partners have no certificate.
+            .env("WEBHOOK_HTTP_LIVE", "true")
             .envs(self.env.iter().map(|(name, value)| (name, value)));
         if !self.env.is_empty() {
             for purpose in ["PARTNERS", "WEBHOOKS", "PROFILES"] {

@@ -33,6 +33,7 @@ const DENIED: [(&str, &[&str]); 4] = [
             "SELECT profile FROM topups",
             "UPDATE partners SET disabled_at = NULL",
             "UPDATE partners SET max_in_flight = NULL",
+            "UPDATE partners SET signed_body_required = false",
             "UPDATE partners SET environment = 'live'",
             "UPDATE esims SET profile = ''",
             "UPDATE esims SET iccid = '1'",

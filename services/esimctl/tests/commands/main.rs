@@ -98,7 +98,7 @@ async fn migrate_waits_for_a_server_that_is_just_starting() {
 #[tokio::test]
 async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
     let operator = Operator::new().await;
-    let url = "http://127.0.0.1:9000/webhooks";
+    let url = "https://127.0.0.1:9000/webhooks";
     let arguments = [
         "partner",
         "create",
@@ -243,6 +243,67 @@ async fn a_partner_has_limits_of_its_own() {
             .await;
         assert!(!refused.line(2).is_empty());
     }
+}
+
+#[tokio::test]
+async fn a_partner_must_sign_bodies_where_the_operator_wants_it() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    assert_eq!(
+        operator.json(&["partner", "show", id]).await["signed_body_required"],
+        false
+    );
+    for (body, required) in [("required", true), ("optional", false)] {
+        let set = operator
+            .json(&["partner", "set-signing", id, "--body", body])
+            .await;
+        assert_eq!(set["signed_body_required"], required);
+        let shown = operator.run(&["partner", "show", id]).await;
+        assert_eq!(shown.text().contains("signed body"), required, "{shown:?}");
+    }
+    for bad in [&[][..], &["--body", "maybe"]] {
+        let refused = operator
+            .run(&[&["partner", "set-signing", id], bad].concat())
+            .await;
+        assert!(!refused.line(2).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_live_partner_gets_an_http_url_only_on_request() {
+    let operator = Operator::new().await;
+    let url = "http://acme.example/webhooks";
+    let create = ["partner", "create", "--name", "Acme", "--environment", "live"];
+    let with_url = [&create[..], &["--webhook-url", url]].concat();
+    let refused = operator.run(&with_url).await;
+    assert!(refused.line(1).contains("--webhook-http-live"), "{refused:?}");
+    assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
+    let made = operator.json(&create).await;
+    let set = ["partner", "set-webhook", text(&made, "partner_id"), "--url", url];
+    let refused = operator.run(&set).await;
+    assert!(refused.line(1).contains("https://"), "{refused:?}");
+    let shown = operator
+        .json(&["partner", "show", text(&made, "partner_id")])
+        .await;
+    assert!(shown["webhook_url"].is_null());
+    let allowed = [&set[..], &["--webhook-http-live"]].concat();
+    assert_eq!(operator.json(&allowed).await["webhook_url"], url);
+    let made = operator
+        .json(&[&with_url[..], &["--webhook-http-live=true"]].concat())
+        .await;
+    assert_eq!(made["webhook_url"], url);
+    let sandbox = [
+        "partner",
+        "create",
+        "--name",
+        "B",
+        "--environment",
+        "sandbox",
+        "--webhook-url",
+        url,
+    ];
+    assert_eq!(operator.json(&sandbox).await["webhook_url"], url);
 }
 
 /// The unit is bought and ready, and has a delivery.

@@ -25,7 +25,7 @@ use axum::{
     Json, Router,
     body::{Body, Bytes},
     extract::{Request, State},
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, StatusCode, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{get, post},
@@ -36,10 +36,11 @@ use serde::Serialize;
 use store::{Database, PgConnection, vault::Vault};
 use tokio::sync::Semaphore;
 use tracing::field;
-use webhooks::guard::Guard;
+use webhooks::{guard::Guard, qr::QrUrls};
 
 use crate::{
     admission::Visit,
+    auth::Signed,
     directory::Partner,
     error::ApiError,
     routes::{App, whole_body},
@@ -59,8 +60,8 @@ pub(crate) struct Desk {
     pub(crate) turns: Semaphore,
     pub(crate) vault: Vault,
     pub(crate) guard: Guard,
-    /// The base URL of `qrcode_img_url`, without final slash.
-    pub(crate) public_url: String,
+    /// Makes `qrcode_img_url`.
+    pub(crate) qr: QrUrls,
     /// The providers whose options live partners may order, beside the sandbox.
     pub(crate) providers: Vec<String>,
     /// `REDELIVER_INTERVAL`.
@@ -124,25 +125,35 @@ impl Caller {
 /// Authenticates and admits a request, and forbids to store its response.
 async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    let partner = match app.authenticator.partner(&parts).await {
-        Ok(partner) => partner,
+    let signed = match app.authenticator.head(&parts).await {
+        Ok(signed) => signed,
         Err(error) => return error.into_response(),
     };
-    tracing::Span::current().record("partner.id", field::display(partner.id));
-    let id = partner.id;
-    let mut response = match app.admission.visit(&partner) {
-        Ok(visit) => {
-            parts.extensions.insert(Caller(partner));
-            let response = next.run(Request::from_parts(parts, body)).await;
-            let visit = Arc::new(visit);
-            response.map(|body| Body::new(Visited { body, visit }))
-        }
-        Err(error) => error.into_response(),
+    let id = signed.partner.id;
+    tracing::Span::current().record("partner.id", field::display(id));
+    let visiting = async {
+        let visit = app.admission.visit(&signed.partner)?;
+        let body = checked(&app, &signed, &parts.headers, body).await?;
+        parts.extensions.insert(Caller(signed.partner));
+        let response = next.run(Request::from_parts(parts, body)).await;
+        let visit = Arc::new(visit);
+        Ok::<_, ApiError>(response.map(|body| Body::new(Visited { body, visit })))
     };
+    let mut response = visiting.await.unwrap_or_else(ApiError::into_response);
     response.extensions_mut().insert(id);
     let no_store = HeaderValue::from_static("no-store");
     response.headers_mut().insert(header::CACHE_CONTROL, no_store);
     response
+}
+
+/// The body of a request; if the signature covers it, it was read and is the signed one.
+async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Body, ApiError> {
+    if signed.body.is_none() {
+        return Ok(body);
+    }
+    let body = whole_body(app, headers, body).await?;
+    app.authenticator.body(signed, &body)?;
+    Ok(body.into())
 }
 
 /// A response body that holds the place of its request until the client has read it.

@@ -153,7 +153,7 @@ struct Overloaded(#[to_schema] Message);
 )]
 struct Document;
 
-/// The three headers that sign a request; all of them are needed.
+/// The headers that sign a request: four, or the three of the specification without query and body.
 struct Signed;
 
 impl Modify for Signed {
@@ -168,17 +168,27 @@ impl Modify for Signed {
             (
                 "signature",
                 "Signature",
-                "HMAC-SHA256 in lowercase hex. The key is the Base64-decoded secret key. The text is four lines joined by line feeds, without a final one: the method, the path as sent without the query, the timestamp, the access key.",
+                "HMAC-SHA256 in lowercase hex. The key is the Base64-decoded secret key. The text is five lines joined by line feeds, without a final one: the method, the path with the query as sent, the timestamp, the access key, the content SHA-256. Without `content_sha256` it is four lines, and the path has no query.",
+            ),
+            (
+                "content_sha256",
+                "Content-SHA256",
+                "SHA-256 of the body as sent, in lowercase hex; of a request without body, that of no bytes. With it, the signature covers query and body. Optional, unless your account requires it.",
             ),
         ];
-        let mut requirement = SecurityRequirement::default();
         let components = document.components.get_or_insert_default();
         for (name, header, description) in headers {
             let value = ApiKeyValue::with_description(format!("{PREFIX}{header}"), description.to_owned());
             components.add_security_scheme(name, SecurityScheme::ApiKey(ApiKey::Header(value)));
-            requirement = requirement.add::<_, [String; 0], String>(name, []);
         }
-        document.security = Some(vec![requirement]);
+        let all = |headers: &[(&str, &str, &str)]| {
+            headers
+                .iter()
+                .fold(SecurityRequirement::default(), |all, (name, ..)| {
+                    all.add::<_, [String; 0], String>(*name, [])
+                })
+        };
+        document.security = Some(vec![all(&headers), all(&headers[..3])]);
     }
 }
 

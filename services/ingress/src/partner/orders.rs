@@ -159,7 +159,7 @@ fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiE
     let topups = units
         .iter()
         .zip(&profiles)
-        .map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.public_url));
+        .map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
     let order = Order {
         summary: Summary::new(head, partner_view::count(units)),
         topups: topups.collect(),

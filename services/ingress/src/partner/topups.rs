@@ -18,7 +18,7 @@ use store::{
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
-use webhooks::body::Body;
+use webhooks::{body::Body, qr::QrUrls};
 
 use super::{Caller, Desk, conflict, internal, json};
 use crate::{error::ApiError, orders::rejection, routes::App};
@@ -100,7 +100,7 @@ pub(super) struct Topup<'a> {
 
 impl<'a> Topup<'a> {
     /// `profile` is the opened profile of a ready unit.
-    pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, public_url: &str) -> Self {
+    pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
         let iccid = unit.iccid.as_deref().unwrap_or_default();
         let error = (unit.state == UnitState::Failed).then(|| match &unit.refusal {
             Some((status, message)) => rejection(status, message),
@@ -123,7 +123,7 @@ impl<'a> Topup<'a> {
                     &unit.external_order_id,
                     iccid,
                     profile,
-                    public_url,
+                    qr,
                 )
             }),
         }
@@ -164,7 +164,7 @@ pub(super) async fn show(
         .await?
         .ok_or(ApiError::NotFound)?;
     let profile = profile(desk, &unit)?;
-    let topup = Topup::new(&unit, profile.as_ref(), &desk.public_url);
+    let topup = Topup::new(&unit, profile.as_ref(), &desk.qr);
     Ok(json(StatusCode::OK, &topup))
 }
 

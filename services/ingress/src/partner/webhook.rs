@@ -8,6 +8,7 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
+use domain::Environment;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use signing::generate;
@@ -78,7 +79,7 @@ async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
     reason = "describes the body in the OpenAPI document; `wanted` reads it"
 )]
 pub(super) struct NewUrl {
-    /// An `http` or `https` URL of at most 2048 bytes; null removes it.
+    /// An `https` URL of at most 2048 bytes, or `http` in the sandbox; null removes it.
     #[schema(example = "https://shop.example.com/webhooks")]
     url: Option<String>,
 }
@@ -98,7 +99,7 @@ pub(super) async fn set(
 ) -> Result<Response, ApiError> {
     let body = body_of(&app, request).await?;
     let desk = &app.desk;
-    let url = wanted(desk, &body)?;
+    let url = wanted(desk, &body, caller.0.environment)?;
     let url = url.as_ref().map(WebhookUrl::as_str);
     let stored = desk
         .run(async |connection| partner_view::endpoint(connection, caller.id()).await)
@@ -113,7 +114,7 @@ pub(super) async fn set(
 }
 
 /// The URL in a body, after all checks that need no connection. A name is judged at each connection.
-fn wanted(desk: &Desk, body: &[u8]) -> Result<Option<WebhookUrl>, ApiError> {
+fn wanted(desk: &Desk, body: &[u8], environment: Environment) -> Result<Option<WebhookUrl>, ApiError> {
     let refused = |code, message: String| Err(ApiError::Unprocessable(vec![Fault::new(code, message)]));
     let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::InvalidJson)?;
     let url = match body.get("url") {
@@ -126,12 +127,18 @@ fn wanted(desk: &Desk, body: &[u8]) -> Result<Option<WebhookUrl>, ApiError> {
         Ok(url) => url,
         Err(error) => return refused("url_invalid", format!("Url is invalid: {error}")),
     };
-    let judged = url.parsed().map(|parsed| desk.guard.check_url(&parsed));
+    let judged = url
+        .parsed()
+        .map(|parsed| desk.guard.check_new(&parsed, environment));
     match judged {
         Some(Ok(())) => Ok(Some(url)),
         Some(Err(Forbidden::Port)) => refused(
             "url_forbidden",
             "Url has a port that webhooks are not sent to".into(),
+        ),
+        Some(Err(Forbidden::Plain)) => refused(
+            "url_forbidden",
+            "Url must begin with https:// for a live account".into(),
         ),
         Some(Err(Forbidden::Address)) | None => refused(
             "url_forbidden",

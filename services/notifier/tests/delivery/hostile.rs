@@ -45,9 +45,33 @@ enum Manner {
     Bomb,
     /// Interim answers without end, as fast as they are read.
     Interim,
+    /// Nothing at all.
+    Silent,
+    /// The end of the connection.
+    Closed,
+    /// A reset of the connection.
+    Reset,
+    /// Another protocol.
+    Garbage,
+    /// A TLS record.
+    Tls,
+    /// A status line without end.
+    Endless,
+    /// Half a head.
+    HalfHead,
+    /// Two lengths.
+    TwoLengths,
+    /// A header with a NUL.
+    Nul,
+    /// A chunk without a size.
+    BadChunk,
+    /// A switch to another protocol.
+    Upgrade,
+    /// A wait of a thousand years.
+    LongWait,
 }
 
-const MANNERS: [Manner; 7] = [
+const MANNERS: [Manner; 19] = [
     Manner::Huge,
     Manner::DripHead,
     Manner::DripBody,
@@ -55,16 +79,36 @@ const MANNERS: [Manner; 7] = [
     Manner::Headers,
     Manner::Bomb,
     Manner::Interim,
+    Manner::Silent,
+    Manner::Closed,
+    Manner::Reset,
+    Manner::Garbage,
+    Manner::Tls,
+    Manner::Endless,
+    Manner::HalfHead,
+    Manner::TwoLengths,
+    Manner::Nul,
+    Manner::BadChunk,
+    Manner::Upgrade,
+    Manner::LongWait,
 ];
 
 impl Manner {
     /// The class of the attempt.
     fn class(self) -> &'static str {
         match self {
-            Self::Huge | Self::DripBody | Self::Bomb => "status_5xx",
+            Self::Huge | Self::DripBody | Self::Bomb | Self::BadChunk | Self::LongWait => "status_5xx",
             Self::Redirect => "status_3xx",
-            Self::DripHead => "timeout",
-            Self::Headers | Self::Interim => "head_too_large",
+            Self::DripHead | Self::Silent => "timeout",
+            Self::Headers | Self::Interim | Self::Endless => "head_too_large",
+            Self::Upgrade => "status_other",
+            Self::Closed
+            | Self::Reset
+            | Self::Garbage
+            | Self::Tls
+            | Self::HalfHead
+            | Self::TwoLengths
+            | Self::Nul => "no_answer",
         }
     }
 
@@ -105,9 +149,45 @@ impl Manner {
                     connection.write_all(&many).await?;
                 }
             }
+            Self::Silent => std::future::pending().await,
+            Self::Closed => connection.shutdown().await?,
+            Self::Reset => {
+                connection.set_zero_linger()?;
+                return Err(std::io::ErrorKind::ConnectionReset.into());
+            }
+            Self::Endless => {
+                let start = format!("HTTP/1.1 200 {}", "y".repeat(200_000));
+                connection.write_all(start.as_bytes()).await?;
+            }
+            Self::HalfHead => return last(connection, b"HTTP/1.1 200 OK\r\ncontent-").await,
+            Self::Garbage => return last(connection, b"SSH-2.0-OpenSSH_9.9\r\n\r\n").await,
+            Self::Tls => return last(connection, b"\x16\x03\x01\x02\0\x01\0\x01\xfc\x03\x03").await,
+            Self::TwoLengths => {
+                let head = b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nab";
+                return last(connection, head).await;
+            }
+            Self::Nul => return last(connection, b"HTTP/1.1 200 OK\r\nx: \0\r\n\r\n").await,
+            Self::BadChunk => {
+                let head = b"HTTP/1.1 500 No\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n";
+                return last(connection, head).await;
+            }
+            Self::Upgrade => {
+                let head = b"HTTP/1.1 101 Go\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n";
+                return last(connection, head).await;
+            }
+            Self::LongWait => {
+                let head = b"HTTP/1.1 503 No\r\nretry-after: 31536000000\r\ncontent-length: 0\r\n\r\n";
+                connection.write_all(head).await?;
+            }
         }
         Ok(())
     }
+}
+
+/// Sends bytes and ends the connection.
+async fn last(connection: &mut TcpStream, bytes: &[u8]) -> std::io::Result<()> {
+    connection.write_all(bytes).await?;
+    connection.shutdown().await
 }
 
 /// The first `size` bytes of an endless gzip stream: one zero, then "the same again, 258 times" in 13

@@ -27,7 +27,10 @@ use store::{
 use testkit::{database::Database, nats::OwnStreams, ports, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
-use webhooks::{config::GuardConfig, guard::Networks};
+use webhooks::{
+    config::{GuardConfig, QrConfig},
+    guard::Networks,
+};
 
 /// Thirty-two known bytes: what tests store is no secret.
 pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -79,6 +82,7 @@ pub fn config(database: &Database) -> Config {
     Config {
         admin_listen: ([127, 0, 0, 1], ports::free().unwrap()).into(),
         public_url: PUBLIC_URL.into(),
+        qr: QrConfig::default(),
         guard: GuardConfig {
             webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
             ..GuardConfig::default()

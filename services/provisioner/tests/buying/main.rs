@@ -4,6 +4,7 @@
 //! - [`answers`]: the classes of the failure taxonomy.
 //! - [`breaker`]: placements of a failing provider.
 //! - [`callbacks`]: hints and their tokens.
+//! - [`hostile`]: responses that no provider should send, each with its class.
 //! - [`operator`]: parked placements and how they are resolved.
 //! - [`unreadable`]: responses and outcomes that cannot be used.
 
@@ -16,6 +17,7 @@
 mod answers;
 mod breaker;
 mod callbacks;
+mod hostile;
 mod operator;
 mod support;
 mod unreadable;

@@ -173,14 +173,15 @@ fn value<'a>(block: &[&'a str], name: &str) -> &'a str {
 fn the_guides_test_vectors_are_true() {
     let guide = std::fs::read_to_string(workspace().join("docs/partner-guide.md")).unwrap();
     let vector = block(&guide, "<!-- request vector -->");
-    let signature = signing::request::sign(
-        &SecretKey::from_base64(value(&vector, "secret key")).unwrap(),
-        value(&vector, "method"),
-        value(&vector, "path"),
-        value(&vector, "timestamp"),
-        value(&vector, "access key"),
-    );
+    let secret = SecretKey::from_base64(value(&vector, "secret key")).unwrap();
+    let [method, path, timestamp, access_key] =
+        ["method", "path", "timestamp", "access key"].map(|name| value(&vector, name));
+    let digest = signing::request::digest(value(&vector, "body").as_bytes());
+    assert_eq!(value(&vector, "content sha256"), digest);
+    let signature = signing::request::sign_whole(&secret, method, path, timestamp, access_key, &digest);
     assert_eq!(value(&vector, "signature"), signature);
+    let signature = signing::request::sign(&secret, method, path, timestamp, access_key);
+    assert_eq!(value(&vector, "signature without content sha256"), signature);
 
     let vector = block(&guide, "<!-- webhook vector -->");
     let secret = Secret::parse(value(&vector, "webhook secret")).unwrap();

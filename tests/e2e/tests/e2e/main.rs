@@ -11,6 +11,8 @@
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
 //! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
+//! - [`qr`]: only pictures of sent codes are drawn, where the operator wants it.
+//! - [`tampered`]: changed and repeated requests are refused.
 //! - [`settings`]: invalid settings are refused.
 
 #![expect(
@@ -30,6 +32,7 @@ mod limits;
 mod limits_memory;
 mod ordering;
 mod partner;
+mod qr;
 mod raw;
 mod recover;
 mod resilience;
@@ -39,5 +42,6 @@ mod shell;
 mod shop;
 mod spec;
 mod stop;
+mod tampered;
 mod upgrade;
 mod webhook;

@@ -374,3 +374,36 @@ async fn the_largest_order_arrives_completely() {
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (1, 1000));
 }
+
+/// In the sandbox `http` is fine; of a live partner it would show activation codes to the network.
+#[tokio::test]
+async fn a_live_partner_sets_an_http_url_only_if_the_operator_allows_it() {
+    const URL: &str = "http://shop.example/webhooks";
+    for (setting, expected) in [("false", 422), ("true", 200)] {
+        let stack = Stack::builder()
+            .env(Stage::Ingress, "WEBHOOK_HTTP_LIVE", setting)
+            .without(Stage::Notifier)
+            .start()
+            .await
+            .unwrap();
+        for (environment, expected) in [("live", expected), ("sandbox", 200)] {
+            let stored = "http://stored.example/webhooks";
+            let partner = stack.create_partner(environment, Some(stored)).await.unwrap();
+            let client = stack.client(&partner).unwrap();
+            let put = client.post(json!({"url": URL}).to_string()).method("PUT");
+            let answer = put.path("/v1/api_partner/webhook").send().await.unwrap();
+            assert_eq!(answer.status, expected, "{environment}, {setting}");
+            let get = client.post("").method("GET").path("/v1/api_partner/webhook");
+            let shown = get.send().await.unwrap().json().unwrap();
+            if expected == 200 {
+                assert_eq!(shown["url"], URL);
+            } else {
+                // A URL that is stored stays.
+                assert_eq!(shown["url"], stored);
+                let said = json!({"errors": ["Url must begin with https:// for a live account"]});
+                assert_eq!(answer.json().unwrap(), said);
+                assert_eq!(answer.headers["x-service-error"], "url_forbidden");
+            }
+        }
+    }
+}

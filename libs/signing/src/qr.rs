@@ -1,0 +1,103 @@
+//! The MAC of a QR picture's URL: HMAC-SHA256 over `qr<LF>` and the text of the picture, the first 16 bytes in lowercase
+//! hex. The URL is long enough already, and who guesses one of 2^128 gets a picture of a text that it knew.
+
+use secrecy::{ExposeSecret, SecretString};
+
+use crate::{InvalidSecret, SecretKey, same};
+
+/// The bytes of a MAC.
+const LENGTH: usize = 16;
+/// The least bytes of a key.
+const LEAST: usize = 32;
+
+/// The keys of a deployment: the first makes MACs, all of them check. Without a key there are no MACs.
+#[derive(Clone, Debug, Default)]
+pub struct Keys(Vec<SecretKey>);
+
+impl Keys {
+    /// Parses keys in Base64, with blanks, line ends or commas between them.
+    pub fn parse(text: &SecretString) -> Result<Self, InvalidSecret> {
+        let texts = text
+            .expose_secret()
+            .split([',', ' ', '\t', '\r', '\n'])
+            .filter(|key| !key.is_empty());
+        let key = |text| {
+            let key = SecretKey::from_base64(text)?;
+            if key.expose().len() < LEAST {
+                return Err(InvalidSecret::TooShort);
+            }
+            Ok(key)
+        };
+        let keys: Vec<_> = texts.map(key).collect::<Result<_, _>>()?;
+        if keys.is_empty() {
+            return Err(InvalidSecret::Empty);
+        }
+        Ok(Self(keys))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The MAC of a text, by the newest key; `None` without one.
+    pub fn mac(&self, text: &str) -> Option<String> {
+        self.0.first().map(|key| mac(key, text))
+    }
+
+    /// Whether `given` is the MAC of the text by one of the keys.
+    pub fn verify(&self, text: &str, given: &str) -> bool {
+        let is_by = |key| same(mac(key, text).as_bytes(), given.as_bytes());
+        self.0.iter().fold(false, |found, key| found | is_by(key))
+    }
+}
+
+fn mac(key: &SecretKey, text: &str) -> String {
+    hex::encode(&key.mac(&[b"qr\n", text.as_bytes()])[..LENGTH])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OLD: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    const NEW: &str = "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=";
+    const TEXT: &str = "LPA:1$smdp.example.com$A1-B2";
+
+    fn keys(text: &str) -> Result<Keys, InvalidSecret> {
+        Keys::parse(&text.into())
+    }
+
+    /// The expected value comes from openssl: `printf 'qr\nLPA:1$smdp.example.com$A1-B2' | openssl dgst -sha256 -mac
+    /// HMAC -macopt hexkey:000102…1f`, its first 32 digits.
+    #[test]
+    fn a_mac_is_what_openssl_computes() {
+        assert_eq!(
+            keys(OLD).unwrap().mac(TEXT).unwrap(),
+            "1bac46e2f89f9ce76b621ed5ad7d26d8"
+        );
+        assert_eq!(Keys::default().mac(TEXT), None);
+    }
+
+    #[test]
+    fn every_key_checks_and_the_first_makes() {
+        let [old, both] = [OLD, &format!("{NEW}\n{OLD}\n")].map(|text| keys(text).unwrap());
+        let sent = old.mac(TEXT).unwrap();
+        let new = both.mac(TEXT).unwrap();
+        assert!(new != sent && both.verify(TEXT, &sent) && both.verify(TEXT, &new));
+        assert!(!old.verify(TEXT, &new));
+        for bad in [&sent[..31], &sent.to_uppercase(), &format!("{sent}0"), ""] {
+            assert!(!both.verify(TEXT, bad), "{bad}");
+        }
+        assert!(!both.verify("LPA:1$smdp.example.com$A1-B3", &sent));
+        assert!(!Keys::default().verify(TEXT, &sent) && !Keys::default().verify(TEXT, ""));
+    }
+
+    #[test]
+    fn unusable_keys_are_refused_and_good_ones_never_printed() {
+        assert_eq!(keys(" \n").unwrap_err(), InvalidSecret::Empty);
+        assert_eq!(keys("%%").unwrap_err(), InvalidSecret::NotBase64);
+        assert_eq!(keys("c2hvcnQ=").unwrap_err(), InvalidSecret::TooShort);
+        assert!(!format!("{:?}", keys(OLD)).contains("AAEC"));
+    }
+}

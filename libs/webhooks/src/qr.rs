@@ -1,0 +1,127 @@
+//! The URL of a QR picture: `<base>/qr/<percent-encoded LPA text>/<size>`, and a MAC as its query where the operator has
+//! keys for it. With keys, ingress draws only texts that this system has sent.
+
+use domain::ActivationCode;
+use signing::qr::Keys;
+
+use crate::body::encoded;
+
+/// The size of the picture, the last segment of its URL.
+const SIZE: u16 = 300;
+/// The query parameter of the MAC.
+const PARAMETER: &str = "mac";
+
+/// Makes the URLs.
+#[derive(Clone, Debug)]
+pub struct QrUrls {
+    base: String,
+    keys: Keys,
+}
+
+impl QrUrls {
+    /// `base` is the public base URL of ingress, without final slash.
+    pub fn new(base: String, keys: Keys) -> Self {
+        Self { base, keys }
+    }
+
+    /// The URL of an activation code's picture: a secret.
+    pub fn url(&self, code: &ActivationCode) -> String {
+        let text = code.download_link();
+        let url = format!("{}/qr/{}/{SIZE}", self.base, encoded(&text));
+        match self.keys.mac(&text) {
+            Some(mac) => format!("{url}?{PARAMETER}={mac}"),
+            None => url,
+        }
+    }
+}
+
+/// Decides which pictures are drawn.
+#[derive(Clone, Debug, Default)]
+pub struct QrGate {
+    keys: Keys,
+    bare_until: Option<i64>,
+}
+
+impl QrGate {
+    /// Until the Unix time `bare_until`, URLs without a MAC are good: those that were sent before there were keys.
+    pub fn new(keys: Keys, bare_until: Option<i64>) -> Self {
+        Self { keys, bare_until }
+    }
+
+    /// Whether the picture of this code is drawn at the Unix time `now`. A wrong MAC never is; other parameters mean
+    /// nothing. Without keys, all codes are drawn.
+    pub fn lets(&self, code: &ActivationCode, query: Option<&str>, now: i64) -> bool {
+        if self.keys.is_empty() {
+            return true;
+        }
+        let parameters = query.unwrap_or_default().split('&');
+        let given = parameters
+            .filter_map(|parameter| parameter.split_once('='))
+            .find_map(|(name, value)| (name == PARAMETER).then_some(value));
+        match given {
+            Some(mac) => self.keys.verify(&code.download_link(), mac),
+            None => self.bare_until.is_some_and(|until| now < until),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+    fn code() -> ActivationCode {
+        ActivationCode::new("smdp.example.com", "A1-B2").unwrap()
+    }
+
+    fn keys() -> Keys {
+        Keys::parse(&KEY.into()).unwrap()
+    }
+
+    #[test]
+    fn the_mac_follows_the_specified_shape() {
+        let base = "https://esim.example.com";
+        let bare = format!("{base}/qr/LPA%3A1%24smdp.example.com%24A1-B2/300");
+        assert_eq!(QrUrls::new(base.into(), Keys::default()).url(&code()), bare);
+        let url = QrUrls::new(base.into(), keys()).url(&code());
+        let mac = url.strip_prefix(&format!("{bare}?mac=")).unwrap();
+        assert!(mac.len() == 32 && QrGate::new(keys(), None).lets(&code(), url.split('?').nth(1), 0));
+    }
+
+    #[test]
+    fn only_what_was_sent_is_drawn() {
+        let gate = QrGate::new(keys(), None);
+        let mac = keys().mac(&code().download_link()).unwrap();
+        let good = format!("mac={mac}");
+        for query in [&good, &format!("utm_source=x&{good}"), &format!("{good}&mac=0")] {
+            assert!(gate.lets(&code(), Some(query), 0), "{query}");
+        }
+        let other = ActivationCode::new("smdp.example.com", "A1-B3").unwrap();
+        assert!(!gate.lets(&other, Some(&good), 0));
+        let upper = format!("mac={}", mac.to_uppercase());
+        let short = &good[..good.len() - 1];
+        for query in [
+            "",
+            "mac",
+            "mac=",
+            "MAC=1",
+            "mac=0&mac=1",
+            short,
+            &upper,
+            &format!("x{good}"),
+        ] {
+            assert!(!gate.lets(&code(), Some(query), 0), "{query}");
+        }
+        assert!(!gate.lets(&code(), None, 0));
+        assert!(QrGate::default().lets(&other, Some("mac=wrong"), 0));
+    }
+
+    #[test]
+    fn urls_from_before_are_good_for_a_while() {
+        let gate = QrGate::new(keys(), Some(100));
+        assert!(gate.lets(&code(), None, 99) && gate.lets(&code(), Some("utm_source=x"), 99));
+        assert!(!gate.lets(&code(), Some("mac=wrong"), 99));
+        assert!(!gate.lets(&code(), None, 100));
+    }
+}

@@ -1,0 +1,154 @@
+//! Refuses an exact replay of a request that signs its body. Signatures are remembered while their timestamp is valid,
+//! by this process only: another replica takes the replay. There it is bounded by the external order id.
+//!
+//! A request that does not sign its body is not covered: two orders of one second have the same signature.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use axum::http::{HeaderValue, Method};
+use domain::PartnerId;
+use opentelemetry::global;
+
+use crate::{auth::WINDOW, limits::size};
+
+/// The use of a signature: the timestamp and the 64 digits of a valid one.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Use {
+    at: i64,
+    signature: [u8; 64],
+}
+
+impl Use {
+    /// The use of a valid signature, if the request changes something.
+    pub(crate) fn of(method: &Method, at: i64, signature: &HeaderValue) -> Option<Self> {
+        let signature = signature.as_bytes().try_into().ok()?;
+        (!method.is_safe()).then_some(Self { at, signature })
+    }
+}
+
+/// The remembered signatures of one process.
+pub(crate) struct Replays {
+    capacity: usize,
+    seen: Arc<Mutex<Seen>>,
+}
+
+#[derive(Default)]
+struct Seen {
+    all: usize,
+    by_partner: HashMap<PartnerId, BTreeSet<Use>>,
+}
+
+impl Replays {
+    /// Remembers at most `capacity` signatures; `None` if that is 0.
+    pub(crate) fn new(capacity: u32) -> Option<Self> {
+        let seen = Arc::default();
+        let observed = Arc::clone(&seen);
+        global::meter("ingress")
+            .u64_observable_gauge("esim.signatures.remembered")
+            .with_description("Signatures that are remembered to refuse replays")
+            .with_callback(move |gauge| gauge.observe(lock(&observed).all as u64, &[]))
+            .build();
+        let capacity = size(capacity);
+        (capacity > 0).then_some(Self { capacity, seen })
+    }
+
+    /// Whether a signature of this partner is used for the first time. It is remembered.
+    pub(crate) fn is_first(&self, partner: PartnerId, used: &Use) -> bool {
+        let window = i64::try_from(WINDOW).unwrap_or(i64::MAX);
+        self.is_first_at(partner, used, runtime::clock::unix_seconds() - window)
+    }
+
+    /// As above; a timestamp before `oldest` is no longer valid.
+    fn is_first_at(&self, partner: PartnerId, used: &Use, oldest: i64) -> bool {
+        let mut seen = lock(&self.seen);
+        let seen = &mut *seen;
+        let mine = seen.by_partner.entry(partner).or_default();
+        while mine.first().is_some_and(|first| first.at < oldest) {
+            mine.pop_first();
+            seen.all -= 1;
+        }
+        if !mine.insert(used.clone()) {
+            return false;
+        }
+        seen.all += 1;
+        if seen.all > self.capacity {
+            seen.forget_one();
+        }
+        true
+    }
+}
+
+impl Seen {
+    /// Forgets what ends first of the partner with the most signatures: a flood forgets only its own.
+    fn forget_one(&mut self) {
+        let most = self.by_partner.iter_mut().max_by_key(|(_, seen)| seen.len());
+        let Some((&partner, seen)) = most else { return };
+        if seen.pop_first().is_some() {
+            self.all -= 1;
+        }
+        if seen.is_empty() {
+            self.by_partner.remove(&partner);
+        }
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn used(at: i64, signature: u32) -> Use {
+        let text = HeaderValue::try_from(format!("{signature:064x}")).unwrap();
+        Use::of(&Method::POST, at, &text).unwrap()
+    }
+
+    #[test]
+    fn a_signature_is_used_once_by_each_partner() {
+        let replays = Replays::new(10).unwrap();
+        let [one, other] = [PartnerId::new(), PartnerId::new()];
+        assert!(replays.is_first_at(one, &used(100, 1), 0));
+        assert!(!replays.is_first_at(one, &used(100, 1), 100));
+        assert!(replays.is_first_at(one, &used(100, 2), 0));
+        assert!(replays.is_first_at(other, &used(100, 1), 0));
+        assert!(Replays::new(0).is_none());
+        let text = HeaderValue::from_static("short");
+        assert_eq!(Use::of(&Method::POST, 1, &text), None);
+        let text = HeaderValue::try_from("0".repeat(64)).unwrap();
+        assert_eq!(Use::of(&Method::GET, 1, &text), None);
+    }
+
+    #[test]
+    fn a_signature_is_forgotten_when_its_timestamp_ends() {
+        let replays = Replays::new(10).unwrap();
+        let partner = PartnerId::new();
+        for at in 100..105 {
+            assert!(replays.is_first_at(partner, &used(at, 1), 0));
+        }
+        assert!(!replays.is_first_at(partner, &used(104, 1), 103));
+        assert_eq!(lock(&replays.seen).all, 2);
+    }
+
+    #[test]
+    fn a_flood_forgets_its_own_signatures_only() {
+        let replays = Replays::new(100).unwrap();
+        let [flooding, quiet] = [PartnerId::new(), PartnerId::new()];
+        for number in 0..10 {
+            assert!(replays.is_first_at(quiet, &used(100, number), 0));
+        }
+        for number in 0..1000 {
+            assert!(replays.is_first_at(flooding, &used(200, number), 0));
+        }
+        assert_eq!(lock(&replays.seen).all, 100);
+        for number in 0..10 {
+            assert!(!replays.is_first_at(quiet, &used(100, number), 0), "{number}");
+        }
+        assert!(!replays.is_first_at(flooding, &used(200, 999), 0));
+        assert!(replays.is_first_at(flooding, &used(200, 0), 0));
+    }
+}
