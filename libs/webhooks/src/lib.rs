@@ -3,9 +3,11 @@
 //! - [`url`]: the URL of a partner's endpoint, as text.
 //! - [`guard`]: decides where webhooks may go.
 //! - [`body`]: the nine fields of a webhook.
+//! - [`signature`]: the value of `webhook-signature`.
 //! - [`config`]: the settings that these need.
 
 pub mod body;
 pub mod config;
 pub mod guard;
+pub mod signature;
 pub mod url;

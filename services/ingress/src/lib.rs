@@ -175,6 +175,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         public_url: config.public_url,
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
+        listen_wait: config.limits.listen_wait,
+        stop: shutdown.soft(),
     };
     let orders = Orders::new(
         database,

@@ -58,6 +58,13 @@ pub struct LimitsConfig {
     /// Shortest time between a webhook's last attempt and its redelivery at the partner's request; sooner gets 429
     #[arg(long, env = "REDELIVER_INTERVAL", default_value = "60s", value_parser = positive_duration)]
     pub redeliver_interval: Duration,
+    /// Most requests of sandbox accounts that wait for webhooks (`GET …/webhook/listen`); further ones get 503. One
+    /// partner takes at most half of what the others leave
+    #[arg(long, env = "LISTENERS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub listeners: u32,
+    /// Longest wait for webhooks of such a request; must be shorter than a proxy's timeout
+    #[arg(long, env = "LISTEN_WAIT", default_value = "20s", value_parser = positive_duration)]
+    pub listen_wait: Duration,
     /// QR pictures drawn at once
     #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,

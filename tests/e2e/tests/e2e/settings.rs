@@ -54,6 +54,8 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["ingress"], "SELF_SERVICE_IN_FLIGHT", Some("0")),
     (&["ingress"], "SELF_SERVICE_CONCURRENCY", Some("many")),
     (&["ingress"], "REDELIVER_INTERVAL", Some("0s")),
+    (&["ingress"], "LISTENERS", Some("0")),
+    (&["ingress"], "LISTEN_WAIT", Some("0s")),
     (&["provisioner"], "PROVIDERS", Some("acme")),
     (&["provisioner"], "SANDBOX_URL", None),
     (&["provisioner"], "SANDBOX_URL", Some("127.0.0.1")),
