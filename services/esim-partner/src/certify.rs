@@ -13,6 +13,7 @@ use crate::{
     account::{self, Account},
     checklist::{self, Done},
     listen::endpoint,
+    output::print,
 };
 
 /// The webhooks that are sent at once.
@@ -409,30 +410,27 @@ impl Certify {
             let report = serde_json::json!({
                 "passed": passed, "checks": checks, "ready": !open, "checklist": checklist,
             });
-            println!("{}", serde_json::to_string_pretty(&report)?);
+            print(serde_json::to_string_pretty(&report)?)?;
             return Ok(passed);
         }
         for check in &checks {
             let mark = if check.passed { "ok  " } else { "FAIL" };
-            println!(
+            print(format!(
                 "{mark} {}: {}; answer: {}",
                 check.name, check.sent, check.answered
-            );
+            ))?;
             if !check.passed {
-                println!("     {}", check.remedy);
+                print(format!("     {}", check.remedy))?;
             }
         }
-        checklist::print(&checklist);
-        println!(
-            "{}",
-            if !passed {
-                "The endpoint is not ready to go live."
-            } else if open {
-                "The endpoint is ready; the checklist has open items."
-            } else {
-                "The endpoint is ready to go live."
-            }
-        );
+        checklist::show(&checklist)?;
+        print(if !passed {
+            "The endpoint is not ready to go live."
+        } else if open {
+            "The endpoint is ready; the checklist has open items."
+        } else {
+            "The endpoint is ready to go live."
+        })?;
         Ok(passed)
     }
 }

@@ -8,7 +8,10 @@ use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 use url::Host;
 
-use crate::account::Account;
+use crate::{
+    account::{Account, Answer},
+    output::print,
+};
 
 /// Clocks that differ by more are near the limit of 300 s.
 const SKEW: i64 = 60;
@@ -99,7 +102,7 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
         (Err(missing()), Err(missing()))
     };
     let date = shown.as_ref().map_or(String::new(), |answer| answer.date.clone());
-    let known = shown.and_then(crate::account::Answer::success);
+    let known = shown.and_then(Answer::success);
     let from = |known: &anyhow::Result<Value>, check: &dyn Fn(&Value) -> (bool, String)| match known {
         Ok(known) => {
             let (done, found) = check(known);
@@ -186,8 +189,8 @@ fn is_private(url: &Url) -> bool {
 }
 
 /// Prints the checklist.
-pub(crate) fn print(items: &[Item]) {
-    println!("\nGo-live checklist:");
+pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
+    print("\nGo-live checklist:")?;
     for Item {
         done, text, found, ..
     } in items
@@ -203,9 +206,9 @@ pub(crate) fn print(items: &[Item]) {
         } else {
             format!(" ({found})")
         };
-        println!("{mark} {text}{found}");
+        print(format!("{mark} {text}{found}"))?;
     }
-    println!("[x] done, [ ] to do, [?] not checked, [·] check it yourself");
+    print("[x] done, [ ] to do, [?] not checked, [·] check it yourself")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! Modules: [`account`] sends signed requests, with the keys that [`profile`] reads and stores. [`order`] places and
 //! triggers orders. [`listen`] forwards webhooks to an endpoint that the service cannot reach. [`tail`] follows orders
-//! and webhook attempts. [`certify`] sends webhooks to an endpoint and judges its answers; [`checklist`] says what else
+//! and webhook attempts. [`output`] prints. [`certify`] sends webhooks to an endpoint and judges its answers; [`checklist`] says what else
 //! is left before going live.
 
 mod account;
@@ -10,6 +10,7 @@ pub mod certify;
 pub mod checklist;
 mod listen;
 mod order;
+mod output;
 mod profile;
 mod tail;
 
@@ -20,6 +21,7 @@ use reqwest::Url;
 
 use crate::{
     account::{Account, AccountConfig, encoded},
+    output::{Closed, print},
     tail::Logs,
 };
 
@@ -132,6 +134,7 @@ pub fn run(config: &Config) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        Err(error) if error.is::<Closed>() => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esim-partner: {error:#}");
             ExitCode::FAILURE
@@ -180,9 +183,12 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.send("POST", &path, "", None).await?
         }
     };
-    println!("{}", serde_json::to_string_pretty(&answer.json)?);
+    print(serde_json::to_string_pretty(&answer.json)?)?;
     if !answer.is_success() {
         eprintln!("esim-partner: {}", answer.told());
+    }
+    if answer.codes.contains("webhook_url_missing") {
+        eprintln!("Without a webhook URL: add --forward-to http://localhost:3000/hook");
     }
     Ok(answer.is_success())
 }

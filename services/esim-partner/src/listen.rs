@@ -13,7 +13,10 @@ use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
 use time::format_description::well_known::Rfc3339;
 
-use crate::account::{self, Account, encoded};
+use crate::{
+    account::{self, Account, encoded},
+    output::print,
+};
 
 /// Requests to the endpoint at once.
 const AT_ONCE: usize = 8;
@@ -97,7 +100,7 @@ impl Listen {
                 .buffer_unordered(AT_ONCE);
             while let Some(acknowledged) = results.next().await {
                 forwarded += 1;
-                failed += u64::from(!acknowledged);
+                failed += u64::from(!acknowledged?);
             }
             if self.count == Some(forwarded) {
                 return Ok(failed == 0);
@@ -113,8 +116,8 @@ fn forwarder() -> anyhow::Result<reqwest::Client> {
     http.context("cannot create an HTTP client")
 }
 
-/// Posts a webhook and prints its outcome. The activation code is a secret: it is not printed.
-async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> bool {
+/// Posts a webhook and prints its outcome. Returns whether it was acknowledged. The activation code is a secret: it is not printed.
+async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow::Result<bool> {
     let mut request = http
         .post(url.clone())
         .header("user-agent", concat!("esim-partner/", env!("CARGO_PKG_VERSION")))
@@ -137,11 +140,11 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> bool {
         Err(error) if error.is_connect() => (false, "no connection".to_owned()),
         Err(_) => (false, "no valid answer".to_owned()),
     };
-    println!("{id} {order:?}: {outcome}");
+    print(format!("{id} {order:?}: {outcome}"))?;
     if !acknowledged {
         eprintln!("Send it again: esim-partner redeliver {id} --forward-to {url}");
     }
-    acknowledged
+    Ok(acknowledged)
 }
 
 /// Signs the webhook of a topup here and posts it to an endpoint. The service and the account's deliveries are not
@@ -177,5 +180,5 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
         headers: headers.map(|(name, value)| (name.to_owned(), value)).into(),
         body: esim.get().to_owned(),
     };
-    Ok(forward(&forwarder()?, url, &webhook).await)
+    forward(&forwarder()?, url, &webhook).await
 }

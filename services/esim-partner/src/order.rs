@@ -5,7 +5,10 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::account::{Account, Answer, PAGE, encoded};
+use crate::{
+    account::{Account, Answer, PAGE, encoded},
+    output::print,
+};
 
 /// The waits before an order without a definite answer is sent again.
 const RETRIES: [Duration; 4] = [
@@ -126,7 +129,7 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
     };
     let Some(outcome) = outcome else {
         for (name, option_id) in &options {
-            println!("{name:<20} {option_id}  {}", follows(name));
+            print(format!("{name:<20} {option_id}  {}", follows(name)))?;
         }
         return Ok(true);
     };
@@ -136,7 +139,7 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
     })?;
     let id = format!("trigger-{name}-{}", runtime::clock::unix_milliseconds());
     let answer = place(account, &id, option_id, qty).await?;
-    println!("{}", serde_json::to_string_pretty(&answer.json)?);
+    print(serde_json::to_string_pretty(&answer.json)?)?;
     let refused = answer.codes.contains("provider_rejected");
     let expected = answer.is_success() || (refused && follows(name).starts_with("422"));
     if !expected {

@@ -13,7 +13,10 @@ use clap::Args;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::{Map, Value};
 
-use crate::account::{Account, AccountConfig};
+use crate::{
+    account::{Account, AccountConfig},
+    output::print,
+};
 
 /// The settings of an account.
 pub(crate) const NAMES: [&str; 5] = ["BASE_URL", "ACCESS_KEY", "SECRET_KEY", "WEBHOOK_SECRET", "BRAND"];
@@ -139,13 +142,12 @@ impl Login {
         let file = config.file()?;
         account.store(&file)?;
         let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
-        println!(
+        print(format!(
             "Logged in to the {} account {:?}; the keys are in {}",
             text("environment"),
             text("name"),
             file.display()
-        );
-        Ok(())
+        ))
     }
 }
 

@@ -10,7 +10,10 @@ use clap::{Args, Subcommand};
 use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, serde::rfc3339};
 
-use crate::account::{Account, PAGE, encoded};
+use crate::{
+    account::{Account, PAGE, encoded},
+    output::print,
+};
 
 /// The time between two rounds.
 const PAUSE: Duration = Duration::from_secs(2);
@@ -131,7 +134,7 @@ impl Tail {
                 Ok(lines) => {
                     failures = 0;
                     for line in lines.values() {
-                        println!("{line}");
+                        print(line)?;
                     }
                     if self.once {
                         return Ok(());

@@ -479,6 +479,17 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
         let (_, follows) = line.split_once(option).expect("the option's id");
         assert!(!follows.trim().is_empty(), "{line}");
     }
+    // A reader that leaves, such as `head`, is no failure.
+    let mut command = tool.command(&["trigger"]);
+    let mut unread = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(unread.stdout.take());
+    let unread = unread.wait_with_output().await.unwrap();
+    assert!(unread.status.success() && unread.stderr.is_empty(), "{unread:?}");
+
     let refused = tool.run(&["trigger", "refused"]).await.unwrap();
     assert!(refused.status.success());
     let refused: Value = serde_json::from_slice(&refused.stdout).unwrap();
