@@ -232,12 +232,17 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
             .all(|webhook| webhook.signature == Signature::Valid)
     );
     // The webhook itself waits for a URL.
-    let topup = tool.json(&["orders", "list"]).await.unwrap();
-    assert_eq!(topup["orders"][0]["state"], "ready");
+    let orders = tool.json(&["orders", "list"]).await.unwrap();
+    assert_eq!(orders["orders"][0]["state"], "ready");
     let client = stack.client(&partner).unwrap();
     let path = format!("/api/v1/api_partner/topups/{topup_id}");
-    let shown = client.post("").method("GET").path(&path).send().await.unwrap();
-    assert_eq!(shown.json().unwrap()["delivery"], "no_endpoint");
+    let waits = async || {
+        let shown = client.post("").method("GET").path(&path).send().await?;
+        Ok((shown.json()?["delivery"] == "no_endpoint").then_some(()))
+    };
+    wait::until(SOON, "the webhook to wait for a URL", waits)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
@@ -299,10 +304,8 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
     );
 
     // One place: who comes second gets 503.
-    let (one, other) = tokio::join!(
-        listen(&shop.client, &format!("cursor={}", cursors[2])),
-        listen(&stranger.client, "")
-    );
+    let query = format!("cursor={}", cursors[2]);
+    let (one, other) = tokio::join!(listen(&shop.client, &query), listen(&stranger.client, ""));
     let mut answers = [one.unwrap(), other.unwrap()];
     answers.sort_by_key(|answer| answer.status);
     assert_eq!((answers[0].status, answers[1].status), (200, 503));
