@@ -16,7 +16,7 @@ use testkit::esimctl::Partner;
 use testkit::receiver::{self, Receiver, Signature};
 use testkit::stack::{Stack, Stage};
 use testkit::{bin_dir, ports, wait, workspace};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStderr, Command};
@@ -141,7 +141,7 @@ async fn listen(client: &Client, query: &str) -> Result<Answer> {
 
 /// All webhooks since an hour ago, once there are `count`.
 async fn listened(client: &Client, count: usize) -> Result<Vec<Value>> {
-    let hour_ago = (OffsetDateTime::now_utc() - Duration::from_hours(1)).format(&Rfc3339)?;
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1)).format(&Rfc3339)?;
     let query = format!("limit=100&wait=0&created_after={hour_ago}");
     let all = async || {
         let (webhooks, _) = page(&listen(client, &query).await?)?;
@@ -262,7 +262,7 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
     let stranger = Shop::open(&stack).await.unwrap();
 
     // Page by page, each webhook once.
-    let hour_ago = (OffsetDateTime::now_utc() - Duration::from_hours(1))
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1))
         .format(&Rfc3339)
         .unwrap();
     let mut query = format!("created_after={hour_ago}");
