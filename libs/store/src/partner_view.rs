@@ -2,13 +2,17 @@
 //! partner's ids look like ids that do not exist.
 
 mod deliveries;
+mod webhooks;
 
 use domain::{Environment, OptionId, OrderId, PartnerId, TopupId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-pub use self::deliveries::{Attempt, Delivery, Redelivered, delivery, redeliver};
+pub use self::{
+    deliveries::{Attempt, Delivery, Redelivered, delivery, redeliver},
+    webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
+};
 use crate::Error;
 
 /// An order's id is made before its row, by another clock; they differ by less than this.

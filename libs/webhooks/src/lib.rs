@@ -4,10 +4,12 @@
 //! - [`guard`]: decides where webhooks may go.
 //! - [`body`]: the nine fields of a webhook.
 //! - [`qr`]: the URL of a QR picture, and which pictures are drawn.
+//! - [`signature`]: the value of `webhook-signature`.
 //! - [`config`]: the settings that these need.
 
 pub mod body;
 pub mod config;
 pub mod guard;
 pub mod qr;
+pub mod signature;
 pub mod url;

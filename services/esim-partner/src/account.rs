@@ -1,43 +1,70 @@
 //! The account's keys, and signed requests.
 
-use std::{collections::HashMap, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::Context;
 use clap::Args;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Method;
 use serde_json::Value;
 use signing::{SecretKey, webhook::Secret};
 
+use crate::profile;
+
 const API: &str = "/api/v1/api_partner";
 /// A shorter timeout only leaves more orders in doubt.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// The waits before an order without a definite answer is sent again.
-const RETRIES: [Duration; 4] = [
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(4),
-    Duration::from_secs(8),
-];
+/// The most entries of a page.
+pub(crate) const PAGE: usize = 100;
+/// All characters except RFC 3986's unreserved ones.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+/// A percent-encoded segment of a path, or value of a query.
+pub(crate) fn encoded(text: &str) -> String {
+    utf8_percent_encode(text, RESERVED).to_string()
+}
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct AccountConfig {
-    /// File with lines such as `ACCESS_KEY=…`; without it, the environment counts
-    #[arg(long, value_name = "FILE")]
+    /// File with lines such as `ACCESS_KEY=…`
+    #[arg(long, value_name = "FILE", global = true)]
     keys: Option<PathBuf>,
+    /// Name of the keys that `login` stores [default: default]
+    #[arg(long, value_name = "NAME", global = true, conflicts_with = "keys", value_parser = profile::name)]
+    profile: Option<String>,
+}
+
+impl AccountConfig {
+    /// The file of the profile.
+    pub(crate) fn file(&self) -> anyhow::Result<PathBuf> {
+        profile::file(self.profile.as_deref())
+    }
 }
 
 /// The account's settings, by name.
 pub(crate) struct Account {
-    settings: HashMap<String, String>,
+    settings: BTreeMap<String, String>,
     http: reqwest::Client,
 }
 
 /// A response of any status.
 pub(crate) struct Answer {
-    status: u16,
+    pub(crate) status: u16,
     /// The codes of the errors.
-    codes: String,
+    pub(crate) codes: String,
     request_id: String,
+    /// The `Date` header.
+    pub(crate) date: String,
+    /// The body as sent.
+    pub(crate) text: String,
     /// The body; null if it isn't JSON.
     pub(crate) json: Value,
 }
@@ -45,6 +72,11 @@ pub(crate) struct Answer {
 impl Answer {
     pub(crate) fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
+    }
+
+    /// Whether the same request may succeed later.
+    pub(crate) fn is_temporary(&self) -> bool {
+        self.status >= 500 || self.status == 429
     }
 
     /// The status, the codes and the request's id, for people.
@@ -57,44 +89,65 @@ impl Answer {
         } = self;
         format!("HTTP status {status} {codes} (request {request_id})")
     }
+
+    /// The JSON of a 2xx.
+    pub(crate) fn success(self) -> anyhow::Result<Value> {
+        anyhow::ensure!(self.is_success(), "{}", self.told());
+        Ok(self.json)
+    }
 }
 
-/// A client without redirects, with a timeout for the whole exchange.
-pub(crate) fn http(timeout: Duration) -> anyhow::Result<reqwest::Client> {
+/// A builder of a client without redirects, with a timeout for the whole exchange.
+pub(crate) fn http(timeout: Duration) -> reqwest::ClientBuilder {
     // Fails only if a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let client = reqwest::Client::builder()
+    reqwest::Client::builder()
         .redirect(reqwest::redirect::Policy::none())
         .timeout(timeout)
-        .build();
-    client.context("cannot create an HTTP client")
 }
 
 impl Account {
-    /// Reads the keys file, or the environment.
+    /// Reads the file that is named, or else the environment if it holds a key, or else the stored keys.
     pub(crate) fn read(config: &AccountConfig) -> anyhow::Result<Self> {
-        let settings = match &config.keys {
-            Some(file) => {
-                let text = std::fs::read_to_string(file)
-                    .with_context(|| format!("cannot read the keys file {}", file.display()))?;
-                let pairs = text.lines().filter_map(|line| line.split_once('='));
-                pairs
-                    .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
-                    .collect()
+        let stored = || {
+            let file = config.file()?;
+            if config.profile.is_none() && !file.exists() {
+                return Ok(BTreeMap::new());
             }
-            None => std::env::vars().collect(),
+            profile::read(&file)
         };
-        Ok(Self {
-            settings,
-            http: http(TIMEOUT)?,
-        })
+        let environment = || std::env::vars().filter(|(name, _)| profile::NAMES.contains(&name.as_str()));
+        let settings = match &config.keys {
+            Some(file) => profile::read(file)?,
+            None if config.profile.is_none()
+                && environment().any(|(name, _)| name != "BASE_URL" && name != "BRAND") =>
+            {
+                environment().collect()
+            }
+            None => stored()?,
+        };
+        Self::with(settings)
+    }
+
+    pub(crate) fn with(settings: BTreeMap<String, String>) -> anyhow::Result<Self> {
+        let http = http(TIMEOUT).build().context("cannot create an HTTP client")?;
+        Ok(Self { settings, http })
+    }
+
+    /// Stores the settings; only the user can read the file.
+    pub(crate) fn store(&self, file: &Path) -> anyhow::Result<()> {
+        profile::write(file, &self.settings)
+    }
+
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.settings.get(name).is_some_and(|value| !value.is_empty())
     }
 
     fn setting(&self, name: &str) -> anyhow::Result<&str> {
         let value = self.settings.get(name).map(String::as_str);
-        value
-            .filter(|value| !value.is_empty())
-            .with_context(|| format!("{name} is not set, in the keys file or the environment"))
+        value.filter(|value| !value.is_empty()).with_context(|| {
+            format!("{name} is not set: run `esim-partner login`, or set it in the file of --keys or in the environment")
+        })
     }
 
     /// The secret that signs the account's webhooks.
@@ -120,16 +173,17 @@ impl Account {
         let signature =
             signing::request::sign_whole(&secret, method, &target, &timestamp, access_key, &digest);
         let base_url = self.setting("BASE_URL")?.trim_end_matches('/');
+        let brand = self.setting("BRAND").unwrap_or("Service");
         let mut request = self
             .http
             .request(
                 Method::from_bytes(method.as_bytes())?,
                 format!("{base_url}{target}"),
             )
-            .header("X-Service-Access-Key", access_key)
-            .header("X-Service-Timestamp", timestamp)
-            .header("X-Service-Content-SHA256", digest)
-            .header("X-Service-Signature", signature);
+            .header(format!("X-{brand}-Access-Key"), access_key)
+            .header(format!("X-{brand}-Timestamp"), timestamp)
+            .header(format!("X-{brand}-Content-SHA256"), digest)
+            .header(format!("X-{brand}-Signature"), signature);
         if body.is_some() {
             request = request.header("Content-Type", "application/json").body(text);
         }
@@ -138,29 +192,22 @@ impl Account {
             let value = answer.headers().get(name).and_then(|value| value.to_str().ok());
             value.unwrap_or_default().to_owned()
         };
-        let (codes, request_id) = (header("x-service-error"), header("x-request-id"));
+        let codes = header(&format!("x-{brand}-error"));
+        let (request_id, date) = (header("x-request-id"), header("date"));
         let status = answer.status().as_u16();
-        let body = answer.bytes().await.context("the answer broke off")?;
+        let text = answer.text().await.context("the answer broke off")?;
         Ok(Answer {
             status,
             codes,
             request_id,
-            json: serde_json::from_slice(&body).unwrap_or_default(),
+            date,
+            json: serde_json::from_str(&text).unwrap_or_default(),
+            text,
         })
     }
 
-    /// Posts an order until the answer says whether it is stored. Without a definite answer the same body is sent again.
-    pub(crate) async fn post_until_known(&self, path: &str, body: &Value) -> anyhow::Result<Answer> {
-        for wait in RETRIES {
-            match self.send("POST", path, "", Some(body)).await {
-                Ok(answer) if answer.status < 500 && answer.status != 429 => return Ok(answer),
-                Ok(answer) => eprintln!("esim-partner: {}; repeating the order in {wait:?}", answer.told()),
-                Err(error) => eprintln!("esim-partner: {error:#}; repeating the order in {wait:?}"),
-            }
-            tokio::time::sleep(wait).await;
-        }
-        self.send("POST", path, "", Some(body))
-            .await
-            .context("it is unknown whether the order is stored: repeat the command")
+    /// The JSON of a signed GET.
+    pub(crate) async fn get(&self, path: &str, query: &str) -> anyhow::Result<Value> {
+        self.send("GET", path, query, None).await?.success()
     }
 }

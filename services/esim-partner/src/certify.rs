@@ -2,26 +2,36 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
 use clap::Args;
-use futures_util::future::join_all;
+use futures_util::{future::join_all, stream};
+use reqwest::{Body, Url};
 use serde::Serialize;
 use signing::webhook::Secret;
 
-use crate::account::{self, Account};
+use crate::{
+    account::{self, Account},
+    checklist::{self, Done},
+    listen::endpoint,
+    output::print,
+};
 
 /// The webhooks that are sent at once.
 const AT_ONCE: u8 = 8;
 /// A slower answer is near the timeout.
 const SLOW: Duration = Duration::from_secs(5);
+/// The time between the two halves of a slow webhook.
+const HALVES: Duration = Duration::from_secs(1);
 
 #[derive(Args, Clone, Debug)]
 pub struct Certify {
     /// The webhook URL; the endpoint must know the `WEBHOOK_SECRET` of the keys
-    url: String,
+    #[arg(value_parser = endpoint)]
+    url: Url,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Longest wait for an answer; the real one is 15s
+    /// Longest wait for an answer; that of the service is 15s
     #[arg(long, default_value = "15s", value_parser = runtime::config::positive_duration)]
     timeout: Duration,
 }
@@ -114,12 +124,17 @@ struct Endpoint<'a> {
 
 impl Endpoint<'_> {
     async fn send(&self, webhook: &Webhook) -> Answer {
+        self.send_body(webhook, webhook.body.clone().into()).await
+    }
+
+    async fn send_body(&self, webhook: &Webhook, body: Body) -> Answer {
         let mut request = self
             .http
             .post(self.url)
             .header("content-type", "application/json")
+            .header("content-length", webhook.body.len())
             .header("user-agent", "topup-notifier/certify")
-            .body(webhook.body.clone());
+            .body(body);
         for (name, value) in &webhook.headers {
             request = request.header(*name, value);
         }
@@ -168,7 +183,9 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     let other = signing::generate::webhook_secret()?;
     let mut endpoint = Endpoint {
         url,
-        http: account::http(timeout)?,
+        http: account::http(timeout)
+            .build()
+            .context("cannot create an HTTP client")?,
         checks: Vec::new(),
     };
     let first = Webhook::new(1);
@@ -217,6 +234,8 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
             "verify the raw bytes of the body, not JSON that you have parsed and written again",
         )
         .await;
+    slow(&mut endpoint, secret, HALVES.min(timeout / 6)).await;
+    unordered(&mut endpoint, secret).await;
     let many: Vec<Webhook> = (20..20 + AT_ONCE)
         .rev()
         .map(|number| Webhook::new(number).signed(&[secret], 0))
@@ -225,12 +244,65 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     let failed = answers.iter().find(|answer| !answer.is_acknowledged());
     endpoint.note(
         "at_once",
-        "eight webhooks at once, the newest topup first",
+        "eight webhooks at once",
         failed.is_none(),
         failed.map_or("all acknowledged".to_owned(), |answer| answer.told()),
-        "accept webhooks at once and in any order",
+        "accept webhooks at once",
     );
     Ok(endpoint.checks)
+}
+
+/// A slow network, and a webhook that is repeated because its answer was slow.
+async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
+    let webhook = Webhook::new(12).signed(&[secret], 0);
+    let (first, second) = webhook.body.split_at(webhook.body.len() / 2);
+    let halves = [(first.to_owned(), Duration::ZERO), (second.to_owned(), pause)];
+    let halves = stream::unfold(halves.into_iter(), |mut halves| async move {
+        let (half, pause) = halves.next()?;
+        tokio::time::sleep(pause).await;
+        Some((Ok::<_, std::io::Error>(half), halves))
+    });
+    let answer = endpoint.send_body(&webhook, Body::wrap_stream(halves)).await;
+    endpoint.note(
+        "slow",
+        "a webhook whose body arrives in two halves, up to a second apart",
+        answer.is_acknowledged(),
+        answer.told(),
+        "read the whole body (Content-Length bytes) before you verify it",
+    );
+    let webhook = Webhook::new(13).signed(&[secret], 0);
+    let answers = join_all([&webhook, &webhook].map(|webhook| endpoint.send(webhook))).await;
+    let failed = answers.iter().find(|answer| !answer.is_acknowledged());
+    endpoint.note(
+        "repeated_at_once",
+        "the same webhook twice at once, as after a slow answer",
+        failed.is_none(),
+        failed.map_or("both acknowledged".to_owned(), |answer| answer.told()),
+        "answer 200 to the second of two equal webhooks, too: let one of them insert the webhook-id, and ignore the conflict",
+    );
+}
+
+/// The webhooks of an order's units in the wrong order.
+async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
+    let [first, second] = [14, 15].map(|number| {
+        let mut webhook = Webhook::new(number);
+        webhook.body = webhook
+            .body
+            .replace(&format!("certify-{number}"), "certify-two-units");
+        webhook
+    });
+    let later = endpoint.send(&second.signed(&[secret], 0)).await;
+    let earlier = endpoint.send(&first.signed(&[secret], -10)).await;
+    let failed = [later, earlier]
+        .into_iter()
+        .find(|answer| !answer.is_acknowledged());
+    endpoint.note(
+        "out_of_order",
+        "the second unit of an order, then the first with an older timestamp",
+        failed.is_none(),
+        failed.map_or("both acknowledged".to_owned(), Answer::told),
+        "accept webhooks in any order: neither topup ids nor timestamps rise from one webhook to the next",
+    );
 }
 
 /// What must not be acknowledged.
@@ -326,33 +398,39 @@ async fn rotations(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret)
 }
 
 impl Certify {
-    /// Prints the checklist; returns whether all checks passed.
+    /// Prints the checks and the checklist; returns whether all checks passed.
     pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<bool> {
-        let checks = checks(&self.url, &account.webhook_secret()?, self.timeout).await?;
+        let checks = checks(self.url.as_str(), &account.webhook_secret()?, self.timeout).await?;
         let passed = checks.iter().all(|check| check.passed);
+        let checklist = checklist::checklist(account, &self.url, passed).await;
+        let open = checklist
+            .iter()
+            .any(|item| matches!(item.done, Done::No | Done::Unknown));
         if self.json {
-            let report = serde_json::json!({"passed": passed, "checks": checks});
-            println!("{}", serde_json::to_string_pretty(&report)?);
+            let report = serde_json::json!({
+                "passed": passed, "checks": checks, "ready": !open, "checklist": checklist,
+            });
+            print(serde_json::to_string_pretty(&report)?)?;
             return Ok(passed);
         }
         for check in &checks {
             let mark = if check.passed { "ok  " } else { "FAIL" };
-            println!(
+            print(format!(
                 "{mark} {}: {}; answer: {}",
                 check.name, check.sent, check.answered
-            );
+            ))?;
             if !check.passed {
-                println!("     {}", check.remedy);
+                print(format!("     {}", check.remedy))?;
             }
         }
-        println!(
-            "{}",
-            if passed {
-                "The endpoint is ready to go live."
-            } else {
-                "The endpoint is not ready to go live."
-            }
-        );
+        checklist::show(&checklist)?;
+        print(if !passed {
+            "The endpoint is not ready to go live."
+        } else if open {
+            "The endpoint is ready; the checklist has open items."
+        } else {
+            "The endpoint is ready to go live."
+        })?;
         Ok(passed)
     }
 }

@@ -1,37 +1,46 @@
-//! The partners' command line: order, look up, redeliver, and certify a webhook endpoint.
+//! The partners' command line: order, look up, listen, redeliver, and certify a webhook endpoint.
 //!
-//! Modules: [`account`] reads the keys and sends signed requests. [`certify`] sends webhooks to an endpoint and judges
-//! its answers.
+//! Modules: [`account`] sends signed requests, with the keys that [`profile`] reads and stores. [`order`] places and
+//! triggers orders. [`listen`] forwards webhooks to an endpoint that the service cannot reach. [`tail`] follows orders
+//! and webhook attempts. [`output`] prints. [`certify`] sends webhooks to an endpoint and judges its answers; [`checklist`] says what else
+//! is left before going live.
 
 mod account;
 pub mod certify;
+pub mod checklist;
+mod listen;
+mod order;
+mod output;
+mod profile;
+mod tail;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
-use serde_json::json;
+use reqwest::Url;
 
-use crate::account::{Account, AccountConfig};
-
-/// All characters except RFC 3986's unreserved ones.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
+use crate::{
+    account::{Account, AccountConfig, encoded},
+    output::{Closed, print},
+    tail::Logs,
+};
 
 const EXAMPLES: &str = "Examples:
-  esim-partner --keys acme.env options
-  esim-partner --keys acme.env order A-1042 424b7b26-96e7-5c95-8df9-6654a3998070 --qty 2
-  esim-partner --keys acme.env orders show A-1042
-  esim-partner --keys acme.env redeliver 20250129123456123456789012
-  esim-partner --keys acme.env certify https://shop.example.com/webhooks
+  esim-partner login
+  esim-partner listen --forward-to http://localhost:3000/hook
+  esim-partner trigger ready
+  esim-partner order A-1042 424b7b26-96e7-5c95-8df9-6654a3998070 --qty 2
+  esim-partner orders show A-1042
+  esim-partner logs tail
+  esim-partner redeliver 20250129123456123456789012
+  esim-partner certify https://shop.example.com/webhooks
 
-The keys file has lines BASE_URL=…, ACCESS_KEY=…, SECRET_KEY=… and, for certify, WEBHOOK_SECRET=whsec_…. Without a file
-the environment variables of these names count. Keys are never arguments: other users can see those.";
+Keys are BASE_URL, ACCESS_KEY, SECRET_KEY, WEBHOOK_SECRET (whsec_…, for certify and redeliver --forward-to) and BRAND (in
+the names of the headers, Service without it). They come from the file of --keys, lines such as ACCESS_KEY=…; or else
+from the environment, if it has one of them; or else from what `login` stored in ~/.config/esim-partner, readable by you
+alone. Keys are never arguments: other users can see those.";
 
-/// Orders eSIMs, looks orders up, redelivers webhooks and certifies a webhook endpoint
+/// Orders eSIMs, looks orders up, forwards and redelivers webhooks, and certifies a webhook endpoint
 #[derive(Parser, Clone, Debug)]
 #[command(name = "esim-partner", version, after_help = EXAMPLES, subcommand_required = true, arg_required_else_help = true)]
 pub struct Config {
@@ -43,7 +52,18 @@ pub struct Config {
 
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
+    /// Check keys and store them for the other commands
+    Login(profile::Login),
+    #[command(flatten)]
+    Account(AccountCommand),
+}
+
+/// The commands that use an account.
+#[derive(Subcommand, Clone, Debug)]
+enum AccountCommand {
     /// Order an option; the same external order id never buys twice
+    ///
+    /// After a failure the order is sent again. If an earlier request stored it, it is shown, and that is a success.
     Order {
         /// Your id of the order
         external_order_id: String,
@@ -53,17 +73,36 @@ enum Command {
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         qty: u32,
     },
+    /// Order a sandbox option that behaves as its name says; without one, list the outcomes
+    Trigger {
+        /// The outcome, such as `ready` or `partly`
+        outcome: Option<String>,
+        /// Units
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+        qty: u32,
+    },
     /// Stored orders
     #[command(subcommand)]
     Orders(Orders),
     /// List the options that you may order
     Options,
+    /// Forward the webhooks of a sandbox account to an endpoint on this machine
+    ///
+    /// Body, `webhook-id` and signature are those of the real webhooks, with a timestamp of now. A webhook is forwarded
+    /// once. It is sent to the account's webhook URL all the same.
+    Listen(listen::Listen),
+    /// What happens to the account
+    #[command(subcommand)]
+    Logs(Logs),
     /// Send a topup's webhook again
     Redeliver {
         /// The topup, 26 digits
         topup_id: String,
+        /// Send it once from this machine to this endpoint instead, signed with `WEBHOOK_SECRET`
+        #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
+        forward_to: Option<Url>,
     },
-    /// Send webhooks as they really happen to your endpoint and judge its answers
+    /// Send webhooks as they really happen to your endpoint, judge its answers, and print a go-live checklist
     Certify(certify::Certify),
 }
 
@@ -95,6 +134,7 @@ pub fn run(config: &Config) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        Err(error) if error.is::<Closed>() => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esim-partner: {error:#}");
             ExitCode::FAILURE
@@ -104,24 +144,32 @@ pub fn run(config: &Config) -> ExitCode {
 
 /// Returns whether the command succeeded; a failure is printed already.
 async fn execute(config: &Config) -> anyhow::Result<bool> {
+    let command = match &config.command {
+        Command::Login(login) => return login.run(&config.account).await.map(|()| true),
+        Command::Account(command) => command,
+    };
     let account = Account::read(&config.account)?;
-    let encoded = |text: &str| utf8_percent_encode(text, RESERVED).to_string();
-    let answer = match &config.command {
-        Command::Certify(certify) => return certify.run(&account).await,
-        Command::Order {
+    let answer = match command {
+        AccountCommand::Certify(certify) => return certify.run(&account).await,
+        AccountCommand::Listen(listen) => return listen.run(&account).await,
+        AccountCommand::Logs(Logs::Tail(tail)) => return tail.run(&account).await.map(|()| true),
+        AccountCommand::Trigger { outcome, qty } => {
+            return order::trigger(&account, outcome.as_deref(), *qty).await;
+        }
+        AccountCommand::Redeliver {
+            topup_id,
+            forward_to: Some(url),
+        } => return listen::redeliver(&account, topup_id, url).await,
+        AccountCommand::Order {
             external_order_id,
             option_id,
             qty,
-        } => {
-            let products = json!([{"option_id": option_id, "qty": qty}]);
-            let body = json!({"external_order_id": external_order_id, "products": products});
-            account.post_until_known("/orders", &body).await?
-        }
-        Command::Orders(Orders::Show { external_order_id }) => {
+        } => order::place(&account, external_order_id, option_id, *qty).await?,
+        AccountCommand::Orders(Orders::Show { external_order_id }) => {
             let path = format!("/orders/{}", encoded(external_order_id));
             account.send("GET", &path, "", None).await?
         }
-        Command::Orders(Orders::List { state, cursor }) => {
+        AccountCommand::Orders(Orders::List { state, cursor }) => {
             let parameters = [("state", state), ("cursor", cursor)];
             let given = parameters
                 .iter()
@@ -129,15 +177,18 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             let query: Vec<String> = given.collect();
             account.send("GET", "/orders", &query.join("&"), None).await?
         }
-        Command::Options => account.send("GET", "/options", "limit=100", None).await?,
-        Command::Redeliver { topup_id } => {
+        AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
+        AccountCommand::Redeliver { topup_id, .. } => {
             let path = format!("/topups/{}/redeliver", encoded(topup_id));
             account.send("POST", &path, "", None).await?
         }
     };
-    println!("{}", serde_json::to_string_pretty(&answer.json)?);
+    print(serde_json::to_string_pretty(&answer.json)?)?;
     if !answer.is_success() {
         eprintln!("esim-partner: {}", answer.told());
+    }
+    if answer.codes.contains("webhook_url_missing") {
+        eprintln!("Without a webhook URL: add --forward-to http://localhost:3000/hook");
     }
     Ok(answer.is_success())
 }

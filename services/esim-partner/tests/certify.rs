@@ -2,14 +2,22 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::{collections::HashSet, sync::Mutex, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Mutex,
+    time::Duration,
+};
 
-use esim_partner::certify::checks;
+use esim_partner::certify::{Check, checks};
 use signing::webhook::Secret;
 use testkit::receiver::{Answer, Received, Receiver};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
 
 const PATH: &str = "/hook";
-const TIMEOUT: Duration = Duration::from_millis(1500);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn header<'a>(webhook: &'a Received, name: &str) -> &'a str {
     let value = webhook.headers.get(name).and_then(|value| value.to_str().ok());
@@ -33,6 +41,10 @@ struct Parts {
     /// The answer to an invalid one.
     bad: u16,
     delay: Duration,
+    /// Whether a webhook is refused that is older than the one before.
+    ordered: bool,
+    /// The answer to a webhook that equals one whose answer is not sent yet.
+    concurrent: u16,
 }
 
 const CORRECT: Parts = Parts {
@@ -44,9 +56,20 @@ const CORRECT: Parts = Parts {
     repeated: 200,
     bad: 401,
     delay: Duration::ZERO,
+    ordered: false,
+    concurrent: 200,
 };
 
-fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<HashSet<String>>, webhook: &Received) -> Answer {
+/// What a receiver has seen.
+#[derive(Default)]
+struct Seen {
+    topups: HashSet<String>,
+    /// How often a topup came with one timestamp.
+    attempts: HashMap<(String, i64), u8>,
+    newest: i64,
+}
+
+fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<Seen>, webhook: &Received) -> Answer {
     let timestamp = signing::parse_unix_time(header(webhook, "webhook-timestamp")).unwrap_or_default();
     let (id, body) = (parts.signed)(webhook);
     let signatures = header(webhook, "webhook-signature");
@@ -54,12 +77,23 @@ fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<HashSet<String>>, webhook
         .iter()
         .any(|one| secret.verify(&id, timestamp, &body, one));
     let valid = valid || (parts.unsigned && signatures.is_empty());
+    let mut seen = seen.lock().unwrap();
+    let topup_id = webhook.topup_id().to_owned();
     let status = if !valid || !(parts.fresh)(timestamp - runtime::clock::unix_seconds()) {
         parts.bad
-    } else if seen.lock().unwrap().insert(webhook.topup_id().to_owned()) {
-        parts.good
     } else {
-        parts.repeated
+        let attempts = seen.attempts.entry((topup_id.clone(), timestamp)).or_default();
+        *attempts += 1;
+        let concurrent = *attempts > 1;
+        // The repeated webhook of `certify` is a second ahead.
+        let late = parts.ordered && timestamp < seen.newest - 5;
+        seen.newest = seen.newest.max(timestamp);
+        match (late, seen.topups.insert(topup_id)) {
+            (true, _) => 422,
+            (false, true) => parts.good,
+            (false, false) if concurrent => parts.concurrent,
+            (false, false) => parts.repeated,
+        }
     };
     Answer {
         status,
@@ -71,10 +105,14 @@ fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<HashSet<String>>, webhook
 async fn failed(parts: Parts) -> Vec<&'static str> {
     let receiver = Receiver::start().await.unwrap();
     let secret = signing::generate::webhook_secret().unwrap();
-    let (known, seen) = (secret.clone(), Mutex::default());
+    let (known, seen) = (secret.clone(), Mutex::<Seen>::default());
     receiver.answer(PATH, move |webhook| answer(&parts, &known, &seen, webhook));
     let checks = checks(&receiver.url(PATH), &secret, TIMEOUT).await.unwrap();
-    assert_eq!(checks.len(), 13);
+    named(checks)
+}
+
+fn named(checks: Vec<Check>) -> Vec<&'static str> {
+    assert_eq!(checks.len(), 16);
     let failed = checks.into_iter().filter(|check| !check.passed);
     failed
         .inspect(|check| assert!(!check.remedy.is_empty(), "{check:?}"))
@@ -112,6 +150,9 @@ async fn each_broken_receiver_is_named() {
         "second_signature",
         "first_signature",
         "raw_body",
+        "slow",
+        "repeated_at_once",
+        "out_of_order",
         "at_once",
     ];
     let rewritten = |webhook: &Received| {
@@ -120,13 +161,14 @@ async fn each_broken_receiver_is_named() {
             webhook.json.to_string().into(),
         )
     };
-    let broken: [(&str, Parts, &[&str]); 12] = [
+    let broken: [(&str, Parts, &[&str]); 14] = [
         ("checks nothing", Parts { bad: 200, ..CORRECT }, &forged),
         (
             "refuses all",
             Parts {
                 good: 500,
                 repeated: 500,
+                concurrent: 500,
                 ..CORRECT
             },
             &good,
@@ -136,6 +178,7 @@ async fn each_broken_receiver_is_named() {
             Parts {
                 good: 302,
                 repeated: 302,
+                concurrent: 302,
                 ..CORRECT
             },
             &good,
@@ -205,6 +248,22 @@ async fn each_broken_receiver_is_named() {
             &["changed_id"],
         ),
         (
+            "fails on two equal webhooks at once",
+            Parts {
+                concurrent: 500,
+                ..CORRECT
+            },
+            &["repeated_at_once"],
+        ),
+        (
+            "expects timestamps to rise",
+            Parts {
+                ordered: true,
+                ..CORRECT
+            },
+            &["out_of_order"],
+        ),
+        (
             "is slow",
             Parts {
                 delay: Duration::from_secs(1),
@@ -223,4 +282,42 @@ async fn each_broken_receiver_is_named() {
     })
     .await;
     assert!(reserializes.contains(&"raw_body"), "{reserializes:?}");
+}
+
+/// A server that takes what it reads at once for the whole request.
+#[tokio::test]
+async fn a_receiver_that_reads_half_a_body_is_named() {
+    let secret = signing::generate::webhook_secret().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}{PATH}", listener.local_addr().unwrap());
+    let known = secret.clone();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let known = known.clone();
+            tokio::spawn(async move {
+                let mut request = vec![0; 16 * 1024];
+                let mut length = client.read(&mut request).await.unwrap();
+                // The head and the body come in one piece or in two.
+                if request[..length].ends_with(b"\r\n\r\n") {
+                    length += client.read(&mut request[length..]).await.unwrap();
+                }
+                let text = String::from_utf8_lossy(&request[..length]).into_owned();
+                let (head, body) = text.split_once("\r\n\r\n").unwrap();
+                let header = |name: &str| {
+                    let mut lines = head.lines();
+                    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(": "));
+                    value.unwrap_or_default().to_owned()
+                };
+                let timestamp = header("webhook-timestamp").parse().unwrap_or_default();
+                let age: i64 = timestamp - runtime::clock::unix_seconds();
+                let signatures = header("webhook-signature");
+                let valid = known.verify(&header("webhook-id"), timestamp, body.as_bytes(), &signatures);
+                let status = if valid && age.abs() <= 300 { 200 } else { 401 };
+                let answer = format!("HTTP/1.1 {status} X\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+                client.write_all(answer.as_bytes()).await.unwrap();
+            });
+        }
+    });
+    let checks = checks(&url, &secret, TIMEOUT).await.unwrap();
+    assert_eq!(named(checks), ["slow"]);
 }

@@ -129,6 +129,7 @@ pub(crate) struct Admission {
     in_flight: Arc<Places>,
     memory: Arc<Places>,
     self_service: Arc<Places>,
+    listeners: Arc<Places>,
     rates: Rates,
 }
 
@@ -165,10 +166,18 @@ impl Admission {
             .with_description("Signed requests other than orders that are in flight")
             .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
             .build();
+        let listeners = Places::new(limits.listeners.into());
+        let observed = Arc::clone(&listeners);
+        meter
+            .u64_observable_gauge("esim.listeners")
+            .with_description("Requests of sandbox accounts that wait for webhooks")
+            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
+            .build();
         Self {
             in_flight,
             memory,
             self_service,
+            listeners,
             rates: Rates::new(limits, max_units),
         }
     }
@@ -204,6 +213,19 @@ impl Admission {
                 Full::All | Full::Own => "self_service",
             },
             message: "Too many requests in progress; try again later",
+        })?;
+        Ok(Visit { _place: place })
+    }
+
+    /// Admits a [visit](Self::visit) that waits for webhooks.
+    pub(crate) fn listen(&self, partner: &Partner) -> Result<Visit, ApiError> {
+        let place = self.listeners.take(partner.id, 1, None);
+        let place = place.map_err(|full| ApiError::Overloaded {
+            reason: match full {
+                Full::Share => "listeners_share",
+                Full::All | Full::Own => "listeners",
+            },
+            message: "Too many requests wait for webhooks; try again later",
         })?;
         Ok(Visit { _place: place })
     }

@@ -54,6 +54,11 @@ pub(crate) enum ApiError {
     Unprocessable(Vec<Fault>),
     /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
     Refused(Vec<Fault>),
+    /// 403: the account may not do it. The code is in the error header and in the metrics.
+    Forbidden {
+        code: &'static str,
+        message: &'static str,
+    },
     /// 404.
     NotFound,
     /// 405.
@@ -128,7 +133,7 @@ impl ApiError {
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyRequests(limited) => limited.reason,
             Self::TooManyInFlight(_) => "max_in_flight",
-            Self::Conflict { code, .. } => code,
+            Self::Conflict { code, .. } | Self::Forbidden { code, .. } => code,
             Self::RedeliveredRecently(_) => "redelivered_recently",
             Self::QueuedTooLong => "queue_deadline",
             Self::Undecided => "undecided",
@@ -159,7 +164,7 @@ impl ApiError {
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyRequests(_) => "rate_limited",
             Self::TooManyInFlight(_) => "too_many_in_flight",
-            Self::Conflict { code, .. } => code,
+            Self::Conflict { code, .. } | Self::Forbidden { code, .. } => code,
             Self::RedeliveredRecently(_) => "redelivered_recently",
             Self::Overloaded { .. } | Self::QueuedTooLong => "overloaded",
             Self::Undecided => "order_undecided",
@@ -198,6 +203,7 @@ impl IntoResponse for ApiError {
                 let body = Json(json!({ "errors": messages }));
                 (StatusCode::UNPROCESSABLE_ENTITY, body).into_response()
             }
+            Self::Forbidden { message, .. } => simple(StatusCode::FORBIDDEN, message),
             Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
             Self::MethodNotAllowed => simple(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
             Self::BodyTimeout => simple(StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time"),

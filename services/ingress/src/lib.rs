@@ -195,6 +195,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         qr: QrUrls::new(config.public_url, qr_keys.clone()),
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
+        listen_wait: config.limits.listen_wait,
+        stop: shutdown.soft(),
     };
     let orders = Orders::new(
         database,

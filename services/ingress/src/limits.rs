@@ -61,6 +61,13 @@ pub struct LimitsConfig {
     /// Most signatures that are remembered to refuse replays of requests that sign their body; 0 refuses none
     #[arg(long, env = "REPLAYS_REMEMBERED", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=10_000_000))]
     pub replays_remembered: u32,
+    /// Most requests of sandbox accounts that wait for webhooks (`GET …/webhook/listen`); further ones get 503. One
+    /// partner takes at most half of what the others leave
+    #[arg(long, env = "LISTENERS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub listeners: u32,
+    /// Longest wait for webhooks of such a request; must be shorter than a proxy's timeout
+    #[arg(long, env = "LISTEN_WAIT", default_value = "20s", value_parser = positive_duration)]
+    pub listen_wait: Duration,
     /// QR pictures drawn at once
     #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,

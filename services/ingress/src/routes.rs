@@ -50,6 +50,8 @@ pub(crate) const ROUTES: &[&str] = &[
     "/v1/api_partner/account",
     "/api/v1/api_partner/webhook",
     "/v1/api_partner/webhook",
+    "/api/v1/api_partner/webhook/listen",
+    "/v1/api_partner/webhook/listen",
     "/api/v1/api_partner/webhook/secret",
     "/v1/api_partner/webhook/secret",
     "/api/v1/api_partner/keys",

@@ -18,6 +18,7 @@ use webhooks::{
     body::Body,
     guard::{Forbidden, Guard},
     qr::QrUrls,
+    signature::signatures,
 };
 
 use crate::{
@@ -59,11 +60,8 @@ pub fn headers(
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     headers.insert("webhook-id", HeaderValue::from_str(topup_id.as_str())?);
     headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
-    let signatures: Vec<String> = secrets
-        .iter()
-        .map(|secret| secret.sign(topup_id.as_str(), timestamp, body))
-        .collect();
-    headers.insert("webhook-signature", HeaderValue::from_str(&signatures.join(" "))?);
+    let signatures = signatures(secrets, topup_id.as_str(), timestamp, body);
+    headers.insert("webhook-signature", HeaderValue::from_str(&signatures)?);
     if let Some(traceparent) = traceparent {
         headers.insert(pipeline::trace::TRACEPARENT, HeaderValue::from_str(traceparent)?);
     }

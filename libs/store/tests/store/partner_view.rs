@@ -5,7 +5,7 @@ use std::time::Duration;
 use domain::{OrderId, PartnerId, TopupId};
 use store::{
     orders::{self, Cancelled, NewOrder},
-    partner_view::{self, OrderPage, OrderState, Redelivered, UnitState},
+    partner_view::{self, OrderPage, OrderState, Position, Redelivered, UnitState},
 };
 
 use crate::bench::{
@@ -251,4 +251,73 @@ async fn one_redelivery_in_an_interval() {
         )
         .await;
     assert_eq!(recorded, 1);
+}
+
+#[tokio::test]
+async fn webhooks_are_read_in_order_by_their_partner_only() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let topups = bench.deliveries(partner, 3, true).await;
+    let seconds = [5_i64, 10, 10];
+    for (topup, seconds) in topups.iter().zip(seconds) {
+        let mut connection = bench.connection().await;
+        // The same time for two of them, as one transaction gives it.
+        let moving = sqlx::query(
+            "UPDATE deliveries SET created_at = date_trunc('minute', now()) - make_interval(secs => $2) WHERE topup_id = $1",
+        );
+        let moving = moving
+            .bind(topup.as_str())
+            .bind(f64::from(i32::try_from(seconds).unwrap()));
+        moving.execute(&mut *connection).await.unwrap();
+    }
+    let fresh = bench.deliveries(partner, 1, true).await.remove(0);
+    let mut same = [topups[1].to_string(), topups[2].to_string()];
+    same.sort();
+    let expected = [same[0].clone(), same[1].clone(), topups[0].to_string()];
+
+    let mut connection = bench.connection().await;
+    let start = Position {
+        at: time::OffsetDateTime::UNIX_EPOCH,
+        topup_id: String::new(),
+    };
+    let (mut after, mut found) = (start.clone(), Vec::new());
+    for limit in [1, 1, 10, 10] {
+        let page = partner_view::webhooks(&mut connection, partner, &after, limit)
+            .await
+            .unwrap();
+        if let Some(last) = page.last() {
+            after = last.position.clone();
+        }
+        found.extend(page.into_iter().map(|one| one.topup_id.to_string()));
+    }
+    assert_eq!(found, expected);
+    assert_ne!(
+        found.last(),
+        Some(&fresh.to_string()),
+        "it may not be the last one yet"
+    );
+    let settled = "UPDATE deliveries SET created_at = created_at - interval '1 s' WHERE topup_id = $1";
+    bench.set(settled, &fresh).await;
+    let page = partner_view::webhooks(&mut connection, partner, &after, 10)
+        .await
+        .unwrap();
+    assert_eq!(page.len(), 1);
+    assert!(page[0].profile.is_some() && page[0].topup_id == fresh);
+    bench
+        .set("UPDATE esims SET erased_at = now() WHERE topup_id = $1", &fresh)
+        .await;
+    let page = partner_view::webhooks(&mut connection, partner, &after, 10)
+        .await
+        .unwrap();
+    assert!(page[0].profile.is_none());
+
+    let stranger = bench.partner(None).await;
+    let page = partner_view::webhooks(&mut connection, stranger, &start, 10)
+        .await
+        .unwrap();
+    assert!(page.is_empty());
+    let secrets = partner_view::webhook_secrets(&mut connection, partner)
+        .await
+        .unwrap();
+    assert_eq!(secrets.len(), 1);
 }

@@ -7,6 +7,7 @@
 
 mod account;
 mod keys;
+mod listen;
 pub(crate) mod openapi;
 mod options;
 mod orders;
@@ -35,6 +36,7 @@ use http_body::{Frame, SizeHint};
 use serde::Serialize;
 use store::{Database, PgConnection, vault::Vault};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tracing::field;
 use webhooks::{guard::Guard, qr::QrUrls};
 
@@ -66,6 +68,10 @@ pub(crate) struct Desk {
     pub(crate) providers: Vec<String>,
     /// `REDELIVER_INTERVAL`.
     pub(crate) redeliver_interval: Duration,
+    /// `LISTEN_WAIT`.
+    pub(crate) listen_wait: Duration,
+    /// The soft stop, which ends long polls.
+    pub(crate) stop: CancellationToken,
 }
 
 impl Desk {
@@ -106,6 +112,7 @@ pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
             .route(&path("/options"), get(options::list))
             .route(&path("/account"), get(account::show))
             .route(&path("/webhook"), get(webhook::show).put(webhook::set))
+            .route(&path("/webhook/listen"), get(listen::listen))
             .route(&path("/webhook/secret"), post(webhook::rotate_secret))
             .route(&path("/keys"), post(keys::rotate));
     }

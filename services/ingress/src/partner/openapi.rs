@@ -8,7 +8,7 @@ use utoipa::{
 };
 use uuid::Uuid;
 
-use super::{account, keys, options, orders, topups, webhook};
+use super::{account, keys, listen, options, orders, topups, webhook};
 use crate::routes;
 
 /// The prefix of all header names in the document, replaced by the brand's.
@@ -143,7 +143,7 @@ struct Overloaded(#[to_schema] Message);
     paths(
         routes::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
         topups::redeliver, options::list, account::show, keys::rotate, webhook::show, webhook::set,
-        webhook::rotate_secret
+        webhook::rotate_secret, listen::listen
     ),
     components(
         schemas(topups::Esim, Message, Messages, Denied),

@@ -5,6 +5,7 @@
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
 //! - [`partner`], [`account`]: what they look up and change themselves.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
+//! - [`esim_partner`]: the partners' command line, and listening.
 //! - [`examples`]: the examples and numbers of the partner guide.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
@@ -24,6 +25,7 @@
 mod account;
 mod database_away;
 mod duplicates;
+mod esim_partner;
 mod examples;
 mod faults;
 mod forwarder;

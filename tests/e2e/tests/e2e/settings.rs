@@ -58,6 +58,8 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["ingress"], "WEBHOOK_HTTP_LIVE", Some("maybe")),
     (&["ingress"], "QR_BARE_UNTIL", Some("tomorrow")),
     (&["ingress", "notifier"], "QR_KEYS", Some("c2hvcnQ=")),
+    (&["ingress"], "LISTENERS", Some("0")),
+    (&["ingress"], "LISTEN_WAIT", Some("0s")),
     (&["provisioner"], "PROVIDERS", Some("acme")),
     (&["provisioner"], "SANDBOX_URL", None),
     (&["provisioner"], "SANDBOX_URL", Some("127.0.0.1")),

@@ -107,6 +107,29 @@ pub const ROWS: &[Row] = &[
         ]),
     ),
     row(
+        "403: a live account listens",
+        |w| {
+            let live = w.stack.client(&w.live).expect("a client");
+            live.post("").method("GET").path("/v1/api_partner/webhook/listen")
+        },
+        Error(403, "Only sandbox accounts can listen"),
+    ),
+    row(
+        "422: all parameters of listening at fault are named",
+        |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1"),
+        Unprocessable(&[
+            "Limit must be an integer from 1 to 100",
+            "Cursor is invalid",
+            "Created after must be a time such as 2026-11-22T00:00:00Z",
+            "Wait must be a number of seconds",
+        ]),
+    ),
+    row(
+        "405: POST on listening",
+        |w| ask(w, "POST", "/webhook/listen"),
+        NOT_ALLOWED,
+    ),
+    row(
         "400: a webhook URL that isn't JSON",
         |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook"),
         Error(400, "Invalid JSON format"),

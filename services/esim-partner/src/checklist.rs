@@ -1,0 +1,233 @@
+//! What has to be true before real customers order.
+
+use std::net::IpAddr;
+
+use reqwest::Url;
+use serde::Serialize;
+use serde_json::Value;
+use time::{OffsetDateTime, format_description::well_known::Rfc2822};
+use url::Host;
+
+use crate::{
+    account::{Account, Answer},
+    output::print,
+};
+
+/// Clocks that differ by more are near the limit of 300 s.
+const SKEW: i64 = 60;
+
+/// Whether an item is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Done {
+    Yes,
+    No,
+    /// It could not be checked.
+    Unknown,
+    /// Only people can check it.
+    ByHand,
+}
+
+/// An item of the checklist.
+#[derive(Debug, Serialize)]
+pub struct Item {
+    /// Its stable name.
+    pub name: &'static str,
+    pub done: Done,
+    /// What has to be true.
+    pub text: &'static str,
+    /// What was found.
+    pub found: String,
+}
+
+/// What only people can check.
+const BY_HAND: [(&str, &str); 5] = [
+    (
+        "repeats_orders",
+        "after a 5xx or no answer your system repeats the order with the same external_order_id, and takes `external_order_id_taken` for success",
+    ),
+    (
+        "misses_webhooks",
+        "your system looks the order up when a webhook is missing for some minutes",
+    ),
+    (
+        "acknowledges_late",
+        "your endpoint stores the eSIM before it answers 200",
+    ),
+    (
+        "hides_codes",
+        "activate_code, download_link and qrcode_img_url are in no log",
+    ),
+    (
+        "rotates",
+        "you know how to replace keys and webhook secret (POST /keys, POST /webhook/secret)",
+    ),
+];
+
+/// The checklist of an endpoint. Without keys of the account, its items are unknown.
+pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec<Item> {
+    let mut items = vec![
+        item(
+            "endpoint",
+            "the endpoint passes all checks",
+            yes(passed),
+            String::new(),
+        ),
+        item(
+            "https",
+            "the webhook URL is https",
+            yes(url.scheme() == "https"),
+            url.scheme().to_owned(),
+        ),
+        item(
+            "public",
+            "the webhook URL's host is not a private address",
+            yes(!is_private(url)),
+            url.host_str().unwrap_or_default().to_owned(),
+        ),
+    ];
+    items.extend(of_account(account, url).await);
+    items.extend(BY_HAND.map(|(name, text)| item(name, text, Done::ByHand, String::new())));
+    items
+}
+
+async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
+    let (shown, webhook) = if account.has("ACCESS_KEY") {
+        (
+            account.send("GET", "/account", "", None).await,
+            account.get("/webhook", "").await,
+        )
+    } else {
+        let missing = || anyhow::anyhow!("no ACCESS_KEY is set");
+        (Err(missing()), Err(missing()))
+    };
+    let date = shown.as_ref().map_or(String::new(), |answer| answer.date.clone());
+    let known = shown.and_then(Answer::success);
+    let from = |known: &anyhow::Result<Value>, check: &dyn Fn(&Value) -> (bool, String)| match known {
+        Ok(known) => {
+            let (done, found) = check(known);
+            (yes(done), found)
+        }
+        Err(error) => (Done::Unknown, format!("{error:#}")),
+    };
+    let live = from(&known, &|known| {
+        (known["environment"] == "live", known["environment"].to_string())
+    });
+    let configured = from(&webhook, &|webhook| {
+        let same = webhook["url"]
+            .as_str()
+            .and_then(|set| set.parse::<Url>().ok())
+            .is_some_and(|set| set == *url);
+        let found = if same { "" } else { "PUT /webhook sets it" };
+        (same, found.to_owned())
+    });
+    let open = from(&webhook, &|webhook| {
+        (webhook["state"] == "open", webhook["state"].to_string())
+    });
+    let exhausted = from(&webhook, &|webhook| {
+        let count = webhook["exhausted"].as_u64().unwrap_or_default();
+        (count == 0, format!("{count} to redeliver"))
+    });
+    let clock = OffsetDateTime::parse(&date, &Rfc2822).map_or(
+        (Done::Unknown, "no Date header".to_owned()),
+        |theirs| {
+            let off = theirs.unix_timestamp() - runtime::clock::unix_seconds();
+            (yes(off.abs() <= SKEW), format!("{} s off", off.abs()))
+        },
+    );
+    [
+        ("live_keys", "these are the keys of the live account", live),
+        (
+            "configured",
+            "the account's webhook URL is this endpoint",
+            configured,
+        ),
+        (
+            "open",
+            "the account's endpoint is open, neither blocked nor paused",
+            open,
+        ),
+        ("exhausted", "no webhook has used up its retries", exhausted),
+        ("clock", "this machine's clock is right", clock),
+    ]
+    .map(|(name, text, (done, found))| item(name, text, done, found))
+    .into()
+}
+
+fn yes(done: bool) -> Done {
+    if done { Done::Yes } else { Done::No }
+}
+
+fn item(name: &'static str, text: &'static str, done: Done, found: String) -> Item {
+    Item {
+        name,
+        done,
+        text,
+        found,
+    }
+}
+
+/// Whether the host is a name or an address that only this network has.
+fn is_private(url: &Url) -> bool {
+    let v4 = |address: std::net::Ipv4Addr| {
+        address.is_loopback() || address.is_private() || address.is_link_local() || address.is_unspecified()
+    };
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        Some(Host::Ipv4(address)) => v4(address),
+        Some(Host::Ipv6(address)) => match address.to_canonical() {
+            IpAddr::V4(address) => v4(address),
+            IpAddr::V6(address) => {
+                address.is_loopback()
+                    || address.is_unspecified()
+                    || address.is_unique_local()
+                    || address.is_unicast_link_local()
+            }
+        },
+        None => true,
+    }
+}
+
+/// Prints the checklist.
+pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
+    print("\nGo-live checklist:")?;
+    for Item {
+        done, text, found, ..
+    } in items
+    {
+        let mark = match done {
+            Done::Yes => "[x]",
+            Done::No => "[ ]",
+            Done::Unknown => "[?]",
+            Done::ByHand => "[·]",
+        };
+        let found = if found.is_empty() || *done == Done::Yes {
+            String::new()
+        } else {
+            format!(" ({found})")
+        };
+        print(format!("{mark} {text}{found}"))?;
+    }
+    print("[x] done, [ ] to do, [?] not checked, [·] check it yourself")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_of_this_network_are_private() {
+        for (url, private) in [
+            ("http://localhost:3000/hook", true),
+            ("http://127.0.0.1/", true),
+            ("http://10.1.2.3/", true),
+            ("http://[::1]/", true),
+            ("http://[::ffff:192.168.1.1]/", true),
+            ("http://[fd00::1]/", true),
+            ("https://shop.example.com/hook", false),
+            ("https://93.184.215.14/", false),
+        ] {
+            assert_eq!(is_private(&url.parse().unwrap()), private, "{url}");
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Orders: placed until it is certain that they are stored, and triggered in the sandbox.
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    account::{Account, Answer, PAGE, encoded},
+    output::print,
+};
+
+/// The waits before an order without a definite answer is sent again.
+const RETRIES: [Duration; 4] = [
+    Duration::from_secs(1),
+    Duration::from_secs(2),
+    Duration::from_secs(4),
+    Duration::from_secs(8),
+];
+/// The most pages of options that are read.
+const MOST_PAGES: usize = 100;
+/// The sandbox's outcomes: option, and what follows.
+const OUTCOMES: [(&str, &str); 12] = [
+    ("ready", "201, and the webhook at once"),
+    ("delayed", "201, and the webhook about 2 s later"),
+    ("refused", "422; nothing is bought"),
+    ("out-of-stock", "422; nothing is bought"),
+    (
+        "bought-then-error",
+        "201; the webhook comes after the look-up at the provider",
+    ),
+    (
+        "bought-then-silent",
+        "201; the webhook comes after the look-up at the provider, later",
+    ),
+    ("never-ready", "201; the topup stays `processing`, no webhook"),
+    (
+        "partly",
+        "with --qty 2 or more: one topup is `failed`, the others get webhooks",
+    ),
+    ("duplicate-callback", "201, and one webhook for each unit"),
+    ("slow", "201 after about 2 s; the webhook some seconds later"),
+    (
+        "flapping",
+        "201; the webhook after retries at the provider, within minutes",
+    ),
+    (
+        "rate-limited",
+        "201; the webhook after retries at the provider, within a minute or so",
+    ),
+];
+
+/// Orders until the answer says whether the order is stored. Without a definite answer the same body is sent again. If
+/// the id is taken by an order of the same units, that order is the answer.
+pub(crate) async fn place(
+    account: &Account,
+    external_order_id: &str,
+    option_id: &str,
+    qty: u32,
+) -> anyhow::Result<Answer> {
+    let products = json!([{"option_id": option_id, "qty": qty}]);
+    let body = json!({"external_order_id": external_order_id, "products": products});
+    let send = async || account.send("POST", "/orders", "", Some(&body)).await;
+    let mut answer = send().await;
+    for wait in RETRIES {
+        let why = match &answer {
+            Ok(answer) if !answer.is_temporary() => break,
+            Ok(answer) => answer.told(),
+            Err(error) => format!("{error:#}"),
+        };
+        eprintln!("esim-partner: {why}; repeating the order in {wait:?}");
+        tokio::time::sleep(wait).await;
+        answer = send().await;
+    }
+    let answer = answer.context("it is unknown whether the order is stored: repeat the command")?;
+    if !answer.codes.contains("external_order_id_taken") {
+        return Ok(answer);
+    }
+    let stored = look_up(account, external_order_id)
+        .await
+        .context("an order with this id is stored, but it cannot be shown")?;
+    if is_same(&stored.json, option_id, qty) {
+        eprintln!("esim-partner: an earlier request stored this order; it is not bought again");
+        return Ok(stored);
+    }
+    eprintln!("esim-partner: the stored order with this id has other units: `esim-partner orders show`");
+    Ok(answer)
+}
+
+/// The stored order, asked for until there is a definite answer.
+async fn look_up(account: &Account, external_order_id: &str) -> anyhow::Result<Answer> {
+    let path = format!("/orders/{}", encoded(external_order_id));
+    for wait in RETRIES {
+        match account.send("GET", &path, "", None).await {
+            Ok(answer) if answer.is_success() => return Ok(answer),
+            Ok(answer) if !answer.is_temporary() => bail!("{}", answer.told()),
+            _ => tokio::time::sleep(wait).await,
+        }
+    }
+    let answer = account.send("GET", &path, "", None).await?;
+    ensure!(answer.is_success(), "{}", answer.told());
+    Ok(answer)
+}
+
+/// Whether an order consists of `qty` units of one option.
+fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
+    let topups = order["topups"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let same = |topup: &Value| {
+        topup["option_id"]
+            .as_str()
+            .is_some_and(|id| id.eq_ignore_ascii_case(option_id))
+    };
+    u32::try_from(topups.len()) == Ok(qty) && topups.iter().all(same)
+}
+
+/// Orders the sandbox option of an outcome; without one, lists the outcomes. Returns whether the outcome began as it
+/// should.
+pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) -> anyhow::Result<bool> {
+    let environment = account.get("/account", "").await?["environment"].clone();
+    ensure!(
+        environment == "sandbox",
+        "these are the keys of a {} account, which buys for real: `trigger` needs a sandbox account",
+        environment.as_str().unwrap_or_default()
+    );
+    let options = options(account).await?;
+    let follows = |name: &str| {
+        let known = OUTCOMES.iter().find(|(known, _)| *known == name);
+        known.map_or("", |(_, follows)| *follows)
+    };
+    let Some(outcome) = outcome else {
+        for (name, option_id) in &options {
+            print(format!("{name:<20} {option_id}  {}", follows(name)))?;
+        }
+        return Ok(true);
+    };
+    let chosen = options.iter().find(|(name, _)| name == outcome);
+    let (name, option_id) = chosen.with_context(|| {
+        format!("the account is not offered {outcome:?}; `esim-partner trigger` lists the outcomes")
+    })?;
+    let id = format!("trigger-{name}-{}", runtime::clock::unix_milliseconds());
+    let answer = place(account, &id, option_id, qty).await?;
+    print(serde_json::to_string_pretty(&answer.json)?)?;
+    let refused = answer.codes.contains("provider_rejected");
+    let expected = answer.is_success() || (refused && follows(name).starts_with("422"));
+    if !expected {
+        eprintln!("esim-partner: {}", answer.told());
+        return Ok(false);
+    }
+    eprintln!("Order {id} of {name}: {}", follows(name));
+    eprintln!("Follow it: esim-partner orders show {id}");
+    Ok(true)
+}
+
+/// Name and id of all options.
+async fn options(account: &Account) -> anyhow::Result<Vec<(String, String)>> {
+    let mut all = Vec::new();
+    let mut query = format!("limit={PAGE}");
+    for _ in 0..MOST_PAGES {
+        let page = account.get("/options", &query).await?;
+        for option in page["options"].as_array().into_iter().flatten() {
+            let text = |name: &str| option[name].as_str().unwrap_or_default().to_owned();
+            all.push((text("name"), text("option_id")));
+        }
+        let Some(next) = page["next_cursor"].as_str() else {
+            break;
+        };
+        query = format!("limit={PAGE}&cursor={}", encoded(next));
+    }
+    all.sort();
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_is_the_same_if_its_units_are() {
+        let order = json!({"topups": [{"option_id": "aa-1"}, {"option_id": "aa-1"}]});
+        assert!(is_same(&order, "AA-1", 2));
+        assert!(!is_same(&order, "aa-1", 1));
+        assert!(!is_same(&order, "aa-2", 2));
+        assert!(!is_same(&Value::Null, "aa-1", 1));
+    }
+}

@@ -1,0 +1,257 @@
+//! Keys in files: read, asked for, and stored for the user alone.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, DirBuilder},
+    io::{self, BufRead, IsTerminal, Read, Write},
+    os::unix::fs::{DirBuilderExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail, ensure};
+use clap::Args;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use serde_json::{Map, Value};
+
+use crate::{
+    account::{Account, AccountConfig},
+    output::print,
+};
+
+/// The settings of an account.
+pub(crate) const NAMES: [&str; 5] = ["BASE_URL", "ACCESS_KEY", "SECRET_KEY", "WEBHOOK_SECRET", "BRAND"];
+
+/// Larger files hold no keys, in bytes.
+const LARGEST: u64 = 64 * 1024;
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Login {
+    /// File with lines such as `ACCESS_KEY=…`, or a JSON object such as `{"access_key": …}`; `-` is standard input.
+    /// Without it you are asked
+    #[arg(long, value_name = "FILE")]
+    from: Option<PathBuf>,
+    /// The API's base URL, if the file names none
+    #[arg(long, value_name = "URL")]
+    base_url: Option<String>,
+}
+
+/// The name of a profile, which is part of a file name.
+pub(crate) fn name(text: &str) -> Result<String, String> {
+    let plain = text
+        .bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    if plain && !text.is_empty() {
+        Ok(text.to_owned())
+    } else {
+        Err("only letters, digits, `-` and `_` are allowed".into())
+    }
+}
+
+/// The file of a profile: `~/.config/esim-partner/default.env`.
+pub(crate) fn file(profile: Option<&str>) -> anyhow::Result<PathBuf> {
+    let folder = |name: &str| {
+        std::env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    let config = folder("XDG_CONFIG_HOME").or_else(|| Some(folder("HOME")?.join(".config")));
+    let config = config.context("HOME is not set: name the keys with --keys")?;
+    let file = format!("{}.env", profile.unwrap_or("default"));
+    Ok(config.join("esim-partner").join(file))
+}
+
+/// The settings of a file. Warns if other users can read it.
+pub(crate) fn read(file: &Path) -> anyhow::Result<BTreeMap<String, String>> {
+    let shown = file.display();
+    let failed = || format!("cannot read the keys file {shown}");
+    let opened = fs::File::open(file).with_context(failed)?;
+    let permissions = opened.metadata().with_context(failed)?.permissions();
+    if permissions.mode() & 0o077 != 0 {
+        eprintln!("esim-partner: other users can read {shown}: chmod 600 {shown}");
+    }
+    let text = io::read_to_string(opened.take(LARGEST)).with_context(failed)?;
+    Ok(parse(&text))
+}
+
+fn parse(text: &str) -> BTreeMap<String, String> {
+    if let Ok(json) = serde_json::from_str::<Map<String, Value>>(text) {
+        let named = json
+            .iter()
+            .filter_map(|(name, value)| Some((name.to_ascii_uppercase(), value.as_str()?.to_owned())));
+        return named.filter(|(name, _)| NAMES.contains(&name.as_str())).collect();
+    }
+    let pairs = text.lines().filter_map(|line| line.trim().split_once('='));
+    pairs
+        .map(|(name, value)| (name.trim_start_matches("export ").trim(), value.trim()))
+        .filter(|(name, _)| NAMES.contains(name))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// Replaces the file in one step. Its mode is 0600 from the start, that of a new folder 0700.
+pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
+    let folder = file.parent().context("the keys file has no folder")?;
+    let failed = || format!("cannot write {}", file.display());
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder)
+        .with_context(failed)?;
+    let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
+    for (name, value) in settings {
+        // Then a shell can read the file, too.
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./:@%+,=-[]".contains(&byte);
+        ensure!(
+            value.bytes().all(plain),
+            "{name} holds a character that it cannot have"
+        );
+        writeln!(new, "{name}={value}").with_context(failed)?;
+    }
+    new.as_file().sync_all().with_context(failed)?;
+    new.persist(file).with_context(failed)?;
+    Ok(())
+}
+
+impl Login {
+    /// Checks the keys with a signed request, then stores them.
+    pub(crate) async fn run(&self, config: &AccountConfig) -> anyhow::Result<()> {
+        let mut settings = match &self.from {
+            Some(file) if file.as_os_str() == "-" => {
+                let text = io::read_to_string(io::stdin().lock().take(LARGEST));
+                parse(&text.context("cannot read standard input")?)
+            }
+            Some(file) => read(file)?,
+            None => ask(self.base_url.is_some())?,
+        };
+        if let Some(base_url) = &self.base_url {
+            settings.insert("BASE_URL".into(), base_url.clone());
+        }
+        let account = Account::with(settings)?;
+        if account.has("WEBHOOK_SECRET") {
+            account.webhook_secret()?;
+        } else {
+            eprintln!(
+                "esim-partner: there is no WEBHOOK_SECRET; `certify` and `redeliver --forward-to` need it"
+            );
+        }
+        let known = account.send("GET", "/account", "", None).await?;
+        let date = known.date.clone();
+        let known = known.success().with_context(|| {
+            format!("the keys were not accepted and are not stored (server time: {date})")
+        })?;
+        let file = config.file()?;
+        account.store(&file)?;
+        let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
+        print(format!(
+            "Logged in to the {} account {:?}; the keys are in {}",
+            text("environment"),
+            text("name"),
+            file.display()
+        ))
+    }
+}
+
+/// Asks for each setting on the terminal.
+fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
+    ensure!(
+        io::stdin().is_terminal(),
+        "standard input is not a terminal: name a file with --from, or `--from -` for standard input"
+    );
+    let mut settings = BTreeMap::new();
+    for (name, question, secret) in [
+        ("BASE_URL", "Base URL", false),
+        ("ACCESS_KEY", "Access key", false),
+        ("SECRET_KEY", "Secret key (not shown)", true),
+        (
+            "WEBHOOK_SECRET",
+            "Webhook secret, whsec_… (not shown; may be empty)",
+            true,
+        ),
+    ] {
+        if has_base_url && name == "BASE_URL" {
+            continue;
+        }
+        eprint!("{question}: ");
+        let value = line(secret)?;
+        if !value.is_empty() {
+            settings.insert(name.to_owned(), value);
+        }
+    }
+    Ok(settings)
+}
+
+fn line(secret: bool) -> anyhow::Result<String> {
+    let hidden = if secret { Some(Hidden::begin()?) } else { None };
+    let mut text = String::new();
+    let read = io::stdin().lock().take(LARGEST).read_line(&mut text);
+    if hidden.is_some() {
+        eprintln!();
+    }
+    drop(hidden);
+    if read.context("cannot read standard input")? == 0 {
+        bail!("the input ended");
+    }
+    Ok(text.trim().to_owned())
+}
+
+/// The terminal shows no input until this is dropped.
+struct Hidden(Termios);
+
+impl Hidden {
+    fn begin() -> anyhow::Result<Self> {
+        let before = tcgetattr(io::stdin())?;
+        let mut silent = before.clone();
+        silent.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(io::stdin(), OptionalActions::Flush, &silent)?;
+        Ok(Self(before))
+    }
+}
+
+impl Drop for Hidden {
+    fn drop(&mut self) {
+        let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_json_are_read_and_unknown_names_are_dropped() {
+        let expected = BTreeMap::from([
+            ("ACCESS_KEY".to_owned(), "ak".to_owned()),
+            ("SECRET_KEY".to_owned(), "c2VjcmV0LWtleQ==".to_owned()),
+        ]);
+        let lines = "# keys\nexport ACCESS_KEY=ak\nSECRET_KEY = c2VjcmV0LWtleQ==\r\nPATH=/bin\n";
+        let json =
+            r#"{"access_key": "ak", "secret_key": "c2VjcmV0LWtleQ==", "name": "Acme", "webhook_url": null}"#;
+        assert_eq!(parse(lines), expected);
+        assert_eq!(parse(json), expected);
+    }
+
+    #[test]
+    fn stored_keys_are_the_users_alone_and_replaced_in_one_step() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("new/acme.env");
+        for key in ["one", "two"] {
+            let settings = BTreeMap::from([("ACCESS_KEY".to_owned(), key.to_owned())]);
+            write(&file, &settings).unwrap();
+            assert_eq!(read(&file).unwrap(), settings);
+        }
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&file), mode(file.parent().unwrap())), (0o600, 0o700));
+        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+        let bad = BTreeMap::from([("ACCESS_KEY".to_owned(), "a\nBASE_URL=b".to_owned())]);
+        assert!(write(&file, &bad).is_err());
+        assert_eq!(read(&file).unwrap()["ACCESS_KEY"], "two");
+    }
+
+    #[test]
+    fn a_profile_name_is_no_path() {
+        assert_eq!(name("acme-2").as_deref(), Ok("acme-2"));
+        for bad in ["", "../x", "a/b", "a.b"] {
+            assert!(name(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The account's orders and webhook attempts, as they happen.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    time::Duration,
+};
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde::Deserialize;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339, serde::rfc3339};
+
+use crate::{
+    account::{Account, PAGE, encoded},
+    output::print,
+};
+
+/// The time between two rounds.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Orders are listed again this long after their creation: they are not stored in the order of their times.
+const OVERLAP: Duration = Duration::from_secs(10);
+/// The most pages of new orders in one round.
+const MOST_PAGES: usize = 10;
+/// The newest orders are looked up in each round.
+const WATCHED: usize = 20;
+/// The most deliveries that are looked up in one round.
+const MOST_DELIVERIES: usize = 20;
+/// The remembered ids of listed orders.
+const REMEMBERED: usize = 2_000;
+/// The most failed rounds in a row.
+const MOST_FAILURES: u32 = 30;
+
+#[derive(Subcommand, Clone, Debug)]
+pub(crate) enum Logs {
+    /// Print the newest orders with the attempts of their webhooks, and follow them
+    ///
+    /// The newest 20 orders are followed.
+    Tail(Tail),
+}
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Tail {
+    /// Orders to begin with
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u8).range(1..=20))]
+    lines: u8,
+    /// End instead of following
+    #[arg(long)]
+    once: bool,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    orders: Vec<Order>,
+    next_cursor: Option<String>,
+}
+
+#[derive(Clone, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
+struct Order {
+    order_id: String,
+    external_order_id: String,
+    state: String,
+    #[serde(with = "rfc3339")]
+    created_at: OffsetDateTime,
+    #[serde(default)]
+    topups: Vec<Topup>,
+}
+
+#[derive(Clone, Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
+struct Topup {
+    topup_id: String,
+    state: String,
+    error: Option<String>,
+    delivery: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Deliveries {
+    attempts: Vec<Attempt>,
+}
+
+#[derive(Deserialize)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
+struct Attempt {
+    attempt: i32,
+    #[serde(with = "rfc3339")]
+    at: OffsetDateTime,
+    duration_ms: i32,
+    status: Option<i32>,
+    outcome: String,
+    answer: Option<String>,
+}
+
+/// A topup as it was last printed.
+#[derive(Default)]
+struct Seen {
+    state: String,
+    delivery: Option<String>,
+    /// The number of the last attempt.
+    attempt: i32,
+}
+
+/// An order that is followed.
+struct Followed {
+    order: Order,
+    topups: HashMap<String, Seen>,
+}
+
+/// What is printed, in the order of its time.
+type Lines = BTreeMap<(OffsetDateTime, usize), String>;
+
+struct Follower<'a> {
+    account: &'a Account,
+    followed: VecDeque<Followed>,
+    listed: HashSet<String>,
+    order_of_listing: VecDeque<String>,
+    newest: Option<OffsetDateTime>,
+}
+
+impl Tail {
+    /// Prints until it is interrupted.
+    pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<()> {
+        let mut follower = Follower {
+            account,
+            followed: VecDeque::new(),
+            listed: HashSet::new(),
+            order_of_listing: VecDeque::new(),
+            newest: None,
+        };
+        let mut failures = 0;
+        loop {
+            match follower.round(self.lines.into()).await {
+                Ok(lines) => {
+                    failures = 0;
+                    for line in lines.values() {
+                        print(line)?;
+                    }
+                    if self.once {
+                        return Ok(());
+                    }
+                }
+                Err(error) if self.once || failures >= MOST_FAILURES => return Err(error),
+                Err(error) => {
+                    failures += 1;
+                    eprintln!("esim-partner: {error:#}; trying again in {PAUSE:?}");
+                }
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+impl Follower<'_> {
+    /// Looks once at all that is followed; returns what is new.
+    async fn round(&mut self, lines: usize) -> anyhow::Result<Lines> {
+        let mut printed = Lines::new();
+        for order in self.new_orders(lines).await? {
+            note(
+                &mut printed,
+                order.created_at,
+                &format!("order   {:?} {}", order.external_order_id, order.state),
+            );
+            self.newest = self.newest.max(Some(order.created_at));
+            self.listed.insert(order.order_id.clone());
+            self.order_of_listing.push_back(order.order_id.clone());
+            self.followed.push_back(Followed {
+                order,
+                topups: HashMap::new(),
+            });
+        }
+        while self.followed.len() > WATCHED {
+            self.followed.pop_front();
+        }
+        while self.order_of_listing.len() > REMEMBERED {
+            if let Some(gone) = self.order_of_listing.pop_front() {
+                self.listed.remove(&gone);
+            }
+        }
+        let mut deliveries_left = MOST_DELIVERIES;
+        for followed in &mut self.followed {
+            look(self.account, followed, &mut deliveries_left, &mut printed).await?;
+        }
+        Ok(printed)
+    }
+
+    /// The orders that were not listed before, the oldest first.
+    async fn new_orders(&self, lines: usize) -> anyhow::Result<Vec<Order>> {
+        let since = match self.newest {
+            Some(newest) => format!(
+                "limit={PAGE}&created_after={}",
+                encoded(&(newest - OVERLAP).format(&Rfc3339)?)
+            ),
+            None => format!("limit={lines}"),
+        };
+        let (mut orders, mut query) = (Vec::new(), since.clone());
+        for _ in 0..MOST_PAGES {
+            let page = self.account.get("/orders", &query).await?;
+            let page: Page = serde_json::from_value(page).context("the answer is not understood")?;
+            orders.extend(page.orders);
+            let Some(next) = page.next_cursor.filter(|_| self.newest.is_some()) else {
+                break;
+            };
+            query = format!("{since}&cursor={}", encoded(&next));
+        }
+        orders.retain(|order| !self.listed.contains(&order.order_id));
+        orders.reverse();
+        Ok(orders)
+    }
+}
+
+/// Looks an order up and notes what has changed.
+async fn look(
+    account: &Account,
+    followed: &mut Followed,
+    deliveries_left: &mut usize,
+    printed: &mut Lines,
+) -> anyhow::Result<()> {
+    let path = format!("/orders/{}", encoded(&followed.order.external_order_id));
+    let answer = account.send("GET", &path, "", None).await?;
+    if answer.status == 404 {
+        return Ok(());
+    }
+    let order: Order = serde_json::from_value(answer.success()?).context("the answer is not understood")?;
+    // Another order with the same external id stands now.
+    if order.order_id != followed.order.order_id {
+        return Ok(());
+    }
+    let now = runtime::clock::now();
+    let id = order.external_order_id.clone();
+    if order.state != followed.order.state {
+        note(printed, now, &format!("order   {id:?} {}", order.state));
+    }
+    for topup in &order.topups {
+        let seen = followed.topups.entry(topup.topup_id.clone()).or_default();
+        let Topup {
+            topup_id,
+            state,
+            error,
+            delivery,
+        } = topup;
+        if seen.state != *state {
+            let error = error
+                .as_ref()
+                .map_or(String::new(), |error| format!(" {error:?}"));
+            note(
+                printed,
+                now,
+                &format!("topup   {topup_id} of {id:?} {state}{error}"),
+            );
+            seen.state.clone_from(state);
+        }
+        let changed = seen.delivery != *delivery;
+        let attempts_may_be_new = changed || delivery.as_deref() == Some("pending");
+        if attempts_may_be_new && delivery.is_some() && *deliveries_left > 0 {
+            *deliveries_left -= 1;
+            let path = format!("/topups/{topup_id}/deliveries");
+            let found: Deliveries = serde_json::from_value(account.get(&path, "").await?)
+                .context("the answer is not understood")?;
+            for attempt in found.attempts {
+                if attempt.attempt > seen.attempt {
+                    seen.attempt = attempt.attempt;
+                    note(printed, attempt.at, &told(topup_id, &attempt));
+                }
+            }
+            if changed {
+                let state = delivery.as_deref().unwrap_or_default();
+                note(printed, now, &format!("webhook {topup_id} {state}"));
+                seen.delivery.clone_from(delivery);
+            }
+        }
+    }
+    followed.order = order;
+    Ok(())
+}
+
+fn told(topup_id: &str, attempt: &Attempt) -> String {
+    let status = attempt
+        .status
+        .map_or(String::new(), |status| format!(" status {status}"));
+    let answer = attempt
+        .answer
+        .as_ref()
+        .map_or(String::new(), |answer| format!(" {answer:?}"));
+    format!(
+        "webhook {topup_id} attempt {}: {}{status} after {} ms{answer}",
+        attempt.attempt, attempt.outcome, attempt.duration_ms
+    )
+}
+
+fn note(printed: &mut Lines, at: OffsetDateTime, text: &str) {
+    let shown = at.replace_nanosecond(0).unwrap_or(at);
+    let shown = shown.format(&Rfc3339).unwrap_or_default();
+    printed.insert((at, printed.len()), format!("{shown} {text}"));
+}

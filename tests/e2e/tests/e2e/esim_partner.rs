@@ -1,0 +1,636 @@
+//! The partners' command line against the real service, and the endpoint that `listen` uses.
+
+use crate::shop::{PATH, Shop, fresh};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tempfile::TempDir;
+use testkit::client::{Answer, Client};
+use testkit::esimctl::Partner;
+use testkit::receiver::{self, Receiver, Signature};
+use testkit::stack::{Stack, Stage};
+use testkit::{bin_dir, ports, wait, workspace};
+use time::format_description::well_known::Rfc3339;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::process::{Child, ChildStderr, Command};
+
+const SOON: Duration = Duration::from_secs(30);
+const LISTEN: &str = "/api/v1/api_partner/webhook/listen";
+/// The example receivers: file, and the program that runs it.
+const RECEIVERS: [(&str, &str); 2] = [("esim.py", "python3"), ("esim.mjs", "node")];
+
+/// `esim-partner` with a home of its own, in which the partner has logged in.
+struct Tool {
+    home: TempDir,
+}
+
+impl Tool {
+    async fn login(base_url: &str, partner: &Partner) -> Result<Self> {
+        let tool = Self {
+            home: tempfile::tempdir()?,
+        };
+        let keys = json!({"access_key": partner.access_key, "secret_key": partner.secret_key,
+            "webhook_secret": partner.webhook_secret});
+        let mut login = tool
+            .command(&["login", "--from", "-", "--base-url", base_url])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut input = login.stdin.take().context("stdin")?;
+        input.write_all(keys.to_string().as_bytes()).await?;
+        drop(input);
+        let output = tokio::time::timeout(SOON, login.wait_with_output()).await??;
+        ensure!(
+            output.status.success(),
+            "login: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        let shown = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
+        ensure!(
+            !shown.contains(&partner.secret_key) && !shown.contains(&partner.webhook_secret),
+            "login shows a secret"
+        );
+        Ok(tool)
+    }
+
+    fn keys(&self) -> PathBuf {
+        self.home.path().join(".config/esim-partner/default.env")
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(bin_dir().join("esim-partner"));
+        command
+            .args(arguments)
+            .env_clear()
+            .env("HOME", self.home.path())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn run(&self, arguments: &[&str]) -> Result<Output> {
+        let run = self.command(arguments).output();
+        let output = tokio::time::timeout(Duration::from_mins(1), run).await;
+        output
+            .context("no end after 60 s")?
+            .with_context(|| format!("cannot run esim-partner {arguments:?}"))
+    }
+
+    /// The standard output of a successful command.
+    async fn text(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.run(arguments).await?;
+        ensure!(
+            output.status.success(),
+            "{arguments:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    async fn json(&self, arguments: &[&str]) -> Result<Value> {
+        Ok(serde_json::from_str(&self.text(arguments).await?)?)
+    }
+
+    /// Starts `listen`, and waits until it has begun.
+    async fn listen(&self, url: &str, count: &str) -> Result<(Child, BufReader<ChildStderr>)> {
+        let arguments = ["listen", "--forward-to", url, "--count", count];
+        let mut listening = self
+            .command(&arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut errors = BufReader::new(listening.stderr.take().context("stderr")?);
+        let mut line = String::new();
+        tokio::time::timeout(SOON, errors.read_line(&mut line)).await??;
+        ensure!(line.starts_with("Forwarding webhooks to "), "{line}");
+        Ok((listening, errors))
+    }
+}
+
+/// The webhooks of an answer of the endpoint, and the cursor.
+fn page(answer: &Answer) -> Result<(Vec<Value>, String)> {
+    ensure!(
+        answer.status == 200 && answer.headers["cache-control"] == "no-store",
+        "{} {}",
+        answer.status,
+        String::from_utf8_lossy(&answer.body)
+    );
+    let page = answer.json()?;
+    let webhooks = page["webhooks"].as_array().context("webhooks")?.clone();
+    let cursor = page["next_cursor"].as_str().context("next_cursor")?.to_owned();
+    Ok((webhooks, cursor))
+}
+
+async fn listen(client: &Client, query: &str) -> Result<Answer> {
+    client
+        .post("")
+        .method("GET")
+        .path(LISTEN)
+        .query(query)
+        .send()
+        .await
+}
+
+/// All webhooks since an hour ago, once there are `count`.
+async fn listened(client: &Client, count: usize) -> Result<Vec<Value>> {
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1)).format(&Rfc3339)?;
+    let query = format!("limit=100&wait=0&created_after={hour_ago}");
+    let all = async || {
+        let (webhooks, _) = page(&listen(client, &query).await?)?;
+        Ok((webhooks.len() >= count).then_some(webhooks))
+    };
+    wait::until(SOON, "the webhooks", all).await
+}
+
+#[tokio::test]
+async fn listen_forwards_what_the_webhook_url_gets() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
+    let laptop = Receiver::start().await.unwrap();
+    laptop.verify("/hook", &shop.partner.webhook_secret).unwrap();
+    let (mut listening, _errors) = tool.listen(&laptop.url("/hook"), "2").await.unwrap();
+    let bought = shop
+        .buy(&fresh("listen"), stack.option("ready").unwrap(), 2)
+        .await
+        .unwrap();
+    let ids = testkit::shop::ids(&bought);
+    let delivered = shop.delivered(&ids, SOON).await.unwrap();
+    let forwarded = laptop.wait_for(2, SOON).await.unwrap();
+    for webhook in &forwarded {
+        assert_eq!(webhook.signature, Signature::Valid);
+        let regular = delivered
+            .iter()
+            .find(|regular| regular.headers["webhook-id"] == webhook.headers["webhook-id"])
+            .expect("the regular webhook");
+        // The same bytes; only the timestamp is of its own attempt.
+        assert_eq!(webhook.body, regular.body);
+        assert_eq!(webhook.headers["content-type"], regular.headers["content-type"]);
+    }
+    let ended = tokio::time::timeout(SOON, listening.wait()).await.unwrap();
+    assert!(ended.unwrap().success());
+    let mut shown = String::new();
+    let mut output = listening.stdout.take().unwrap();
+    output.read_to_string(&mut shown).await.unwrap();
+    for (webhook, id) in forwarded.iter().zip(&ids) {
+        assert!(shown.contains(&format!("{id} ")), "{shown}");
+        let code = webhook.json["activate_code"].as_str().unwrap();
+        assert!(!shown.contains(code), "it prints an activation code");
+    }
+    // Its own attempt counts, and only that of the webhook URL.
+    for id in &ids {
+        let path = format!("/api/v1/api_partner/topups/{id}/deliveries");
+        let delivered = async || {
+            let answer = shop.client.post("").method("GET").path(&path).send().await?;
+            let delivery = answer.json()?;
+            Ok((delivery["state"] == "delivered").then_some(delivery))
+        };
+        let delivery = wait::until(SOON, "the delivery", delivered).await.unwrap();
+        assert_eq!(delivery["attempts"].as_array().unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn listen_needs_no_webhook_url_and_names_a_failure() {
+    let stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
+    let laptop = Receiver::start().await.unwrap();
+    laptop.verify("/hook", &partner.webhook_secret).unwrap();
+    laptop.answer("/hook", |_| receiver::Answer::status(500));
+    let (mut listening, mut errors) = tool.listen(&laptop.url("/hook"), "1").await.unwrap();
+    let order = tool.json(&["trigger", "ready"]).await.unwrap();
+    let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
+    laptop.wait_for(1, SOON).await.unwrap();
+    let ended = tokio::time::timeout(SOON, listening.wait()).await.unwrap();
+    assert!(!ended.unwrap().success());
+    let mut hint = String::new();
+    errors.read_to_string(&mut hint).await.unwrap();
+    let command = format!("redeliver {topup_id} --forward-to {}", laptop.url("/hook"));
+    assert!(hint.contains(&command), "{hint}");
+
+    // The hinted command brings it back, with the same bytes.
+    laptop.answer("/hook", |_| receiver::Answer::status(200));
+    let url = laptop.url("/hook");
+    tool.text(&["redeliver", topup_id, "--forward-to", &url])
+        .await
+        .unwrap();
+    let received = laptop.received();
+    assert_eq!(received.len(), 2);
+    assert_eq!(received[0].body, received[1].body);
+    assert!(
+        received
+            .iter()
+            .all(|webhook| webhook.signature == Signature::Valid)
+    );
+    // The webhook itself waits for a URL.
+    let orders = tool.json(&["orders", "list"]).await.unwrap();
+    assert_eq!(orders["orders"][0]["state"], "ready");
+    let client = stack.client(&partner).unwrap();
+    let path = format!("/api/v1/api_partner/topups/{topup_id}");
+    let waits = async || {
+        let shown = client.post("").method("GET").path(&path).send().await?;
+        Ok((shown.json()?["delivery"] == "no_endpoint").then_some(()))
+    };
+    wait::until(SOON, "the webhook to wait for a URL", waits)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "LISTENERS", "1")
+        .env(Stage::Ingress, "LISTEN_WAIT", "3s")
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let bought = shop
+        .buy(&fresh("paged"), stack.option("ready").unwrap(), 3)
+        .await
+        .unwrap();
+    let all = listened(&shop.client, 3).await.unwrap();
+    let stranger = Shop::open(&stack).await.unwrap();
+
+    // Page by page, each webhook once.
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1))
+        .format(&Rfc3339)
+        .unwrap();
+    let mut query = format!("created_after={hour_ago}");
+    let (mut found, mut cursors) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let answer = listen(&shop.client, &format!("limit=1&wait=0&{query}"))
+            .await
+            .unwrap();
+        let (webhooks, cursor) = page(&answer).unwrap();
+        assert_eq!(webhooks.len(), 1);
+        found.push(webhooks[0]["headers"]["webhook-id"].clone());
+        query = format!("cursor={cursor}");
+        cursors.push(cursor);
+    }
+    let expected: Vec<_> = all
+        .iter()
+        .map(|one| one["headers"]["webhook-id"].clone())
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(found.len(), testkit::shop::ids(&bought).len());
+
+    // Another partner finds nothing, with these cursors and without.
+    for query in [
+        format!("created_after={hour_ago}"),
+        format!("cursor={}", cursors[0]),
+    ] {
+        let answer = listen(&stranger.client, &format!("wait=0&{query}"))
+            .await
+            .unwrap();
+        assert_eq!(page(&answer).unwrap().0, [Value::Null; 0], "{query}");
+    }
+    // An empty answer comes after the service's longest wait, however long the partner would wait.
+    let answer = listen(&stranger.client, "wait=3600").await.unwrap();
+    assert!(page(&answer).unwrap().0.is_empty());
+    assert!(
+        answer.took > Duration::from_secs(1) && answer.took < Duration::from_secs(15),
+        "{:?}",
+        answer.took
+    );
+
+    // One place: who comes second gets 503.
+    let query = format!("cursor={}", cursors[2]);
+    let (one, other) = tokio::join!(listen(&shop.client, &query), listen(&stranger.client, ""));
+    let mut answers = [one.unwrap(), other.unwrap()];
+    answers.sort_by_key(|answer| answer.status);
+    assert_eq!((answers[0].status, answers[1].status), (200, 503));
+    assert_eq!(answers[1].headers["x-service-error"], "overloaded");
+    assert!(answers[1].headers.contains_key("retry-after"));
+
+    let live = stack.create_partner("live", None).await.unwrap();
+    let refused = listen(&stack.client(&live).unwrap(), "").await.unwrap();
+    assert_eq!(
+        (
+            refused.status,
+            refused.headers["x-service-error"].to_str().unwrap()
+        ),
+        (403, "sandbox_only")
+    );
+}
+
+#[tokio::test]
+async fn a_waiting_listener_is_answered_when_ingress_stops() {
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "LISTEN_WAIT", "10m")
+        .start()
+        .await
+        .unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    let waiting = tokio::spawn(async move { listen(&client, "").await });
+    let ingress = stack.process(Stage::Ingress).unwrap();
+    let metrics = ingress.program().ready_url.replace("readyz", "metrics");
+    let in_flight = async || {
+        let answer = testkit::http::client()?.get(&metrics).send().await?;
+        let text = answer.text().await?;
+        let mut listeners = text.lines().filter(|line| line.starts_with("esim_listeners"));
+        Ok(listeners.any(|line| line.ends_with(" 1")).then_some(()))
+    };
+    wait::until(SOON, "the waiting request", in_flight).await.unwrap();
+    let stopped = ingress.terminate(Duration::from_secs(15)).await;
+    assert!(stopped.unwrap().success());
+    let (webhooks, _) = page(&waiting.await.unwrap().unwrap()).unwrap();
+    assert!(webhooks.is_empty());
+}
+
+#[tokio::test]
+async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
+    let stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
+    let mode = std::fs::metadata(tool.keys()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let stored = std::fs::read_to_string(tool.keys()).unwrap();
+
+    // Wrong keys change nothing.
+    let wrong = Partner {
+        secret_key: "d3Jvbmc=".into(),
+        ..partner.clone()
+    };
+    let file = tool.home.path().join("wrong.env");
+    let lines = format!(
+        "BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY={}\n",
+        stack.base_url, wrong.access_key, wrong.secret_key
+    );
+    std::fs::write(&file, lines).unwrap();
+    let refused = tool
+        .run(&["login", "--from", &file.display().to_string()])
+        .await
+        .unwrap();
+    let shown = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && shown.contains("signature_invalid"),
+        "{shown}"
+    );
+    assert_eq!(std::fs::read_to_string(tool.keys()).unwrap(), stored);
+    // Nobody is asked without a terminal, and a profile that is missing is named.
+    assert!(!tool.run(&["login"]).await.unwrap().status.success());
+    let missing = tool.run(&["--profile", "live", "options"]).await.unwrap();
+    let shown = String::from_utf8(missing.stderr).unwrap();
+    assert!(!missing.status.success() && shown.contains("live.env"), "{shown}");
+    // A file that others can read works, with a warning.
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
+    std::fs::write(&file, stored).unwrap();
+    let options = tool
+        .run(&["--keys", &file.display().to_string(), "options"])
+        .await
+        .unwrap();
+    let shown = String::from_utf8(options.stderr).unwrap();
+    assert!(options.status.success() && shown.contains("chmod 600"), "{shown}");
+}
+
+/// A server before ingress that takes the first request, passes it on, and loses the response.
+async fn loses_the_first_response(ingress: SocketAddr) -> Result<SocketAddr> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let requests = Arc::new(AtomicUsize::new(0));
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let first = requests.fetch_add(1, Ordering::SeqCst) == 0;
+            tokio::spawn(async move {
+                let mut upstream = TcpStream::connect(ingress).await?;
+                if !first {
+                    return tokio::io::copy_bidirectional(&mut client, &mut upstream)
+                        .await
+                        .map(|_| ());
+                }
+                let (mut from, mut to) = (client.split(), upstream.split());
+                let mut answer = [0; 1024];
+                tokio::select! {
+                    _ = tokio::io::copy(&mut from.0, &mut to.1) => {}
+                    _ = to.0.read(&mut answer) => {}
+                }
+                Ok(())
+            });
+        }
+    });
+    Ok(address)
+}
+
+#[tokio::test]
+async fn an_order_whose_answer_was_lost_is_a_success() {
+    let stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
+    let ingress = stack.base_url.strip_prefix("http://").unwrap().parse().unwrap();
+    let lossy = loses_the_first_response(ingress).await.unwrap();
+    let keys = std::fs::read_to_string(tool.keys()).unwrap();
+    let keys = keys.replace(&stack.base_url, &format!("http://{lossy}"));
+    let file = tool.home.path().join("lossy.env");
+    std::fs::write(&file, keys).unwrap();
+    let file = file.display().to_string();
+
+    let id = fresh("lost");
+    let ordered = tool.run(&["--keys", &file, "order", &id, ready]).await.unwrap();
+    let said = String::from_utf8(ordered.stderr).unwrap();
+    assert!(ordered.status.success(), "{said}");
+    assert!(
+        said.contains("no answer") && said.contains("not bought again"),
+        "{said}"
+    );
+    let order: Value = serde_json::from_slice(&ordered.stdout).unwrap();
+    assert_eq!(
+        (&order["external_order_id"], &order["topups"][0]["option_id"]),
+        (&json!(id), &json!(ready))
+    );
+    // Another order with the same id is a failure.
+    let other = tool.run(&["order", &id, ready, "--qty", "2"]).await.unwrap();
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert!(!other.status.success() && said.contains("other units"), "{said}");
+    assert!(said.contains("external_order_id_taken"), "{said}");
+    let ledger = async || {
+        let ledger = stack.ledger().await?;
+        Ok((ledger.units == 1).then_some(ledger))
+    };
+    wait::until(SOON, "the purchase", ledger).await.unwrap();
+    assert_eq!(stack.ledger().await.unwrap().purchases, 1);
+}
+
+#[tokio::test]
+async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
+    let failing = Arc::new(AtomicUsize::new(0));
+    let asked = Arc::clone(&failing);
+    shop.receiver.answer(PATH, move |_| {
+        let first = asked.fetch_add(1, Ordering::SeqCst) == 0;
+        receiver::Answer::status(if first { 500 } else { 200 })
+    });
+    let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
+    let listed = tool.text(&["trigger"]).await.unwrap();
+    for name in ["ready", "refused", "never-ready", "rate-limited"] {
+        let line = listed.lines().find(|line| line.starts_with(name));
+        let line = line.unwrap_or_else(|| panic!("{name} is not listed: {listed}"));
+        let option = stack.option(name).unwrap();
+        let (_, follows) = line.split_once(option).expect("the option's id");
+        assert!(!follows.trim().is_empty(), "{line}");
+    }
+    // A reader that leaves, such as `head`, is no failure.
+    let mut command = tool.command(&["trigger"]);
+    let mut unread = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(unread.stdout.take());
+    let unread = unread.wait_with_output().await.unwrap();
+    assert!(unread.status.success() && unread.stderr.is_empty(), "{unread:?}");
+
+    let refused = tool.run(&["trigger", "refused"]).await.unwrap();
+    assert!(refused.status.success());
+    let refused: Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert!(
+        refused["errors"][0]
+            .as_str()
+            .unwrap()
+            .starts_with("eSIM Request failed")
+    );
+    let unknown = tool.run(&["trigger", "nothing"]).await.unwrap();
+    assert!(!unknown.status.success());
+
+    let ordered = tool.run(&["trigger", "ready"]).await.unwrap();
+    let said = String::from_utf8(ordered.stderr).unwrap();
+    assert!(said.contains("201, and the webhook at once"), "{said}");
+    let order: Value = serde_json::from_slice(&ordered.stdout).unwrap();
+    let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
+    let delivered = async || {
+        let log = tool.text(&["logs", "tail", "--once"]).await?;
+        Ok(log
+            .contains(&format!("webhook {topup_id} delivered"))
+            .then_some(log))
+    };
+    let log = wait::until(SOON, "the delivery in the log", delivered)
+        .await
+        .unwrap();
+    for part in [
+        "refused\n".to_owned(),
+        format!("topup   {topup_id} of \"trigger-ready-"),
+        format!("webhook {topup_id} attempt 1: status_5xx status 500 after "),
+        format!("webhook {topup_id} attempt 2: delivered status 200 after "),
+    ] {
+        assert!(log.contains(&part), "{part} is not in:\n{log}");
+    }
+    let (shown, id) = (said.lines().last().unwrap(), "esim-partner orders show ");
+    let (_, id) = shown.split_once(id).expect("the command that follows");
+    let shown = tool.json(&["orders", "show", id]).await.unwrap();
+    let code = shown["topups"][0]["esim"]["activate_code"].as_str().unwrap();
+    assert!(!log.contains(code), "the log holds an activation code");
+
+    let live = stack.create_partner("live", None).await.unwrap();
+    let live = Tool::login(&stack.base_url, &live).await.unwrap();
+    let refused = live.run(&["trigger", "ready"]).await.unwrap();
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(
+        !refused.status.success() && said.contains("buys for real"),
+        "{said}"
+    );
+}
+
+/// A new line of `logs tail` for each event while it follows.
+#[tokio::test]
+async fn the_log_is_followed() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
+    let ready = stack.option("ready").unwrap();
+    let before = fresh("before");
+    shop.buy(&before, ready, 1).await.unwrap();
+    let mut following = tool
+        .command(&["logs", "tail", "--lines", "1"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
+    let mut until = async |part: &str| -> Result<()> {
+        while let Some(line) = tokio::time::timeout(SOON, lines.next_line()).await?? {
+            if line.contains(part) {
+                return Ok(());
+            }
+        }
+        anyhow::bail!("the log ended before {part}")
+    };
+    until(&format!("order   {before:?}")).await.unwrap();
+    let after = fresh("after");
+    let bought = shop.buy(&after, ready, 1).await.unwrap();
+    until(&format!("order   {after:?}")).await.unwrap();
+    until(&format!("webhook {} delivered", bought[0].topup_id))
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn the_example_receivers_pass_certify() {
+    let stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
+    for (file, program) in RECEIVERS {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        if !std::env::split_paths(&path).any(|folder| folder.join(program).is_file()) {
+            eprintln!("{program} is not here: {file} is not certified");
+            continue;
+        }
+        let port = ports::free().unwrap().to_string();
+        let _receiver = Command::new(workspace().join("docs/examples").join(file))
+            .args(["receive", &port])
+            .env("WEBHOOK_SECRET", &partner.webhook_secret)
+            .stdout(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .unwrap();
+        let address = format!("127.0.0.1:{port}");
+        let listens = async || Ok(TcpStream::connect(&address).await.ok());
+        wait::until(SOON, "the example's receiver", listens)
+            .await
+            .unwrap();
+        let url = format!("http://{address}/webhooks");
+        let report = tool.json(&["certify", &url, "--json"]).await.unwrap();
+        let checks = report["checks"].as_array().unwrap();
+        let failed: Vec<_> = checks.iter().filter(|check| check["passed"] != true).collect();
+        assert!(
+            failed.is_empty() && report["passed"] == true,
+            "{file}: {failed:?}"
+        );
+        // The endpoint passes, but this is no live account, and no https.
+        let item = |name: &str| {
+            let items = report["checklist"].as_array().unwrap();
+            let item = items.iter().find(|item| item["name"] == name);
+            item.unwrap_or_else(|| panic!("no {name}"))["done"].clone()
+        };
+        for (name, done) in [
+            ("endpoint", "yes"),
+            ("https", "no"),
+            ("public", "no"),
+            ("live_keys", "no"),
+            ("configured", "no"),
+            ("exhausted", "yes"),
+            ("clock", "yes"),
+            ("hides_codes", "by_hand"),
+        ] {
+            assert_eq!(item(name), done, "{name}");
+        }
+        assert_eq!(report["ready"], false);
+        let text = tool.text(&["certify", &url]).await.unwrap();
+        assert!(
+            text.contains("[x] the endpoint passes all checks")
+                && text.contains("[ ] the webhook URL is https"),
+            "{text}"
+        );
+    }
+}
