@@ -7,10 +7,12 @@
 //! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
 //! partner. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
 //! [`directory`] caches partners and options. [`orders`] stores and answers orders. [`handshake`] receives
-//! the provisioners' verdicts and releases their orders. [`partner`] answers all other signed requests. [`qr`] draws QR codes. [`observe`] and [`metrics`] record requests.
+//! the provisioners' verdicts and releases their orders. [`partner`] answers all other signed requests. [`qr`] draws QR codes. [`codes`] names and explains errors,
+//! [`pages`] serves what partners read. [`observe`] and [`metrics`] record requests.
 
 mod admission;
 mod auth;
+mod codes;
 mod connection;
 mod directory;
 mod error;
@@ -19,6 +21,7 @@ mod limits;
 mod metrics;
 mod observe;
 mod orders;
+mod pages;
 mod partner;
 mod qr;
 mod rates;
@@ -167,12 +170,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
+    let public_url = config.public_url;
     let desk = Desk {
         database: database.clone(),
         turns: Semaphore::new(config.limits.self_service_concurrency.into()),
         vault,
         guard: config.guard.guard(),
-        public_url: config.public_url,
+        public_url: public_url.clone(),
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
     };
@@ -208,10 +212,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics,
         limits.refusals_logged,
         &config.brand,
+        &public_url,
     );
     let drawing = Drawing::new(limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
-    let router = routes::router(Arc::new(app), document.into(), drawing, Arc::clone(&observer));
+    let pages = pages::router(&config.brand, &document);
+    let router = routes::router(Arc::new(app), pages, drawing, Arc::clone(&observer));
     let server = Server::new(limits, router, observer, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));

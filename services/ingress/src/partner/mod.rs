@@ -40,6 +40,7 @@ use webhooks::guard::Guard;
 
 use crate::{
     admission::Visit,
+    codes::Code,
     directory::Partner,
     error::ApiError,
     routes::{App, whole_body},
@@ -200,6 +201,6 @@ async fn body_of(app: &App, request: Request) -> Result<Bytes, ApiError> {
 }
 
 /// The code and the message of a 409.
-const fn conflict(code: &'static str, message: &'static str) -> ApiError {
+const fn conflict(code: Code, message: &'static str) -> ApiError {
     ApiError::Conflict { code, message }
 }
