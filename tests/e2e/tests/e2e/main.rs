@@ -3,7 +3,7 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
-//! - [`partner`]: what they look up and change themselves.
+//! - [`partner`]: what they look up and change themselves. [`pages`]: what they read.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`examples`]: the examples and numbers of the partner guide.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
@@ -28,6 +28,7 @@ mod isolation;
 mod limits;
 mod limits_memory;
 mod ordering;
+mod pages;
 mod partner;
 mod raw;
 mod recover;

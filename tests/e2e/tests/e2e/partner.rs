@@ -467,11 +467,14 @@ async fn the_webhook_is_changed_by_the_partner() {
         request.method("PUT").path(&format!("{API}/webhook")).send().await
     };
     for (url, code) in [
-        (json!("http://10.1.2.3/hook"), "url_forbidden"),
-        (json!("http://127.0.0.1:22/hook"), "url_forbidden"),
-        (json!("ftp://example.com"), "url_invalid"),
-        (json!("https://user:pass@example.com"), "url_invalid"),
-        (json!(7), "url_invalid"),
+        (json!("http://10.1.2.3/hook"), "url_forbidden; parameter=url"),
+        (json!("http://127.0.0.1:22/hook"), "url_forbidden; parameter=url"),
+        (json!("ftp://example.com"), "url_invalid; parameter=url"),
+        (
+            json!("https://user:pass@example.com"),
+            "url_invalid; parameter=url",
+        ),
+        (json!(7), "url_invalid; parameter=url"),
     ] {
         let answer = put(url.clone()).await.unwrap();
         assert_eq!(
@@ -594,17 +597,4 @@ async fn another_partners_ids_look_unknown() {
     );
     // Nothing was sent again.
     assert_eq!(shop.receiver.received().len(), 1);
-}
-
-#[tokio::test]
-async fn the_openapi_document_is_served() {
-    let stack = Stack::start().await.unwrap();
-    let url = format!("{}/openapi.json", stack.base_url);
-    let served = testkit::http::client().unwrap().get(url).send().await.unwrap();
-    assert_eq!(served.headers()["content-type"], "application/json");
-    let stored = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
-    assert_eq!(
-        served.text().await.unwrap(),
-        std::fs::read_to_string(stored).unwrap()
-    );
 }
