@@ -86,6 +86,7 @@ impl Code {
         self.section().name
     }
 
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn section(self) -> Section {
         let (name, status, bought, text) = match self {
             Self::Malformed => (
