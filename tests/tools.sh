@@ -89,3 +89,33 @@ find_cargo_deny() {
     cargo install --quiet --locked --root "$root" --version "=$version" cargo-deny ||
     fail "cargo-deny $version could not be installed"
 }
+
+# `contract_tools` sets PYTHON and SCHEMATHESIS: an environment with tests/contract/requirements.txt. pip checks the hash
+# of each package.
+contract_tools() {
+  local target=$TOOLS/contract requirements=$ROOT/tests/contract/requirements.txt
+  PYTHON=$target/bin/python SCHEMATHESIS=$target/bin/schemathesis
+  cmp -s "$requirements" "$target/complete" && return
+  need python3 python3
+  rm -rf "$target"
+  python3 -m venv "$target" 2>/dev/null || { apt_install python3-venv && python3 -m venv "$target"; } ||
+    fail "python3 has no venv: install it (Debian: apt-get install python3-venv)"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --requirement "$requirements" \
+    >"$LOCAL_DIR/log/pip-contract.log" 2>&1 || fail "pip could not install the test tools; see $LOCAL_DIR/log/pip-contract.log"
+  cp "$requirements" "$target/complete"
+}
+
+# `node_tools` sets NODE_MODULES, with tests/contract/package-lock.json installed; npm checks the hash of each package.
+# False without Node 20 and npm.
+node_tools() {
+  local target=$TOOLS/node lock=$ROOT/tests/contract/package-lock.json
+  command -v npm >/dev/null && [[ $(node --version 2>/dev/null) =~ ^v([2-9][0-9]|[1-9][0-9]{2,})\. ]] || return 1
+  NODE_MODULES=$target/node_modules
+  cmp -s "$lock" "$target/complete" && return
+  rm -rf "$target"
+  mkdir -p "$target"
+  cp "$ROOT/tests/contract/package.json" "$lock" "$target/"
+  npm ci --prefix "$target" --ignore-scripts --no-audit --no-fund >"$LOCAL_DIR/log/npm.log" 2>&1 ||
+    fail "npm could not install the test tools; see $LOCAL_DIR/log/npm.log"
+  cp "$lock" "$target/complete"
+}

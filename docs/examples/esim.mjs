@@ -5,6 +5,7 @@
 //   … docs/examples/esim.mjs show EXTERNAL_ORDER_ID
 //   … docs/examples/esim.mjs redeliver TOPUP_ID
 //   … docs/examples/esim.mjs options
+//   … docs/examples/esim.mjs webhook URL
 //   WEBHOOK_SECRET=whsec_… docs/examples/esim.mjs receive PORT
 import { createHash, createHmac, timingSafeEqual } from "node:crypto";
 import { createServer } from "node:http";
@@ -91,6 +92,7 @@ const commands = {
   show: () => show(rest[0]),
   redeliver: () => signed("POST", `${API}/topups/${rest[0]}/redeliver`),
   options: () => signed("GET", `${API}/options`),
+  webhook: () => signed("PUT", `${API}/webhook`, { url: rest[0] }),
 };
 if (command === "receive") {
   receive(rest[0]);
@@ -102,6 +104,6 @@ if (command === "receive") {
     process.exit(1);
   }
 } else {
-  console.error("usage: esim.mjs order|show|redeliver|options|receive …; see the head of this file");
+  console.error("usage: esim.mjs order|show|redeliver|options|webhook|receive …; see the head of this file");
   process.exit(2);
 }

@@ -5,6 +5,7 @@
   … docs/examples/esim.py show EXTERNAL_ORDER_ID
   … docs/examples/esim.py redeliver TOPUP_ID
   … docs/examples/esim.py options
+  … docs/examples/esim.py webhook URL
   WEBHOOK_SECRET=whsec_… docs/examples/esim.py receive PORT
 """
 
@@ -115,6 +116,8 @@ def main(arguments):
             status, headers, answer = signed("POST", f"{API}/topups/{topup_id}/redeliver")
         case ["options"]:
             status, headers, answer = signed("GET", API + "/options")
+        case ["webhook", url]:
+            status, headers, answer = signed("PUT", API + "/webhook", {"url": url})
         case ["receive", port]:
             http.server.ThreadingHTTPServer(("127.0.0.1", int(port)), Receiver).serve_forever()
         case _:

@@ -5,6 +5,7 @@
 #   … docs/examples/esim.sh show EXTERNAL_ORDER_ID
 #   … docs/examples/esim.sh redeliver TOPUP_ID
 #   … docs/examples/esim.sh options
+#   … docs/examples/esim.sh webhook URL
 #
 # It prints the response body. The exit status is 0 for a 2xx; otherwise it prints the status and the error code on
 # standard error. EXTERNAL_ORDER_ID has letters, digits, `-`, `.`, `_` only: anything else needs percent-encoding.
@@ -51,6 +52,7 @@ case ${1-} in
   show) signed GET "$api/orders/$2" ;;
   redeliver) signed POST "$api/topups/$2/redeliver" ;;
   options) signed GET "$api/options" ;;
+  webhook) signed PUT "$api/webhook" "$(printf '{"url":"%s"}' "$2")" ;;
   *)
     sed -n '2,/^set/s/^# \{0,1\}//p' "$0" >&2
     exit 2

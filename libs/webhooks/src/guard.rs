@@ -155,11 +155,12 @@ impl Guard {
         self.check_url(url)
     }
 
-    /// Judges the port of a URL, and its host if the host is an address.
+    /// Judges the port of a URL, and its host if the host is an address or `localhost`.
     pub fn check_url(&self, url: &Url) -> Result<(), Forbidden> {
         match url.host() {
             Some(Host::Ipv4(address)) => self.check([address.into()])?,
             Some(Host::Ipv6(address)) => self.check([address.into()])?,
+            Some(Host::Domain(name)) if is_localhost(name) => self.check([Ipv4Addr::LOCALHOST.into()])?,
             Some(Host::Domain(_)) => {}
             None => return Err(Forbidden::Address),
         }
@@ -191,6 +192,12 @@ pub fn check_scheme(url: &Url, environment: Environment, http_live: bool) -> Res
     } else {
         Ok(())
     }
+}
+
+/// Whether a lower-case name is this machine without a question to a resolver.
+fn is_localhost(name: &str) -> bool {
+    let name = name.trim_end_matches('.');
+    name == "localhost" || name.ends_with(".localhost")
 }
 
 fn is_public(address: IpAddr) -> bool {
@@ -349,6 +356,16 @@ mod tests {
         ] {
             assert_eq!(check(&format!("http://{host}:8080/hook"), ""), Ok(()), "{host}");
         }
+    }
+
+    #[test]
+    fn localhost_is_this_machine_without_a_look_up() {
+        for name in ["localhost", "LOCALHOST", "localhost.", "shop.localhost"] {
+            let url = format!("http://{name}/hook");
+            assert_eq!(check(&url, ""), Err(Forbidden::Address), "{name}");
+            assert_eq!(check(&url, "127.0.0.0/8"), Ok(()), "{name}");
+        }
+        assert_eq!(check("https://localhost.example.com/", ""), Ok(()));
     }
 
     #[test]

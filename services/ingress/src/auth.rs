@@ -6,6 +6,7 @@ use std::sync::Arc;
 use axum::http::{HeaderValue, request::Parts};
 
 use crate::{
+    codes::Code,
     directory::{Directory, Key, Partner},
     error::ApiError,
     metrics::Metrics,
@@ -97,7 +98,7 @@ impl Authenticator {
         ] {
             if parts.headers.get_all(name).iter().nth(1).is_some() {
                 return Err(ApiError::BadRequest {
-                    reason: "repeated_header",
+                    code: Code::RepeatedHeader,
                     message: format!("Header {name} is repeated"),
                 });
             }

@@ -27,7 +27,10 @@ use tokio::{
     time::Sleep,
 };
 
-use crate::observe::{Observer, Refused, request_id};
+use crate::{
+    codes::Code,
+    observe::{Observer, Refused, request_id},
+};
 
 /// How long a connection is read after a response that came before the request's end. Most clients read
 /// the response only after they have sent everything, and an early close would discard it.
@@ -115,11 +118,11 @@ impl Connection {
     }
 
     /// A whole response to an unreadable request; logged and counted like the others.
-    fn canned(&self, status: StatusCode, reason: &'static str, message: &str) -> Bytes {
+    fn canned(&self, status: StatusCode, code: Code, message: &str) -> Bytes {
         let id = request_id();
         self.observer.refused(&Refused {
             status,
-            reason,
+            reason: code.name(),
             partner: None,
             request_id: &id,
             peer: self.peer,
@@ -127,12 +130,14 @@ impl Connection {
         let id = HeaderValue::to_str(&id).unwrap_or_default();
         let body = serde_json::json!({ "error": message }).to_string();
         let length = body.len();
-        let head = format!(
+        let mut head = format!(
             "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\
-             x-request-id: {id}\r\n{error}: {reason}\r\nconnection: close\r\n\r\n",
-            error = self.observer.error_header(),
+             x-request-id: {id}\r\nconnection: close\r\n"
         );
-        (head + &body).into()
+        for (name, value) in self.observer.explanation(&[code.into()]) {
+            head = head + name.as_str() + ": " + value.to_str().unwrap_or_default() + "\r\n";
+        }
+        (head + "\r\n" + &body).into()
     }
 }
 
@@ -266,7 +271,7 @@ impl Socket {
             let message = "Request head did not arrive in time";
             let answer = self
                 .connection
-                .canned(StatusCode::REQUEST_TIMEOUT, "head_timeout", message);
+                .canned(StatusCode::REQUEST_TIMEOUT, Code::HeadTimeout, message);
             // Nothing else is in the socket's buffer, so all of it fits.
             let _ = self.stream.try_write(&answer);
         }
@@ -281,8 +286,8 @@ impl Socket {
         length: usize,
     ) -> Option<Poll<io::Result<usize>>> {
         if self.canned.is_none() {
-            let (status, reason, message) = made_up(head)?;
-            self.canned = Some(self.connection.canned(status, reason, message));
+            let (status, code, message) = made_up(head)?;
+            self.canned = Some(self.connection.canned(status, code, message));
         }
         while let Some(rest) = self.canned.as_mut().filter(|rest| !rest.is_empty()) {
             match Pin::new(&mut self.stream).poll_write(context, rest) {
@@ -298,7 +303,7 @@ impl Socket {
 
 /// The status of a response that hyper creates for an unreadable head, and its replacement. Our own
 /// responses are recognized by their id.
-fn made_up(head: &[u8]) -> Option<(StatusCode, &'static str, &'static str)> {
+fn made_up(head: &[u8]) -> Option<(StatusCode, Code, &'static str)> {
     const ID: &[u8] = b"x-request-id:";
     let status = head
         .strip_prefix(b"HTTP/1.1 ")
@@ -307,13 +312,13 @@ fn made_up(head: &[u8]) -> Option<(StatusCode, &'static str, &'static str)> {
         return None;
     }
     match StatusCode::from_bytes(status.get(..3)?).ok()? {
-        status @ StatusCode::URI_TOO_LONG => Some((status, "uri_too_long", "Request URI is too long")),
+        status @ StatusCode::URI_TOO_LONG => Some((status, Code::UriTooLong, "Request URI is too long")),
         status @ StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Some((
             status,
-            "head_too_large",
+            Code::HeadTooLarge,
             "Request head is too large or has too many headers",
         )),
-        status => Some((status, "malformed", "Malformed HTTP request")),
+        status => Some((status, Code::Malformed, "Malformed HTTP request")),
     }
 }
 

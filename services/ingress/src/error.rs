@@ -9,35 +9,64 @@ use axum::{
 };
 use serde_json::json;
 
-use crate::orders;
+use crate::{
+    codes::{Code, Named},
+    orders,
+};
 
 /// One error of a 422.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fault {
     /// The stable code in the error header.
-    pub(crate) code: &'static str,
+    pub(crate) code: Code,
     /// The indexes of the items at fault, from 0.
     pub(crate) items: Vec<usize>,
+    /// The parameter or field at fault.
+    pub(crate) parameter: Option<&'static str>,
     /// The text in the body.
     pub(crate) message: String,
 }
 
 impl Fault {
     /// An error of the whole request.
-    pub(crate) fn new(code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
             code,
             items: Vec::new(),
+            parameter: None,
             message: message.into(),
         }
     }
 
     /// An error of one item.
-    pub(crate) fn of_item(index: usize, code: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn of_item(index: usize, code: Code, message: impl Into<String>) -> Self {
         Self {
             items: vec![index],
             ..Self::new(code, message)
         }
+    }
+
+    /// An error of one parameter.
+    pub(crate) fn of_parameter(name: &'static str, code: Code, message: impl Into<String>) -> Self {
+        Self {
+            parameter: Some(name),
+            ..Self::new(code, message)
+        }
+    }
+
+    /// The error for each item, or for the whole request.
+    fn named(&self) -> impl Iterator<Item = Named> {
+        let named = Named {
+            code: self.code,
+            item: None,
+            parameter: self.parameter,
+        };
+        let whole = self.items.is_empty().then_some(named);
+        let of_items = self.items.iter().map(move |index| Named {
+            item: Some(*index),
+            ..named
+        });
+        whole.into_iter().chain(of_items)
     }
 }
 
@@ -47,7 +76,7 @@ pub(crate) enum ApiError {
     /// 400: the body isn't JSON.
     InvalidJson,
     /// 400: the head of the request is malformed.
-    BadRequest { reason: &'static str, message: String },
+    BadRequest { code: Code, message: String },
     /// 401.
     Unauthorized { reason: &'static str, message: String },
     /// 422 with all errors of the request. Nothing is bought, now or later.
@@ -56,7 +85,7 @@ pub(crate) enum ApiError {
     Refused(Vec<Fault>),
     /// 403: the account may not do it. The code is in the error header and in the metrics.
     Forbidden {
-        code: &'static str,
+        code: Code,
         message: &'static str,
     },
     /// 404.
@@ -66,10 +95,7 @@ pub(crate) enum ApiError {
     /// 408: the body did not arrive within `BODY_TIMEOUT`.
     BodyTimeout,
     /// 409: what is stored does not allow it. The code is in the error header and in the metrics.
-    Conflict {
-        code: &'static str,
-        message: &'static str,
-    },
+    Conflict { code: Code, message: &'static str },
     /// 413, with the limit in bytes.
     BodyTooLarge(usize),
     /// 429: the partner exceeded a rate limit.
@@ -108,8 +134,8 @@ pub(crate) struct Limited {
 pub(crate) struct Refusal {
     /// The reason, from a fixed list.
     pub(crate) reason: &'static str,
-    /// The value of the error header.
-    pub(crate) codes: HeaderValue,
+    /// What the error header names.
+    pub(crate) errors: Vec<Named>,
     /// The cause of a 500.
     pub(crate) cause: Option<Arc<str>>,
 }
@@ -121,9 +147,8 @@ impl ApiError {
     fn reason(&self) -> &'static str {
         match self {
             Self::InvalidJson => "invalid_json",
-            Self::BadRequest { reason, .. }
-            | Self::Unauthorized { reason, .. }
-            | Self::Overloaded { reason, .. } => reason,
+            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } => code.name(),
+            Self::Unauthorized { reason, .. } | Self::Overloaded { reason, .. } => reason,
             Self::Unprocessable(errors) if orders::is_taken(errors) => "taken",
             Self::Unprocessable(_) => "invalid",
             Self::Refused(_) => "provider",
@@ -133,7 +158,6 @@ impl ApiError {
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyRequests(limited) => limited.reason,
             Self::TooManyInFlight(_) => "max_in_flight",
-            Self::Conflict { code, .. } | Self::Forbidden { code, .. } => code,
             Self::RedeliveredRecently(_) => "redelivered_recently",
             Self::QueuedTooLong => "queue_deadline",
             Self::Undecided => "undecided",
@@ -141,55 +165,42 @@ impl ApiError {
         }
     }
 
-    /// The value of the error header: stable codes, of items with their index, such as
-    /// `option_not_found; item=1, qty_invalid; item=2`. It tells no more than the body.
-    fn codes(&self) -> HeaderValue {
+    /// The errors that the header names. They tell no more than the body.
+    fn errors(&self) -> Vec<Named> {
         let code = match self {
-            Self::Unprocessable(faults) | Self::Refused(faults) => return listed(faults),
-            Self::InvalidJson => "invalid_json",
-            Self::BadRequest { reason, .. } => reason,
+            Self::Unprocessable(faults) | Self::Refused(faults) => {
+                return faults.iter().flat_map(Fault::named).take(MOST_CODES).collect();
+            }
+            Self::InvalidJson => Code::InvalidJson,
+            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } => *code,
             Self::Unauthorized { reason, .. } => match *reason {
-                "missing_header" => "authentication_header_missing",
-                "timestamp" => "timestamp_invalid",
-                "missing_secret_key" => "secret_key_missing",
-                "signature" => "signature_invalid",
-                "content_sha256_missing" => "content_sha256_missing",
-                "content_sha256" => "content_sha256_invalid",
-                "replayed" => "signature_replayed",
-                _ => "access_key_unknown",
+                "missing_header" => Code::AuthenticationHeaderMissing,
+                "timestamp" => Code::TimestampInvalid,
+                "missing_secret_key" => Code::SecretKeyMissing,
+                "signature" => Code::SignatureInvalid,
+                "content_sha256_missing" => Code::ContentSha256Missing,
+                "content_sha256" => Code::ContentSha256Invalid,
+                "replayed" => Code::SignatureReplayed,
+                _ => Code::AccessKeyUnknown,
             },
-            Self::NotFound => "not_found",
-            Self::MethodNotAllowed => "method_not_allowed",
-            Self::BodyTimeout => "body_timeout",
-            Self::BodyTooLarge(_) => "body_too_large",
-            Self::TooManyRequests(_) => "rate_limited",
-            Self::TooManyInFlight(_) => "too_many_in_flight",
-            Self::Conflict { code, .. } | Self::Forbidden { code, .. } => code,
-            Self::RedeliveredRecently(_) => "redelivered_recently",
-            Self::Overloaded { .. } | Self::QueuedTooLong => "overloaded",
-            Self::Undecided => "order_undecided",
-            Self::Internal(_) => "internal_error",
+            Self::NotFound => Code::NotFound,
+            Self::MethodNotAllowed => Code::MethodNotAllowed,
+            Self::BodyTimeout => Code::BodyTimeout,
+            Self::BodyTooLarge(_) => Code::BodyTooLarge,
+            Self::TooManyRequests(_) => Code::RateLimited,
+            Self::TooManyInFlight(_) => Code::TooManyInFlight,
+            Self::RedeliveredRecently(_) => Code::RedeliveredRecently,
+            Self::Overloaded { .. } | Self::QueuedTooLong => Code::Overloaded,
+            Self::Undecided => Code::OrderUndecided,
+            Self::Internal(_) => Code::InternalError,
         };
-        HeaderValue::from_static(code)
+        vec![code.into()]
     }
-}
-
-fn listed(faults: &[Fault]) -> HeaderValue {
-    let codes = faults.iter().flat_map(|fault| {
-        let whole = fault.items.is_empty().then(|| fault.code.to_owned());
-        let of_items = fault
-            .items
-            .iter()
-            .map(|index| format!("{}; item={index}", fault.code));
-        whole.into_iter().chain(of_items)
-    });
-    let codes: Vec<String> = codes.take(MOST_CODES).collect();
-    HeaderValue::from_str(&codes.join(", ")).unwrap_or(HeaderValue::from_static("invalid"))
 }
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let (reason, codes) = (self.reason(), self.codes());
+        let (reason, errors) = (self.reason(), self.errors());
         let mut cause = None;
         let mut response = match self {
             Self::InvalidJson => simple(StatusCode::BAD_REQUEST, "Invalid JSON format"),
@@ -243,7 +254,11 @@ impl IntoResponse for ApiError {
                 simple(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
             }
         };
-        response.extensions_mut().insert(Refusal { reason, codes, cause });
+        response.extensions_mut().insert(Refusal {
+            reason,
+            errors,
+            cause,
+        });
         response
     }
 }

@@ -7,10 +7,12 @@
 //! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
 //! partner; [`replays`] refuses a signature that was used. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
 //! [`directory`] caches partners and options. [`orders`] stores and answers orders. [`handshake`] receives
-//! the provisioners' verdicts and releases their orders. [`partner`] answers all other signed requests. [`qr`] draws QR codes. [`observe`] and [`metrics`] record requests.
+//! the provisioners' verdicts and releases their orders. [`partner`] answers all other signed requests. [`qr`] draws QR codes. [`codes`] names and explains errors,
+//! [`pages`] serves what partners read. [`observe`] and [`metrics`] record requests.
 
 mod admission;
 mod auth;
+mod codes;
 mod connection;
 mod directory;
 mod error;
@@ -19,6 +21,7 @@ mod limits;
 mod metrics;
 mod observe;
 mod orders;
+mod pages;
 mod partner;
 mod qr;
 mod rates;
@@ -187,12 +190,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
+    let public_url = config.public_url;
     let desk = Desk {
         database: database.clone(),
         turns: Semaphore::new(config.limits.self_service_concurrency.into()),
         vault,
         guard: config.guard.guard().http_live(config.http.webhook_http_live),
-        qr: QrUrls::new(config.public_url, qr_keys.clone()),
+        qr: QrUrls::new(public_url.clone(), qr_keys.clone()),
+        public_url: public_url.clone(),
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
         listen_wait: config.limits.listen_wait,
@@ -235,11 +240,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics,
         limits.refusals_logged,
         &config.brand,
+        &public_url,
     );
     let gate = QrGate::new(qr_keys, config.qr_bare_until.map(OffsetDateTime::unix_timestamp));
     let drawing = Drawing::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
-    let router = routes::router(Arc::new(app), document.into(), drawing, Arc::clone(&observer));
+    let pages = pages::router(&config.brand, &document);
+    let router = routes::router(Arc::new(app), pages, drawing, Arc::clone(&observer));
     let server = Server::new(limits, router, observer, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, sync::Arc};
 use axum::{
     Extension,
     extract::{Request, State},
-    http::{HeaderName, HeaderValue, StatusCode},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     middleware::Next,
     response::Response,
 };
@@ -18,7 +18,13 @@ use runtime::{
 use tracing::{Instrument, field};
 use uuid::Uuid;
 
-use crate::{connection::Connection, error::Refusal, metrics::Metrics};
+use crate::{
+    codes::{self, Named},
+    connection::Connection,
+    error::Refusal,
+    metrics::Metrics,
+    pages,
+};
 
 /// The response header with the id that also appears in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -30,6 +36,8 @@ pub(crate) struct Observer {
     log: Sampler,
     /// The response header with the codes of the errors: `x-<brand>-error`.
     error_header: HeaderName,
+    /// The URL of the page that explains the codes.
+    errors_page: String,
 }
 
 /// A request with a 4xx or 503 response.
@@ -52,8 +60,14 @@ pub(crate) fn request_id() -> HeaderValue {
 
 impl Observer {
     /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part of the name of the
-    /// error header.
-    pub(crate) fn new(requests: Requests, metrics: Metrics, logged: u32, brand: &str) -> Arc<Self> {
+    /// error header, `public_url` the base URL of the page that explains errors, without final slash.
+    pub(crate) fn new(
+        requests: Requests,
+        metrics: Metrics,
+        logged: u32,
+        brand: &str,
+        public_url: &str,
+    ) -> Arc<Self> {
         let error_header = format!("x-{brand}-error").to_ascii_lowercase();
         Arc::new(Self {
             requests,
@@ -61,12 +75,15 @@ impl Observer {
             log: Sampler::new(logged),
             error_header: HeaderName::try_from(error_header)
                 .unwrap_or(HeaderName::from_static("x-service-error")),
+            errors_page: format!("{public_url}{}", pages::ERRORS),
         })
     }
 
-    /// The response header with the codes of the errors.
-    pub(crate) fn error_header(&self) -> &HeaderName {
-        &self.error_header
+    /// The headers that name and explain errors.
+    pub(crate) fn explanation(&self, errors: &[Named]) -> Vec<(HeaderName, HeaderValue)> {
+        let codes = (self.error_header.clone(), codes::header(errors));
+        let links = codes::links(&self.errors_page, errors).map(|links| (header::LINK, links));
+        std::iter::once(codes).chain(links).collect()
     }
 
     /// Counts a refused request, and logs it unless the log limit is reached.
@@ -128,11 +145,9 @@ pub(crate) async fn observe(
     observer.requests.end(&underway, Some(response.status()));
     let record = || observer.answered(&response, &id, connection.peer());
     underway.span.in_scope(record);
-    if let Some(Refusal { codes, .. }) = response.extensions().get() {
-        let codes = codes.clone();
-        response
-            .headers_mut()
-            .insert(observer.error_header.clone(), codes);
+    if let Some(Refusal { errors, .. }) = response.extensions().get() {
+        let explanation = observer.explanation(errors);
+        response.headers_mut().extend(explanation);
     }
     response.headers_mut().insert(REQUEST_ID, id);
     response

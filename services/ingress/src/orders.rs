@@ -33,6 +33,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use crate::{
     admission::Admitted,
+    codes::Code,
     directory::{Directory, Partner},
     error::{ApiError, Fault},
     handshake::Handshake,
@@ -208,7 +209,7 @@ impl Orders {
         if !missing.is_empty() {
             errors.push(Fault {
                 items: missing,
-                ..Fault::new("option_not_found", "Product with option_id not found")
+                ..Fault::new(Code::OptionNotFound, "Product with option_id not found")
             });
         }
         match external_order_id {
@@ -469,20 +470,23 @@ fn internal(error: store::Error) -> ApiError {
     ApiError::Internal(error.into())
 }
 
-const TAKEN: &str = "external_order_id_taken";
-
 fn taken_fault() -> Fault {
-    Fault::new(TAKEN, "External order id has already been taken")
+    Fault::new(
+        Code::ExternalOrderIdTaken,
+        "External order id has already been taken",
+    )
 }
 
 /// Whether the taken external id is the only error.
 pub(crate) fn is_taken(errors: &[Fault]) -> bool {
-    matches!(errors, [only] if only.code == TAKEN)
+    matches!(errors, [only] if only.code == Code::ExternalOrderIdTaken)
 }
 
 /// Whether the taken external id is one of the errors.
 pub(crate) fn names_taken(errors: &[Fault]) -> bool {
-    errors.iter().any(|fault| fault.code == TAKEN)
+    errors
+        .iter()
+        .any(|fault| fault.code == Code::ExternalOrderIdTaken)
 }
 
 fn units(order: &NewOrder) -> usize {
@@ -520,11 +524,11 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     for refusal in refusals {
         let error = match refusal {
             Refusal::Rejected { status, message } => {
-                Fault::new("provider_rejected", rejection(status, message))
+                Fault::new(Code::ProviderRejected, rejection(status, message))
             }
             Refusal::NotSent => {
                 let message = format!("API connection error (Order ID: {order_id})");
-                Fault::new("provider_unreachable", message)
+                Fault::new(Code::ProviderUnreachable, message)
             }
         };
         if !errors.contains(&error) {

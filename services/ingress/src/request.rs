@@ -6,7 +6,7 @@ use domain::OptionId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::error::Fault;
+use crate::{codes::Code, error::Fault};
 
 /// The longest `external_order_id`, in characters.
 const MAX_EXTERNAL_ID: usize = 255;
@@ -92,25 +92,25 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
     let fault = |code, message: &str| Err(Fault::new(code, message));
     let Some(value) = value else {
         return Ok(fault(
-            "external_order_id_blank",
+            Code::ExternalOrderIdBlank,
             "External order id can't be blank",
         ));
     };
     if !is(value, '"') {
         return Ok(fault(
-            "external_order_id_invalid",
+            Code::ExternalOrderIdInvalid,
             "External order id must be a string",
         ));
     }
     let text: String = parse(value.get().as_bytes())?;
     Ok(if text.trim().is_empty() {
-        fault("external_order_id_blank", "External order id can't be blank")
+        fault(Code::ExternalOrderIdBlank, "External order id can't be blank")
     } else if text.chars().count() > MAX_EXTERNAL_ID {
         let message = format!("External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)");
-        fault("external_order_id_invalid", &message)
+        fault(Code::ExternalOrderIdInvalid, &message)
     } else if text.contains('\0') {
         fault(
-            "external_order_id_invalid",
+            Code::ExternalOrderIdInvalid,
             "External order id can't contain a NUL character",
         )
     } else {
@@ -122,25 +122,27 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
     if value.is_some_and(|value| !is(value, '[')) {
         draft
             .errors
-            .push(Fault::new("products_invalid", "Products must be an array"));
+            .push(Fault::new(Code::ProductsInvalid, "Products must be an array"));
         return Ok(());
     }
     let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
         draft
             .errors
-            .push(Fault::new("products_blank", "Products can't be blank"));
+            .push(Fault::new(Code::ProductsBlank, "Products can't be blank"));
         return Ok(());
     }
     if items.len() > limits.items {
         let message = format!("Products can't have more than {} items", limits.items);
-        draft.errors.push(Fault::new("too_many_items", message));
+        draft.errors.push(Fault::new(Code::TooManyItems, message));
         return Ok(());
     }
     for (index, item) in items.into_iter().enumerate() {
         if !is(item, '{') {
             let message = format!("Products[{index}] must be an object");
-            draft.errors.push(Fault::of_item(index, "item_invalid", message));
+            draft
+                .errors
+                .push(Fault::of_item(index, Code::ItemInvalid, message));
             continue;
         }
         let fields: Object<'_> = parse(item.get().as_bytes())?;
@@ -150,12 +152,14 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
             let message = format!("Products[{index}] option_id can't be blank");
             draft
                 .errors
-                .push(Fault::of_item(index, "option_id_blank", message));
+                .push(Fault::of_item(index, Code::OptionIdBlank, message));
         }
         let quantity = quantity(field("qty"));
         if quantity.is_none() {
             let message = format!("Products[{index}] qty must be a positive integer");
-            draft.errors.push(Fault::of_item(index, "qty_invalid", message));
+            draft
+                .errors
+                .push(Fault::of_item(index, Code::QtyInvalid, message));
         }
         // The option of an invalid item is still looked up, so that all errors are reported.
         if let Some(option_id) = option {
@@ -171,7 +175,7 @@ fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Resu
         .is_some_and(|units| u64::from(units.get()) > limits.units)
     {
         let message = format!("Products can't have more than {} units in total", limits.units);
-        draft.errors.push(Fault::new("too_many_units", message));
+        draft.errors.push(Fault::new(Code::TooManyUnits, message));
     }
     Ok(())
 }

@@ -19,6 +19,7 @@ use tracing::field;
 use crate::{
     admission::Admission,
     auth::{Authenticator, Signed},
+    codes::Code,
     connection::{Connection, answer_body},
     error::ApiError,
     metrics::{Metrics, OrderResult},
@@ -31,8 +32,7 @@ use crate::{
 /// Both forms of the path that the specification writes.
 const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
 const QR: &str = "/qr/{text}/{size}";
-const OPENAPI: &str = "/openapi.json";
-/// All routes.
+/// All routes; the last ones are those of [`crate::pages`].
 pub(crate) const ROUTES: &[&str] = &[
     ORDERS[0],
     ORDERS[1],
@@ -56,8 +56,19 @@ pub(crate) const ROUTES: &[&str] = &[
     "/v1/api_partner/webhook/secret",
     "/api/v1/api_partner/keys",
     "/v1/api_partner/keys",
-    OPENAPI,
     QR,
+    "/openapi.json",
+    "/reference",
+    "/reference.js",
+    "/pages.css",
+    "/errors",
+    "/llms.txt",
+    "/partner-guide.md",
+    "/examples/esim.sh",
+    "/examples/esim.py",
+    "/examples/esim.mjs",
+    "/examples/esim.go",
+    "/examples/esim.php",
 ];
 
 /// The state that the handlers share.
@@ -77,14 +88,10 @@ pub(crate) struct App {
 /// The public router.
 pub(crate) fn router(
     app: Arc<App>,
-    document: Bytes,
+    pages: Router,
     drawing: Arc<qr::Drawing>,
     observer: Arc<Observer>,
 ) -> Router {
-    let document = move || {
-        let json = HeaderValue::from_static("application/json");
-        std::future::ready(([(header::CONTENT_TYPE, json)], document.clone()))
-    };
     let mut router = Router::new();
     for path in ORDERS {
         router = router.route(path, post(create_order));
@@ -92,7 +99,7 @@ pub(crate) fn router(
     router
         .merge(partner::router(&app))
         .with_state(app)
-        .route(OPENAPI, get(document))
+        .merge(pages)
         .merge(Router::new().route(QR, get(qr::draw)).with_state(drawing))
         .fallback(|| async { ApiError::NotFound })
         .method_not_allowed_fallback(|| async { ApiError::MethodNotAllowed })
@@ -119,7 +126,7 @@ async fn one_host(request: Request, next: Next) -> Response {
     }
     let message = "Exactly one Host header is required".into();
     ApiError::BadRequest {
-        reason: "host",
+        code: Code::Host,
         message,
     }
     .into_response()
@@ -129,7 +136,7 @@ async fn one_host(request: Request, next: Next) -> Response {
 ///
 /// The answer names one topup per unit. When its eSIM is ready, a webhook is sent for each. After a 5xx or no answer,
 /// repeat the request with the same `external_order_id`, or look the order up.
-#[utoipa::path(post, path = "/orders", tag = "Orders", request_body = openapi::NewOrder,
+#[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = openapi::NewOrder,
     responses(
         (status = 201, description = "The order is stored", body = openapi::CreatedOrder,
             headers(("Location" = String, description = "The path of the order"))),

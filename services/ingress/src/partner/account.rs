@@ -48,7 +48,7 @@ struct Used {
 }
 
 /// Show the account
-#[utoipa::path(get, path = "/account", tag = "Account",
+#[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
     responses((status = 200, description = "The account", body = Account)))]
 pub(super) async fn show(
     State(app): State<Arc<App>>,

@@ -10,7 +10,7 @@ use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{Caller, OVERLAP, conflict, internal, json};
-use crate::{error::ApiError, routes::App};
+use crate::{codes::Code, error::ApiError, routes::App};
 
 /// The new keys. The secret key is shown only now.
 #[derive(Serialize, ToSchema)]
@@ -26,7 +26,7 @@ pub(super) struct NewKeys<'a> {
 ///
 /// The new pair is valid at once, the old pair for 24 more hours. The new secret key is shown only in this answer. To
 /// end old keys at once, ask us.
-#[utoipa::path(post, path = "/keys", tag = "Account",
+#[utoipa::path(post, path = "/keys", operation_id = "replace_keys", tag = "Account",
     responses(
         (status = 201, description = "The new keys", body = NewKeys),
         (status = 409, description = "The old keys of the last rotation are still valid (`rotation_under_way`)", body = super::openapi::Message)))]
@@ -53,7 +53,7 @@ pub(super) async fn rotate(
     });
     let Rotated::Until(until) = rotated.await? else {
         return Err(conflict(
-            "rotation_under_way",
+            Code::RotationUnderWay,
             "The old keys of the last rotation are still valid; try again when they have ended",
         ));
     };

@@ -26,7 +26,7 @@ use utoipa::ToSchema;
 use webhooks::{body::Body, signature::signatures};
 
 use super::{Caller, Desk, internal, json, page::Query};
-use crate::{error::ApiError, routes::App};
+use crate::{codes::Code, error::ApiError, routes::App};
 
 /// The time between two looks at the database.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -53,7 +53,7 @@ pub(super) struct Webhooks {
 /// Answers as soon as there are webhooks after `cursor`, or with none after `wait` seconds. `esim-partner listen`
 /// forwards them to a laptop. Webhooks are sent to the webhook URL all the same. A webhook appears about a second after
 /// its eSIM is ready. Without `cursor` and `created_after` it waits for webhooks from now on.
-#[utoipa::path(get, path = "/webhook/listen", tag = "Webhook",
+#[utoipa::path(get, path = "/webhook/listen", operation_id = "listen", tag = "Webhook",
     params(
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the answer before"),
         ("created_after" = Option<String>, Query, description = "Webhooks of eSIMs that were ready after this time, RFC 3339; `cursor` counts before it"),
@@ -70,18 +70,18 @@ pub(super) async fn listen(
 ) -> Result<Response, ApiError> {
     if caller.0.environment != Environment::Sandbox {
         return Err(ApiError::Forbidden {
-            code: "sandbox_only",
+            code: Code::SandboxOnly,
             message: "Only sandbox accounts can listen",
         });
     }
     let mut query = Query::of(&uri);
     let limit = query.limit();
-    let cursor = query.read("cursor", "cursor_invalid", "Cursor is invalid", uncursor);
+    let cursor = query.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor);
     let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
-    let created_after = query.time("created_after", "created_after_invalid", message);
+    let created_after = query.time("created_after", Code::CreatedAfterInvalid, message);
     let wait = query.read(
         "wait",
-        "wait_invalid",
+        Code::WaitInvalid,
         "Wait must be a number of seconds",
         |text| text.parse::<u16>().ok(),
     );

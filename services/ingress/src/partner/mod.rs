@@ -43,6 +43,7 @@ use webhooks::{guard::Guard, qr::QrUrls};
 use crate::{
     admission::Visit,
     auth::Signed,
+    codes::Code,
     directory::Partner,
     error::ApiError,
     routes::{App, whole_body},
@@ -218,6 +219,6 @@ async fn body_of(app: &App, request: Request) -> Result<Bytes, ApiError> {
 }
 
 /// The code and the message of a 409.
-const fn conflict(code: &'static str, message: &'static str) -> ApiError {
+const fn conflict(code: Code, message: &'static str) -> ApiError {
     ApiError::Conflict { code, message }
 }

@@ -19,8 +19,9 @@ const PREFIX: &str = "X-Service-";
 #[expect(dead_code, reason = "describes the body that `request` reads")]
 pub(crate) struct NewOrder {
     /// Your id of the order, at most 255 characters, unique among your orders.
-    #[schema(example = "A-1042")]
+    #[schema(example = "A-1042", min_length = 1, max_length = 255)]
     external_order_id: String,
+    #[schema(min_items = 1)]
     products: Vec<Item>,
 }
 
@@ -87,6 +88,11 @@ struct DeniedError {
 #[expect(dead_code, reason = "describes a response")]
 pub(crate) struct InvalidJson(#[to_schema] Message);
 
+/// The head of the request is wrong
+#[derive(ToResponse)]
+#[expect(dead_code, reason = "describes a response")]
+struct BadRequest(#[to_schema] Message);
+
 /// Nothing has this id
 #[derive(ToResponse)]
 #[response(headers(("X-Service-Error" = String, description = "`not_found`")))]
@@ -147,7 +153,7 @@ struct Overloaded(#[to_schema] Message);
     ),
     components(
         schemas(topups::Esim, Message, Messages, Denied),
-        responses(InvalidJson, NotFound, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
+        responses(InvalidJson, BadRequest, NotFound, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
     modifiers(&Signed)
 )]
@@ -197,11 +203,28 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
     let mut document = serde_json::to_value(Document::openapi())?;
     document["webhooks"] = webhooks();
     let common = [
+        ("400", "BadRequest"),
         ("401", "Unauthorized"),
         ("429", "TooManyRequests"),
         ("503", "Overloaded"),
         ("500", "Internal"),
     ];
+    for (_, response) in document["components"]["responses"]
+        .as_object_mut()
+        .into_iter()
+        .flatten()
+    {
+        let headers = [
+            (format!("{PREFIX}Error"), "The codes of the errors"),
+            ("Link".into(), "The page that explains each code (`rel=\"help\"`)"),
+        ];
+        for (name, description) in headers {
+            if response["headers"].get(&name).is_none() {
+                response["headers"][&name] =
+                    json!({"description": description, "schema": {"type": "string"}});
+            }
+        }
+    }
     let operations = document["paths"].as_object_mut().into_iter().flatten();
     for (_, operations) in operations {
         for (_, operation) in operations.as_object_mut().into_iter().flatten() {
@@ -276,6 +299,18 @@ mod tests {
             "X-Acme-Signature"
         );
         assert_eq!(document["openapi"], "3.1.0");
+    }
+
+    #[test]
+    fn every_operation_has_an_id_of_its_own() {
+        let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
+        let paths = document["paths"].as_object().unwrap().values();
+        let operations = paths.flat_map(|path| path.as_object().unwrap().values());
+        let ids: Vec<&str> = operations
+            .map(|operation| operation["operationId"].as_str().unwrap())
+            .collect();
+        let distinct: std::collections::BTreeSet<&&str> = ids.iter().collect();
+        assert_eq!(distinct.len(), ids.len(), "{ids:?}");
     }
 
     #[test]

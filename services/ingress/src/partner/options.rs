@@ -40,10 +40,10 @@ pub(super) struct Options<'a> {
 /// List the options that may be ordered
 ///
 /// Each page has an `ETag`; with `If-None-Match` an unchanged page is answered with 304.
-#[utoipa::path(get, path = "/options", tag = "Options",
+#[utoipa::path(get, path = "/options", operation_id = "list_options", tag = "Options",
     params(
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
-        ("limit" = Option<u16>, Query, description = "Options of the page, 1 to 100; 20 without it"),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Options of the page, 1 to 100; 20 without it"),
         ("If-None-Match" = Option<String>, Header, description = "The `ETag` of the page that you have")),
     responses(
         (status = 200, description = "A page of options", body = Options),

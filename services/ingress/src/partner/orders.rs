@@ -24,7 +24,7 @@ use super::{
     page::{Query, cursor},
     topups::{self, Topup},
 };
-use crate::{error::ApiError, routes::App};
+use crate::{codes::Code, error::ApiError, routes::App};
 
 /// The longest `external_order_id`, in characters.
 const LONGEST: usize = 255;
@@ -171,7 +171,7 @@ fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiE
 ///
 /// Its state and the state of each topup, with the eSIM once it is ready. Cures a lost answer and a lost webhook. If
 /// several orders had this id, the one that stands is shown, or else the newest refused or cancelled one.
-#[utoipa::path(get, path = "/orders/{external_order_id}", tag = "Orders",
+#[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
     responses((status = 200, description = "The order", body = Order), (status = 404, response = super::openapi::NotFound)))]
 pub(super) async fn show(
@@ -192,7 +192,7 @@ pub(super) async fn show(
 ///
 /// Cancels an order that waits and was certainly not bought. Its `external_order_id` is free again. Repeating the
 /// request changes nothing.
-#[utoipa::path(delete, path = "/orders/{external_order_id}", tag = "Orders",
+#[utoipa::path(delete, path = "/orders/{external_order_id}", operation_id = "cancel_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
     responses(
         (status = 200, description = "The cancelled order; nothing is bought, now or later", body = Order),
@@ -214,15 +214,15 @@ pub(super) async fn cancel(
     let (head, units) = order.ok_or(ApiError::NotFound)?;
     match cancelled {
         Cancelled::Undecided(_) => Err(conflict(
-            "order_undecided",
+            Code::OrderUndecided,
             "The order's create request may not be answered yet; try again in a few seconds",
         )),
         Cancelled::TooLate => Err(conflict(
-            "order_not_waiting",
+            Code::OrderNotWaiting,
             "The order is bought, or may be; it can't be cancelled",
         )),
         Cancelled::Unknown if head.cancelled_at.is_none() => Err(conflict(
-            "order_refused",
+            Code::OrderRefused,
             "The order was refused; nothing was bought",
         )),
         Cancelled::Done | Cancelled::Unknown => shown(&app.desk, &head, &units),
@@ -233,12 +233,12 @@ pub(super) async fn cancel(
 ///
 /// The newest first. A page with `state` may hold fewer orders than `limit`, even none, before the last one: go on
 /// while `next_cursor` is not null.
-#[utoipa::path(get, path = "/orders", tag = "Orders",
+#[utoipa::path(get, path = "/orders", operation_id = "list_orders", tag = "Orders",
     params(
-        ("created_after" = Option<String>, Query, description = "RFC 3339; only orders stored after this time"),
+        ("created_after" = Option<String>, Query, format = DateTime, description = "RFC 3339; only orders stored after this time"),
         ("state" = Option<OrderState>, Query, description = "Only orders in this state"),
         ("cursor" = Option<String>, Query, description = "`next_cursor` of the page before"),
-        ("limit" = Option<u16>, Query, description = "Orders of the page, 1 to 100; 20 without it")),
+        ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Orders of the page, 1 to 100; 20 without it")),
     responses(
         (status = 200, description = "A page of orders", body = Orders),
         (status = 422, response = super::openapi::Unprocessable)))]
@@ -251,8 +251,8 @@ pub(super) async fn list(
     let limit = usize::from(query.limit());
     let before = query.cursor();
     let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
-    let created_after = query.time("created_after", "created_after_invalid", message);
-    let state = query.read("state", "state_invalid", "State is unknown", |text| {
+    let created_after = query.time("created_after", Code::CreatedAfterInvalid, message);
+    let state = query.read("state", Code::StateInvalid, "State is unknown", |text| {
         serde_json::from_value::<OrderState>(text.into()).ok()
     });
     query.check()?;

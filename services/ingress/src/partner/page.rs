@@ -7,7 +7,10 @@ use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use time::{OffsetDateTime, UtcOffset, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 
-use crate::error::{ApiError, Fault};
+use crate::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
 
 /// The entries of a page without `limit`.
 const LIMIT: u16 = 20;
@@ -33,15 +36,15 @@ impl<'a> Query<'a> {
     /// Reads a parameter; notes a fault if it can't be read.
     pub(super) fn read<T>(
         &mut self,
-        name: &str,
-        code: &'static str,
+        name: &'static str,
+        code: Code,
         message: impl Into<String>,
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Option<T> {
         let (_, text) = self.parameters.iter().find(|(given, _)| given == name)?;
         let value = read(text);
         if value.is_none() {
-            self.faults.push(Fault::new(code, message));
+            self.faults.push(Fault::of_parameter(name, code, message));
         }
         value
     }
@@ -50,17 +53,17 @@ impl<'a> Query<'a> {
     pub(super) fn limit(&mut self) -> u16 {
         let message = format!("Limit must be an integer from 1 to {MOST}");
         let read = |text: &str| text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-        self.read("limit", "limit_invalid", message, read)
+        self.read("limit", Code::LimitInvalid, message, read)
             .unwrap_or(LIMIT)
     }
 
     /// `cursor`: the entry before the page.
     pub(super) fn cursor(&mut self) -> Option<Uuid> {
-        self.read("cursor", "cursor_invalid", "Cursor is invalid", uncursor)
+        self.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor)
     }
 
     /// A time such as `2026-11-22T00:00:00Z`.
-    pub(super) fn time(&mut self, name: &str, code: &'static str, message: &str) -> Option<OffsetDateTime> {
+    pub(super) fn time(&mut self, name: &'static str, code: Code, message: &str) -> Option<OffsetDateTime> {
         self.read(name, code, message, |text| {
             // A time just before the year 10000 may have no representation in UTC.
             OffsetDateTime::parse(text, &Rfc3339)
@@ -113,19 +116,19 @@ mod tests {
         let uri: Uri = "/?limit=0&cursor=x&created_after=now".parse().unwrap();
         let mut query = Query::of(&uri);
         assert_eq!((query.limit(), query.cursor()), (LIMIT, None));
-        assert_eq!(query.time("created_after", "created_after_invalid", "no"), None);
+        assert_eq!(query.time("created_after", Code::CreatedAfterInvalid, "no"), None);
         let Err(ApiError::Unprocessable(faults)) = query.check() else {
             panic!("it passed");
         };
         let uri: Uri = "/?created_after=9999-12-31T23:59:59-23:59".parse().unwrap();
         assert_eq!(
-            Query::of(&uri).time("created_after", "created_after_invalid", "no"),
+            Query::of(&uri).time("created_after", Code::CreatedAfterInvalid, "no"),
             None
         );
-        let codes: Vec<&str> = faults.iter().map(|fault| fault.code).collect();
+        let codes: Vec<Code> = faults.iter().map(|fault| fault.code).collect();
         assert_eq!(
             codes,
-            ["limit_invalid", "cursor_invalid", "created_after_invalid"]
+            [Code::LimitInvalid, Code::CursorInvalid, Code::CreatedAfterInvalid]
         );
     }
 }

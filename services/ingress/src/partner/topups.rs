@@ -21,7 +21,7 @@ use uuid::Uuid;
 use webhooks::{body::Body, qr::QrUrls};
 
 use super::{Caller, Desk, conflict, internal, json};
-use crate::{error::ApiError, orders::rejection, routes::App};
+use crate::{codes::Code, error::ApiError, orders::rejection, routes::App};
 
 /// The state of a topup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -149,7 +149,7 @@ fn topup_id(path: Result<Path<String>, PathRejection>) -> Result<TopupId, ApiErr
 /// Look up a topup
 ///
 /// Its state, and the eSIM once it is ready.
-#[utoipa::path(get, path = "/topups/{topup_id}", tag = "Topups",
+#[utoipa::path(get, path = "/topups/{topup_id}", operation_id = "show_topup", tag = "Topups",
     params(("topup_id" = String, Path, description = "26 digits, from the answer of create-order")),
     responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::openapi::NotFound)))]
 pub(super) async fn show(
@@ -202,7 +202,7 @@ pub(super) struct Attempt<'a> {
 }
 
 /// List the attempts of a topup's webhook
-#[utoipa::path(get, path = "/topups/{topup_id}/deliveries", tag = "Topups",
+#[utoipa::path(get, path = "/topups/{topup_id}/deliveries", operation_id = "list_deliveries", tag = "Topups",
     params(("topup_id" = String, Path, description = "26 digits")),
     responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::openapi::NotFound)))]
 pub(super) async fn deliveries(
@@ -254,7 +254,7 @@ pub(super) struct Redelivery<'a> {
 /// Send a topup's webhook again
 ///
 /// Starts the schedule of the webhook again, with the same `webhook-id`. At most once a minute for each topup.
-#[utoipa::path(post, path = "/topups/{topup_id}/redeliver", tag = "Topups",
+#[utoipa::path(post, path = "/topups/{topup_id}/redeliver", operation_id = "redeliver", tag = "Topups",
     params(("topup_id" = String, Path, description = "26 digits")),
     responses(
         (status = 202, description = "The webhook is sent within seconds", body = Redelivery),
@@ -280,13 +280,13 @@ pub(super) async fn redeliver(
             Ok(json(StatusCode::ACCEPTED, &redelivery))
         }
         Redelivered::TooSoon(wait) => Err(ApiError::RedeliveredRecently(wait)),
-        Redelivered::NotReady => Err(conflict("topup_not_ready", "The eSIM is not ready")),
+        Redelivered::NotReady => Err(conflict(Code::TopupNotReady, "The eSIM is not ready")),
         Redelivered::Erased => Err(conflict(
-            "topup_erased",
+            Code::TopupErased,
             "The eSIM's fields were erased and cannot be sent again",
         )),
         Redelivered::NoEndpoint => Err(conflict(
-            "webhook_url_missing",
+            Code::WebhookUrlMissing,
             "There is no webhook URL; set one, then waiting webhooks are sent",
         )),
         Redelivered::Unknown => Err(ApiError::NotFound),

@@ -22,6 +22,7 @@ use webhooks::{guard::Forbidden, url::WebhookUrl};
 
 use super::{Caller, Desk, OVERLAP, body_of, conflict, internal, json};
 use crate::{
+    codes::Code,
     error::{ApiError, Fault},
     routes::App,
 };
@@ -46,7 +47,7 @@ pub(super) struct Endpoint<'a> {
 }
 
 /// Show the webhook endpoint
-#[utoipa::path(get, path = "/webhook", tag = "Webhook",
+#[utoipa::path(get, path = "/webhook", operation_id = "show_webhook", tag = "Webhook",
     responses((status = 200, description = "The endpoint", body = Endpoint)))]
 pub(super) async fn show(
     State(app): State<Arc<App>>,
@@ -80,14 +81,14 @@ async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
 )]
 pub(super) struct NewUrl {
     /// An `https` URL of at most 2048 bytes, or `http` in the sandbox; null removes it.
-    #[schema(example = "https://shop.example.com/webhooks")]
+    #[schema(required = true, example = "https://shop.example.com/webhooks")]
     url: Option<String>,
 }
 
 /// Set the webhook URL
 ///
 /// Webhooks that wait are sent to the new URL at once; the same URL again changes nothing. With `null`, webhooks wait until a URL is set.
-#[utoipa::path(put, path = "/webhook", tag = "Webhook", request_body = NewUrl,
+#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewUrl,
     responses(
         (status = 200, description = "The endpoint", body = Endpoint),
         (status = 400, response = super::openapi::InvalidJson),
@@ -115,17 +116,21 @@ pub(super) async fn set(
 
 /// The URL in a body, after all checks that need no connection. A name is judged at each connection.
 fn wanted(desk: &Desk, body: &[u8], environment: Environment) -> Result<Option<WebhookUrl>, ApiError> {
-    let refused = |code, message: String| Err(ApiError::Unprocessable(vec![Fault::new(code, message)]));
+    let refused = |code, message: String| {
+        Err(ApiError::Unprocessable(vec![Fault::of_parameter(
+            "url", code, message,
+        )]))
+    };
     let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::InvalidJson)?;
     let url = match body.get("url") {
         Some(Value::Null) => return Ok(None),
         Some(Value::String(text)) => text.parse::<WebhookUrl>(),
-        Some(_) => return refused("url_invalid", "Url must be a string or null".into()),
-        None => return refused("url_missing", "Url is missing; null removes it".into()),
+        Some(_) => return refused(Code::UrlInvalid, "Url must be a string or null".into()),
+        None => return refused(Code::UrlMissing, "Url is missing; null removes it".into()),
     };
     let url = match url {
         Ok(url) => url,
-        Err(error) => return refused("url_invalid", format!("Url is invalid: {error}")),
+        Err(error) => return refused(Code::UrlInvalid, format!("Url is invalid: {error}")),
     };
     let judged = url
         .parsed()
@@ -133,15 +138,15 @@ fn wanted(desk: &Desk, body: &[u8], environment: Environment) -> Result<Option<W
     match judged {
         Some(Ok(())) => Ok(Some(url)),
         Some(Err(Forbidden::Port)) => refused(
-            "url_forbidden",
+            Code::UrlForbidden,
             "Url has a port that webhooks are not sent to".into(),
         ),
         Some(Err(Forbidden::Plain)) => refused(
-            "url_forbidden",
+            Code::UrlForbidden,
             "Url must begin with https:// for a live account".into(),
         ),
         Some(Err(Forbidden::Address)) | None => refused(
-            "url_forbidden",
+            Code::UrlForbidden,
             "Url has an address that webhooks are not sent to".into(),
         ),
     }
@@ -159,7 +164,7 @@ pub(super) struct NewSecret {
 /// Replace the webhook secret
 ///
 /// For 24 hours each webhook has two signatures, the new secret's first. The new secret is shown only in this answer.
-#[utoipa::path(post, path = "/webhook/secret", tag = "Webhook",
+#[utoipa::path(post, path = "/webhook/secret", operation_id = "replace_webhook_secret", tag = "Webhook",
     responses(
         (status = 201, description = "The new secret", body = NewSecret),
         (status = 409, description = "The old secret of the last rotation still signs (`rotation_under_way`)", body = super::openapi::Message)))]
@@ -178,7 +183,7 @@ pub(super) async fn rotate_secret(
     });
     let Rotated::Until(until) = rotated.await? else {
         return Err(conflict(
-            "rotation_under_way",
+            Code::RotationUnderWay,
             "The old secret of the last rotation is still valid; try again when it has ended",
         ));
     };

@@ -41,7 +41,13 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     };
     let refuse = |_: Request| async { (StatusCode::FORBIDDEN, "refused") };
     let limits = Program::parse_from(["program"].iter().chain(settings)).limits;
-    let observer = Observer::new(Requests::new(&[]), Metrics::default(), 1, "Service");
+    let observer = Observer::new(
+        Requests::new(&[]),
+        Metrics::default(),
+        1,
+        "Service",
+        "https://esim.example.com",
+    );
     let router = Router::new()
         .route("/", get(answer))
         .route("/", post(refuse))

@@ -3,7 +3,7 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
-//! - [`partner`], [`account`]: what they look up and change themselves.
+//! - [`partner`], [`account`]: what they look up and change themselves. [`pages`]: what they read.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
 //! - [`examples`]: the examples and numbers of the partner guide.
@@ -33,6 +33,7 @@ mod isolation;
 mod limits;
 mod limits_memory;
 mod ordering;
+mod pages;
 mod partner;
 mod qr;
 mod raw;

@@ -233,6 +233,26 @@ async fn the_specification_holds_rule_by_rule() {
     results.assert();
 }
 
+/// A client that does not know that the connection ends would lose its next request.
+#[tokio::test]
+async fn an_answer_that_leaves_the_body_unread_announces_the_end_of_the_connection() {
+    let world = World::make().await.unwrap();
+    let mut stranger = world.partner.clone();
+    stranger.secret_key = "c29tZWJvZHkgZWxzZQ==".into();
+    for framing in [
+        "Content-Length: 100",
+        "Expect: 100-continue\r\nContent-Length: 100",
+        "Transfer-Encoding: chunked",
+    ] {
+        let request = raw::head(&stranger, framing).unwrap();
+        let (answer, _) = raw::exchange(&world.stack.base_url, &request).await.unwrap();
+        assert_eq!((answer.status, answer.closes), (401, true), "{framing}");
+    }
+    let whole = raw::create_order(&stranger, b"{}").unwrap();
+    let (answer, _) = raw::exchange(&world.stack.base_url, &whole).await.unwrap();
+    assert_eq!((answer.status, answer.closes), (401, false));
+}
+
 /// What ingress doesn't know yet it looks up; how often it does so is limited, and that must not
 /// deny a partner that is in the database.
 #[tokio::test]

@@ -1,0 +1,187 @@
+// A partner's client and webhook receiver, with Go's standard library only.
+//
+//	BASE_URL=… ACCESS_KEY=… SECRET_KEY=… go run docs/examples/esim.go order EXTERNAL_ORDER_ID OPTION_ID QTY
+//	… go run docs/examples/esim.go show EXTERNAL_ORDER_ID
+//	… go run docs/examples/esim.go redeliver TOPUP_ID
+//	… go run docs/examples/esim.go options
+//	… go run docs/examples/esim.go webhook URL
+//	WEBHOOK_SECRET=whsec_… go run docs/examples/esim.go receive PORT
+package main
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const api = "/api/v1/api_partner"
+
+var client = http.Client{Timeout: 30 * time.Second}
+
+// answer is a status, the error code and the JSON; status 0 means that there was no answer.
+type answer struct {
+	status int
+	code   string
+	body   []byte
+}
+
+func mac(key []byte, text []byte) []byte {
+	hash := hmac.New(sha256.New, key)
+	hash.Write(text)
+	return hash.Sum(nil)
+}
+
+// signed sends a signed request. The path is percent-encoded.
+func signed(method, path string, body any) answer {
+	timestamp := strconv.FormatInt(time.Now().Unix(), 10)
+	accessKey := os.Getenv("ACCESS_KEY")
+	key, err := base64.StdEncoding.DecodeString(os.Getenv("SECRET_KEY"))
+	if err != nil {
+		return answer{body: []byte("SECRET_KEY: " + err.Error())}
+	}
+	text := strings.Join([]string{method, path, timestamp, accessKey}, "\n")
+	var content io.Reader
+	if body != nil {
+		encoded, err := json.Marshal(body)
+		if err != nil {
+			return answer{body: []byte(err.Error())}
+		}
+		content = bytes.NewReader(encoded)
+	}
+	request, err := http.NewRequest(method, strings.TrimSuffix(os.Getenv("BASE_URL"), "/")+path, content)
+	if err != nil {
+		return answer{body: []byte(err.Error())}
+	}
+	request.Header.Set("X-Service-Access-Key", accessKey)
+	request.Header.Set("X-Service-Timestamp", timestamp)
+	request.Header.Set("X-Service-Signature", hex.EncodeToString(mac(key, []byte(text))))
+	request.Header.Set("Content-Type", "application/json")
+	response, err := client.Do(request)
+	if err != nil {
+		return answer{body: []byte(err.Error())}
+	}
+	defer response.Body.Close()
+	received, err := io.ReadAll(response.Body)
+	if err != nil {
+		return answer{body: []byte(err.Error())}
+	}
+	return answer{response.StatusCode, response.Header.Get("X-Service-Error"), received}
+}
+
+func show(externalOrderID string) answer {
+	return signed("GET", api+"/orders/"+url.PathEscape(externalOrderID), nil)
+}
+
+// order orders until the outcome is known: after a 5xx or no answer, the same id is sent again.
+func order(externalOrderID, optionID string, qty int) answer {
+	body := map[string]any{
+		"external_order_id": externalOrderID,
+		"products":          []any{map[string]any{"option_id": optionID, "qty": qty}},
+	}
+	for wait := time.Second; ; wait *= 2 {
+		answer := signed("POST", api+"/orders", body)
+		if strings.Contains(answer.code, "external_order_id_taken") {
+			// An earlier request was accepted: it is bought, or being bought.
+			return show(externalOrderID)
+		}
+		final := answer.status != 0 && answer.status < 500 && answer.status != http.StatusTooManyRequests
+		if final || wait > 8*time.Second {
+			return answer
+		}
+		time.Sleep(wait)
+	}
+}
+
+// isOurs tells whether one of the signatures is ours, and the webhook is fresh.
+func isOurs(secret string, header http.Header, body []byte) bool {
+	key, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(secret, "whsec_"))
+	if err != nil {
+		return false
+	}
+	timestamp := header.Get("webhook-timestamp")
+	sent, err := strconv.ParseInt(timestamp, 10, 64)
+	if err != nil || time.Since(time.Unix(sent, 0)).Abs() > 5*time.Minute {
+		return false
+	}
+	text := append([]byte(header.Get("webhook-id")+"."+timestamp+"."), body...)
+	expected := []byte("v1," + base64.StdEncoding.EncodeToString(mac(key, text)))
+	for _, given := range strings.Split(header.Get("webhook-signature"), " ") {
+		if hmac.Equal(expected, []byte(given)) {
+			return true
+		}
+	}
+	return false
+}
+
+func receive(port string) error {
+	var lock sync.Mutex
+	seen := map[string]bool{}
+	return http.ListenAndServe("127.0.0.1:"+port, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		var esim struct {
+			TopupID         string `json:"topup_id"`
+			ExternalOrderID string `json:"external_order_id"`
+		}
+		if err != nil || !isOurs(os.Getenv("WEBHOOK_SECRET"), r.Header, body) || json.Unmarshal(body, &esim) != nil {
+			// Not 2xx: it is sent again, so nothing is lost while the secret changes.
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		lock.Lock()
+		defer lock.Unlock()
+		if !seen[esim.TopupID] {
+			// Store it here, before the answer. The activation code is a secret: it is not printed.
+			seen[esim.TopupID] = true
+			fmt.Println("ready", esim.ExternalOrderID, esim.TopupID)
+		}
+	}))
+}
+
+func fail(status int, text string) {
+	fmt.Fprintln(os.Stderr, text)
+	os.Exit(status)
+}
+
+func main() {
+	const usage = "usage: esim.go order|show|redeliver|options|webhook|receive …; see the head of this file"
+	arguments := os.Args[1:]
+	wanted := map[string]int{"order": 4, "show": 2, "redeliver": 2, "options": 1, "webhook": 2, "receive": 2}
+	if len(arguments) == 0 || len(arguments) != wanted[arguments[0]] {
+		fail(2, usage)
+	}
+	var answer answer
+	switch arguments[0] {
+	case "order":
+		qty, err := strconv.Atoi(arguments[3])
+		if err != nil {
+			fail(2, usage)
+		}
+		answer = order(arguments[1], arguments[2], qty)
+	case "show":
+		answer = show(arguments[1])
+	case "redeliver":
+		answer = signed("POST", api+"/topups/"+url.PathEscape(arguments[1])+"/redeliver", nil)
+	case "options":
+		answer = signed("GET", api+"/options", nil)
+	case "webhook":
+		answer = signed("PUT", api+"/webhook", map[string]any{"url": arguments[1]})
+	case "receive":
+		fail(1, receive(arguments[1]).Error())
+	}
+	fmt.Println(string(answer.body))
+	if answer.status < 200 || answer.status > 299 {
+		fail(1, fmt.Sprintf("HTTP status %d %s", answer.status, answer.code))
+	}
+}

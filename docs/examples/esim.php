@@ -1,0 +1,144 @@
+#!/usr/bin/env php
+<?php
+// A partner's client and webhook receiver, with PHP's own functions only (PHP 8 or later).
+//
+//   BASE_URL=… ACCESS_KEY=… SECRET_KEY=… docs/examples/esim.php order EXTERNAL_ORDER_ID OPTION_ID QTY
+//   … docs/examples/esim.php show EXTERNAL_ORDER_ID
+//   … docs/examples/esim.php redeliver TOPUP_ID
+//   … docs/examples/esim.php options
+//   … docs/examples/esim.php webhook URL
+//   WEBHOOK_SECRET=whsec_… docs/examples/esim.php receive PORT
+//
+// `receive` runs this file in PHP's own web server. Below any other server it is the webhook's page.
+declare(strict_types=1);
+
+const API = '/api/v1/api_partner';
+
+/** Sends a signed request; returns the status (0: no answer), the error code and the body. The path is percent-encoded. */
+function signed(string $method, string $path, ?array $body = null): array
+{
+    $timestamp = (string) time();
+    $accessKey = getenv('ACCESS_KEY');
+    $text = implode("\n", [$method, $path, $timestamp, $accessKey]);
+    $signature = hash_hmac('sha256', $text, base64_decode(getenv('SECRET_KEY'), true));
+    $context = stream_context_create(['http' => [
+        'method' => $method,
+        'header' => [
+            "X-Service-Access-Key: $accessKey",
+            "X-Service-Timestamp: $timestamp",
+            "X-Service-Signature: $signature",
+            'Content-Type: application/json',
+            'Connection: close',
+        ],
+        'content' => $body === null ? '' : json_encode($body, JSON_THROW_ON_ERROR),
+        'timeout' => 30,
+        'follow_location' => 0,
+        'ignore_errors' => true,
+    ]]);
+    $answer = @file_get_contents(rtrim(getenv('BASE_URL'), '/') . $path, false, $context);
+    if ($answer === false) {
+        return [0, '', json_encode(['error' => error_get_last()['message'] ?? 'no answer'])];
+    }
+    $status = (int) explode(' ', $http_response_header[0])[1];
+    $code = '';
+    foreach ($http_response_header as $line) {
+        if (stripos($line, 'X-Service-Error:') === 0) {
+            $code = trim(substr($line, strlen('X-Service-Error:')));
+        }
+    }
+    return [$status, $code, $answer];
+}
+
+function show(string $externalOrderId): array
+{
+    return signed('GET', API . '/orders/' . rawurlencode($externalOrderId));
+}
+
+/** Orders until the outcome is known: after a 5xx or no answer, the same id is sent again. */
+function order(string $externalOrderId, string $optionId, int $qty): array
+{
+    $body = ['external_order_id' => $externalOrderId, 'products' => [['option_id' => $optionId, 'qty' => $qty]]];
+    foreach ([1, 2, 4, 8, null] as $wait) {
+        $answer = signed('POST', API . '/orders', $body);
+        [$status, $code] = $answer;
+        if (str_contains($code, 'external_order_id_taken')) {
+            // An earlier request was accepted: it is bought, or being bought.
+            return show($externalOrderId);
+        }
+        if (($status > 0 && $status < 500 && $status !== 429) || $wait === null) {
+            return $answer;
+        }
+        sleep($wait);
+    }
+}
+
+/** Whether one of the signatures is ours, and the webhook is fresh. */
+function is_ours(string $secret, string $body): bool
+{
+    $key = base64_decode(preg_replace('/^whsec_/', '', $secret), true);
+    $timestamp = $_SERVER['HTTP_WEBHOOK_TIMESTAMP'] ?? '';
+    if (!ctype_digit($timestamp) || abs(time() - (int) $timestamp) > 300) {
+        return false;
+    }
+    $text = ($_SERVER['HTTP_WEBHOOK_ID'] ?? '') . ".$timestamp.$body";
+    $expected = 'v1,' . base64_encode(hash_hmac('sha256', $text, $key, true));
+    foreach (explode(' ', $_SERVER['HTTP_WEBHOOK_SIGNATURE'] ?? '') as $given) {
+        if (hash_equals($expected, $given)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/** Answers one webhook. */
+function webhook(): void
+{
+    $body = file_get_contents('php://input');
+    if (!is_ours(getenv('WEBHOOK_SECRET'), $body)) {
+        // Not 2xx: it is sent again, so nothing is lost while the secret changes.
+        http_response_code(401);
+        return;
+    }
+    $esim = json_decode($body, true, 16, JSON_THROW_ON_ERROR);
+    // Each request is a run of its own: a file of the receiver's folder notes what was seen.
+    $note = getenv('SEEN') . '/' . hash('sha256', $esim['topup_id']);
+    if (@fopen($note, 'x')) {
+        // Store it here, before the answer. The activation code is a secret: it is not printed.
+        file_put_contents('php://stdout', "ready {$esim['external_order_id']} {$esim['topup_id']}\n");
+    }
+    http_response_code(200);
+}
+
+function receive(string $port): never
+{
+    $seen = sys_get_temp_dir() . '/esim-' . bin2hex(random_bytes(8));
+    mkdir($seen, 0700);
+    $environment = ['SEEN' => $seen] + getenv();
+    pcntl_exec(PHP_BINARY, ['-S', "127.0.0.1:$port", __FILE__], $environment);
+    exit(1);
+}
+
+if (PHP_SAPI !== 'cli') {
+    webhook();
+    return;
+}
+$arguments = array_slice($argv, 1);
+$answer = match ([$arguments[0] ?? '', count($arguments)]) {
+    ['order', 4] => order($arguments[1], $arguments[2], (int) $arguments[3]),
+    ['show', 2] => show($arguments[1]),
+    ['redeliver', 2] => signed('POST', API . '/topups/' . rawurlencode($arguments[1]) . '/redeliver'),
+    ['options', 1] => signed('GET', API . '/options'),
+    ['webhook', 2] => signed('PUT', API . '/webhook', ['url' => $arguments[1]]),
+    ['receive', 2] => receive($arguments[1]),
+    default => null,
+};
+if ($answer === null) {
+    fwrite(STDERR, "usage: esim.php order|show|redeliver|options|webhook|receive …; see the head of this file\n");
+    exit(2);
+}
+[$status, $code, $body] = $answer;
+echo $body, "\n";
+if ($status < 200 || $status > 299) {
+    fwrite(STDERR, "HTTP status $status $code\n");
+    exit(1);
+}
