@@ -197,7 +197,6 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         vault,
         guard: config.guard.guard().http_live(config.http.webhook_http_live),
         qr: QrUrls::new(public_url.clone(), qr_keys.clone()),
-        public_url: public_url.clone(),
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
         listen_wait: config.limits.listen_wait,

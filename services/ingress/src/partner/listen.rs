@@ -153,7 +153,7 @@ fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Op
         &stored.external_order_id,
         &stored.iccid,
         &profile,
-        &desk.public_url,
+        &desk.qr,
     );
     let body = serde_json::to_string(&body).map_err(internal)?;
     let timestamp = runtime::clock::unix_seconds();
