@@ -71,8 +71,12 @@ pub(crate) enum ApiError {
     TooManyRequests(Limited),
     /// 429: the partner has its limit of orders in flight.
     TooManyInFlight(u32),
-    /// 429: the webhook was attempted less than `REDELIVER_INTERVAL` ago; the wait.
-    RedeliveredRecently(Duration),
+    /// 429: the last such request was a moment ago. The code is in the error header and in the metrics.
+    TooSoon {
+        code: &'static str,
+        message: &'static str,
+        wait: Duration,
+    },
     /// 503: this process is overloaded. Nothing was stored.
     Overloaded {
         reason: &'static str,
@@ -128,8 +132,7 @@ impl ApiError {
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyRequests(limited) => limited.reason,
             Self::TooManyInFlight(_) => "max_in_flight",
-            Self::Conflict { code, .. } => code,
-            Self::RedeliveredRecently(_) => "redelivered_recently",
+            Self::Conflict { code, .. } | Self::TooSoon { code, .. } => code,
             Self::QueuedTooLong => "queue_deadline",
             Self::Undecided => "undecided",
             Self::Internal(_) => "internal",
@@ -156,8 +159,7 @@ impl ApiError {
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyRequests(_) => "rate_limited",
             Self::TooManyInFlight(_) => "too_many_in_flight",
-            Self::Conflict { code, .. } => code,
-            Self::RedeliveredRecently(_) => "redelivered_recently",
+            Self::Conflict { code, .. } | Self::TooSoon { code, .. } => code,
             Self::Overloaded { .. } | Self::QueuedTooLong => "overloaded",
             Self::Undecided => "order_undecided",
             Self::Internal(_) => "internal_error",
@@ -218,8 +220,7 @@ impl IntoResponse for ApiError {
                 limited(response, limit, Duration::from_secs(1))
             }
             Self::Conflict { message, .. } => simple(StatusCode::CONFLICT, message),
-            Self::RedeliveredRecently(wait) => {
-                let message = "The webhook was sent a moment ago; try again later";
+            Self::TooSoon { message, wait, .. } => {
                 limited(simple(StatusCode::TOO_MANY_REQUESTS, message), 1, wait)
             }
             Self::Overloaded { message, .. } => unavailable(message),

@@ -41,7 +41,6 @@ use store::{
     config::{MasterKeyConfig, PoolConfig},
     vault::Keyring,
 };
-use tokio::sync::Semaphore;
 use uuid::Uuid;
 use webhooks::config::{GuardConfig, public_url};
 
@@ -54,7 +53,7 @@ use crate::{
     metrics::Metrics,
     observe::Observer,
     orders::Orders,
-    partner::{Desk, openapi},
+    partner::{Desk, Turns, openapi},
     qr::Drawing,
     request::Limits,
     routes::App,
@@ -145,6 +144,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         .master_key
         .vault(&Keyring::ALL)
         .map_err(BadSetting::error)?;
+    let connections = config.database.database_connections;
+    if config.limits.exceeds(connections) {
+        tracing::warn!(
+            turns = config.limits.self_service_concurrency,
+            connections,
+            "SELF_SERVICE_CONCURRENCY is larger than DATABASE_CONNECTIONS: requests of partners other than orders can \
+             take all connections from orders"
+        );
+    }
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
@@ -169,12 +177,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let metrics = Metrics::default();
     let desk = Desk {
         database: database.clone(),
-        turns: Semaphore::new(config.limits.self_service_concurrency.into()),
+        turns: Turns::new(config.limits.self_service_concurrency.into()),
         vault,
         guard: config.guard.guard(),
         public_url: config.public_url,
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
+        test_interval: config.limits.webhook_test_interval,
+        test_wait: config.limits.webhook_test_wait,
     };
     let orders = Orders::new(
         database,

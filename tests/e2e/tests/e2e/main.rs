@@ -3,7 +3,7 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
-//! - [`partner`]: what they look up and change themselves.
+//! - [`partner`], [`events`]: what they look up and change themselves, and what they are notified of.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`examples`]: the examples and numbers of the partner guide.
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
@@ -21,6 +21,7 @@
 
 mod database_away;
 mod duplicates;
+mod events;
 mod examples;
 mod faults;
 mod forwarder;
