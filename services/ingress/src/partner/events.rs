@@ -31,6 +31,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 /// An event.
 #[derive(Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the names on the wire")]
 pub(super) struct Event<'a> {
     /// The `webhook-id`, the same in every attempt.
     #[schema(example = "evt_019a0000000070008000000000000001")]

@@ -26,7 +26,9 @@ type Shared = Arc<Mutex<State>>;
 
 impl std::fmt::Debug for State {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State").field("free", &self.free).finish()
+        f.debug_struct("State")
+            .field("free", &self.free)
+            .finish_non_exhaustive()
     }
 }
 

@@ -129,6 +129,7 @@ pub(super) async fn set(
 
 /// What a body asks for; `None` keeps what is stored.
 struct Wanted {
+    #[expect(clippy::option_option, reason = "kept, removed or set")]
     url: Option<Option<WebhookUrl>>,
     events: Option<Vec<Kind>>,
 }
