@@ -1,6 +1,7 @@
 //! The types and pure rules of the pipeline: ids, states and their transitions, the text forms of an eSIM profile.
 //! No I/O and no clock.
 
+pub mod delivery_id;
 pub mod ids;
 pub mod lane;
 mod lpa;
@@ -8,6 +9,7 @@ pub mod placement;
 pub mod states;
 pub mod topup_id;
 
+pub use delivery_id::{DeliveryId, EventId};
 pub use ids::{OptionId, OrderId, PartnerId, PlacementId};
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};

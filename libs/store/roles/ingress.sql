@@ -19,16 +19,20 @@ GRANT DELETE ON placement_due TO esim_ingress;
 
 -- What partners see and change themselves: docs/decisions/0017-partner-endpoints.md. Profiles go out in a partner's own
 -- look-up, and a rotation keeps the old key and the old secret.
-GRANT SELECT (name, webhook_url, webhook_host, webhook_secret, old_webhook_secret, old_webhook_secret_until,
-              orders_per_second) ON partners TO esim_ingress;
-GRANT SELECT ON placement_due, esims, deliveries, delivery_due, delivery_held, delivery_attempts, endpoints
-    TO esim_ingress;
-GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url, webhook_secret,
-              old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
+GRANT SELECT (name, webhook_url, webhook_host, webhook_events, webhook_secret, old_webhook_secret,
+              old_webhook_secret_until, orders_per_second) ON partners TO esim_ingress;
+GRANT SELECT ON placement_due, esims, deliveries, delivery_due, delivery_held, delivery_attempts, endpoints, events,
+    partner_units TO esim_ingress;
+GRANT UPDATE (access_key, secret_key, old_access_key, old_secret_key, old_keys_until, webhook_url, webhook_events,
+              webhook_secret, old_webhook_secret, old_webhook_secret_until) ON partners TO esim_ingress;
 GRANT UPDATE ON configuration_version TO esim_ingress;
 GRANT UPDATE (cancelled_at) ON orders TO esim_ingress;
 GRANT UPDATE (state, schedule_start, delivered_at) ON deliveries TO esim_ingress;
 GRANT INSERT ON delivery_attempts TO esim_ingress;
 GRANT INSERT, UPDATE ON delivery_due TO esim_ingress;
+-- Programs of schema 23 delete rows of `endpoints`.
 GRANT DELETE ON delivery_held, endpoints TO esim_ingress;
+GRANT INSERT (partner_id, moving_since, hastened_at), UPDATE (moving_since, hastened_at, blocked_until) ON endpoints
+    TO esim_ingress;
+GRANT INSERT (event_id, partner_id, kind, created_at) ON events TO esim_ingress;
 GRANT SELECT, INSERT ON operator_actions TO esim_ingress;

@@ -1,17 +1,20 @@
 -- The notifier delivers. It reads profiles, webhook URLs and webhook secrets. It changes none of them, but erases what
 -- is past its term.
 GRANT SELECT (partner_id, environment, webhook_url, webhook_host, webhook_secret, old_webhook_secret,
-              old_webhook_secret_until, disabled_at, created_at) ON partners TO esim_notifier;
+              old_webhook_secret_until, old_keys_until, webhook_events, disabled_at, created_at) ON partners
+    TO esim_notifier;
 -- Only for FOR SHARE, which needs the privilege to update a column. An update fails: its trigger raises the
 -- configuration's version, which this role may not do.
 GRANT UPDATE (created_at) ON partners TO esim_notifier;
-GRANT SELECT (order_id, partner_id, external_order_id, traceparent, created_at) ON orders TO esim_notifier;
+GRANT SELECT (order_id, partner_id, external_order_id, traceparent, refused, created_at) ON orders TO esim_notifier;
 GRANT SELECT (placement_id, order_id) ON placements TO esim_notifier;
 GRANT SELECT (topup_id, placement_id, order_id, position, option_id) ON topups TO esim_notifier;
 GRANT SELECT ON esims, deliveries, sweeps TO esim_notifier;
 
 GRANT UPDATE (state, attempt, attempted_at, status, error, delivered_at, duration_ms) ON deliveries TO esim_notifier;
 GRANT SELECT, INSERT, UPDATE, DELETE ON delivery_due, delivery_held, endpoints TO esim_notifier;
+GRANT SELECT, INSERT, DELETE ON events TO esim_notifier;
+GRANT UPDATE (state, attempt, attempted_at, status, error, delivered_at, duration_ms) ON events TO esim_notifier;
 GRANT SELECT, INSERT ON delivery_attempts TO esim_notifier;
 GRANT UPDATE ON sweeps TO esim_notifier;
 

@@ -1,25 +1,30 @@
 //! Deliveries: found when due, leased, read by notifiers, recorded in batches.
+//!
+//! A delivery is the specified webhook of a topup or another [event](crate::events). Both kinds share the due rows, the
+//! leases, the blocks of endpoints and the attempts, under the id of the delivery (columns named `topup_id`).
+
+mod read;
 
 use std::time::Duration;
 
-use domain::{OptionId, OrderId, PartnerId, TopupId};
+use domain::{DeliveryId, PartnerId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
+pub use self::read::{Content, Delivery, Esim, Read, read};
 use crate::{
-    Error, age,
+    Error,
     endpoints::BlockPolicy,
     retry_conflicts, seconds, signed,
     sweep::{Fence, Swept},
-    unsigned,
 };
 
 /// A due delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueDelivery {
-    /// The topup of the delivery.
-    pub topup_id: TopupId,
+    /// The delivery.
+    pub id: DeliveryId,
     /// The partner that receives the webhook.
     pub partner_id: PartnerId,
 }
@@ -44,8 +49,8 @@ pub struct FoundDeliveries {
     pub after: Option<PartnerId>,
 }
 
-/// Looks for due deliveries. Deliveries of a blocked endpoint are skipped; after a block ends, one due delivery is
-/// found as a probe. Changes nothing.
+/// Looks for due deliveries. Deliveries of a blocked endpoint are skipped, except tests, which are due at `-infinity`;
+/// after a block ends, one due delivery is found as a probe. Changes nothing.
 pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries, Error> {
     // Walks from partner to partner by index: a partner without due rows costs nothing.
     let rows = sqlx::query!(
@@ -65,8 +70,8 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
            LEFT JOIN LATERAL (
                SELECT d.topup_id, row_number() OVER (ORDER BY d.at) AS turn
                FROM (SELECT topup_id, at FROM delivery_due d
-                     WHERE d.partner_id = partner.partner_id AND d.at <= now()
-                       AND (e.blocked_until IS NULL OR e.blocked_until <= now())
+                     WHERE d.partner_id = partner.partner_id
+                       AND d.at <= CASE WHEN e.blocked_until > now() THEN '-infinity' ELSE now() END
                      ORDER BY d.at LIMIT CASE WHEN e.blocked_until IS NULL THEN $3::bigint ELSE 1 END) d
            ) late ON true
            ORDER BY late.turn, partner.nth"#,
@@ -86,7 +91,7 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
         .into_iter()
         .filter_map(|row| {
             Some(DueDelivery {
-                topup_id: row.topup_id?.try_into().ok()?,
+                id: row.topup_id?.try_into().ok()?,
                 partner_id: row.partner_id.into(),
             })
         })
@@ -99,10 +104,10 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
 /// has ended becomes its probe. Returns those that this process leased.
 pub async fn lease(
     connection: &mut PgConnection,
-    topups: &[TopupId],
+    ids: &[DeliveryId],
     lease: Duration,
-) -> Result<Vec<TopupId>, Error> {
-    let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+) -> Result<Vec<DeliveryId>, Error> {
+    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     let leased = sqlx::query_scalar!(
         "WITH mine AS MATERIALIZED (
              SELECT topup_id, partner_id FROM delivery_due
@@ -117,7 +122,7 @@ pub async fn lease(
          UPDATE delivery_due SET at = now() + make_interval(secs => $2)
          WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM mine))
          RETURNING topup_id",
-        &topups as &[&str],
+        &ids as &[&str],
         seconds(lease),
     )
     .fetch_all(connection)
@@ -125,20 +130,31 @@ pub async fn lease(
     leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
 }
 
-/// Inserts a due row, due now, for each of these pending deliveries.
-pub async fn defer(connection: &mut PgConnection, topups: &[TopupId]) -> Result<(), Error> {
-    let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
-    retry_conflicts!(defer_once(&mut *connection, &topups))
+/// Inserts a due row, due now, for each of these pending deliveries. One that has a due row keeps it.
+pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<(), Error> {
+    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
+    retry_conflicts!(defer_once(&mut *connection, &ids))
 }
 
-async fn defer_once(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
+/// Ends the lease of a due row of this process: it is due now.
+pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result<(), Error> {
+    sqlx::query!(
+        "UPDATE delivery_due SET at = now() WHERE topup_id = $1 AND at > now()",
+        id.as_str()
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+async fn defer_once(connection: &mut PgConnection, ids: &[&str]) -> Result<(), Error> {
     sqlx::query!(
         "INSERT INTO delivery_due (topup_id, partner_id, at)
          SELECT topup_id, partner_id, now() FROM deliveries
          WHERE topup_id = ANY ($1) AND state = 'pending'
          ORDER BY topup_id
          ON CONFLICT DO NOTHING",
-        topups as &[&str],
+        ids as &[&str],
     )
     .execute(connection)
     .await?;
@@ -167,171 +183,11 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     Ok(swept)
 }
 
-/// A claimed delivery.
-#[derive(Clone, Debug)]
-pub struct Delivery {
-    /// The topup that is ready; also the webhook's id, the same in every attempt.
-    pub topup_id: TopupId,
-    pub order_id: OrderId,
-    /// The partner that receives the webhook.
-    pub partner_id: PartnerId,
-    /// The partner's own order id.
-    pub external_order_id: String,
-    /// The ordered option.
-    pub option_id: OptionId,
-    /// The ICCID of the eSIM.
-    pub iccid: String,
-    /// The sealed profile; empty if it was erased.
-    pub profile: Vec<u8>,
-    /// The profile was erased, so there is nothing to send.
-    pub erased: bool,
-    /// The partner's webhook URL, if one is set.
-    pub webhook_url: Option<String>,
-    /// The host of that URL.
-    pub webhook_host: Option<String>,
-    /// The partner's sealed webhook-signing key.
-    pub webhook_secret: Vec<u8>,
-    /// The previous key, during the overlap of a rotation.
-    pub old_webhook_secret: Option<Vec<u8>>,
-    /// The number of ended attempts.
-    pub attempt: u32,
-    /// The number of attempts before the current schedule; a replay starts a new schedule.
-    pub schedule_start: u32,
-    /// The time since the order was stored.
-    pub age: Duration,
-    /// The time since the unit was ready.
-    pub ready_age: Duration,
-    /// The partner's environment: `live`, `sandbox`.
-    pub environment: String,
-    /// W3C trace context of the order's POST.
-    pub traceparent: Option<String>,
-}
-
-struct Row {
-    topup_id: String,
-    order_id: Uuid,
-    partner_id: Uuid,
-    external_order_id: String,
-    option_id: Uuid,
-    iccid: Option<String>,
-    profile: Option<Vec<u8>>,
-    erased: bool,
-    webhook_url: Option<String>,
-    webhook_host: Option<String>,
-    webhook_secret: Vec<u8>,
-    old_webhook_secret: Option<Vec<u8>>,
-    attempt: i32,
-    schedule_start: i32,
-    age: f64,
-    ready_age: f64,
-    environment: String,
-    traceparent: Option<String>,
-}
-
-impl TryFrom<Row> for Delivery {
-    type Error = Error;
-
-    fn try_from(row: Row) -> Result<Self, Error> {
-        Ok(Self {
-            topup_id: row.topup_id.try_into()?,
-            order_id: row.order_id.into(),
-            partner_id: row.partner_id.into(),
-            external_order_id: row.external_order_id,
-            option_id: row.option_id.into(),
-            // Never null where a delivery exists. If one is null, opening its profile fails, and only this
-            // delivery is affected.
-            iccid: row.iccid.unwrap_or_default(),
-            profile: row.profile.unwrap_or_default(),
-            erased: row.erased,
-            webhook_url: row.webhook_url,
-            webhook_host: row.webhook_host,
-            webhook_secret: row.webhook_secret,
-            old_webhook_secret: row.old_webhook_secret,
-            attempt: unsigned(row.attempt),
-            schedule_start: unsigned(row.schedule_start),
-            age: age(row.age),
-            ready_age: age(row.ready_age),
-            environment: row.environment,
-            traceparent: row.traceparent,
-        })
-    }
-}
-
-/// Conditions on deliveries that may be read for an attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Read {
-    /// First attempts of the deliveries that readiness events name. A delivery must be younger than this, so that
-    /// a whole attempt fits into the rest of its first lease, and its endpoint must not be blocked.
-    Young(Duration),
-    /// Pending deliveries that this process has [leased](lease). Of an endpoint that was blocked meanwhile, only the
-    /// probe is read.
-    Leased,
-}
-
-/// Reads deliveries with everything that their webhooks need. A delivery that is no longer pending is left out and
-/// loses its due row. An unreadable row is logged and skipped.
-pub async fn read(
-    connection: &mut PgConnection,
-    topups: &[TopupId],
-    which: Read,
-) -> Result<Vec<Delivery>, Error> {
-    let ids: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
-    let youth = match which {
-        Read::Young(youth) => Some(seconds(youth)),
-        Read::Leased => None,
-    };
-    let rows = sqlx::query_as!(
-        Row,
-        r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, e.iccid, e.profile,
-                  e.erased_at IS NOT NULL AS "erased!", p.webhook_url, p.webhook_host, p.webhook_secret,
-                  CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
-                  d.attempt, d.schedule_start,
-                  extract(epoch FROM now() - o.created_at)::float8 AS "age!",
-                  coalesce(extract(epoch FROM now() - e.ready_at), 0)::float8 AS "ready_age!", p.environment,
-                  o.traceparent
-           FROM deliveries d
-           JOIN topups t ON t.topup_id = d.topup_id
-           JOIN esims e ON e.topup_id = d.topup_id
-           JOIN orders o ON o.order_id = coalesce(
-                d.order_id, (SELECT order_id FROM placements WHERE placement_id = t.placement_id))
-           JOIN partners p ON p.partner_id = d.partner_id
-           WHERE d.topup_id = ANY ($1) AND d.state = 'pending'
-             AND ($2::float8 IS NULL OR (d.attempt = 0 AND d.created_at > now() - make_interval(secs => $2)))
-             AND (SELECT b.blocked_until IS NULL OR ($2 IS NULL AND b.probe IS NOT DISTINCT FROM d.topup_id)
-                  FROM endpoints b WHERE b.partner_id = d.partner_id) IS NOT FALSE"#,
-        &ids as &[&str],
-        youth,
-    )
-    .fetch_all(&mut *connection)
-    .await?;
-    if which == Read::Leased && rows.len() < topups.len() {
-        forget_finished(connection, &ids).await?;
-    }
-    let readable = |row: Row| {
-        let topup_id = row.topup_id.clone();
-        Delivery::try_from(row)
-            .inspect_err(|error| tracing::error!(topup.id = topup_id, %error, "a delivery cannot be read"))
-            .ok()
-    };
-    Ok(rows.into_iter().filter_map(readable).collect())
-}
-
-async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
-    sqlx::query!(
-        "DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (
-             SELECT topup_id FROM deliveries WHERE topup_id = ANY ($1) AND state <> 'pending'))",
-        topups as &[&str],
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
 /// One ended attempt.
 #[derive(Clone, Debug)]
 pub struct Attempted {
-    /// The topup of the delivery.
-    pub topup_id: TopupId,
+    /// The delivery.
+    pub id: DeliveryId,
     /// The partner that owns the delivery.
     pub partner_id: PartnerId,
     /// The number of attempts that ended before this one.
@@ -391,7 +247,7 @@ async fn record_once(
                                   $7::text[], $8::bytea[], $9::text[], $10::text[], $11::float8[], $12::bool[])
                  AS new (topup_id, partner_id, attempt, at, duration_ms, status, class, answer, state, error,
                          retry_in, endpoint)
-         ), moved AS (
+         ), moved_esim AS (
              UPDATE deliveries d
              SET state = new.state, attempt = d.attempt + 1, attempted_at = new.at, duration_ms = new.duration_ms,
                  status = new.status, error = new.error,
@@ -401,6 +257,19 @@ async fn record_once(
                AND ((d.state = 'pending' AND d.attempt = new.attempt)
                     OR (new.state = 'delivered' AND d.state <> 'delivered'))
              RETURNING d.topup_id, d.partner_id, new.state, new.retry_in
+         ), moved_event AS (
+             -- Not executed in a batch without events.
+             UPDATE events v
+             SET state = new.state, attempt = v.attempt + 1, attempted_at = new.at, duration_ms = new.duration_ms,
+                 status = new.status, error = new.error,
+                 delivered_at = CASE WHEN new.state = 'delivered' THEN now() END
+             FROM new
+             WHERE $16 AND v.event_id = new.topup_id
+               AND ((v.state = 'pending' AND v.attempt = new.attempt)
+                    OR (new.state = 'delivered' AND v.state <> 'delivered'))
+             RETURNING v.event_id, v.partner_id, new.state, new.retry_in
+         ), moved AS (
+             SELECT topup_id, partner_id, state, retry_in FROM moved_esim UNION ALL SELECT * FROM moved_event
          ), done AS (
              DELETE FROM delivery_due
              WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM moved WHERE state <> 'pending'))
@@ -410,14 +279,15 @@ async fn record_once(
              ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
          ), held AS (
              INSERT INTO delivery_held AS held (topup_id, partner_id, state)
-             SELECT topup_id, partner_id, state FROM moved WHERE state = 'exhausted'
+             SELECT topup_id, partner_id, state FROM moved_esim WHERE state = 'exhausted'
              ON CONFLICT (topup_id) DO UPDATE SET state = excluded.state, at = excluded.at
          ), released AS (
              DELETE FROM delivery_held
              WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM moved WHERE state = 'delivered'))
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
-             SELECT topup_id, attempt, at, duration_ms, status, class, answer FROM new WHERE state <> 'delivered'
+             SELECT topup_id, attempt, at, duration_ms, status, class, answer FROM new
+             WHERE state <> 'delivered' OR ($16 AND topup_id LIKE 'evt%')
              ON CONFLICT DO NOTHING
          ), heard AS MATERIALIZED (
              SELECT partner_id, bool_or(state = 'delivered') AS answers, array_agg(topup_id) AS topups,
@@ -462,6 +332,7 @@ async fn record_once(
         signed(policy.failures),
         seconds(policy.first),
         seconds(policy.longest),
+        batch.events,
     )
     .execute(connection)
     .await?;
@@ -483,6 +354,8 @@ struct Batch {
     errors: Vec<Option<String>>,
     retries: Vec<Option<f64>>,
     endpoints: Vec<bool>,
+    /// At least one attempt is that of an event.
+    events: bool,
 }
 
 impl Batch {
@@ -504,7 +377,8 @@ impl Batch {
                     (state, Some(error.clone()), *retry_in, *endpoint)
                 }
             };
-            batch.topups.push(attempted.topup_id.to_string());
+            batch.events |= matches!(attempted.id, DeliveryId::Event(_));
+            batch.topups.push(attempted.id.to_string());
             batch.partners.push(attempted.partner_id.uuid());
             batch.attempts.push(signed(attempted.attempt));
             batch.at.push(attempted.at);
@@ -523,26 +397,33 @@ impl Batch {
 
 /// Moves deliveries of partners without a URL to `no_endpoint`. The statement locks and reads the partners'
 /// rows: either this statement or [`crate::partners::set_webhook`] sees a URL that is set at the same time.
-pub async fn set_no_endpoint(connection: &mut PgConnection, topups: &[TopupId]) -> Result<u64, Error> {
-    let topups: Vec<&str> = topups.iter().map(TopupId::as_str).collect();
+pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64, Error> {
+    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     let held = sqlx::query!(
         "WITH without AS MATERIALIZED (
              SELECT partner_id FROM partners
              WHERE webhook_url IS NULL
-               AND partner_id IN (SELECT partner_id FROM deliveries WHERE topup_id = ANY ($1))
+               AND partner_id IN (SELECT partner_id FROM deliveries WHERE topup_id = ANY ($1)
+                                  UNION ALL SELECT partner_id FROM events WHERE event_id = ANY ($1))
              ORDER BY partner_id
              FOR SHARE
-         ), moved AS (
+         ), moved_esim AS (
              UPDATE deliveries SET state = 'no_endpoint'
              WHERE topup_id = ANY ($1) AND state = 'pending' AND partner_id IN (SELECT partner_id FROM without)
              RETURNING topup_id, partner_id
+         ), moved_event AS (
+             UPDATE events SET state = 'no_endpoint'
+             WHERE event_id = ANY ($1) AND state = 'pending' AND partner_id IN (SELECT partner_id FROM without)
+             RETURNING event_id, partner_id
+         ), moved AS (
+             SELECT topup_id, partner_id FROM moved_esim UNION ALL SELECT * FROM moved_event
          ), done AS (
              DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM moved))
          )
          INSERT INTO delivery_held AS held (topup_id, partner_id, state)
          SELECT topup_id, partner_id, 'no_endpoint' FROM moved
          ON CONFLICT (topup_id) DO UPDATE SET state = excluded.state, at = excluded.at",
-        &topups as &[&str],
+        &ids as &[&str],
     )
     .execute(connection)
     .await?;

@@ -87,13 +87,173 @@ pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
     Ok(())
 }
 
+/// What a new webhook URL does to the block of an endpoint. A pause stays.
+#[derive(Clone, Copy, Debug)]
+pub enum Block {
+    /// The block ends, and the failures are forgotten.
+    End,
+    /// The next probe is due at once, if the last such change is older than this; otherwise when it is. A change back and
+    /// forth makes a failing endpoint no faster.
+    Hasten(Duration),
+}
+
+/// Notes that deliveries which wait must go to a new URL; [`move_waiting`] makes them due.
+pub(crate) async fn begin_move(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    block: Block,
+) -> Result<(), Error> {
+    match block {
+        Block::End => {
+            sqlx::query!(
+                "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
+                 ON CONFLICT (partner_id) DO UPDATE
+                 SET moving_since = excluded.moving_since, failures = 0, blocks = 0, probe = NULL,
+                     blocked_until = CASE WHEN e.blocked_until = 'infinity' THEN e.blocked_until END",
+                partner_id.uuid(),
+            )
+            .execute(connection)
+            .await?;
+        }
+        Block::Hasten(interval) => {
+            sqlx::query!(
+                "INSERT INTO endpoints AS e (partner_id, moving_since, hastened_at) VALUES ($1, now(), now())
+                 ON CONFLICT (partner_id) DO UPDATE
+                 SET moving_since = excluded.moving_since,
+                     blocked_until = CASE
+                         WHEN e.blocked_until < 'infinity'
+                         THEN least(e.blocked_until, greatest(now(), e.hastened_at + make_interval(secs => $2)))
+                         ELSE e.blocked_until END,
+                     hastened_at = CASE
+                         WHEN e.hastened_at + make_interval(secs => $2) > now() THEN e.hastened_at
+                         ELSE now() END",
+                partner_id.uuid(),
+                seconds(interval),
+            )
+            .execute(connection)
+            .await?;
+        }
+    }
+    Ok(())
+}
+
+/// Notes that there is no URL to move to.
+pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
+    sqlx::query!(
+        "UPDATE endpoints SET moving_since = NULL WHERE partner_id = $1 AND moving_since IS NOT NULL",
+        partner_id.uuid(),
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Partners with a new webhook URL whose waiting deliveries are not all due yet; at most 100.
+pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>, Error> {
+    let moving = sqlx::query_scalar!(
+        "SELECT partner_id FROM endpoints WHERE moving_since IS NOT NULL ORDER BY partner_id LIMIT 100"
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(moving.into_iter().map(PartnerId::from).collect())
+}
+
+/// The result of one batch of [`move_waiting`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Deliveries that became due.
+    pub due: u64,
+    /// More may be left.
+    pub more: bool,
+}
+
+/// Makes deliveries due that waited for a URL or for a retry when the URL of this partner changed; about `limit` of each.
+/// Several processes can do this at once.
+pub async fn move_waiting(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    limit: u32,
+) -> Result<Moved, Error> {
+    let since = sqlx::query_scalar!(
+        "SELECT moving_since FROM endpoints WHERE partner_id = $1",
+        partner_id.uuid()
+    )
+    .fetch_optional(&mut *connection)
+    .await?;
+    let Some(since) = since.flatten() else {
+        return Ok(Moved::default());
+    };
+    let without_url = sqlx::query_scalar!(
+        r#"WITH held AS (
+               DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (
+                   SELECT topup_id FROM delivery_held WHERE partner_id = $1 AND state = 'no_endpoint'
+                   LIMIT $2 FOR UPDATE SKIP LOCKED))
+               RETURNING topup_id, partner_id
+           ), due AS (
+               INSERT INTO delivery_due (topup_id, partner_id, at) SELECT topup_id, partner_id, now() FROM held
+               ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
+           ), esims AS (
+               UPDATE deliveries d SET state = 'pending' FROM held
+               WHERE d.topup_id = held.topup_id AND d.state = 'no_endpoint'
+           ), other AS (
+               UPDATE events v SET state = 'pending' FROM held
+               WHERE v.event_id = held.topup_id AND v.state = 'no_endpoint'
+           )
+           SELECT count(*) AS "count!" FROM held"#,
+        partner_id.uuid(),
+        i64::from(limit),
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    // A due time closer than this may be a lease. What has failed at the new URL keeps its retry.
+    let retries = sqlx::query!(
+        "UPDATE delivery_due SET at = now() WHERE topup_id = ANY (ARRAY (
+             SELECT due.topup_id FROM delivery_due due
+             LEFT JOIN deliveries d ON d.topup_id = due.topup_id
+             LEFT JOIN events v ON v.event_id = due.topup_id
+             WHERE due.partner_id = $1 AND due.at > now() + make_interval(secs => $2)
+               AND coalesce(d.attempted_at, v.attempted_at) < $3
+             ORDER BY due.at LIMIT $4 FOR UPDATE OF due SKIP LOCKED))",
+        partner_id.uuid(),
+        seconds(LONGEST_LEASE),
+        since,
+        i64::from(limit),
+    )
+    .execute(&mut *connection)
+    .await?
+    .rows_affected();
+    let without_url = u64::try_from(without_url).unwrap_or_default();
+    let full = without_url.max(retries) >= u64::from(limit);
+    let ended = if full {
+        0
+    } else {
+        sqlx::query!(
+            "UPDATE endpoints SET moving_since = NULL
+             WHERE partner_id = $1 AND moving_since = $2
+               AND NOT EXISTS (SELECT FROM delivery_held WHERE partner_id = $1 AND state = 'no_endpoint')",
+            partner_id.uuid(),
+            since,
+        )
+        .execute(connection)
+        .await?
+        .rows_affected()
+    };
+    Ok(Moved {
+        due: without_url + retries,
+        more: ended == 0,
+    })
+}
+
 /// Ends a pause or block of a partner's endpoint, and makes deliveries that wait for a retry due. Returns the
 /// number of due deliveries.
 pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    sqlx::query!("DELETE FROM endpoints WHERE partner_id = $1", partner_id.uuid())
-        .execute(&mut *transaction)
-        .await?;
+    sqlx::query!(
+        "UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL WHERE partner_id = $1",
+        partner_id.uuid()
+    )
+    .execute(&mut *transaction)
+    .await?;
     retry_now(&mut transaction, partner_id).await?;
     let due = sqlx::query_scalar!(
         r#"SELECT count(*) AS "due!" FROM delivery_due WHERE partner_id = $1 AND at <= now()"#,
@@ -105,22 +265,10 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
     Ok(u64::try_from(due).unwrap_or_default())
 }
 
-/// Clears the state of a partner's endpoint after a URL change: a block ends, and deliveries that wait for a
-/// retry become due. A pause stays. Returns the number of deliveries that became due.
-pub(crate) async fn forget(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
-    sqlx::query!(
-        "DELETE FROM endpoints WHERE partner_id = $1 AND coalesce(blocked_until, '-infinity') < 'infinity'",
-        partner_id.uuid()
-    )
-    .execute(&mut *connection)
-    .await?;
-    retry_now(connection, partner_id).await
-}
-
-/// Makes deliveries that wait for a retry due; returns their number.
-async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
+/// Makes deliveries that wait for a retry due.
+async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
     // A due time closer than this may be a lease.
-    let made_due = sqlx::query!(
+    sqlx::query!(
         "UPDATE delivery_due SET at = now()
          WHERE partner_id = $1 AND at > now() + make_interval(secs => $2)",
         partner_id.uuid(),
@@ -128,7 +276,7 @@ async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
     )
     .execute(connection)
     .await?;
-    Ok(made_due.rows_affected())
+    Ok(())
 }
 
 /// The state of all deliveries and endpoints, for metrics.
@@ -168,7 +316,8 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                JOIN partners p ON p.partner_id = partner.partner_id
                CROSS JOIN LATERAL (
                    SELECT at FROM delivery_due d
-                   WHERE d.partner_id = partner.partner_id AND d.at <= now()
+                   -- A test is due at -infinity.
+                   WHERE d.partner_id = partner.partner_id AND d.at > '-infinity' AND d.at <= now()
                    ORDER BY d.at LIMIT 1
                ) due
                WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = partner.partner_id) IS NULL

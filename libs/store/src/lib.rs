@@ -7,6 +7,7 @@ pub mod config;
 pub mod database;
 pub mod deliveries;
 pub mod endpoints;
+pub mod events;
 pub mod master_key;
 pub mod operator;
 pub mod options;
@@ -84,6 +85,12 @@ impl From<domain::states::UnknownName> for Error {
 
 impl From<domain::topup_id::NotATopupId> for Error {
     fn from(error: domain::topup_id::NotATopupId) -> Self {
+        Self::Unreadable(error.to_string())
+    }
+}
+
+impl From<domain::delivery_id::NotADeliveryId> for Error {
+    fn from(error: domain::delivery_id::NotADeliveryId) -> Self {
         Self::Unreadable(error.to_string())
     }
 }

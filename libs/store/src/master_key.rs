@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use domain::TopupId;
+use domain::{DeliveryId, TopupId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -407,9 +407,9 @@ async fn reencrypt_answers(
     let (mut old, mut new) = (Vec::new(), Vec::new());
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
-        let topup_id: Result<TopupId, _> = row.topup_id.parse();
-        let purpose = match (&topup_id, u32::try_from(row.attempt)) {
-            (Ok(topup_id), Ok(attempt)) => Ok(Purpose::Answer(topup_id, attempt)),
+        let id: Result<DeliveryId, _> = row.topup_id.parse();
+        let purpose = match (&id, u32::try_from(row.attempt)) {
+            (Ok(id), Ok(attempt)) => Ok(Purpose::Answer(id, attempt)),
             _ => Err(VaultError::Damaged),
         };
         let id = format!("{} attempt {}", row.topup_id, i64::from(row.attempt) + 1);

@@ -9,6 +9,7 @@ use uuid::Uuid;
 use crate::{
     Error, age,
     operator::actions::{self, Action, Mode},
+    partner_view::{PARTNER, REASON},
     retry_conflicts, seconds, signed,
 };
 
@@ -378,10 +379,10 @@ pub async fn cancel(
     };
     finish_refusal(&mut transaction, order_id, &closed, true).await?;
     let action = Action {
-        operator: "partner",
+        operator: PARTNER,
         command: "order cancel",
         target: &format!("order {}", order.order_id),
-        reason: "requested by the partner",
+        reason: REASON,
     };
     let affected = i64::try_from(closed.len()).unwrap_or(i64::MAX);
     actions::finish(transaction, Mode::Apply(action), affected).await?;

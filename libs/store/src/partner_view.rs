@@ -1,6 +1,7 @@
 //! What partners see of their own account, orders and deliveries. Every statement names the partner, so another
 //! partner's ids look like ids that do not exist.
 
+mod changes;
 mod deliveries;
 mod webhooks;
 
@@ -10,13 +11,18 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 pub use self::{
-    deliveries::{Attempt, Delivery, Redelivered, delivery, redeliver},
+    changes::{rotate_keys, rotate_webhook_secret, set_webhook},
+    deliveries::{Attempt, Delivery, Redelivered, attempts, delivery, redeliver},
     webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
 };
 use crate::Error;
 
 /// An order's id is made before its row, by another clock; they differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
+/// The name under which a partner's own changes are recorded.
+pub(crate) const PARTNER: &str = "partner";
+/// The recorded reason of a partner's own changes.
+pub(crate) const REASON: &str = "requested by the partner";
 /// Counts end here.
 const MOST_COUNTED: i64 = 10_000;
 
@@ -213,17 +219,9 @@ pub async fn units(
 ) -> Result<Vec<Unit>, Error> {
     sqlx::query_as!(
         UnitRow,
-        r#"SELECT t.topup_id, o.external_order_id, t.option_id,
-                  CASE WHEN e.ready_at IS NOT NULL THEN 'ready' WHEN t.state = 'failed' THEN 'failed'
-                       WHEN p.state = 'parked' THEN 'on_hold' ELSE 'processing' END AS "state!",
-                  p.refusal_status, p.refusal_message, e.iccid AS "iccid?", e.profile AS "profile?",
-                  e.ready_at AS "ready_at?", e.erased_at AS "erased_at?", d.state AS "delivery?", d.delivered_at AS "delivered_at?"
-           FROM orders o
-           JOIN placements p ON p.order_id = o.order_id
-           JOIN topups t ON t.placement_id = p.placement_id
-           LEFT JOIN esims e ON e.topup_id = t.topup_id
-           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
-           WHERE o.order_id = $2 AND o.partner_id = $1 ORDER BY t.position"#,
+        r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!", state AS "state!",
+                  refusal_status, refusal_message, iccid, profile, ready_at, erased_at, delivery, delivered_at
+           FROM partner_units WHERE order_id = $2 AND partner_id = $1 ORDER BY position"#,
         partner_id.uuid(),
         order_id.uuid(),
     )
@@ -242,17 +240,9 @@ pub async fn unit(
 ) -> Result<Option<Unit>, Error> {
     sqlx::query_as!(
         UnitRow,
-        r#"SELECT t.topup_id, o.external_order_id, t.option_id,
-                  CASE WHEN e.ready_at IS NOT NULL THEN 'ready' WHEN t.state = 'failed' THEN 'failed'
-                       WHEN p.state = 'parked' THEN 'on_hold' ELSE 'processing' END AS "state!",
-                  p.refusal_status, p.refusal_message, e.iccid AS "iccid?", e.profile AS "profile?",
-                  e.ready_at AS "ready_at?", e.erased_at AS "erased_at?", d.state AS "delivery?", d.delivered_at AS "delivered_at?"
-           FROM topups t
-           JOIN placements p ON p.placement_id = t.placement_id
-           JOIN orders o ON o.order_id = p.order_id
-           LEFT JOIN esims e ON e.topup_id = t.topup_id
-           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
-           WHERE t.topup_id = $2 AND o.partner_id = $1"#,
+        r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!", state AS "state!",
+                  refusal_status, refusal_message, iccid, profile, ready_at, erased_at, delivery, delivered_at
+           FROM partner_units WHERE topup_id = $2 AND partner_id = $1"#,
         partner_id.uuid(),
         topup_id.as_str(),
     )
@@ -405,6 +395,8 @@ pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Re
 pub struct Endpoint {
     /// The URL that receives the webhooks.
     pub url: Option<String>,
+    /// The further events that are sent.
+    pub events: Vec<String>,
     /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or `no_url`.
     pub state: String,
     /// The end of the block.
@@ -426,7 +418,7 @@ pub async fn endpoint(
 ) -> Result<Option<Endpoint>, Error> {
     let endpoint = sqlx::query_as!(
         Endpoint,
-        r#"SELECT p.webhook_url AS url,
+        r#"SELECT p.webhook_url AS url, p.webhook_events AS events,
                   CASE WHEN e.blocked_until = 'infinity' THEN 'paused'
                        WHEN p.webhook_url IS NULL THEN 'no_url'
                        WHEN e.probe IS NOT NULL OR e.blocked_until <= now() THEN 'probing'

@@ -18,7 +18,8 @@ pub const EXAMPLES: &str = "Examples:
   esimctl action list --since 7d --json
 
 The record holds `delivery replay`, `placement resolve`, `recover`, `order erase`, `partner erase` and
-`retention set`.";
+`retention set`. Operator `partner` is a partner's own request: `topup redeliver`, `order cancel`, `webhook set`,
+`webhook secret rotate`, `keys rotate`.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::TopupId;
+use domain::{DeliveryId, TopupId};
 use serde_json::json;
 use store::{
     config::{DatabaseConfig, MasterKeyConfig},
@@ -17,7 +17,8 @@ use time::OffsetDateTime;
 use crate::{
     confirm::Confirm,
     database::connect,
-    lookup::find_id,
+    event,
+    lookup::{Which, find},
     moment::past,
     output::{Output, dash, moment, printable, properties, table},
 };
@@ -56,11 +57,15 @@ pub enum Command {
     /// List deliveries, newest units first
     #[command(after_help = LIST_EXAMPLES)]
     List(List),
+    /// List the events of a partner other than the webhooks of topups, newest first
+    #[command(after_help = event::EXAMPLES)]
+    Events(event::List),
     /// Show a delivery with its attempts
     #[command(after_help = SHOW_EXAMPLES)]
     Show {
-        /// The topup id of the delivery
-        topup_id: TopupId,
+        /// The topup id of the delivery, or the id of an event
+        #[arg(value_name = "TOPUP_ID|EVENT_ID")]
+        id: DeliveryId,
         /// Show the first bytes of responses that did not acknowledge it; needs the master key
         #[arg(long)]
         answers: bool,
@@ -115,15 +120,16 @@ pub struct Replay {
 pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
     match command {
         Command::List(asked) => list(asked, database, output).await,
+        Command::Events(asked) => event::list(asked, database, output).await,
         Command::Show {
-            topup_id,
+            id,
             answers,
             master_key,
         } => {
             let vault = answers
                 .then(|| master_key.vault(&[Keyring::Profiles]))
                 .transpose()?;
-            show(topup_id, vault.as_ref(), database, output).await
+            show(id, vault.as_ref(), database, output).await
         }
         Command::Replay(asked) => replay(asked, database, output).await,
     }
@@ -175,25 +181,31 @@ fn row(delivery: &DeliveryView) -> [String; 7] {
 }
 
 async fn show(
-    topup_id: &TopupId,
+    id: &DeliveryId,
     vault: Option<&Vault>,
     database: &DatabaseConfig,
     output: &Output,
 ) -> anyhow::Result<()> {
     let mut connection = connect(database).await?;
-    let filter = Filter {
-        topup_id: Some(topup_id),
-        ..Filter::default()
+    let (delivery, head) = match id {
+        DeliveryId::Event(id) => event::read(&mut connection, id).await?,
+        DeliveryId::Topup(topup_id) => {
+            let filter = Filter {
+                topup_id: Some(topup_id),
+                ..Filter::default()
+            };
+            let found = deliveries::list(&mut connection, &filter, 1).await?;
+            let delivery = found
+                .into_iter()
+                .next()
+                .with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
+            (json!(delivery), head(&delivery))
+        }
     };
-    let found = deliveries::list(&mut connection, &filter, 1).await?;
-    let delivery = found
-        .into_iter()
-        .next()
-        .with_context(|| format!("there is no delivery of {topup_id}; see `esimctl order show`"))?;
-    let attempts = deliveries::attempts(&mut connection, topup_id).await?;
+    let attempts = deliveries::attempts(&mut connection, id).await?;
     let answers: Vec<Option<String>> = attempts
         .iter()
-        .map(|attempt| answer(vault, topup_id, attempt))
+        .map(|attempt| answer(vault, id, attempt))
         .collect();
     let shown: Vec<_> = attempts
         .iter()
@@ -207,23 +219,23 @@ async fn show(
         })
         .collect::<anyhow::Result<_>>()?;
     output.print(&json!({ "delivery": delivery, "attempts": shown }), || {
-        describe(&delivery, &attempts, &answers)
+        describe(head, &attempts, &answers)
     })
 }
 
 /// The first bytes of the response, if they are stored and the vault is given.
-fn answer(vault: Option<&Vault>, topup_id: &TopupId, attempt: &AttemptView) -> Option<String> {
+fn answer(vault: Option<&Vault>, id: &DeliveryId, attempt: &AttemptView) -> Option<String> {
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
-    let opened = vault.open(Purpose::Answer(topup_id, number), sealed);
+    let opened = vault.open(Purpose::Answer(id, number), sealed);
     Some(opened.map_or_else(
         |error| format!("[{error}]"),
         |answer| String::from_utf8_lossy(&answer).into_owned(),
     ))
 }
 
-fn describe(delivery: &DeliveryView, attempts: &[AttemptView], answers: &[Option<String>]) -> String {
-    let head = properties(&[
+fn head(delivery: &DeliveryView) -> String {
+    properties(&[
         ("topup_id", &delivery.topup_id),
         ("order_id", &delivery.order_id.to_string()),
         ("external_order_id", &delivery.external_order_id),
@@ -233,7 +245,10 @@ fn describe(delivery: &DeliveryView, attempts: &[AttemptView], answers: &[Option
         ("delivered", &at(delivery.delivered_at)),
         ("error", delivery.error.as_deref().unwrap_or("-")),
         ("profile erased", &at(delivery.erased_at)),
-    ]);
+    ])
+}
+
+fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) -> String {
     let rows = attempts.iter().map(|attempt| {
         [
             (attempt.attempt + 1).to_string(),
@@ -351,6 +366,13 @@ fn target(asked: &Replay) -> String {
     )
 }
 
-fn at(at: Option<OffsetDateTime>) -> String {
+async fn partner_id(connection: &mut PgConnection, partner: &str) -> anyhow::Result<domain::PartnerId> {
+    let which = Which {
+        partner: partner.to_owned(),
+    };
+    Ok(find(connection, &which).await?.partner_id.into())
+}
+
+pub fn at(at: Option<OffsetDateTime>) -> String {
     at.map_or_else(dash, moment)
 }

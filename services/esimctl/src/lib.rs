@@ -10,6 +10,7 @@ mod database_password;
 mod delivery;
 mod endpoint;
 mod erase;
+mod event;
 mod lookup;
 mod master_key;
 mod migrate;

@@ -11,6 +11,7 @@ use serde_json::json;
 use signing::generate;
 use store::{
     config::{DatabaseConfig, MasterKeyConfig},
+    events::Kind,
     partners::{self, Limit, NewLimits, NewPartner, Partner},
     vault::Keyring,
 };
@@ -53,6 +54,12 @@ const SET_WEBHOOK_EXAMPLES: &str = "Examples:
   esimctl partner set-webhook ak_0123456789abcdef01234567 --remove
 
 A new URL makes waiting webhooks due.";
+
+const SET_EVENTS_EXAMPLES: &str = "Examples:
+  esimctl partner set-events ak_0123456789abcdef01234567 --events topup.failed,key.expiring
+  esimctl partner set-events ak_0123456789abcdef01234567 --none
+
+The webhook of a ready topup is always sent. Partners can set the events themselves.";
 
 const DISABLE_EXAMPLES: &str = "Examples:
   esimctl partner disable ak_0123456789abcdef01234567
@@ -100,6 +107,14 @@ pub enum Command {
         endpoint: Endpoint,
         #[command(flatten)]
         http: HttpConfig,
+    },
+    /// Set the further events that a partner's webhook endpoint gets
+    #[command(after_help = SET_EVENTS_EXAMPLES)]
+    SetEvents {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        events: Events,
     },
     /// Deny a partner's requests
     #[command(after_help = DISABLE_EXAMPLES)]
@@ -174,6 +189,17 @@ pub struct Endpoint {
 }
 
 #[derive(Args, Clone, Debug)]
+#[group(required = true, multiple = false)]
+pub struct Events {
+    /// The events, separated by commas: `topup.failed`, `key.expiring`
+    #[arg(long, value_delimiter = ',')]
+    events: Vec<Kind>,
+    /// No further events
+    #[arg(long)]
+    none: bool,
+}
+
+#[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = true)]
 pub struct Limits {
     /// The most orders in flight at each ingress
@@ -225,6 +251,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             endpoint,
             http,
         } => set_webhook(which, endpoint, *http, database, output).await,
+        Command::SetEvents { which, events } => set_events(which, events, database, output).await,
         Command::Disable(which) => set_disabled(which, true, database, output).await,
         Command::Enable(which) => set_disabled(which, false, database, output).await,
         Command::SetLimits { which, limits } => set_limits(which, limits, database, output).await,
@@ -333,6 +360,19 @@ async fn set_webhook(
     })
 }
 
+async fn set_events(
+    which: &Which,
+    events: &Events,
+    database: &DatabaseConfig,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let mut connection = connect(database).await?;
+    let partner = find(&mut connection, which).await?;
+    partners::set_events(&mut connection, partner.partner_id.into(), &events.events).await?;
+    let partner = find(&mut connection, which).await?;
+    output.print(&partner, || describe(&partner))
+}
+
 async fn set_disabled(
     which: &Which,
     disabled: bool,
@@ -425,6 +465,10 @@ fn describe(partner: &Partner) -> String {
         ("state", state.as_str()),
         ("webhook_url", partner.webhook_url.as_deref().unwrap_or("-")),
     ]);
+    let events = partner.webhook_events.join(", ");
+    if !events.is_empty() {
+        rows.push(("webhook events", &events));
+    }
     rows.extend(old_secret.as_deref().map(|old| ("old webhook_secret", old)));
     let limits: Vec<(&str, String)> = [
         ("max_in_flight", partner.max_in_flight),

@@ -53,6 +53,7 @@ pub(crate) enum Code {
     CreatedAfterInvalid,
     StateInvalid,
     WaitInvalid,
+    EventsInvalid,
     UrlMissing,
     UrlInvalid,
     UrlForbidden,
@@ -61,12 +62,14 @@ pub(crate) enum Code {
     TopupNotReady,
     TopupErased,
     WebhookUrlMissing,
+    WebhookPaused,
     RotationUnderWay,
     // Load, and our faults.
     OrderUndecided,
     RateLimited,
     TooManyInFlight,
     RedeliveredRecently,
+    TestedRecently,
     Overloaded,
     InternalError,
 }
@@ -302,6 +305,12 @@ impl Code {
                 None,
                 "`wait` is not a whole number of seconds.",
             ),
+            Self::EventsInvalid => (
+                "events_invalid",
+                "422",
+                None,
+                "`events` is not a list of `topup.failed` and `key.expiring`. An empty list asks for none.",
+            ),
             Self::UrlMissing => (
                 "url_missing",
                 "422",
@@ -350,6 +359,12 @@ impl Code {
                 None,
                 "Your account has no webhook URL. Set one: webhooks that wait are then sent.",
             ),
+            Self::WebhookPaused => (
+                "webhook_paused",
+                "409",
+                None,
+                "Your endpoint is paused by our operators, so nothing is sent to it. Ask them.",
+            ),
             Self::RotationUnderWay => (
                 "rotation_under_way",
                 "409",
@@ -373,6 +388,12 @@ impl Code {
                 "429",
                 NO,
                 "Your account has as many requests in flight as it may. Send it again after `Retry-After` seconds, and fewer at once.",
+            ),
+            Self::TestedRecently => (
+                "tested_recently",
+                "429",
+                None,
+                "Your endpoint was tested a moment ago. Wait as long as `Retry-After` says.",
             ),
             Self::RedeliveredRecently => (
                 "redelivered_recently",

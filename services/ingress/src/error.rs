@@ -102,8 +102,12 @@ pub(crate) enum ApiError {
     TooManyRequests(Limited),
     /// 429: the partner has its limit of orders in flight.
     TooManyInFlight(u32),
-    /// 429: the webhook was attempted less than `REDELIVER_INTERVAL` ago; the wait.
-    RedeliveredRecently(Duration),
+    /// 429: the last such request was a moment ago. The code is in the error header and in the metrics.
+    TooSoon {
+        code: &'static str,
+        message: &'static str,
+        wait: Duration,
+    },
     /// 503: this process is overloaded. Nothing was stored.
     Overloaded {
         reason: &'static str,
@@ -147,7 +151,7 @@ impl ApiError {
     fn reason(&self) -> &'static str {
         match self {
             Self::InvalidJson => "invalid_json",
-            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } => code.name(),
+            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } | Self::TooSoon { code, .. } => code.name(),
             Self::Unauthorized { reason, .. } | Self::Overloaded { reason, .. } => reason,
             Self::Unprocessable(errors) if orders::is_taken(errors) => "taken",
             Self::Unprocessable(_) => "invalid",
@@ -158,7 +162,6 @@ impl ApiError {
             Self::BodyTooLarge(_) => "body_too_large",
             Self::TooManyRequests(limited) => limited.reason,
             Self::TooManyInFlight(_) => "max_in_flight",
-            Self::RedeliveredRecently(_) => "redelivered_recently",
             Self::QueuedTooLong => "queue_deadline",
             Self::Undecided => "undecided",
             Self::Internal(_) => "internal",
@@ -172,7 +175,7 @@ impl ApiError {
                 return faults.iter().flat_map(Fault::named).take(MOST_CODES).collect();
             }
             Self::InvalidJson => Code::InvalidJson,
-            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } => *code,
+            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } | Self::TooSoon { code, .. } => *code,
             Self::Unauthorized { reason, .. } => match *reason {
                 "missing_header" => Code::AuthenticationHeaderMissing,
                 "timestamp" => Code::TimestampInvalid,
@@ -189,7 +192,6 @@ impl ApiError {
             Self::BodyTooLarge(_) => Code::BodyTooLarge,
             Self::TooManyRequests(_) => Code::RateLimited,
             Self::TooManyInFlight(_) => Code::TooManyInFlight,
-            Self::RedeliveredRecently(_) => Code::RedeliveredRecently,
             Self::Overloaded { .. } | Self::QueuedTooLong => Code::Overloaded,
             Self::Undecided => Code::OrderUndecided,
             Self::Internal(_) => Code::InternalError,
@@ -238,8 +240,7 @@ impl IntoResponse for ApiError {
                 limited(response, limit, Duration::from_secs(1))
             }
             Self::Conflict { message, .. } => simple(StatusCode::CONFLICT, message),
-            Self::RedeliveredRecently(wait) => {
-                let message = "The webhook was sent a moment ago; try again later";
+            Self::TooSoon { message, wait, .. } => {
                 limited(simple(StatusCode::TOO_MANY_REQUESTS, message), 1, wait)
             }
             Self::Overloaded { message, .. } => unavailable(message),

@@ -46,7 +46,6 @@ use store::{
     vault::Keyring,
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use tokio::sync::Semaphore;
 use uuid::Uuid;
 use webhooks::{
     config::{GuardConfig, HttpConfig, QrConfig, public_url},
@@ -62,7 +61,7 @@ use crate::{
     metrics::Metrics,
     observe::Observer,
     orders::Orders,
-    partner::{Desk, openapi},
+    partner::{Desk, Turns, openapi},
     qr::Drawing,
     replays::Replays,
     request::Limits,
@@ -168,6 +167,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         .vault(&Keyring::ALL)
         .map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
+    let connections = config.database.database_connections;
+    if config.limits.exceeds(connections) {
+        tracing::warn!(
+            turns = config.limits.self_service_concurrency,
+            connections,
+            "SELF_SERVICE_CONCURRENCY is larger than DATABASE_CONNECTIONS: requests of partners other than orders can \
+             take all connections from orders"
+        );
+    }
     let nats = Nats::connect(&config.nats, "ingress").await?;
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
 
@@ -193,7 +201,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let public_url = config.public_url;
     let desk = Desk {
         database: database.clone(),
-        turns: Semaphore::new(config.limits.self_service_concurrency.into()),
+        turns: Turns::new(config.limits.self_service_concurrency.into()),
         vault,
         guard: config.guard.guard().http_live(config.http.webhook_http_live),
         qr: QrUrls::new(public_url.clone(), qr_keys.clone()),
@@ -201,6 +209,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         redeliver_interval: config.limits.redeliver_interval,
         listen_wait: config.limits.listen_wait,
         stop: shutdown.soft(),
+        test_interval: config.limits.webhook_test_interval,
+        test_wait: config.limits.webhook_test_wait,
     };
     let orders = Orders::new(
         database,

@@ -68,6 +68,13 @@ pub struct LimitsConfig {
     /// Longest wait for webhooks of such a request; must be shorter than a proxy's timeout
     #[arg(long, env = "LISTEN_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub listen_wait: Duration,
+    /// Shortest time between two tests of one partner's webhook endpoint; sooner gets 429
+    #[arg(long, env = "WEBHOOK_TEST_INTERVAL", default_value = "10s", value_parser = positive_duration)]
+    pub webhook_test_interval: Duration,
+    /// Longest time that a request waits for the outcome of its test, longer than the notifier's `WEBHOOK_TIMEOUT`;
+    /// then it gets 202
+    #[arg(long, env = "WEBHOOK_TEST_WAIT", default_value = "20s", value_parser = positive_duration)]
+    pub webhook_test_wait: Duration,
     /// QR pictures drawn at once
     #[arg(long, env = "QR_CONCURRENCY", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=512))]
     pub qr_concurrency: u16,
@@ -83,6 +90,11 @@ pub struct LimitsConfig {
 }
 
 impl LimitsConfig {
+    /// Whether requests other than orders may use more connections than there are.
+    pub(crate) fn exceeds(&self, connections: u32) -> bool {
+        u32::from(self.self_service_concurrency) > connections
+    }
+
     /// The limits of connections.
     pub(crate) fn connections(&self) -> Bounds {
         Bounds {
@@ -108,6 +120,12 @@ mod tests {
     struct Program {
         #[command(flatten)]
         limits: LimitsConfig,
+    }
+
+    #[test]
+    fn more_turns_than_connections_are_noticed() {
+        let Program { limits } = Program::parse_from(["program", "--self-service-concurrency", "8"]);
+        assert!(limits.exceeds(7) && !limits.exceeds(8));
     }
 
     #[test]

@@ -513,18 +513,13 @@ fn publish(jobs: &Batcher<Job>, order: &NewOrder) {
     }
 }
 
-/// The text of a provider's rejection.
-pub(crate) fn rejection(status: &str, message: &str) -> String {
-    format!("eSIM Request failed - Status: {status}, Message: {message}")
-}
-
 /// The errors of a 422, each once.
 fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     let mut errors: Vec<Fault> = Vec::new();
     for refusal in refusals {
         let error = match refusal {
             Refusal::Rejected { status, message } => {
-                Fault::new(Code::ProviderRejected, rejection(status, message))
+                Fault::new(Code::ProviderRejected, webhooks::event::rejection(status, message))
             }
             Refusal::NotSent => {
                 let message = format!("API connection error (Order ID: {order_id})");

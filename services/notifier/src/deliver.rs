@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use domain::{PartnerId, TopupId};
+use domain::{DeliveryId, PartnerId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
@@ -18,9 +18,10 @@ use pipeline::{
 };
 use runtime::{Shutdown, clock};
 use store::{
-    Database, PgConnection,
-    deliveries::{self, AttemptResult, Attempted, Delivery, DeliveryPage, Read},
+    Database,
+    deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Esim, Read},
     endpoints::BlockPolicy,
+    events::Subject,
     profile::Profile,
     vault::{Purpose, Vault},
 };
@@ -33,8 +34,9 @@ use webhooks::qr::QrUrls;
 use crate::{
     endpoint::{Endpoint, Endpoints},
     metrics::{DeliveryResult, Metrics},
-    schedule::{Answer, Next, Schedule},
-    webhook::{self, Sender, Unanswered},
+    outcome::{Failure, Tried, class, ids, log, result},
+    schedule::{Next, Schedule},
+    webhook::{self, Sender},
 };
 
 /// The first lease of a delivery. A delivery that is not finished by then gets a due row.
@@ -119,15 +121,19 @@ impl Deliver {
         }
     }
 
-    async fn deliver(&self, delivery: Delivery, claimed: Instant, mut slot: Slot) {
+    /// `leased`: this process holds the lease of a due row; otherwise the delivery has its first lease.
+    async fn deliver(&self, delivery: Delivery, claimed: Instant, leased: bool, mut slot: Slot) {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
-            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "no webhook URL");
+            let (topup_id, event_id) = ids(&delivery.id);
+            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "no webhook URL");
             self.metrics.delivery(DeliveryResult::NoEndpoint);
-            return self.write(&self.without_url, delivery.topup_id).await;
+            return self.write(&self.without_url, delivery.id).await;
         };
         if !slot.join(&endpoint.host) {
-            tracing::debug!(topup.id = %delivery.topup_id, partner.id = %delivery.partner_id, "deferred: the host has no free slot");
-            return self.metrics.delivery(DeliveryResult::Deferred);
+            let (topup_id, event_id) = ids(&delivery.id);
+            tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free slot");
+            self.metrics.delivery(DeliveryResult::Deferred);
+            return self.make_due(&delivery.id, leased).await;
         }
         let (at, began) = (clock::now(), Instant::now());
         let tried = self.attempt(&delivery, &endpoint, at).await;
@@ -135,10 +141,13 @@ impl Deliver {
 
         let answer = tried.as_ref().ok().map(|(answer, _)| *answer);
         let round = delivery.attempt.saturating_sub(delivery.schedule_start);
-        let next = match tried {
+        let mut next = match tried {
             Err(Failure::Erased) => Next::Exhausted,
             _ => self.schedule.next(round, answer, rand::random()),
         };
+        if next != Next::Delivered && is_test(&delivery) {
+            next = Next::Exhausted;
+        }
         // A failed attempt keeps its slot until it is recorded: a block then stops the next one.
         let slot = (next != Next::Delivered).then_some(slot);
         log(&delivery, answer, tried.as_ref().err(), next);
@@ -150,12 +159,29 @@ impl Deliver {
             class: class(&tried),
             answer: self.kept(&delivery, &tried, next),
             result: result(&tried, next),
-            topup_id: delivery.topup_id,
+            id: delivery.id,
             partner_id: delivery.partner_id,
             attempt: delivery.attempt,
         };
         self.write(&self.attempts, attempted).await;
         drop(slot);
+    }
+
+    /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a slot.
+    async fn make_due(&self, id: &DeliveryId, leased: bool) {
+        let made_due = if leased {
+            self.database
+                .run(async |connection| deliveries::give_back(connection, id).await)
+                .await
+        } else {
+            self.database
+                .run(async |connection| deliveries::defer(connection, std::slice::from_ref(id)).await)
+                .await
+        };
+        if let Err(error) = made_due {
+            let (topup_id, event_id) = ids(id);
+            tracing::warn!(topup.id = topup_id, event.id = event_id, %error, "cannot defer; the delivery is due when its lease ends");
+        }
     }
 
     fn count(
@@ -173,11 +199,14 @@ impl Deliver {
             Next::Exhausted => DeliveryResult::Exhausted,
         });
         // A replay does not count for the delivery time.
-        if next == Next::Delivered && delivery.schedule_start == 0 {
-            self.metrics.delivered_after(delivery.age + since_claimed);
+        if let Content::Esim(esim) = &delivery.content
+            && next == Next::Delivered
+            && delivery.schedule_start == 0
+        {
+            self.metrics.delivered_after(esim.age + since_claimed);
             if delivery.attempt == 0 {
                 self.metrics
-                    .delivered_at_once(&delivery.environment, delivery.ready_age + since_claimed);
+                    .delivered_at_once(&delivery.environment, esim.ready_age + since_claimed);
             }
         }
     }
@@ -186,10 +215,11 @@ impl Deliver {
     /// the webhook.
     fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
-        if next == Next::Delivered || beginning.is_empty() {
+        // The partner of a test sees its answer in any case.
+        if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
-        let purpose = Purpose::Answer(&delivery.topup_id, delivery.attempt);
+        let purpose = Purpose::Answer(&delivery.id, delivery.attempt);
         self.vault
             .seal(purpose, beginning)
             .inspect_err(|error| tracing::error!(%error, "response cannot be encrypted; not stored"))
@@ -199,11 +229,7 @@ impl Deliver {
     /// Sends one request, signed with the current time.
     async fn attempt(&self, delivery: &Delivery, endpoint: &Endpoint, now: OffsetDateTime) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
-        let topup_id = &delivery.topup_id;
-        if delivery.erased {
-            return Err(Failure::Erased);
-        }
-        let profile = Profile::open(&self.vault, topup_id, &delivery.profile).map_err(Failure::Profile)?;
+        let (body, kind) = self.body(&delivery.content)?;
         let secrets = endpoint
             .secrets
             .as_ref()
@@ -225,10 +251,10 @@ impl Deliver {
         } else {
             Span::none()
         };
-        let body = webhook::body(delivery, &profile, &self.qr).map_err(|_| Failure::Unwritable)?;
         let traceparent = trace::context_of(&span).or_else(|| passed_on(delivery));
         let headers = webhook::headers(
-            topup_id,
+            &delivery.id,
+            kind,
             now.unix_timestamp(),
             &body,
             secrets,
@@ -254,6 +280,24 @@ impl Deliver {
             }
         }
         Ok(answer?)
+    }
+
+    /// The body, and the kind of an event other than the specified webhook.
+    fn body(&self, content: &Content) -> Result<(Vec<u8>, Option<&'static str>), Failure> {
+        match content {
+            Content::Esim(esim) if esim.erased => Err(Failure::Erased),
+            Content::Esim(esim) => {
+                let profile =
+                    Profile::open(&self.vault, &esim.topup_id, &esim.profile).map_err(Failure::Profile)?;
+                let body =
+                    webhook::body(esim, &profile, &self.public_url).map_err(|_| Failure::Unwritable)?;
+                Ok((body, None))
+            }
+            Content::Event(event) => {
+                let body = webhook::event_body(event).map_err(|_| Failure::Unwritable)?;
+                Ok((body, Some(event.subject.kind().as_str())))
+            }
+        }
     }
 
     /// Writes, and retries while the database is away. After a stop it gives up, and the delivery is due
@@ -289,34 +333,34 @@ impl Stage for Deliver {
     const KIND: &'static str = "ready";
     const CLAIM: (&'static str, &'static str) = ("SELECT", "deliveries");
     type Message = TopupReady;
-    type Id = TopupId;
+    type Id = DeliveryId;
     type Hint = ();
     type Work = Delivery;
 
-    fn open(&self, message: TopupReady) -> (Vec<Ticket<TopupId>>, ()) {
+    fn open(&self, message: TopupReady) -> (Vec<Ticket<DeliveryId>>, ()) {
         let tickets = match message {
             TopupReady::V1 { topup_id } => vec![Ticket {
-                id: topup_id,
+                id: topup_id.into(),
                 lane: "".into(),
                 // A message of the first version does not name the partner.
                 partner: Uuid::nil().into(),
             }],
             TopupReady::V2 { topups } => topups
                 .into_iter()
-                .map(|ready| self.ticket(ready.topup_id, ready.partner_id))
+                .map(|ready| self.ticket(ready.topup_id.into(), ready.partner_id))
                 .collect(),
         };
         (tickets, ())
     }
 
-    async fn defer(&self, topups: &[TopupId]) -> anyhow::Result<()> {
+    async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
         let deferring = self
             .database
-            .run(async |connection| deliveries::defer(connection, topups).await);
+            .run(async |connection| deliveries::defer(connection, ids).await);
         Ok(deferring.await?)
     }
 
-    async fn due(&self, look: Look) -> anyhow::Result<Found<TopupId>> {
+    async fn due(&self, look: Look) -> anyhow::Result<Found<DeliveryId>> {
         let page = DeliveryPage {
             limit: look.limit,
             per_partner: look.per_lane,
@@ -328,19 +372,19 @@ impl Stage for Deliver {
             .await?;
         let due = found.due.into_iter();
         Ok(Found {
-            due: due.map(|due| self.ticket(due.topup_id, due.partner_id)).collect(),
+            due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(),
             after: found.after.map(|partner| (String::new(), partner)),
         })
     }
 
-    async fn lease(&self, topups: &[TopupId]) -> anyhow::Result<Vec<TopupId>> {
+    async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
         let leasing = self
             .database
-            .run(async |connection| deliveries::lease(connection, topups, self.lease).await);
+            .run(async |connection| deliveries::lease(connection, ids, self.lease).await);
         Ok(leasing.await?)
     }
 
-    async fn claim(&self, topups: &[TopupId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
+    async fn claim(&self, ids: &[DeliveryId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {
         let which = if overdue {
             Read::Leased
         } else {
@@ -348,34 +392,48 @@ impl Stage for Deliver {
         };
         let reading = self
             .database
-            .run(async |connection| deliveries::read(connection, topups, which).await);
+            .run(async |connection| deliveries::read(connection, ids, which).await);
         Ok(reading.await?)
     }
 
-    fn id(delivery: &Delivery) -> &TopupId {
-        &delivery.topup_id
+    fn id(delivery: &Delivery) -> &DeliveryId {
+        &delivery.id
     }
 
     async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger<()>, slot: Slot) {
         let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claimed, slot)
+        self.deliver(delivery, trigger.claimed, trigger.message.is_none(), slot)
             .instrument(span)
             .await;
     }
 }
 
 impl Deliver {
-    fn ticket(&self, id: TopupId, partner: PartnerId) -> Ticket<TopupId> {
+    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
         let lane = self.endpoints.host(partner);
         Ticket { id, lane, partner }
+    }
+}
+
+/// A test has one attempt: a later one would say nothing of the endpoint now.
+fn is_test(delivery: &Delivery) -> bool {
+    matches!(&delivery.content, Content::Event(event) if event.subject == Subject::WebhookTest)
+}
+
+fn esim(delivery: &Delivery) -> Option<&Esim> {
+    match &delivery.content {
+        Content::Esim(esim) => Some(esim),
+        Content::Event(_) => None,
     }
 }
 
 /// The trace context of a webhook where no span is recorded: the order's, or a new one for a later
 /// attempt.
 fn passed_on(delivery: &Delivery) -> Option<String> {
-    if delivery.attempt == 0 {
-        return delivery.traceparent.clone();
+    if let Content::Esim(esim) = &delivery.content
+        && delivery.attempt == 0
+    {
+        return esim.traceparent.clone();
     }
     let (trace, span): (u128, u64) = (rand::random(), rand::random());
     Some(format!("00-{trace:032x}-{span:016x}-00"))
@@ -386,6 +444,9 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
+    let esim = esim(delivery);
+    let (topup_id, event_id) = ids(&delivery.id);
+    let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.message.is_some() {
         info_span!(
             parent: None,
@@ -396,9 +457,10 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
             messaging.operation.name = "process",
             messaging.operation.type = "process",
             messaging.destination.name = READY,
-            topup.id = %delivery.topup_id,
+            topup.id = topup_id,
+            event.id = event_id,
             partner.id = %delivery.partner_id,
-            order.id = %delivery.order_id,
+            order.id = order_id,
             attempt = delivery.attempt,
         )
     } else {
@@ -407,105 +469,20 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
             parent: None,
             "redrive delivery",
             otel.kind = "internal",
-            topup.id = %delivery.topup_id,
+            topup.id = topup_id,
+            event.id = event_id,
             partner.id = %delivery.partner_id,
-            order.id = %delivery.order_id,
+            order.id = order_id,
             attempt = delivery.attempt,
         )
     };
     trace::follow(
         &span,
         trigger.traceparent(),
-        delivery.traceparent.as_deref(),
+        esim.and_then(|esim| esim.traceparent.as_deref()),
         delivery.attempt == 0,
     );
     span
-}
-
-/// Why an attempt got no response. Its text is stored and logged, and holds no URL and no secret.
-#[derive(Clone, Debug, thiserror::Error)]
-enum Failure {
-    #[error(transparent)]
-    Unanswered(#[from] Unanswered),
-    /// Retention or an operator erased it after the delivery was made due.
-    #[error("the profile was erased: the webhook cannot be sent again")]
-    Erased,
-    #[error("the profile cannot be decrypted: {0}")]
-    Profile(store::Error),
-    #[error("the webhook secret cannot be decrypted: {0}")]
-    Secret(store::Error),
-    #[error("the webhook cannot be encoded")]
-    Unwritable,
-}
-
-/// The result of an attempt: a response and the beginning of its body, or a failure.
-type Tried = Result<(Answer, Vec<u8>), Failure>;
-
-/// The class of an attempt's result, for metrics and the database.
-fn class(tried: &Tried) -> &'static str {
-    match tried {
-        Ok((answer, _)) => match answer.status {
-            200..=299 => "delivered",
-            300..=399 => "status_3xx",
-            410 => "gone",
-            429 => "too_many_requests",
-            400..=499 => "status_4xx",
-            500..=599 => "status_5xx",
-            _ => "status_other",
-        },
-        Err(Failure::Unanswered(unanswered)) => unanswered.class(),
-        Err(Failure::Erased) => "erased",
-        Err(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable) => "unreadable",
-    }
-}
-
-fn result(tried: &Tried, next: Next) -> AttemptResult {
-    let retry_in = match next {
-        Next::Delivered => return AttemptResult::Delivered,
-        Next::Retry(wait) => Some(wait),
-        Next::Exhausted => None,
-    };
-    let error = match tried {
-        Ok((answer, _)) => format!("answered {}", answer.status),
-        Err(failure) => failure.to_string(),
-    };
-    AttemptResult::Failed {
-        error,
-        retry_in,
-        endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
-    }
-}
-
-/// Logs one line per attempt.
-fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
-    let Delivery {
-        topup_id,
-        partner_id,
-        order_id,
-        attempt,
-        age,
-        ..
-    } = delivery;
-    let status = answer.map(|answer| answer.status);
-    let error = failure.map(tracing::field::display);
-    match (failure, next) {
-        (_, Next::Delivered) => tracing::debug!(
-            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, ?age,
-            "webhook delivered"
-        ),
-        (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
-            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, error, ?next,
-            "webhook cannot be created"
-        ),
-        (_, Next::Retry(retry_in)) => tracing::info!(
-            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error, ?retry_in,
-            "webhook not delivered; retry scheduled"
-        ),
-        (_, Next::Exhausted) => tracing::warn!(
-            topup.id = %topup_id, partner.id = %partner_id, order.id = %order_id, attempt, status, error,
-            "webhook not delivered; exhausted"
-        ),
-    }
 }
 
 /// The group commit of attempts.
@@ -541,13 +518,13 @@ struct WithoutUrl(Database);
 impl Writer for WithoutUrl {
     const NAME: &'static str = "commit-no-endpoint";
     const STATEMENT: (&'static str, &'static str) = ("UPDATE", "deliveries");
-    type Item = TopupId;
+    type Item = DeliveryId;
     type Output = ();
     type Error = store::Error;
 
-    async fn write(&self, items: &[TopupId]) -> Result<Vec<()>, store::Error> {
-        let set = async |connection: &mut PgConnection| deliveries::set_no_endpoint(connection, items).await;
-        perform(Effect::CommitNoEndpoint, self.0.run(set))
+    async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, store::Error> {
+        self.0
+            .run(async |connection| deliveries::set_no_endpoint(connection, items).await)
             .await
             .inspect_err(|error| tracing::warn!(%error, "cannot record missing webhook URLs"))?;
         Ok(vec![(); items.len()])

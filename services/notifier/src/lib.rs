@@ -1,10 +1,10 @@
-//! The notifier sends partners their eSIMs: one signed webhook per ready topup.
+//! The notifier sends partners their eSIMs, one signed webhook per ready topup, and the further events they asked for.
 //!
 //! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one
 //! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
 //! [`webhooks::guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
 //! share. [`metrics`] holds the instruments.
-//! `retention` erases old data. [`pipeline::lanes`] shares the slots between endpoints.
+//! `events` makes events and moves deliveries to new URLs. `retention` erases old data. [`pipeline::lanes`] shares the slots between endpoints.
 //!
 //! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
@@ -18,7 +18,9 @@ mod client;
 pub mod deliver;
 pub mod dns;
 pub mod endpoint;
+mod events;
 pub mod metrics;
+mod outcome;
 mod retention;
 pub mod schedule;
 pub mod webhook;
@@ -34,7 +36,7 @@ use pipeline::{
 };
 use runtime::{
     CommonConfig, Shutdown,
-    config::BadSetting,
+    config::{BadSetting, positive_duration},
     health::{self, Readiness},
 };
 use store::{
@@ -120,6 +122,9 @@ pub struct Config {
     /// Longest time that an endpoint stays blocked before the next probe
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
+    /// How long before old keys or an old webhook secret end a partner that asked for it gets `key.expiring`
+    #[arg(long, env = "KEY_EXPIRING_NOTICE", default_value = "6h", value_parser = positive_duration)]
+    pub key_expiring_notice: Duration,
     /// Most stored rows per second that retention looks at, of all replicas together if only one erases at a time;
     /// 0 erases nothing
     #[arg(long, env = "RETENTION_RATE", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
@@ -187,6 +192,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     shutdown.spawn(
         "retention",
         retention::run(database.clone(), config.retention_rate, shutdown.clone()),
+    );
+    shutdown.spawn(
+        "events",
+        events::run(database.clone(), config.key_expiring_notice, shutdown.clone()),
     );
     let metrics = Arc::new(Metrics::register());
     shutdown.spawn(

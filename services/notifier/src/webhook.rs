@@ -1,9 +1,9 @@
-//! One webhook: its nine fields, its headers, and the exchange with the endpoint.
+//! One webhook: its body, its headers, and the exchange with the endpoint.
 
 use std::{error::Error, io, time::Duration};
 
 use bytes::Bytes;
-use domain::TopupId;
+use domain::DeliveryId;
 use http::{
     HeaderMap, HeaderValue, Method, Request, Uri,
     header::{ACCEPT, CONTENT_TYPE, InvalidHeaderValue, RETRY_AFTER, USER_AGENT},
@@ -11,11 +11,12 @@ use http::{
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use signing::webhook::Secret;
-use store::{deliveries::Delivery, profile::Profile};
+use store::{deliveries::Esim, events::Event, profile::Profile};
 use time::OffsetDateTime;
 use url::Url;
 use webhooks::{
     body::Body,
+    event,
     guard::{Forbidden, Guard},
     qr::QrUrls,
     signature::signatures,
@@ -35,22 +36,28 @@ const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
-/// The body of a delivery's webhook.
-pub fn body(delivery: &Delivery, profile: &Profile, qr: &QrUrls) -> serde_json::Result<Vec<u8>> {
+/// The body of the specified webhook.
+pub fn body(esim: &Esim, profile: &Profile, qr: &QrUrls) -> serde_json::Result<Vec<u8>> {
     serde_json::to_vec(&Body::new(
-        &delivery.topup_id,
-        delivery.option_id,
-        &delivery.external_order_id,
-        &delivery.iccid,
+        &esim.topup_id,
+        esim.option_id,
+        &esim.external_order_id,
+        &esim.iccid,
         profile,
         qr,
     ))
 }
 
+/// The body of another event.
+pub fn event_body(event: &Event) -> serde_json::Result<Vec<u8>> {
+    serde_json::to_vec(&event::Body::new(event))
+}
+
 /// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
-/// the `secrets`, the newest first.
+/// the `secrets`, the newest first. `kind` is that of an event; the specified webhook names none.
 pub fn headers(
-    topup_id: &TopupId,
+    id: &DeliveryId,
+    kind: Option<&'static str>,
     timestamp: i64,
     body: &[u8],
     secrets: &[Secret],
@@ -58,10 +65,13 @@ pub fn headers(
 ) -> Result<HeaderMap, InvalidHeaderValue> {
     let mut headers = HeaderMap::with_capacity(8);
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert("webhook-id", HeaderValue::from_str(topup_id.as_str())?);
+    headers.insert("webhook-id", HeaderValue::from_str(id.as_str())?);
     headers.insert("webhook-timestamp", HeaderValue::from(timestamp));
-    let signatures = signatures(secrets, topup_id.as_str(), timestamp, body);
+    let signatures = signatures(secrets, id.as_str(), timestamp, body);
     headers.insert("webhook-signature", HeaderValue::from_str(&signatures)?);
+    if let Some(kind) = kind {
+        headers.insert(event::TYPE, HeaderValue::from_static(kind));
+    }
     if let Some(traceparent) = traceparent {
         headers.insert(pipeline::trace::TRACEPARENT, HeaderValue::from_str(traceparent)?);
     }
@@ -259,9 +269,9 @@ mod tests {
     #[test]
     fn an_attempt_is_signed_at_its_own_time() {
         let secrets = [7, 8].map(|byte| Secret::from_bytes(vec![byte; 24]).unwrap());
-        let topup: TopupId = "20250129123456123456789012".parse().unwrap();
+        let topup: DeliveryId = "20250129123456123456789012".parse().unwrap();
         let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let headers = headers(&topup, 1_700_000_000, b"{}", &secrets, Some(traceparent)).unwrap();
+        let headers = headers(&topup, None, 1_700_000_000, b"{}", &secrets, Some(traceparent)).unwrap();
         let text = |name: &str| headers[name].to_str().unwrap();
         assert_eq!(
             (text("webhook-id"), text("webhook-timestamp")),
@@ -274,6 +284,10 @@ mod tests {
         );
         assert_eq!(text("traceparent"), traceparent);
         assert_eq!(text("content-type"), "application/json");
+        assert!(
+            !headers.contains_key(event::TYPE),
+            "the specified webhook has no type"
+        );
     }
 
     fn sender(allowed: &str) -> Sender {

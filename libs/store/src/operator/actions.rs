@@ -37,6 +37,16 @@ pub(crate) async fn finish(
     let Mode::Apply(action) = mode else {
         return transaction.rollback().await;
     };
+    record(&mut transaction, action, affected).await?;
+    transaction.commit().await
+}
+
+/// Records an action in the transaction of its change.
+pub(crate) async fn record(
+    connection: &mut PgConnection,
+    action: Action<'_>,
+    affected: i64,
+) -> Result<(), sqlx::Error> {
     sqlx::query!(
         "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
          VALUES ($1, $2, $3, $4, $5, $6)",
@@ -47,9 +57,9 @@ pub(crate) async fn finish(
         affected,
         action.reason,
     )
-    .execute(&mut *transaction)
+    .execute(connection)
     .await?;
-    transaction.commit().await
+    Ok(())
 }
 
 /// A recorded action.

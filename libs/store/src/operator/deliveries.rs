@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use domain::{PartnerId, TopupId};
+use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::{Connection, PgConnection};
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
@@ -289,7 +289,7 @@ async fn all(
 }
 
 /// Lists the attempts of a delivery, in order.
-pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Result<Vec<AttemptView>, Error> {
+pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<Vec<AttemptView>, Error> {
     let attempts = sqlx::query_as!(
         AttemptView,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
@@ -300,7 +300,7 @@ pub async fn attempts(connection: &mut PgConnection, topup_id: &TopupId) -> Resu
                FROM deliveries WHERE topup_id = $1 AND state = 'delivered' AND attempted_at IS NOT NULL
            ) attempts
            ORDER BY 1, 2"#,
-        topup_id.as_str(),
+        id.as_str(),
     )
     .fetch_all(connection)
     .await?;
@@ -344,6 +344,9 @@ pub async fn replay(
              SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status, created_at
              FROM deliveries d
              WHERE topup_id = ANY ($1) AND ($2::text IS NULL OR state = $2)
+               AND ($4::uuid IS NULL OR partner_id = $4)
+               AND ($5::timestamptz IS NULL OR greatest(attempted_at, created_at) >= $5)
+               AND ($6::timestamptz IS NULL OR greatest(attempted_at, created_at) < $6)
                AND (state IN ('delivered', 'exhausted')
                     OR (state = 'pending' AND attempt > 0
                         AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
@@ -375,6 +378,9 @@ pub async fn replay(
         &topups,
         filter.state,
         seconds(LONGEST_LEASE),
+        filter.partner_id.map(PartnerId::uuid),
+        filter.since,
+        filter.until,
     )
     .fetch_one(&mut *transaction)
     .await?;

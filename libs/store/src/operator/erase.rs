@@ -144,6 +144,14 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                DELETE FROM delivery_attempts a USING part WHERE a.topup_id = part.topup_id RETURNING a.topup_id
            ), held AS (
                DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM part)) RETURNING topup_id
+           ), events_of AS (
+               DELETE FROM events v USING part WHERE v.topup_id = part.topup_id RETURNING v.event_id
+           ), event_attempts AS (
+               DELETE FROM delivery_attempts WHERE topup_id = ANY (ARRAY (SELECT event_id FROM events_of))
+           ), event_due AS (
+               DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (SELECT event_id FROM events_of))
+           ), event_held AS (
+               DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT event_id FROM events_of))
            ), late AS (
                DELETE FROM retention_due WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM part))
            ), webhooks AS (
@@ -229,10 +237,13 @@ pub async fn partner(
     partner_orders(&mut transaction, partner_id).await?;
     let found = sqlx::query!(
         "WITH endpoint AS (DELETE FROM endpoints WHERE partner_id = $1),
-              terms AS (DELETE FROM retention_terms WHERE partner_id = $1)
+              terms AS (DELETE FROM retention_terms WHERE partner_id = $1),
+              told AS (DELETE FROM events WHERE partner_id = $1 RETURNING event_id),
+              answers AS (DELETE FROM delivery_attempts WHERE topup_id = ANY (ARRAY (SELECT event_id FROM told))),
+              held AS (DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT event_id FROM told)))
          UPDATE partners
          SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL, webhook_url = NULL,
-             webhook_secret = '', old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL,
+             webhook_events = '{}', webhook_secret = '', old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL,
              old_webhook_secret = NULL, old_webhook_secret_until = NULL, erased_at = coalesce(erased_at, now())
          WHERE partner_id = $1 AND disabled_at IS NOT NULL",
         partner_id.uuid(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use domain::{PartnerId, TopupId};
+use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
@@ -13,14 +13,12 @@ use crate::{
         actions::{Action, Mode},
         deliveries::{self, Filter},
     },
+    partner_view::{PARTNER, REASON},
     seconds,
 };
 
 /// The most attempts of a delivery that are shown, the newest.
 const MOST_ATTEMPTS: i64 = 100;
-/// The name under which a partner's own changes are recorded.
-const PARTNER: &str = "partner";
-
 /// The delivery of one of the partner's units.
 #[derive(Clone, Debug)]
 pub struct Delivery {
@@ -58,19 +56,29 @@ pub async fn delivery(
     topup_id: &TopupId,
 ) -> Result<Option<Delivery>, Error> {
     let row = sqlx::query!(
-        r#"SELECT d.state AS "state?", d.delivered_at AS "delivered_at?", due.at AS "at?"
-           FROM topups t
-           JOIN placements p ON p.placement_id = t.placement_id
-           JOIN orders o ON o.order_id = p.order_id
-           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
-           LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
-           WHERE t.topup_id = $2 AND o.partner_id = $1"#,
+        r#"SELECT u.delivery AS state, u.delivered_at, due.at AS "at?"
+           FROM partner_units u LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
+           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
         partner_id.uuid(),
         topup_id.as_str(),
     )
     .fetch_optional(&mut *connection)
     .await?;
     let Some(row) = row else { return Ok(None) };
+    Ok(Some(Delivery {
+        state: row.state,
+        delivered_at: row.delivered_at,
+        next_attempt_at: row.at,
+        attempts: attempts(connection, partner_id, &topup_id.clone().into()).await?,
+    }))
+}
+
+/// The newest attempts of one of the partner's deliveries, in order. The caller has checked that it is the partner's.
+pub async fn attempts(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    id: &DeliveryId,
+) -> Result<Vec<Attempt>, Error> {
     let mut attempts = sqlx::query_as!(
         Attempt,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
@@ -83,18 +91,13 @@ pub async fn delivery(
            ) attempts
            ORDER BY 1 DESC, 2 DESC LIMIT $3"#,
         partner_id.uuid(),
-        topup_id.as_str(),
+        id.as_str(),
         MOST_ATTEMPTS,
     )
     .fetch_all(connection)
     .await?;
     attempts.reverse();
-    Ok(Some(Delivery {
-        state: row.state,
-        delivered_at: row.delivered_at,
-        next_attempt_at: row.at,
-        attempts,
-    }))
+    Ok(attempts)
 }
 
 /// The result of [`redeliver`].
@@ -124,17 +127,13 @@ pub async fn redeliver(
     interval: Duration,
 ) -> Result<Redelivered, Error> {
     let row = sqlx::query!(
-        r#"SELECT d.state AS "state?", clock_timestamp() AS "now!",
-                  extract(epoch FROM clock_timestamp() - greatest(d.attempted_at, d.created_at))::float8 AS age,
-                  (d.state = 'pending' AND (d.attempt = 0 OR coalesce(
+        r#"SELECT u.delivery AS state, clock_timestamp() AS "now!",
+                  extract(epoch FROM clock_timestamp() - greatest(u.attempted_at, u.delivery_created_at))::float8 AS age,
+                  (u.delivery = 'pending' AND (u.attempt = 0 OR coalesce(
                        due.at <= clock_timestamp() + make_interval(secs => $3), true))) AS due,
-                  EXISTS (SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.erased_at IS NOT NULL) AS "erased!"
-           FROM topups t
-           JOIN placements p ON p.placement_id = t.placement_id
-           JOIN orders o ON o.order_id = p.order_id
-           LEFT JOIN deliveries d ON d.topup_id = t.topup_id
-           LEFT JOIN delivery_due due ON due.topup_id = t.topup_id
-           WHERE t.topup_id = $2 AND o.partner_id = $1"#,
+                  u.erased_at IS NOT NULL AS "erased!"
+           FROM partner_units u LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
+           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
         partner_id.uuid(),
         topup_id.as_str(),
         seconds(LONGEST_LEASE),
@@ -165,7 +164,7 @@ pub async fn redeliver(
         operator: PARTNER,
         command: "topup redeliver",
         target: &format!("topup {topup_id}"),
-        reason: "requested by the partner",
+        reason: REASON,
     };
     let replayed = deliveries::replay(connection, &filter, 1, Mode::Apply(action)).await?;
     Ok(if replayed.replayed > 0 {

@@ -2,13 +2,13 @@
 
 use std::{sync::LazyLock, time::Duration};
 
-use domain::{Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
+use domain::{DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{PgPool, Postgres, pool::PoolConnection};
 use store::{
     config::{DatabaseConfig, PoolConfig},
-    deliveries::{self, Delivery, DeliveryPage, Read},
+    deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read},
     operator::actions::{Action, Mode},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
@@ -163,7 +163,7 @@ impl Bench {
     pub async fn read_due(&self, page: &DeliveryPage, lease: Duration) -> Vec<Delivery> {
         let mut connection = self.connection().await;
         let found = deliveries::due(&mut connection, page).await.unwrap();
-        let due: Vec<TopupId> = found.due.into_iter().map(|one| one.topup_id).collect();
+        let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
         let leased = deliveries::lease(&mut connection, &due, lease).await.unwrap();
         deliveries::read(&mut connection, &leased, Read::Leased)
             .await
@@ -408,6 +408,19 @@ pub fn ready(topup_id: &TopupId) -> Unit {
         profile: b"sealed".to_vec(),
     };
     unit(topup_id, progress)
+}
+
+/// The deliveries of topups.
+pub fn ids(topups: &[TopupId]) -> Vec<DeliveryId> {
+    topups.iter().cloned().map(DeliveryId::from).collect()
+}
+
+/// The content of a topup's delivery.
+pub fn esim(delivery: &Delivery) -> &Esim {
+    match &delivery.content {
+        Content::Esim(esim) => esim,
+        Content::Event(event) => panic!("an event: {event:?}"),
+    }
 }
 
 /// A distinct ICCID for each topup.

@@ -2,14 +2,14 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use domain::{PartnerId, TopupId};
+use domain::{DeliveryId, PartnerId, TopupId};
 use store::{
     deliveries::{self, AttemptResult, Attempted, Read},
     endpoints::BlockPolicy,
     partners,
 };
 
-use crate::bench::{Bench, LEASE, iccid, page};
+use crate::bench::{Bench, LEASE, esim, iccid, ids, page};
 
 const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
@@ -24,13 +24,16 @@ pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
 impl Bench {
     /// First attempts that are young enough.
     async fn first(&self, topups: &[TopupId], youth: Duration) -> Vec<TopupId> {
-        let read = deliveries::read(&mut *self.connection().await, topups, Read::Young(youth)).await;
-        read.unwrap().into_iter().map(|one| one.topup_id).collect()
+        let read = deliveries::read(&mut *self.connection().await, &ids(topups), Read::Young(youth)).await;
+        read.unwrap()
+            .iter()
+            .map(|one| esim(one).topup_id.clone())
+            .collect()
     }
 
     async fn take_due(&self, limit: usize, per_partner: usize) -> Vec<TopupId> {
         let taken = self.read_due(&page(limit, per_partner), LEASE).await;
-        taken.into_iter().map(|one| one.topup_id).collect()
+        taken.iter().map(|one| esim(one).topup_id.clone()).collect()
     }
 
     async fn record(&self, attempts: &[Attempted]) {
@@ -62,7 +65,7 @@ impl Bench {
 
 pub fn attempted(topup_id: &TopupId, attempt: u32, status: Option<u16>, result: AttemptResult) -> Attempted {
     Attempted {
-        topup_id: topup_id.clone(),
+        id: topup_id.clone().into(),
         partner_id: PartnerId::new(),
         attempt,
         at: runtime::clock::now(),
@@ -126,15 +129,17 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let topup = &bench.deliveries(partner, 1, false).await[0];
     let taken = bench.read_due(&page(1, 1), LEASE).await;
     let one = &taken[0];
-    assert_eq!((&one.topup_id, one.partner_id), (topup, partner));
-    assert_eq!(one.iccid, iccid(topup).as_str());
-    assert_eq!(one.profile, b"sealed");
+    let content = esim(one);
+    assert_eq!((&content.topup_id, one.partner_id), (topup, partner));
+    assert_eq!(one.id, topup.clone().into());
+    assert_eq!(content.iccid, iccid(topup).as_str());
+    assert_eq!(content.profile, b"sealed");
     assert_eq!(one.webhook_url.as_deref(), URL);
     assert_eq!(
-        (one.attempt, one.external_order_id.clone()),
-        (0, one.order_id.to_string())
+        (one.attempt, content.external_order_id.clone()),
+        (0, content.order_id.to_string())
     );
-    assert!(one.age < Duration::from_secs(10));
+    assert!(content.age < Duration::from_secs(10));
 }
 
 #[tokio::test]
@@ -167,14 +172,14 @@ async fn a_look_walks_over_all_partners_a_page_at_a_time() {
     let mut all = HashSet::new();
     for _ in 0..7 {
         let partner = bench.partner(URL).await;
-        all.extend(bench.deliveries(partner, 1, false).await);
+        all.extend(ids(&bench.deliveries(partner, 1, false).await));
     }
     let mut connection = bench.connection().await;
     let (mut seen, mut next, mut looks) = (HashSet::new(), page(3, 9), 0);
     loop {
         let found = deliveries::due(&mut connection, &next).await.unwrap();
         assert!(found.due.len() <= 3);
-        seen.extend(found.due.into_iter().map(|one| one.topup_id));
+        seen.extend(found.due.into_iter().map(|one| one.id));
         looks += 1;
         let Some(after) = found.after else { break };
         next.after = Some(after);
@@ -188,7 +193,7 @@ async fn no_delivery_is_taken_twice_as_due() {
     let mut all = HashSet::new();
     for _ in 0..3 {
         let partner = bench.partner(URL).await;
-        all.extend(bench.deliveries(partner, 100, false).await);
+        all.extend(ids(&bench.deliveries(partner, 100, false).await));
     }
     let takers = (0..6).map(|_| async {
         let mut mine = Vec::new();
@@ -199,7 +204,7 @@ async fn no_delivery_is_taken_twice_as_due() {
                 return mine;
             }
             assert!(found.len() <= 9);
-            let found: Vec<TopupId> = found.into_iter().map(|one| one.topup_id).collect();
+            let found: Vec<DeliveryId> = found.into_iter().map(|one| one.id).collect();
             mine.extend(deliveries::lease(&mut connection, &found, LEASE).await.unwrap());
         }
     });
@@ -264,7 +269,7 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
     let others = bench.deliveries(with, 1, false).await;
     let mut connection = bench.connection().await;
     bench.record(&[delivered(&waiting[1], 0)]).await;
-    let all = [&waiting[..], &others[..]].concat();
+    let all = ids(&[&waiting[..], &others[..]].concat());
     for expected in [1, 0] {
         let given_up = deliveries::set_no_endpoint(&mut connection, &all).await.unwrap();
         assert_eq!(given_up, expected);
@@ -293,11 +298,11 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
 async fn a_url_that_is_just_being_set_is_never_missed() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
-    let topups = bench.deliveries(partner, 4, false).await;
+    let named = ids(&bench.deliveries(partner, 4, false).await);
     let (mut notifier, mut operator) = (bench.connection().await, bench.connection().await);
     let mut first = 0;
     for round in 0..150 {
-        let set_no_endpoint = deliveries::set_no_endpoint(&mut notifier, &topups);
+        let set_no_endpoint = deliveries::set_no_endpoint(&mut notifier, &named);
         let set_webhook = partners::set_webhook(&mut operator, partner, URL);
         // The future that is polled first has a small head start.
         let (given_up, due) = if round % 2 == 0 {

@@ -10,7 +10,7 @@ use store::{
 };
 
 use crate::{
-    bench::{Bench, LEASE, page},
+    bench::{Bench, LEASE, esim, ids, page},
     deliveries::{BLOCK_POLICY, attempted},
 };
 
@@ -140,7 +140,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     assert_eq!(bench.block(partner).await, 10);
     assert!(bench.taken(&all).await.is_empty());
     let first = Read::Young(Duration::from_mins(1));
-    let first = deliveries::read(&mut *bench.connection().await, &announced, first).await;
+    let first = deliveries::read(&mut *bench.connection().await, &ids(&announced), first).await;
     assert!(first.unwrap().is_empty());
 
     for expected in [20, 35, 35] {
@@ -152,13 +152,13 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         assert!(bench.taken(&all).await.is_empty());
         let probe = &probes[0];
         bench
-            .results(&[failed(partner, &probe.topup_id, probe.attempt)])
+            .results(&[failed(partner, &esim(probe).topup_id, probe.attempt)])
             .await;
         assert_eq!(bench.block(partner).await, expected, "bounded, and twice as long");
     }
     bench.end_block(partner).await;
     let probe = bench.taken(&all).await.remove(0);
-    bench.results(&[delivered(partner, &probe.topup_id)]).await;
+    bench.results(&[delivered(partner, &esim(&probe).topup_id)]).await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
     assert!(bench.taken(&all).await.len() >= 5, "all that waited go out");
 }

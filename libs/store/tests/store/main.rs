@@ -4,6 +4,7 @@
 //! - [`orders`], [`claim`], [`settle`], [`deliveries`]: each statement, alone and in several processes at
 //!   once.
 //! - [`providers`]: breakers and hints. [`operator`]: operators' lists, searches and changes.
+//! - [`events`]: further events of an endpoint, and new URLs.
 //! - [`partner_view`]: what partners see and change themselves.
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`backup`]: a base backup and its log are restored.
@@ -26,6 +27,7 @@ mod configuration;
 mod database;
 mod deliveries;
 mod endpoints;
+mod events;
 mod machine;
 mod migrations;
 mod operator;

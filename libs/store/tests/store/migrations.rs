@@ -151,6 +151,7 @@ fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool
         "create function ",
         "create or replace function ",
         "create trigger ",
+        "create view ",
         "insert into ",
         "comment on ",
         "language plpgsql",

@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use domain::{OrderId, PartnerId, TopupId};
 use store::{
+    operator::{
+        actions::Mode,
+        deliveries::{Filter, replay},
+    },
     orders::{self, Cancelled, NewOrder},
     partner_view::{self, OrderPage, OrderState, Position, Redelivered, UnitState},
 };
@@ -320,4 +324,43 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
         .await
         .unwrap();
     assert_eq!(secrets.len(), 1);
+}
+
+#[tokio::test]
+async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
+    const MINUTE: Duration = Duration::from_mins(1);
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://example.com/hook")).await;
+    let topup = bench.deliveries(partner, 1, true).await.remove(0);
+    let delivered =
+        "UPDATE deliveries SET state = 'delivered', attempt = 1, attempted_at = now() WHERE topup_id = $1";
+    bench.set(delivered, &topup).await;
+    let now = runtime::clock::now();
+    let one = Filter {
+        topup_id: Some(&topup),
+        ..Filter::default()
+    };
+    let mine = Filter {
+        partner_id: Some(partner),
+        since: Some(now - MINUTE),
+        until: Some(now + MINUTE),
+        ..one
+    };
+    let earlier = Filter {
+        until: Some(now - MINUTE),
+        ..one
+    };
+    let later = Filter {
+        since: Some(now + MINUTE),
+        ..one
+    };
+    let anothers = Filter {
+        partner_id: Some(PartnerId::new()),
+        ..one
+    };
+    let mut connection = bench.connection().await;
+    for (filter, expected) in [(one, 1), (mine, 1), (earlier, 0), (later, 0), (anothers, 0)] {
+        let replayed = replay(&mut connection, &filter, 1, Mode::Preview).await.unwrap();
+        assert_eq!(replayed.replayed, expected, "{filter:?}");
+    }
 }

@@ -11,12 +11,13 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 use testkit::database::Database;
 
 /// Tables that grow with the orders.
-const GROWING: [&str; 12] = [
+const GROWING: [&str; 13] = [
     "orders",
     "placements",
     "topups",
     "esims",
     "deliveries",
+    "events",
     "delivery_attempts",
     "placement_due",
     "delivery_due",
@@ -27,11 +28,12 @@ const GROWING: [&str; 12] = [
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 6] = [
+const KEYS: [&str; 7] = [
     "partner_id",
     "order_id",
     "placement_id",
     "topup_id",
+    "event_id",
     "provider_unit_id",
     "iccid",
 ];
@@ -63,7 +65,7 @@ const SMALL: [(&str, &str); 3] = [
 ];
 
 /// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an operator's list.
-const PER_SHARD: [(&str, &str); 18] = [
+const PER_SHARD: [(&str, &str); 19] = [
     (
         "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)",
         "start: the newest profiles check the master key",
@@ -97,6 +99,10 @@ const PER_SHARD: [(&str, &str); 18] = [
         "the gauges of retention",
     ),
     ("SELECT action_id FROM operator_actions WHERE at", "retention"),
+    (
+        "SELECT event_id FROM events\n                 WHERE created_at <",
+        "retention of events",
+    ),
     (
         "SELECT at, operator, database_role, command",
         "an operator's list",

@@ -44,3 +44,8 @@ INSERT INTO retention_due (topup_id, at)
 SELECT to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'), at FROM filled WHERE n <= 20000;
 INSERT INTO operator_actions (action_id, at, operator, command, target, affected, reason)
 SELECT id, at, 'o', 'recover', 't', 1, 'r' FROM filled;
+INSERT INTO events (event_id, partner_id, kind, topup_id, state, attempt, attempted_at, status, delivered_at, created_at)
+SELECT 'evt_' || md5(n::text), partner_id, 'topup.failed', to_char(at, 'YYYYMMDDHH24MISS') || lpad(n::text, 12, '0'),
+       'delivered', 1, at, 200, at, at
+FROM filled;
+INSERT INTO endpoints (partner_id, failures) SELECT DISTINCT partner_id, 1 FROM filled;

@@ -20,7 +20,7 @@ use store::{
 };
 use time::Duration;
 
-use crate::bench::{Bench, VAULT, applied, bought, iccid, order, parked, placement, topups, unit};
+use crate::bench::{Bench, VAULT, applied, bought, esim, iccid, order, parked, placement, topups, unit};
 
 fn profile() -> Profile {
     Profile {
@@ -71,7 +71,9 @@ impl Bench {
         .execute(&self.pool)
         .await
         .unwrap();
-        let answer = VAULT.seal(Purpose::Answer(topup, 0), b"echo TOP-SECRET").unwrap();
+        let answer = VAULT
+            .seal(Purpose::Answer(&topup.clone().into(), 0), b"echo TOP-SECRET")
+            .unwrap();
         sqlx::query(
             "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
              VALUES ($1, 0, now() - make_interval(days => $2), 3, 500, 'status_5xx', $3)",
@@ -124,7 +126,10 @@ fn recovered(dump: &str, topup: &TopupId) -> usize {
             .collect::<Option<Vec<u8>>>()
     });
     let opens = |value: &Vec<u8>| {
-        Profile::open(&VAULT, topup, value).is_ok() || VAULT.open(Purpose::Answer(topup, 0), value).is_ok()
+        Profile::open(&VAULT, topup, value).is_ok()
+            || VAULT
+                .open(Purpose::Answer(&topup.clone().into(), 0), value)
+                .is_ok()
     };
     values.filter(opens).count()
 }
@@ -363,10 +368,10 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
             &topup,
         )
         .await;
-    let read = deliveries::read(&mut connection, std::slice::from_ref(&topup), Read::Leased)
+    let read = deliveries::read(&mut connection, &[topup.clone().into()], Read::Leased)
         .await
         .unwrap();
-    assert!(read[0].erased && read[0].profile.is_empty());
+    assert!(esim(&read[0]).erased && esim(&read[0]).profile.is_empty());
 }
 
 #[tokio::test]

@@ -48,6 +48,8 @@ const DENIED: [(&str, &[&str]); 4] = [
             "DELETE FROM orders",
             "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
             "UPDATE providers SET open_until = NULL",
+            "UPDATE events SET state = 'delivered'",
+            "INSERT INTO events (event_id, topup_id) VALUES ('a', 'b')",
         ],
     ),
     (
@@ -65,6 +67,8 @@ const DENIED: [(&str, &[&str]); 4] = [
             "UPDATE options SET enabled = false",
             "DELETE FROM deliveries",
             "DELETE FROM esims",
+            "SELECT event_id FROM events",
+            "INSERT INTO events (event_id) VALUES ('a')",
         ],
     ),
     (
@@ -152,6 +156,37 @@ async fn ingress_moves_no_placement_that_may_be_bought() {
             .await;
         assert_eq!(moved.is_ok(), allowed, "{state}: {moved:?}");
     }
+}
+
+/// The trigger that makes the event has the rights of the owner.
+#[tokio::test]
+async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some("https://partner.example/")).await;
+    let kinds = [store::events::Kind::TopupFailed];
+    store::partners::set_events(&mut *bench.connection().await, partner, &kinds)
+        .await
+        .unwrap();
+    let failed = order(partner, 1);
+    bench.store(std::slice::from_ref(&failed)).await;
+    let mut provisioner = connect(&bench, "provisioner").await;
+    // What the name finds first for the session is not what the trigger writes.
+    sqlx::raw_sql(
+        "CREATE TEMP TABLE events (event_id text UNIQUE, partner_id uuid, kind text, topup_id text);
+         CREATE TEMP TABLE delivery_due (topup_id text, partner_id uuid, at timestamptz)",
+    )
+    .execute(&mut provisioner)
+    .await
+    .unwrap();
+    sqlx::query("UPDATE topups SET state = 'failed' WHERE placement_id = $1")
+        .bind(failed.placements[0].placement_id.uuid())
+        .execute(&mut provisioner)
+        .await
+        .unwrap();
+    let made =
+        "SELECT count(*) FROM public.events JOIN public.delivery_due ON delivery_due.topup_id = event_id
+                WHERE events.partner_id::text = $1";
+    assert_eq!(bench.value::<i64>(made, partner).await, 1);
 }
 
 /// Every table of the schema is read by the operator, so a new table is not forgotten in `libs/store/roles`.

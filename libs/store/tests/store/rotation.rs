@@ -16,7 +16,7 @@ use store::{
     vault::{Purpose, Vault},
 };
 
-use crate::bench::{Bench, VAULT, page};
+use crate::bench::{Bench, VAULT, esim, ids, page};
 
 const DAY: Duration = Duration::from_hours(24);
 const NEW_KEY: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -168,7 +168,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
 
 async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
     let young = Read::Young(Duration::from_mins(1));
-    let read = deliveries::read(&mut *bench.connection().await, topups, young).await;
+    let read = deliveries::read(&mut *bench.connection().await, &ids(topups), young).await;
     read.unwrap().remove(0)
 }
 
@@ -290,7 +290,11 @@ async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
     )
     .bind(topup.as_str())
     .bind(i32::try_from(attempt).unwrap())
-    .bind(VAULT.seal(Purpose::Answer(topup, attempt), b"no").unwrap())
+    .bind(
+        VAULT
+            .seal(Purpose::Answer(&topup.clone().into(), attempt), b"no")
+            .unwrap(),
+    )
     .execute(&bench.pool)
     .await
     .unwrap();
@@ -351,12 +355,13 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
         partners::open_secret_key(&new, partner, keys.secret_key.as_deref().unwrap()).unwrap();
     }
     let young = Read::Young(Duration::from_mins(1));
-    let deliveries = deliveries::read(&mut *bench.connection().await, &topups, young)
+    let deliveries = deliveries::read(&mut *bench.connection().await, &ids(&topups), young)
         .await
         .unwrap();
     assert_eq!(deliveries.len(), UNITS);
     for delivery in &deliveries {
-        Profile::open(&new, &delivery.topup_id, &delivery.profile).unwrap();
+        let esim = esim(delivery);
+        Profile::open(&new, &esim.topup_id, &esim.profile).unwrap();
     }
     for sealed in [
         &deliveries[0].webhook_secret,
@@ -364,12 +369,15 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     ] {
         partners::open_webhook_secret(&new, partner, sealed).unwrap();
     }
-    for attempt in operator::deliveries::attempts(&mut *bench.connection().await, &topups[0])
+    for attempt in operator::deliveries::attempts(&mut *bench.connection().await, &topups[0].clone().into())
         .await
         .unwrap()
     {
         let number = u32::try_from(attempt.attempt).unwrap();
-        let opened = new.open(Purpose::Answer(&topups[0], number), &attempt.answer.unwrap());
+        let opened = new.open(
+            Purpose::Answer(&topups[0].clone().into(), number),
+            &attempt.answer.unwrap(),
+        );
         assert_eq!(opened.unwrap(), b"no");
     }
 }
@@ -382,7 +390,9 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     answer(&bench, &topups[0], 0).await;
     answer(&bench, &topups[1], 0).await;
     let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    let sealed = lost.seal(Purpose::Answer(&topups[0], 0), b"no").unwrap();
+    let sealed = lost
+        .seal(Purpose::Answer(&topups[0].clone().into(), 0), b"no")
+        .unwrap();
     sqlx::query("UPDATE delivery_attempts SET answer = $2 WHERE topup_id = $1")
         .bind(topups[0].as_str())
         .bind(sealed)

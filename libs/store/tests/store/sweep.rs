@@ -6,7 +6,7 @@ use domain::PartnerId;
 use sqlx::Connection;
 use store::{Swept, deliveries, placements};
 
-use crate::bench::{Bench, PROVIDER, bought, order, page, placement, ready, topups};
+use crate::bench::{Bench, PROVIDER, bought, ids, order, page, placement, ready, topups};
 
 const LAG: Duration = Duration::from_secs(10);
 
@@ -72,8 +72,8 @@ async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     assert_eq!(deliveries::sweep(&mut connection, LAG).await.unwrap().late, 1);
     let due = deliveries::due(&mut connection, &page(10, 10)).await.unwrap().due;
     assert_eq!(
-        due.into_iter().map(|one| one.topup_id).collect::<Vec<_>>(),
-        topups(&done)
+        due.into_iter().map(|one| one.id).collect::<Vec<_>>(),
+        ids(&topups(&done))
     );
 }
 

@@ -24,7 +24,7 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
     )
     .await;
     let attempted = Attempted {
-        topup_id: order.topup.clone(),
+        id: order.topup.clone().into(),
         partner_id: id,
         attempt: 1,
         at: runtime::clock::now(),

@@ -354,7 +354,7 @@ async fn a_url_makes_waiting_webhooks_due() {
     let order = store_order(&mut connection, partner, "o-1").await;
     make_ready(&mut connection, &order).await;
     assert_eq!(
-        stored::set_no_endpoint(&mut connection, &[order.topup])
+        stored::set_no_endpoint(&mut connection, &[order.topup.into()])
             .await
             .unwrap(),
         1

@@ -205,10 +205,13 @@ pub async fn record(
     retry_in: Option<Duration>,
 ) {
     let answer = vault()
-        .seal(Purpose::Answer(&order.topup, attempt), b"no room\x1b[2J")
+        .seal(
+            Purpose::Answer(&order.topup.clone().into(), attempt),
+            b"no room\x1b[2J",
+        )
         .unwrap();
     let attempted = Attempted {
-        topup_id: order.topup.clone(),
+        id: order.topup.clone().into(),
         partner_id,
         attempt,
         at: runtime::clock::now(),

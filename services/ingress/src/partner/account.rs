@@ -56,7 +56,9 @@ pub(super) async fn show(
 ) -> Result<Response, ApiError> {
     let stored = app
         .desk
-        .run(async |connection| partner_view::account(connection, caller.id()).await)
+        .run(caller.id(), async |connection| {
+            partner_view::account(connection, caller.id()).await
+        })
         .await?
         .ok_or(ApiError::NotFound)?;
     let [requests, orders, units] = app.admission.rates(&caller.0).per_second();

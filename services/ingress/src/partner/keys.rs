@@ -5,7 +5,10 @@ use std::sync::Arc;
 use axum::{Extension, extract::State, http::StatusCode, response::Response};
 use serde::Serialize;
 use signing::generate;
-use store::partners::{self, Overlap, Rotated};
+use store::{
+    partner_view,
+    partners::{Overlap, Rotated},
+};
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
@@ -40,8 +43,8 @@ pub(super) async fn rotate(
         keep_old: false,
     };
     let desk = &app.desk;
-    let rotated = desk.run(async |connection| {
-        partners::rotate_keys(
+    let rotated = desk.run(caller.id(), async |connection| {
+        partner_view::rotate_keys(
             connection,
             &desk.vault,
             caller.id(),

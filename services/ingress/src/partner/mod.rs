@@ -6,6 +6,7 @@
 //! [`Admission::visit`]: crate::admission::Admission::visit
 
 mod account;
+mod events;
 mod keys;
 mod listen;
 pub(crate) mod openapi;
@@ -13,6 +14,7 @@ mod options;
 mod orders;
 mod page;
 mod topups;
+mod turns;
 mod webhook;
 
 use std::{
@@ -35,11 +37,11 @@ use domain::PartnerId;
 use http_body::{Frame, SizeHint};
 use serde::Serialize;
 use store::{Database, PgConnection, vault::Vault};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::field;
 use webhooks::{guard::Guard, qr::QrUrls};
 
+pub(crate) use self::turns::Turns;
 use crate::{
     admission::Visit,
     auth::Signed,
@@ -60,7 +62,7 @@ const OVERLAP: Duration = Duration::from_hours(24);
 pub(crate) struct Desk {
     pub(crate) database: Database,
     /// `SELF_SERVICE_CONCURRENCY`.
-    pub(crate) turns: Semaphore,
+    pub(crate) turns: Turns,
     pub(crate) vault: Vault,
     pub(crate) guard: Guard,
     /// Makes `qrcode_img_url`.
@@ -73,16 +75,20 @@ pub(crate) struct Desk {
     pub(crate) listen_wait: Duration,
     /// The soft stop, which ends long polls.
     pub(crate) stop: CancellationToken,
+    /// `WEBHOOK_TEST_INTERVAL`.
+    pub(crate) test_interval: Duration,
+    /// `WEBHOOK_TEST_WAIT`.
+    pub(crate) test_wait: Duration,
 }
 
 impl Desk {
-    /// Runs `work` on a connection, after a turn.
+    /// Runs `work` on a connection, after a turn of the partner.
     async fn run<T>(
         &self,
+        partner: PartnerId,
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, store::Error>,
     ) -> Result<T, ApiError> {
-        let turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
-        let Ok(Ok(_turn)) = turn else {
+        let Ok(_turn) = tokio::time::timeout(TURN, self.turns.take(partner)).await else {
             return Err(ApiError::Overloaded {
                 reason: "self_service_turn",
                 message: "Too many requests in progress; try again later",
@@ -115,6 +121,9 @@ pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
             .route(&path("/webhook"), get(webhook::show).put(webhook::set))
             .route(&path("/webhook/listen"), get(listen::listen))
             .route(&path("/webhook/secret"), post(webhook::rotate_secret))
+            .route(&path("/webhook/test"), post(events::test))
+            .route(&path("/webhook/events"), get(events::list))
+            .route(&path("/webhook/events/{event_id}"), get(events::show))
             .route(&path("/keys"), post(keys::rotate));
     }
     router.route_layer(middleware::from_fn_with_state(Arc::clone(app), admit))

@@ -8,7 +8,7 @@ use utoipa::{
 };
 use uuid::Uuid;
 
-use super::{account, keys, listen, options, orders, topups, webhook};
+use super::{account, events, keys, listen, options, orders, topups, webhook};
 use crate::routes;
 
 /// The prefix of all header names in the document, replaced by the brand's.
@@ -149,10 +149,12 @@ struct Overloaded(#[to_schema] Message);
     paths(
         routes::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
         topups::redeliver, options::list, account::show, keys::rotate, webhook::show, webhook::set,
-        webhook::rotate_secret, listen::listen
+        webhook::rotate_secret, listen::listen, events::test, events::list, events::show
     ),
     components(
-        schemas(topups::Esim, Message, Messages, Denied),
+        schemas(
+            topups::Esim, events::TopupFailed, events::KeyExpiring, events::WebhookTest, Message, Messages, Denied
+        ),
         responses(InvalidJson, BadRequest, NotFound, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
     modifiers(&Signed)
@@ -241,27 +243,69 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
 }
 
 fn webhooks() -> Value {
+    json!({
+        "esim_ready": webhook(None, "Esim", "An eSIM is ready",
+            "One for each topup, never before the answer of create-order. Verify the signature before you trust the body. A repeated webhook has the same `webhook-id`."),
+        "topup_failed": webhook(Some("topup.failed"), "TopupFailed", "A topup will have no eSIM",
+            "Only if you asked for it with `PUT /webhook`. Its order was answered with 201."),
+        "key_expiring": webhook(Some("key.expiring"), "KeyExpiring", "Old keys or an old webhook secret end soon",
+            "Only if you asked for it with `PUT /webhook`."),
+        "webhook_test": webhook(Some("webhook.test"), "WebhookTest", "A test",
+            "You asked for it with `POST /webhook/test`. It has one attempt."),
+    })
+}
+
+/// A webhook; `kind` is the value of its type header.
+fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -> Value {
     let header = |name: &str, description: &str, example: &str| {
         json!({"name": name, "in": "header", "required": true, "description": description,
                "schema": {"type": "string"}, "example": example})
     };
-    json!({"esim_ready": {"post": {
-        "summary": "An eSIM is ready",
-        "description": "One for each topup, never before the answer of create-order. Verify the signature before you trust the body. A repeated webhook has the same `webhook-id`.",
+    let id = match kind {
+        None => header(
+            "webhook-id",
+            "The `topup_id`, the same in every attempt",
+            "20250129123456123456789012",
+        ),
+        Some(_) => header(
+            "webhook-id",
+            "The `event_id`, the same in every attempt",
+            "evt_019a0000000070008000000000000001",
+        ),
+    };
+    let mut parameters = vec![
+        id,
+        header(
+            "webhook-timestamp",
+            "Unix time of the attempt in seconds",
+            "1700000000",
+        ),
+        header(
+            "webhook-signature",
+            "Standard Webhooks: `v1,` and the Base64 of HMAC-SHA256 over `{webhook-id}.{webhook-timestamp}.{body}`; two of them, separated by a space, while secrets change",
+            "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=",
+        ),
+    ];
+    parameters.extend(kind.map(|kind| {
+        header(
+            webhooks::event::TYPE,
+            "The type; the webhook of a topup has none",
+            kind,
+        )
+    }));
+    json!({"post": {
+        "summary": summary,
+        "description": description,
         "security": [],
-        "parameters": [
-            header("webhook-id", "The `topup_id`, the same in every attempt", "20250129123456123456789012"),
-            header("webhook-timestamp", "Unix time of the attempt in seconds", "1700000000"),
-            header("webhook-signature", "Standard Webhooks: `v1,` and the Base64 of HMAC-SHA256 over `{webhook-id}.{webhook-timestamp}.{body}`; two of them, separated by a space, while secrets change", "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4="),
-        ],
+        "parameters": parameters,
         "requestBody": {"required": true, "content": {"application/json": {
-            "schema": {"$ref": "#/components/schemas/Esim"}}}},
+            "schema": {"$ref": format!("#/components/schemas/{schema}")}}}},
         "responses": {
             "2XX": {"description": "Stored; it is not sent again"},
             "410": {"description": "Ends the retries"},
             "default": {"description": "It is sent again"},
         },
-    }}})
+    }})
 }
 
 #[cfg(test)]

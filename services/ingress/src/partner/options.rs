@@ -60,7 +60,7 @@ pub(super) async fn list(
     query.check()?;
     let desk = &app.desk;
     let mut found = desk
-        .run(async |connection| {
+        .run(caller.id(), async |connection| {
             // One more tells whether there is another page.
             let most = i64::from(limit) + 1;
             let after = after.map(OptionId::from);

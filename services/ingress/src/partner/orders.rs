@@ -182,7 +182,9 @@ pub(super) async fn show(
     let id = external_order_id(path)?;
     let (head, units) = app
         .desk
-        .run(async |connection| stored(connection, &caller, &id).await)
+        .run(caller.id(), async |connection| {
+            stored(connection, &caller, &id).await
+        })
         .await?
         .ok_or(ApiError::NotFound)?;
     shown(&app.desk, &head, &units)
@@ -206,7 +208,7 @@ pub(super) async fn cancel(
     let id = external_order_id(path)?;
     let (cancelled, order) = app
         .desk
-        .run(async |connection| {
+        .run(caller.id(), async |connection| {
             let cancelled = store::orders::cancel(connection, caller.id(), &id).await?;
             Ok((cancelled, stored(connection, &caller, &id).await?))
         })
@@ -268,7 +270,9 @@ pub(super) async fn list(
     };
     let found = app
         .desk
-        .run(async |connection| partner_view::orders(connection, caller.id(), &page).await)
+        .run(caller.id(), async |connection| {
+            partner_view::orders(connection, caller.id(), &page).await
+        })
         .await?;
     let (mut orders, mut last) = (Vec::new(), None);
     let mut rest = found.iter();

@@ -8,7 +8,7 @@ use axum::{
     http::StatusCode,
     response::Response,
 };
-use domain::{OptionId, TopupId};
+use domain::{DeliveryId, OptionId, TopupId};
 use serde::Serialize;
 use store::{
     partner_view::{self, Redelivered, Unit, UnitState},
@@ -18,10 +18,10 @@ use store::{
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 use uuid::Uuid;
-use webhooks::{body::Body, qr::QrUrls};
+use webhooks::{body::Body, event::failure, qr::QrUrls};
 
 use super::{Caller, Desk, conflict, internal, json};
-use crate::{codes::Code, error::ApiError, orders::rejection, routes::App};
+use crate::{codes::Code, error::ApiError, routes::App};
 
 /// The state of a topup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
@@ -102,10 +102,7 @@ impl<'a> Topup<'a> {
     /// `profile` is the opened profile of a ready unit.
     pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
         let iccid = unit.iccid.as_deref().unwrap_or_default();
-        let error = (unit.state == UnitState::Failed).then(|| match &unit.refusal {
-            Some((status, message)) => rejection(status, message),
-            None => "The eSIM will not be delivered".to_owned(),
-        });
+        let error = (unit.state == UnitState::Failed).then(|| failure(unit.refusal.as_ref()));
         Self {
             topup_id: &unit.topup_id,
             external_order_id: &unit.external_order_id,
@@ -160,7 +157,9 @@ pub(super) async fn show(
     let id = topup_id(path)?;
     let desk = &app.desk;
     let unit = desk
-        .run(async |connection| partner_view::unit(connection, caller.id(), &id).await)
+        .run(caller.id(), async |connection| {
+            partner_view::unit(connection, caller.id(), &id).await
+        })
         .await?
         .ok_or(ApiError::NotFound)?;
     let profile = profile(desk, &unit)?;
@@ -197,7 +196,7 @@ pub(super) struct Attempt<'a> {
     status: Option<i32>,
     /// `delivered`, or why it failed: `status_5xx`, `timeout`, `tls`, `forbidden`, …
     outcome: &'a str,
-    /// The first bytes of your answer, if it was no acknowledgement.
+    /// The first bytes of your answer, if it was no acknowledgement, or that of a test.
     answer: Option<String>,
 }
 
@@ -213,32 +212,43 @@ pub(super) async fn deliveries(
     let id = topup_id(path)?;
     let desk = &app.desk;
     let delivery = desk
-        .run(async |connection| partner_view::delivery(connection, caller.id(), &id).await)
+        .run(caller.id(), async |connection| {
+            partner_view::delivery(connection, caller.id(), &id).await
+        })
         .await?
         .ok_or(ApiError::NotFound)?;
-    let attempts = delivery.attempts.iter().map(|attempt| Attempt {
-        attempt: attempt.attempt + 1,
-        at: attempt.at,
-        duration_ms: attempt.duration_ms,
-        status: attempt.status,
-        outcome: &attempt.class,
-        answer: answer(desk, &id, attempt),
-    });
     let shown = Deliveries {
         topup_id: &id,
         state: delivery.state.as_deref(),
         delivered_at: delivery.delivered_at,
         next_attempt_at: delivery.next_attempt_at,
-        attempts: attempts.collect(),
+        attempts: attempts(desk, &id.clone().into(), &delivery.attempts),
     };
     Ok(json(StatusCode::OK, &shown))
 }
 
+/// The attempts of a delivery, with the opened answers.
+pub(super) fn attempts<'a>(
+    desk: &Desk,
+    id: &DeliveryId,
+    made: &'a [partner_view::Attempt],
+) -> Vec<Attempt<'a>> {
+    let shown = made.iter().map(|attempt| Attempt {
+        attempt: attempt.attempt + 1,
+        at: attempt.at,
+        duration_ms: attempt.duration_ms,
+        status: attempt.status,
+        outcome: &attempt.class,
+        answer: answer(desk, id, attempt),
+    });
+    shown.collect()
+}
+
 /// The opened answer; an answer that does not open is left out.
-fn answer(desk: &Desk, topup_id: &TopupId, attempt: &partner_view::Attempt) -> Option<String> {
+fn answer(desk: &Desk, id: &DeliveryId, attempt: &partner_view::Attempt) -> Option<String> {
     let number = u32::try_from(attempt.attempt).ok()?;
     let sealed = attempt.answer.as_ref()?;
-    let opened = desk.vault.open(Purpose::Answer(topup_id, number), sealed).ok()?;
+    let opened = desk.vault.open(Purpose::Answer(id, number), sealed).ok()?;
     Some(String::from_utf8_lossy(&opened).into_owned())
 }
 
@@ -269,8 +279,9 @@ pub(super) async fn redeliver(
     let id = topup_id(path)?;
     let desk = &app.desk;
     let interval = desk.redeliver_interval;
-    let redelivered =
-        desk.run(async |connection| partner_view::redeliver(connection, caller.id(), &id, interval).await);
+    let redelivered = desk.run(caller.id(), async |connection| {
+        partner_view::redeliver(connection, caller.id(), &id, interval).await
+    });
     match redelivered.await? {
         Redelivered::Again | Redelivered::Due => {
             let redelivery = Redelivery {
@@ -279,7 +290,11 @@ pub(super) async fn redeliver(
             };
             Ok(json(StatusCode::ACCEPTED, &redelivery))
         }
-        Redelivered::TooSoon(wait) => Err(ApiError::RedeliveredRecently(wait)),
+        Redelivered::TooSoon(wait) => Err(ApiError::TooSoon {
+            code: Code::RedeliveredRecently,
+            message: "The webhook was sent a moment ago; try again later",
+            wait,
+        }),
         Redelivered::NotReady => Err(conflict(Code::TopupNotReady, "The eSIM is not ready")),
         Redelivered::Erased => Err(conflict(
             Code::TopupErased,

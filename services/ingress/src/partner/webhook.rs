@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use signing::generate;
 use store::{
+    events::Kind,
     partner_view,
-    partners::{self, Overlap, Rotated},
+    partners::{NewWebhook, Overlap, Rotated},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -31,6 +32,8 @@ use crate::{
 #[derive(Serialize, ToSchema)]
 pub(super) struct Endpoint<'a> {
     url: Option<&'a str>,
+    /// The further events that are sent: `topup.failed`, `key.expiring`.
+    events: &'a [String],
     /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or `no_url`.
     state: &'a str,
     #[serde(with = "rfc3339::option")]
@@ -58,11 +61,14 @@ pub(super) async fn show(
 
 async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
     let endpoint = desk
-        .run(async |connection| partner_view::endpoint(connection, caller.id()).await)
+        .run(caller.id(), async |connection| {
+            partner_view::endpoint(connection, caller.id()).await
+        })
         .await?
         .ok_or(ApiError::NotFound)?;
     let shown = Endpoint {
         url: endpoint.url.as_deref(),
+        events: &endpoint.events,
         state: &endpoint.state,
         blocked_until: endpoint.blocked_until,
         failures: endpoint.failures,
@@ -73,22 +79,26 @@ async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
     Ok(json(StatusCode::OK, &shown))
 }
 
-/// The new URL.
+/// The new URL, the new events, or both.
 #[derive(Deserialize, ToSchema)]
 #[expect(
     dead_code,
     reason = "describes the body in the OpenAPI document; `wanted` reads it"
 )]
-pub(super) struct NewUrl {
+pub(super) struct NewEndpoint {
     /// An `https` URL of at most 2048 bytes, or `http` in the sandbox; null removes it.
-    #[schema(required = true, example = "https://shop.example.com/webhooks")]
+    #[schema(example = "https://shop.example.com/webhooks")]
     url: Option<String>,
+    /// The further events that are sent, of `topup.failed` and `key.expiring`. Without it, they stay.
+    #[schema(example = json!(["topup.failed", "key.expiring"]))]
+    events: Option<Vec<String>>,
 }
 
-/// Set the webhook URL
+/// Set the webhook URL and the further events
 ///
-/// Webhooks that wait are sent to the new URL at once; the same URL again changes nothing. With `null`, webhooks wait until a URL is set.
-#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewUrl,
+/// Webhooks that wait are sent to a new URL within seconds, and a blocked endpoint is tested at once; the same URL again
+/// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays.
+#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = Endpoint),
         (status = 400, response = super::openapi::InvalidJson),
@@ -100,52 +110,89 @@ pub(super) async fn set(
 ) -> Result<Response, ApiError> {
     let body = body_of(&app, request).await?;
     let desk = &app.desk;
-    let url = wanted(desk, &body, caller.0.environment)?;
-    let url = url.as_ref().map(WebhookUrl::as_str);
-    let stored = desk
-        .run(async |connection| partner_view::endpoint(connection, caller.id()).await)
-        .await?;
-    // The same URL again would end a block and make all waiting webhooks due.
-    if stored.is_none_or(|stored| stored.url.as_deref() != url) {
-        desk.run(async |connection| partners::set_webhook(connection, caller.id(), url).await)
-            .await?;
-        tracing::info!(partner.id = %caller.id(), removed = url.is_none(), "a partner set its webhook URL");
+    let wanted = wanted(desk, &body, caller.0.environment)?;
+    let new = NewWebhook {
+        url: wanted
+            .url
+            .as_ref()
+            .map(|url| url.as_ref().map(WebhookUrl::as_str)),
+        events: wanted.events.as_deref(),
+    };
+    let interval = desk.redeliver_interval;
+    let changing = desk.run(caller.id(), async |connection| {
+        partner_view::set_webhook(connection, caller.id(), &new, interval).await
+    });
+    if changing.await? {
+        let removed = matches!(wanted.url, Some(None));
+        tracing::info!(partner.id = %caller.id(), removed, "a partner set its webhook endpoint");
     }
     current(desk, &caller).await
 }
 
-/// The URL in a body, after all checks that need no connection. A name is judged at each connection.
-fn wanted(desk: &Desk, body: &[u8], environment: Environment) -> Result<Option<WebhookUrl>, ApiError> {
-    let refused = |code, message: String| {
-        Err(ApiError::Unprocessable(vec![Fault::of_parameter(
-            "url", code, message,
-        )]))
-    };
+/// What a body asks for; `None` keeps what is stored.
+struct Wanted {
+    #[expect(clippy::option_option, reason = "kept, removed or set")]
+    url: Option<Option<WebhookUrl>>,
+    events: Option<Vec<Kind>>,
+}
+
+fn refused<T>(parameter: &'static str, code: Code, message: String) -> Result<T, ApiError> {
+    Err(ApiError::Unprocessable(vec![Fault::of_parameter(
+        parameter, code, message,
+    )]))
+}
+
+fn wanted(desk: &Desk, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
     let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::InvalidJson)?;
+    let given = body.get("events").filter(|given| !given.is_null());
+    let events = given.map(events).transpose()?;
     let url = match body.get("url") {
-        Some(Value::Null) => return Ok(None),
-        Some(Value::String(text)) => text.parse::<WebhookUrl>(),
-        Some(_) => return refused(Code::UrlInvalid, "Url must be a string or null".into()),
-        None => return refused(Code::UrlMissing, "Url is missing; null removes it".into()),
+        Some(Value::Null) => Some(None),
+        Some(Value::String(text)) => Some(Some(url(desk, text, environment)?)),
+        Some(_) => return refused("url", Code::UrlInvalid, "Url must be a string or null".into()),
+        None if events.is_some() => None,
+        None => return refused("url", Code::UrlMissing, "Url is missing; null removes it".into()),
     };
-    let url = match url {
+    Ok(Wanted { url, events })
+}
+
+/// The events in a body, each once.
+fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
+    let names = given.as_array().map(|names| {
+        let kinds = names.iter().map(|name| name.as_str()?.parse::<Kind>().ok());
+        kinds.collect::<Option<Vec<Kind>>>()
+    });
+    let Some(Some(given)) = names else {
+        let message = "Events must be a list of topup.failed and key.expiring";
+        return refused("events", Code::EventsInvalid, message.into());
+    };
+    let chosen = Kind::CHOICES.into_iter().filter(|kind| given.contains(kind));
+    Ok(chosen.collect())
+}
+
+/// A URL after all checks that need no connection. A name is judged at each connection.
+fn url(desk: &Desk, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
+    let url = match text.parse::<WebhookUrl>() {
         Ok(url) => url,
-        Err(error) => return refused(Code::UrlInvalid, format!("Url is invalid: {error}")),
+        Err(error) => return refused("url", Code::UrlInvalid, format!("Url is invalid: {error}")),
     };
     let judged = url
         .parsed()
         .map(|parsed| desk.guard.check_new(&parsed, environment));
     match judged {
-        Some(Ok(())) => Ok(Some(url)),
+        Some(Ok(())) => Ok(url),
         Some(Err(Forbidden::Port)) => refused(
+            "url",
             Code::UrlForbidden,
             "Url has a port that webhooks are not sent to".into(),
         ),
         Some(Err(Forbidden::Plain)) => refused(
+            "url",
             Code::UrlForbidden,
             "Url must begin with https:// for a live account".into(),
         ),
         Some(Err(Forbidden::Address)) | None => refused(
+            "url",
             Code::UrlForbidden,
             "Url has an address that webhooks are not sent to".into(),
         ),
@@ -178,8 +225,8 @@ pub(super) async fn rotate_secret(
         keep_old: false,
     };
     let desk = &app.desk;
-    let rotated = desk.run(async |connection| {
-        partners::rotate_webhook_secret(connection, &desk.vault, caller.id(), &secret, overlap).await
+    let rotated = desk.run(caller.id(), async |connection| {
+        partner_view::rotate_webhook_secret(connection, &desk.vault, caller.id(), &secret, overlap).await
     });
     let Rotated::Until(until) = rotated.await? else {
         return Err(conflict(

@@ -7,6 +7,7 @@
 )]
 
 mod endpoints;
+mod events;
 mod fairness;
 mod hostile;
 mod names;

@@ -97,6 +97,7 @@ pub fn config(database: &Database) -> Config {
         endpoint_failures: 0,
         endpoint_block: Duration::from_secs(5),
         endpoint_block_longest: Duration::from_mins(5),
+        key_expiring_notice: Duration::from_hours(6),
         retention_rate: 1000,
         database: PoolConfig {
             server: DatabaseConfig {

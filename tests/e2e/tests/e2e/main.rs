@@ -3,7 +3,8 @@
 //!
 //! - [`spec`]: the specification as tables, one row per rule.
 //! - [`webhook`], [`ordering`], [`duplicates`], [`shell`]: what partners rely on.
-//! - [`partner`], [`account`]: what they look up and change themselves. [`pages`]: what they read.
+//! - [`partner`], [`account`], [`events`]: what they look up and change themselves, and what they are notified of.
+//!   [`pages`]: what they read.
 //! - [`resilience`], [`stop`]: the promise under load: hang-ups, a wiped JetStream, two providers, restarts.
 //! - [`esim_partner`]: the partners' command line, and listening.
 //! - [`examples`]: the examples and numbers of the partner guide.
@@ -26,6 +27,7 @@ mod account;
 mod database_away;
 mod duplicates;
 mod esim_partner;
+mod events;
 mod examples;
 mod faults;
 mod forwarder;

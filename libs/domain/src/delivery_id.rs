@@ -1,0 +1,176 @@
+//! Delivery ids: the topup's id for the specified webhook, an id of its own for any other event.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::TopupId;
+
+/// What an event id begins with.
+const PREFIX: &str = "evt_";
+
+/// Identifies an event other than the specified webhook: `evt_` and 32 hexadecimal digits.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct EventId(String);
+
+impl EventId {
+    /// Makes a new id; ids made later sort later.
+    pub fn new() -> Self {
+        Uuid::now_v7().into()
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The digits as a UUID.
+    pub fn uuid(&self) -> Uuid {
+        self.0[PREFIX.len()..].parse().unwrap_or_default()
+    }
+}
+
+impl From<Uuid> for EventId {
+    fn from(uuid: Uuid) -> Self {
+        Self(format!("{PREFIX}{}", uuid.simple()))
+    }
+}
+
+impl Default for EventId {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A text that is no event id.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("an event id is `evt_` and 32 hexadecimal digits")]
+pub struct NotAnEventId;
+
+impl TryFrom<String> for EventId {
+    type Error = NotAnEventId;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let digits = text.strip_prefix(PREFIX).unwrap_or_default();
+        if digits.len() == 32 && digits.bytes().all(hex) {
+            Ok(Self(text))
+        } else {
+            Err(NotAnEventId)
+        }
+    }
+}
+
+impl FromStr for EventId {
+    type Err = NotAnEventId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.to_owned().try_into()
+    }
+}
+
+impl From<EventId> for String {
+    fn from(id: EventId) -> Self {
+        id.0
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Identifies a delivery; also the `webhook-id`, the same in every attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DeliveryId {
+    /// The specified webhook of this topup.
+    Topup(TopupId),
+    /// A further event.
+    Event(EventId),
+}
+
+impl DeliveryId {
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Topup(id) => id.as_str(),
+            Self::Event(id) => id.as_str(),
+        }
+    }
+}
+
+/// A text that is neither a topup id nor an event id.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("neither a topup id (26 digits) nor an event id (`evt_…`)")]
+pub struct NotADeliveryId;
+
+impl TryFrom<String> for DeliveryId {
+    type Error = NotADeliveryId;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        if text.starts_with(PREFIX) {
+            text.try_into().map(Self::Event).map_err(|_| NotADeliveryId)
+        } else {
+            text.try_into().map(Self::Topup).map_err(|_| NotADeliveryId)
+        }
+    }
+}
+
+impl FromStr for DeliveryId {
+    type Err = NotADeliveryId;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.to_owned().try_into()
+    }
+}
+
+impl From<TopupId> for DeliveryId {
+    fn from(id: TopupId) -> Self {
+        Self::Topup(id)
+    }
+}
+
+impl From<EventId> for DeliveryId {
+    fn from(id: EventId) -> Self {
+        Self::Event(id)
+    }
+}
+
+impl fmt::Display for DeliveryId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_says_what_it_identifies() {
+        let event = EventId::new();
+        assert_eq!(event.as_str().parse::<EventId>().unwrap(), event);
+        assert_eq!(EventId::from(event.uuid()), event);
+        assert_eq!(
+            event.as_str().parse::<DeliveryId>().unwrap(),
+            DeliveryId::Event(event)
+        );
+        let topup = "20250129123456123456789012";
+        assert_eq!(
+            topup.parse::<DeliveryId>().unwrap(),
+            DeliveryId::Topup(topup.parse().unwrap())
+        );
+        for bad in [
+            "",
+            "evt_",
+            "evt_0199",
+            &format!("evt_{}", "G".repeat(32)),
+            &"1".repeat(25),
+        ] {
+            assert!(bad.parse::<DeliveryId>().is_err(), "{bad}");
+        }
+    }
+}

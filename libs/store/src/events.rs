@@ -1,0 +1,319 @@
+//! Events of a partner's endpoint other than the specified webhook. An event is a delivery with an id of its own: due
+//! rows, leases, blocks and attempts are those of [`crate::deliveries`].
+
+use std::time::Duration;
+
+use domain::{EventId, OptionId, PartnerId};
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+
+use crate::{Error, seconds};
+
+/// The kinds of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A topup will never be ready.
+    TopupFailed,
+    /// Old keys or an old webhook secret are about to end.
+    KeyExpiring,
+    /// The partner asked for a test. It has one attempt.
+    WebhookTest,
+}
+
+impl Kind {
+    /// The kinds that a partner can ask for. A test needs no such choice: each one is asked for.
+    pub const CHOICES: [Self; 2] = [Self::TopupFailed, Self::KeyExpiring];
+
+    /// The name in the database and in requests.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::TopupFailed => "topup.failed",
+            Self::KeyExpiring => "key.expiring",
+            Self::WebhookTest => "webhook.test",
+        }
+    }
+}
+
+impl std::str::FromStr for Kind {
+    type Err = String;
+
+    /// Parses a name that a partner can ask for.
+    fn from_str(name: &str) -> Result<Self, String> {
+        let mut all = Self::CHOICES.into_iter();
+        all.find(|kind| kind.as_str() == name)
+            .ok_or_else(|| "there are the events topup.failed and key.expiring".to_owned())
+    }
+}
+
+/// The content of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// When it was stored.
+    pub created_at: OffsetDateTime,
+    pub subject: Subject,
+}
+
+/// What an event is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// [`Kind::TopupFailed`].
+    TopupFailed {
+        topup_id: String,
+        /// The partner's own order id.
+        external_order_id: String,
+        /// The ordered option.
+        option_id: OptionId,
+        /// What the provider said when it refused: its code and its message.
+        refusal: Option<(String, String)>,
+    },
+    /// [`Kind::KeyExpiring`].
+    KeyExpiring {
+        /// `keys` or `webhook_secret`.
+        credential: String,
+        /// When the old ones end.
+        ends_at: OffsetDateTime,
+    },
+    /// [`Kind::WebhookTest`].
+    WebhookTest,
+}
+
+impl Subject {
+    /// The kind of the event.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::TopupFailed { .. } => Kind::TopupFailed,
+            Self::KeyExpiring { .. } => Kind::KeyExpiring,
+            Self::WebhookTest => Kind::WebhookTest,
+        }
+    }
+}
+
+/// Drops events that are pointless now, with their due rows: the order was refused, the topup is ready after all, the
+/// partner no longer wants them, or a test could not be sent within five minutes.
+pub(crate) async fn drop_void(connection: &mut PgConnection, events: &[&str]) -> Result<(), Error> {
+    sqlx::query!(
+        "WITH void AS (
+             DELETE FROM events e USING partners p
+             WHERE e.event_id = ANY ($1) AND e.state = 'pending' AND p.partner_id = e.partner_id
+               AND CASE WHEN e.kind = 'webhook.test' THEN e.created_at < now() - interval '5 minutes'
+                        ELSE e.kind <> ALL (p.webhook_events)
+                             OR (e.kind = 'topup.failed' AND NOT EXISTS (
+                                 SELECT FROM topups t
+                                 JOIN placements l ON l.placement_id = t.placement_id
+                                 JOIN orders o ON o.order_id = l.order_id
+                                 LEFT JOIN esims s ON s.topup_id = t.topup_id
+                                 WHERE t.topup_id = e.topup_id AND t.state = 'failed' AND NOT o.refused
+                                   AND s.ready_at IS NULL)) END
+             RETURNING e.event_id
+         )
+         DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (SELECT event_id FROM void))",
+        events as &[&str],
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
+/// Makes the events about old keys and webhook secrets that end within `notice`, each once. Returns their number.
+pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64, Error> {
+    let made = sqlx::query!(
+        "WITH ending AS (
+             SELECT partner_id, credential, ends_at
+             FROM partners
+             CROSS JOIN LATERAL (VALUES
+                 ('keys', old_keys_until), ('webhook_secret', old_webhook_secret_until)
+             ) AS old (credential, ends_at)
+             WHERE disabled_at IS NULL AND 'key.expiring' = ANY (webhook_events)
+               AND ends_at > now() AND ends_at < now() + make_interval(secs => $1)
+         ), born AS (
+             INSERT INTO events (event_id, partner_id, kind, credential, ends_at)
+             SELECT 'evt_' || replace(gen_random_uuid()::text, '-', ''), partner_id, 'key.expiring', credential, ends_at
+             FROM ending
+             ON CONFLICT DO NOTHING
+             RETURNING event_id, partner_id
+         )
+         INSERT INTO delivery_due (topup_id, partner_id, at) SELECT event_id, partner_id, now() FROM born",
+        seconds(notice),
+    )
+    .execute(connection)
+    .await?;
+    Ok(made.rows_affected())
+}
+
+/// The result of [`test`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Tested {
+    /// The event; it is due now.
+    Due(EventId),
+    /// The last test is younger than the interval; this much is left of it.
+    TooSoon(Duration),
+    /// An operator paused the endpoint.
+    Paused,
+    /// The partner has no webhook URL.
+    NoEndpoint,
+}
+
+/// Makes a test event, unless the partner's last one is younger than `interval`. It is sent also while the endpoint is
+/// blocked: an acknowledgement ends the block.
+pub async fn test(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    interval: Duration,
+) -> Result<Tested, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    // The partner's row serialises its tests.
+    let row = sqlx::query!(
+        r#"SELECT p.webhook_url IS NOT NULL AS "has_url!", coalesce(e.blocked_until = 'infinity', false) AS "paused!"
+           FROM partners p LEFT JOIN endpoints e ON e.partner_id = p.partner_id
+           WHERE p.partner_id = $1 FOR NO KEY UPDATE OF p"#,
+        partner_id.uuid(),
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    match row {
+        Some(row) if row.paused => return Ok(Tested::Paused),
+        Some(row) if row.has_url => {}
+        _ => return Ok(Tested::NoEndpoint),
+    }
+    let age = sqlx::query_scalar!(
+        r#"SELECT extract(epoch FROM clock_timestamp() - created_at)::float8 AS "age!" FROM events
+           -- A pair, so that only the partner's index fits.
+           WHERE partner_id = $1 AND (partner_id, created_at) > ($1, now() - make_interval(secs => $2))
+             AND kind = 'webhook.test'
+           ORDER BY created_at DESC LIMIT 1"#,
+        partner_id.uuid(),
+        seconds(interval),
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    if let Some(left) = age.and_then(|age| interval.checked_sub(crate::age(age))) {
+        return Ok(Tested::TooSoon(left));
+    }
+    let event_id = EventId::new();
+    // A due time in the past of all others is served first, and also while the endpoint is blocked.
+    sqlx::query!(
+        "WITH born AS (
+             INSERT INTO events (event_id, partner_id, kind, created_at)
+             VALUES ($1, $2, 'webhook.test', clock_timestamp())
+         )
+         INSERT INTO delivery_due (topup_id, partner_id, at) VALUES ($1, $2, '-infinity')",
+        event_id.as_str(),
+        partner_id.uuid(),
+    )
+    .execute(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(Tested::Due(event_id))
+}
+
+/// Deletes events that are older than the term of attempts, with their due rows; at most `limit`. Returns their number.
+pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Error> {
+    let gone = sqlx::query!(
+        "WITH old AS (
+             DELETE FROM events WHERE event_id = ANY (ARRAY (
+                 SELECT event_id FROM events
+                 WHERE created_at < now() - make_interval(days => (
+                     SELECT days FROM retention_terms
+                     WHERE class = 'attempts' AND partner_id = '00000000-0000-0000-0000-000000000000'))
+                 ORDER BY created_at LIMIT $1))
+             RETURNING event_id
+         ), due AS (
+             DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (SELECT event_id FROM old))
+         ), held AS (
+             DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT event_id FROM old))
+         )
+         SELECT event_id FROM old",
+        i64::from(limit),
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
+}
+
+/// An event with its last attempt, as partners and operators see it.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct View {
+    pub event_id: String,
+    /// The partner that receives it.
+    pub partner_id: uuid::Uuid,
+    /// The name of its [`Kind`].
+    pub kind: String,
+    /// The topup of [`Kind::TopupFailed`].
+    pub topup_id: Option<String>,
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
+    pub state: String,
+    /// The number of ended attempts.
+    pub attempts: i32,
+    /// When the last attempt began.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub attempted_at: Option<OffsetDateTime>,
+    /// The HTTP status of the last response.
+    pub status: Option<i32>,
+    /// Why the last attempt failed.
+    pub error: Option<String>,
+    /// When the next attempt is due.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub due_at: Option<OffsetDateTime>,
+    /// When the endpoint acknowledged it.
+    #[serde(with = "time::serde::rfc3339::option")]
+    pub delivered_at: Option<OffsetDateTime>,
+    /// When it was stored.
+    #[serde(with = "time::serde::rfc3339")]
+    pub created_at: OffsetDateTime,
+}
+
+/// One event; of any partner if `partner_id` is `None`.
+pub async fn find(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+    event_id: &EventId,
+) -> Result<Option<View>, Error> {
+    let view = sqlx::query_as!(
+        View,
+        r#"SELECT e.event_id, e.partner_id, e.kind, e.topup_id, e.state, e.attempt AS attempts, e.attempted_at, e.status,
+                  e.error, nullif(d.at, '-infinity') AS due_at, e.delivered_at, e.created_at
+           FROM events e LEFT JOIN delivery_due d ON d.topup_id = e.event_id
+           WHERE e.event_id = $1 AND ($2::uuid IS NULL OR e.partner_id = $2)"#,
+        event_id.as_str(),
+        partner_id.map(PartnerId::uuid),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(view)
+}
+
+/// A page of a partner's events.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Page<'a> {
+    /// Events before this one; `None` begins with the newest.
+    pub before: Option<&'a EventId>,
+    /// The most events.
+    pub limit: i64,
+}
+
+/// A partner's events, the newest first.
+pub async fn list(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    page: &Page<'_>,
+) -> Result<Vec<View>, Error> {
+    let views = sqlx::query_as!(
+        View,
+        r#"SELECT e.event_id AS "event_id!", e.partner_id AS "partner_id!", e.kind AS "kind!", e.topup_id,
+                  e.state AS "state!", e.attempt AS "attempts!", e.attempted_at, e.status, e.error,
+                  nullif(d.at, '-infinity') AS due_at, e.delivered_at, e.created_at AS "created_at!"
+           FROM (SELECT * FROM events
+                 WHERE partner_id = $1
+                   AND (created_at, event_id) < (
+                       coalesce((SELECT created_at FROM events WHERE event_id = $2 AND partner_id = $1), 'infinity'), $2)
+                 ORDER BY created_at DESC, event_id DESC LIMIT $3) e
+           LEFT JOIN delivery_due d ON d.topup_id = e.event_id
+           ORDER BY e.created_at DESC, e.event_id DESC"#,
+        partner_id.uuid(),
+        page.before.map_or("", EventId::as_str),
+        page.limit,
+    )
+    .fetch_all(connection)
+    .await?;
+    Ok(views)
+}

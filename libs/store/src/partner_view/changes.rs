@@ -1,0 +1,93 @@
+//! Changes of a partner's own endpoint, secret and keys. Each commits with its record.
+
+use std::time::Duration;
+
+use domain::PartnerId;
+use signing::{SecretKey, webhook};
+use sqlx::{Connection, PgConnection};
+
+use super::{PARTNER, REASON};
+use crate::{
+    Error,
+    endpoints::Block,
+    operator::actions::{self, Action},
+    partners::{self, NewWebhook, Overlap, Rotated},
+    vault::Vault,
+};
+
+async fn record(
+    connection: &mut PgConnection,
+    command: &'static str,
+    partner_id: PartnerId,
+) -> Result<(), Error> {
+    let action = Action {
+        operator: PARTNER,
+        command,
+        target: &format!("partner {partner_id}"),
+        reason: REASON,
+    };
+    actions::record(connection, action, 1).await?;
+    Ok(())
+}
+
+/// Changes the partner's webhook endpoint; notifiers make the deliveries due that a new URL concerns. A new URL makes
+/// the next probe of a blocked endpoint due at once, at most once in `interval`. Returns whether anything changed.
+pub async fn set_webhook(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    new: &NewWebhook<'_>,
+    interval: Duration,
+) -> Result<bool, Error> {
+    let mut transaction = connection.begin().await?;
+    let changed =
+        partners::change_webhook(&mut transaction, partner_id, new, Block::Hasten(interval)).await?;
+    if changed {
+        record(&mut transaction, "webhook set", partner_id).await?;
+    }
+    transaction.commit().await?;
+    Ok(changed)
+}
+
+/// [`partners::rotate_keys`] at the partner's request.
+pub async fn rotate_keys(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    partner_id: PartnerId,
+    access_key: &str,
+    secret_key: &SecretKey,
+    overlap: Overlap,
+) -> Result<Rotated, Error> {
+    let mut transaction = connection.begin().await?;
+    let rotated = partners::rotate_keys(
+        &mut transaction,
+        vault,
+        partner_id,
+        access_key,
+        secret_key,
+        overlap,
+    )
+    .await?;
+    if rotated != Rotated::Refused {
+        record(&mut transaction, "keys rotate", partner_id).await?;
+    }
+    transaction.commit().await?;
+    Ok(rotated)
+}
+
+/// [`partners::rotate_webhook_secret`] at the partner's request.
+pub async fn rotate_webhook_secret(
+    connection: &mut PgConnection,
+    vault: &Vault,
+    partner_id: PartnerId,
+    secret: &webhook::Secret,
+    overlap: Overlap,
+) -> Result<Rotated, Error> {
+    let mut transaction = connection.begin().await?;
+    let rotated =
+        partners::rotate_webhook_secret(&mut transaction, vault, partner_id, secret, overlap).await?;
+    if rotated != Rotated::Refused {
+        record(&mut transaction, "webhook secret rotate", partner_id).await?;
+    }
+    transaction.commit().await?;
+    Ok(rotated)
+}

@@ -1,0 +1,447 @@
+//! Events other than the specified webhook: made once, sent as deliveries, dropped when pointless. New URLs.
+
+use std::time::Duration;
+
+use domain::{DeliveryId, EventId, PartnerId};
+use signing::SecretKey;
+use store::{
+    deliveries::{self, AttemptResult, Attempted, Content, Delivery},
+    endpoints,
+    events::{self, Kind, Subject, Tested},
+    operator::actions::{self, Recorded},
+    orders::{self, NewOrder},
+    partner_view,
+    partners::{self, NewWebhook, Overlap, Rotated},
+};
+
+use crate::{
+    bench::{Bench, LEASE, VAULT, ids, order, page, placement, rejected, topups},
+    deliveries::BLOCK_POLICY,
+};
+
+const URL: &str = "https://partner.example/hook";
+const HOUR: Duration = Duration::from_hours(1);
+const MINUTE: Duration = Duration::from_mins(1);
+
+impl Bench {
+    /// A partner that asked for these events.
+    async fn listener(&self, kinds: &[Kind]) -> PartnerId {
+        let partner = self.partner(Some(URL)).await;
+        let mut connection = self.connection().await;
+        assert!(
+            partners::set_events(&mut connection, partner, kinds)
+                .await
+                .unwrap()
+        );
+        partner
+    }
+
+    /// An order whose purchase was rejected.
+    async fn failed_order(&self, partner: PartnerId, answer_within: Duration, units: usize) -> NewOrder {
+        let failed = NewOrder {
+            answer_within,
+            ..order(partner, units)
+        };
+        self.store(std::slice::from_ref(&failed)).await;
+        self.claim(&[placement(&failed)]).await;
+        assert!(self.settle(&[rejected(placement(&failed), 1)]).await[0].moved);
+        failed
+    }
+
+    async fn all_due(&self) -> Vec<Delivery> {
+        self.read_due(&page(100, 100), LEASE).await
+    }
+
+    /// Events of a partner, with the number of their due rows.
+    async fn events_of(&self, partner: PartnerId) -> (i64, i64) {
+        let events = "SELECT count(*) FROM events WHERE partner_id::text = $1";
+        let due = "SELECT count(*) FROM delivery_due WHERE topup_id LIKE 'evt_%' AND partner_id::text = $1";
+        (self.value(events, partner).await, self.value(due, partner).await)
+    }
+
+    async fn make_all_due(&self, partner: PartnerId) {
+        let statement = "UPDATE delivery_due SET at = now() WHERE partner_id::text = $1";
+        self.set(statement, partner).await;
+    }
+
+    async fn test(&self, partner: PartnerId, interval: Duration) -> Tested {
+        let mut connection = self.connection().await;
+        events::test(&mut connection, partner, interval).await.unwrap()
+    }
+
+    async fn attempt(&self, delivery: &Delivery, result: AttemptResult) {
+        let delivered = matches!(result, AttemptResult::Delivered);
+        let attempted = Attempted {
+            id: delivery.id.clone(),
+            partner_id: delivery.partner_id,
+            attempt: delivery.attempt,
+            at: runtime::clock::now(),
+            duration: Duration::from_millis(7),
+            status: Some(if delivered { 200 } else { 500 }),
+            class: if delivered { "delivered" } else { "status_5xx" },
+            answer: Some(b"sealed".to_vec()),
+            result,
+        };
+        let mut connection = self.connection().await;
+        deliveries::record(&mut connection, &[attempted], &BLOCK_POLICY)
+            .await
+            .unwrap();
+    }
+
+    async fn event(&self, id: &DeliveryId) -> Option<events::View> {
+        let id: EventId = id.as_str().parse().unwrap();
+        let mut connection = self.connection().await;
+        events::find(&mut connection, None, &id).await.unwrap()
+    }
+
+    async fn change(&self, partner: PartnerId, url: &str) -> bool {
+        let new = NewWebhook {
+            url: Some(Some(url)),
+            events: None,
+        };
+        let mut connection = self.connection().await;
+        partner_view::set_webhook(&mut connection, partner, &new, MINUTE)
+            .await
+            .unwrap()
+    }
+
+    async fn actions(&self) -> Vec<Recorded> {
+        actions::list(&mut *self.connection().await, None, 100)
+            .await
+            .unwrap()
+    }
+}
+
+fn failure(retry_in: Option<Duration>) -> AttemptResult {
+    AttemptResult::Failed {
+        error: "answered 500".into(),
+        retry_in,
+        endpoint: true,
+    }
+}
+
+fn subject(delivery: &Delivery) -> &Subject {
+    match &delivery.content {
+        Content::Event(event) => &event.subject,
+        Content::Esim(esim) => panic!("a topup: {esim:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_failed_topup_makes_one_event_for_a_partner_that_asked() {
+    let bench = Bench::new().await;
+    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    let silent = bench.listener(&[Kind::KeyExpiring]).await;
+    bench.failed_order(silent, Duration::ZERO, 1).await;
+    let failed = bench.failed_order(partner, Duration::ZERO, 2).await;
+    assert_eq!(bench.events_of(silent).await, (0, 0));
+    assert_eq!(bench.events_of(partner).await, (2, 2));
+    let due = bench.all_due().await;
+    let mut named: Vec<String> = Vec::new();
+    for delivery in &due {
+        let Subject::TopupFailed {
+            topup_id,
+            external_order_id,
+            refusal,
+            ..
+        } = subject(delivery)
+        else {
+            panic!("{delivery:?}");
+        };
+        assert_eq!(*external_order_id, failed.external_order_id);
+        assert_eq!(*refusal, Some(("9001".into(), "it refused".into())));
+        assert_eq!(delivery.webhook_url.as_deref(), Some(URL));
+        named.push(topup_id.clone());
+    }
+    named.sort_unstable();
+    let mut topups: Vec<String> = topups(&failed).iter().map(ToString::to_string).collect();
+    topups.sort_unstable();
+    assert_eq!(named, topups);
+
+    // An operator revives the topup: its event goes, and it is made again if the topup fails again.
+    bench.make_all_due(partner).await;
+    let state = |state: &'static str| match state {
+        "pending" => "UPDATE topups SET state = 'pending' WHERE topup_id = $1",
+        _ => "UPDATE topups SET state = 'failed' WHERE topup_id = $1",
+    };
+    bench.set(state("pending"), &topups[0]).await;
+    assert_eq!(bench.all_due().await.len(), 1);
+    assert_eq!(bench.events_of(partner).await, (1, 1));
+    bench.set(state("failed"), &topups[0]).await;
+    bench.set(state("failed"), &topups[0]).await;
+    assert_eq!(bench.events_of(partner).await, (2, 2));
+
+    // A partner that no longer wants it.
+    partners::set_events(&mut *bench.connection().await, partner, &[])
+        .await
+        .unwrap();
+    bench.make_all_due(partner).await;
+    assert!(bench.all_due().await.is_empty());
+    assert_eq!(bench.events_of(partner).await, (0, 0));
+}
+
+#[tokio::test]
+async fn an_order_that_is_answered_with_422_makes_no_event() {
+    let bench = Bench::new().await;
+    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    let failed = bench.failed_order(partner, HOUR, 1).await;
+    assert_eq!(bench.events_of(partner).await, (1, 1));
+    assert!(
+        bench.all_due().await.is_empty(),
+        "it may still be answered with 422"
+    );
+    let refused = orders::refuse(&mut *bench.connection().await, failed.order_id).await;
+    assert!(refused.unwrap().is_some());
+    bench.make_all_due(partner).await;
+    assert!(bench.all_due().await.is_empty());
+    assert_eq!(bench.events_of(partner).await, (0, 0));
+}
+
+#[tokio::test]
+async fn keys_that_end_soon_make_one_event_each() {
+    let bench = Bench::new().await;
+    let partner = bench.listener(&[Kind::KeyExpiring]).await;
+    let silent = bench.partner(Some(URL)).await;
+    let mut connection = bench.connection().await;
+    for (partner, key) in [(partner, "ak_1"), (silent, "ak_2")] {
+        let overlap = Overlap {
+            lasts: 24 * HOUR,
+            keep_old: false,
+        };
+        let secret = SecretKey::from_bytes(vec![9; 32]).unwrap();
+        let rotated =
+            partner_view::rotate_keys(&mut connection, &VAULT, partner, key, &secret, overlap).await;
+        assert!(matches!(rotated.unwrap(), Rotated::Until(Some(_))));
+    }
+    assert_eq!(events::expiring(&mut connection, 6 * HOUR).await.unwrap(), 0);
+    for expected in [1, 0] {
+        let made = events::expiring(&mut connection, 25 * HOUR).await.unwrap();
+        assert_eq!(made, expected);
+    }
+    let due = bench.all_due().await;
+    assert_eq!(due.len(), 1);
+    let Subject::KeyExpiring { credential, ends_at } = subject(&due[0]) else {
+        panic!("{due:?}");
+    };
+    assert_eq!((credential.as_str(), due[0].partner_id), ("keys", partner));
+    assert!(*ends_at > runtime::clock::now() + 23 * HOUR);
+    // The partner's rotation is recorded with its change; a refused one is not.
+    let overlap = Overlap {
+        lasts: HOUR,
+        keep_old: false,
+    };
+    let secret = SecretKey::from_bytes(vec![8; 32]).unwrap();
+    let again = partner_view::rotate_keys(&mut connection, &VAULT, partner, "ak_3", &secret, overlap).await;
+    assert_eq!(again.unwrap(), Rotated::Refused);
+    let recorded = bench.actions().await;
+    let target = format!("partner {partner}");
+    let of_partner: Vec<_> = recorded.iter().filter(|one| one.target == target).collect();
+    assert_eq!(of_partner.len(), 1);
+    assert_eq!(
+        (of_partner[0].operator.as_str(), of_partner[0].command.as_str()),
+        ("partner", "keys rotate")
+    );
+}
+
+#[tokio::test]
+async fn a_test_goes_out_although_the_endpoint_is_blocked() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let waiting = bench.deliveries(partner, 3, false).await;
+    bench
+        .set(
+            "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+             VALUES ($1::uuid, 20, 1, now() + interval '5 min')",
+            partner,
+        )
+        .await;
+    assert!(bench.all_due().await.is_empty());
+    let Tested::Due(first) = bench.test(partner, MINUTE).await else {
+        panic!("it was not made");
+    };
+    let Tested::TooSoon(left) = bench.test(partner, MINUTE).await else {
+        panic!("it was not too soon");
+    };
+    assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
+    let standing = endpoints::standing(&mut *bench.connection().await).await.unwrap();
+    assert!(standing.overdue_sandbox < HOUR, "{standing:?}");
+    let due = bench.all_due().await;
+    assert_eq!(
+        due.iter().map(|one| &one.id).collect::<Vec<_>>(),
+        [&first.clone().into()]
+    );
+    assert!(bench.all_due().await.is_empty(), "it is leased");
+    bench.attempt(&due[0], failure(None)).await;
+    let seen = bench.event(&due[0].id).await.unwrap();
+    assert_eq!((seen.state.as_str(), seen.status), ("exhausted", Some(500)));
+    assert_eq!(bench.events_of(partner).await, (1, 0));
+    assert!(bench.all_due().await.is_empty(), "the block stays");
+
+    let Tested::Due(second) = bench.test(partner, Duration::ZERO).await else {
+        panic!("it was not made");
+    };
+    let due = bench.all_due().await;
+    assert_eq!(due[0].id, second.clone().into());
+    bench.attempt(&due[0], AttemptResult::Delivered).await;
+    assert_eq!(bench.event(&due[0].id).await.unwrap().state, "delivered");
+    let made = partner_view::attempts(&mut *bench.connection().await, partner, &second.into()).await;
+    let made = made.unwrap();
+    assert_eq!((made.len(), made[0].class.as_str()), (1, "delivered"));
+    assert!(made[0].answer.is_some());
+    assert_eq!(bench.all_due().await.len(), waiting.len(), "the block has ended");
+
+    let mut connection = bench.connection().await;
+    endpoints::pause(&mut connection, partner).await.unwrap();
+    assert_eq!(bench.test(partner, Duration::ZERO).await, Tested::Paused);
+    endpoints::resume(&mut connection, partner).await.unwrap();
+    partners::set_webhook(&mut connection, partner, None)
+        .await
+        .unwrap();
+    assert_eq!(bench.test(partner, Duration::ZERO).await, Tested::NoEndpoint);
+    assert_eq!(
+        bench.test(PartnerId::new(), Duration::ZERO).await,
+        Tested::NoEndpoint
+    );
+}
+
+#[tokio::test]
+async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
+    let bench = Bench::new().await;
+    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    bench.failed_order(partner, Duration::ZERO, 1).await;
+    let due = bench.all_due().await.remove(0);
+    bench.attempt(&due, failure(Some(HOUR))).await;
+    let seen = bench.event(&due.id).await.unwrap();
+    assert_eq!((seen.state.as_str(), seen.attempts), ("pending", 1));
+    assert!(seen.due_at.unwrap() > runtime::clock::now() + 50 * MINUTE);
+    // Without a URL it waits for one.
+    let mut connection = bench.connection().await;
+    partners::set_webhook(&mut connection, partner, None)
+        .await
+        .unwrap();
+    let id = std::slice::from_ref(&due.id);
+    assert_eq!(deliveries::set_no_endpoint(&mut connection, id).await.unwrap(), 1);
+    assert_eq!(bench.event(&due.id).await.unwrap().state, "no_endpoint");
+    assert_eq!(bench.events_of(partner).await, (1, 0));
+    let moved = partners::set_webhook(&mut connection, partner, Some(URL)).await;
+    assert_eq!(moved.unwrap(), Some(1));
+    let due = bench.all_due().await.remove(0);
+    assert_eq!(due.attempt, 1);
+    bench.attempt(&due, AttemptResult::Delivered).await;
+    bench.attempt(&due, failure(None)).await;
+    let seen = bench.event(&due.id).await.unwrap();
+    assert_eq!((seen.state.as_str(), seen.attempts), ("delivered", 2));
+
+    assert_eq!(events::forget(&mut connection, 10).await.unwrap(), 0);
+    let old = "UPDATE events SET created_at = now() - interval '31 days' WHERE event_id = $1";
+    bench.set(old, &due.id).await;
+    assert_eq!(events::forget(&mut connection, 10).await.unwrap(), 1);
+    assert_eq!(bench.events_of(partner).await, (0, 0));
+}
+
+#[tokio::test]
+async fn events_are_listed_in_pages() {
+    let bench = Bench::new().await;
+    let [partner, other] = [bench.partner(Some(URL)).await, bench.partner(Some(URL)).await];
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        let Tested::Due(id) = bench.test(partner, Duration::ZERO).await else {
+            panic!("it was not made");
+        };
+        made.insert(0, id.to_string());
+    }
+    bench.test(other, Duration::ZERO).await;
+    let mut connection = bench.connection().await;
+    let (mut seen, mut before): (Vec<String>, Option<EventId>) = (Vec::new(), None);
+    loop {
+        let next = events::Page {
+            before: before.as_ref(),
+            limit: 2,
+        };
+        let found = events::list(&mut connection, partner, &next).await.unwrap();
+        let Some(last) = found.last() else { break };
+        before = Some(last.event_id.parse().unwrap());
+        seen.extend(found.into_iter().map(|one| one.event_id));
+    }
+    assert_eq!(seen, made);
+    let strange = made[0].parse().unwrap();
+    let found = events::find(&mut connection, Some(other), &strange).await;
+    assert!(found.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn changing_back_and_forth_ends_no_block() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(Some(URL)).await;
+    let due = bench.deliveries(partner, 2, false).await;
+    assert!(!bench.change(partner, URL).await, "the same URL again");
+    assert!(bench.actions().await.is_empty());
+    bench
+        .set(
+            "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+             VALUES ($1::uuid, 20, 7, now() + interval '1 hour')
+             ON CONFLICT (partner_id) DO UPDATE SET blocks = 7, blocked_until = now() + interval '1 hour'",
+            partner,
+        )
+        .await;
+    assert!(bench.change(partner, "https://other.example/").await);
+    let probes = bench.all_due().await;
+    assert_eq!(probes.len(), 1, "one delivery tests the new URL");
+    bench.attempt(&probes[0], failure(Some(HOUR))).await;
+    assert!(bench.all_due().await.is_empty());
+    for url in [URL, "https://other.example/", URL] {
+        assert!(bench.change(partner, url).await);
+        assert!(bench.all_due().await.is_empty(), "once a minute");
+    }
+    let state = "SELECT blocks || ' ' || (blocked_until > now() + interval '20 s') FROM endpoints
+                 WHERE partner_id::text = $1";
+    assert_eq!(bench.value::<String>(state, partner).await, "8 true");
+    let recorded = bench.actions().await;
+    assert_eq!(recorded.len(), 4);
+    assert_eq!(
+        (recorded[0].operator.as_str(), recorded[0].command.as_str()),
+        ("partner", "webhook set")
+    );
+    assert!(recorded.iter().all(|one| !one.target.contains("example")));
+    drop(due);
+}
+
+#[tokio::test]
+async fn waiting_deliveries_move_in_batches() {
+    let bench = Bench::new().await;
+    let partner = bench.partner(None).await;
+    let held = bench.deliveries(partner, 5, false).await;
+    let retried = bench.deliveries(partner, 5, false).await;
+    let fresh = bench.deliveries(partner, 1, false).await;
+    let mut connection = bench.connection().await;
+    deliveries::set_no_endpoint(&mut connection, &ids(&held))
+        .await
+        .unwrap();
+    bench.deliver_in(&retried, 3600.0).await;
+    bench.deliver_in(&fresh, 3600.0).await;
+    let tried =
+        "UPDATE deliveries SET attempt = 1, attempted_at = now() - interval '1 min' WHERE topup_id = $1";
+    for topup in &retried {
+        bench.set(tried, topup).await;
+    }
+    assert!(bench.change(partner, URL).await);
+    assert_eq!(endpoints::moving(&mut connection).await.unwrap(), [partner]);
+    // Failed at the new URL meanwhile: it keeps its retry.
+    let failed_there =
+        "UPDATE deliveries SET attempt = 1, attempted_at = now() + interval '1 s' WHERE topup_id = $1";
+    bench.set(failed_there, &fresh[0]).await;
+    let mut batches = Vec::new();
+    loop {
+        let moved = endpoints::move_waiting(&mut connection, partner, 2)
+            .await
+            .unwrap();
+        if !moved.more {
+            break;
+        }
+        batches.push(moved.due);
+        assert!(batches.len() < 10, "{batches:?}");
+    }
+    assert_eq!(batches, [4, 4], "bounded");
+    assert!(endpoints::moving(&mut connection).await.unwrap().is_empty());
+    assert_eq!(bench.all_due().await.len(), 10);
+}

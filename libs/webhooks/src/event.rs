@@ -1,0 +1,129 @@
+//! The bodies of events other than the specified webhook, in the form that Standard Webhooks recommends.
+
+use domain::OptionId;
+use serde::Serialize;
+use store::events::{Event, Subject};
+use time::{OffsetDateTime, serde::rfc3339};
+
+/// The header with the event's kind. The specified webhook has none.
+pub const TYPE: &str = "webhook-type";
+
+/// The text of a provider's rejection.
+pub fn rejection(status: &str, message: &str) -> String {
+    format!("eSIM Request failed - Status: {status}, Message: {message}")
+}
+
+/// Why a topup has failed: what the provider said, if it said something.
+pub fn failure(refusal: Option<&(String, String)>) -> String {
+    refusal.map_or_else(
+        || "The eSIM will not be delivered".to_owned(),
+        |(status, message)| rejection(status, message),
+    )
+}
+
+/// The body of an event.
+#[derive(Serialize)]
+pub struct Body<'a> {
+    r#type: &'static str,
+    /// When it happened.
+    #[serde(with = "rfc3339")]
+    timestamp: OffsetDateTime,
+    data: Data<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Data<'a> {
+    TopupFailed {
+        topup_id: &'a str,
+        option_id: OptionId,
+        external_order_id: &'a str,
+        error: String,
+    },
+    KeyExpiring {
+        credential: &'a str,
+        #[serde(with = "rfc3339")]
+        ends_at: OffsetDateTime,
+    },
+    WebhookTest {},
+}
+
+impl<'a> Body<'a> {
+    /// The body of this event.
+    pub fn new(event: &'a Event) -> Self {
+        let data = match &event.subject {
+            Subject::TopupFailed {
+                topup_id,
+                external_order_id,
+                option_id,
+                refusal,
+            } => Data::TopupFailed {
+                topup_id,
+                option_id: *option_id,
+                external_order_id,
+                error: failure(refusal.as_ref()),
+            },
+            Subject::KeyExpiring { credential, ends_at } => Data::KeyExpiring {
+                credential,
+                ends_at: *ends_at,
+            },
+            Subject::WebhookTest => Data::WebhookTest {},
+        };
+        Self {
+            r#type: event.subject.kind().as_str(),
+            timestamp: event.created_at,
+            data,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_has_its_fields() {
+        let body = |subject| {
+            let event = Event {
+                created_at: OffsetDateTime::UNIX_EPOCH,
+                subject,
+            };
+            serde_json::to_string(&Body::new(&event)).unwrap()
+        };
+        let failed = |refusal| Subject::TopupFailed {
+            topup_id: "20250129123456123456789012".into(),
+            external_order_id: "A-1".into(),
+            option_id: "0197b0a0-0000-7000-8000-000000000001".parse().unwrap(),
+            refusal,
+        };
+        let head = r#""timestamp":"1970-01-01T00:00:00Z","data":"#;
+        let topup = concat!(
+            r#"{"topup_id":"20250129123456123456789012","#,
+            r#""option_id":"0197b0a0-0000-7000-8000-000000000001","external_order_id":"A-1","#
+        );
+        assert_eq!(
+            body(failed(None)),
+            format!(r#"{{"type":"topup.failed",{head}{topup}"error":"The eSIM will not be delivered"}}}}"#)
+        );
+        assert_eq!(
+            body(failed(Some(("9001".into(), "No stock".into())))),
+            format!(
+                r#"{{"type":"topup.failed",{head}{topup}"error":"eSIM Request failed - Status: 9001, Message: No stock"}}}}"#
+            )
+        );
+        let expiring = Subject::KeyExpiring {
+            credential: "keys".into(),
+            ends_at: OffsetDateTime::UNIX_EPOCH,
+        };
+        assert_eq!(
+            body(expiring),
+            format!(
+                r#"{{"type":"key.expiring",{head}{{"credential":"keys","ends_at":"1970-01-01T00:00:00Z"}}}}"#
+            )
+        );
+        assert_eq!(
+            body(Subject::WebhookTest),
+            format!(r#"{{"type":"webhook.test",{head}{{}}}}"#)
+        );
+    }
+}

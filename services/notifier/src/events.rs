@@ -1,0 +1,72 @@
+//! Work on events and endpoints that no message announces: deliveries move to a new URL, events about ending keys are
+//! made, old events are deleted.
+
+use std::time::Duration;
+
+use runtime::Shutdown;
+use store::{Database, endpoints, events};
+use tokio::time::Instant;
+
+/// How often endpoints with a new URL are looked for.
+const LOOK: Duration = Duration::from_millis(500);
+/// How often ending keys and old events are looked for.
+const SLOW_LOOK: Duration = Duration::from_mins(1);
+/// The most rows of one statement.
+const BATCH: u32 = 500;
+
+/// Runs until the soft stop. Events about keys are made `notice` before the end.
+pub async fn run(database: Database, notice: Duration, shutdown: Shutdown) -> anyhow::Result<()> {
+    let mut ticks = shutdown.ticks(LOOK);
+    let mut slow: Option<Instant> = None;
+    while ticks.next().await {
+        if let Err(error) = move_waiting(&database, &shutdown).await {
+            tracing::warn!(%error, "cannot move deliveries to a new URL; trying again");
+        }
+        if slow.is_none_or(|last| last.elapsed() >= SLOW_LOOK) {
+            slow = Some(Instant::now());
+            if let Err(error) = look_at_all(&database, notice, &shutdown).await {
+                tracing::warn!(%error, "cannot make or delete events; trying again");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes deliveries due whose endpoint has a new URL, a batch of each partner by turns.
+async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), store::Error> {
+    let mut moving = database.run(endpoints::moving).await?;
+    while !moving.is_empty() && !shutdown.is_stopping() {
+        let mut left = Vec::with_capacity(moving.len());
+        for partner in moving {
+            let moved = database
+                .run(async |connection| endpoints::move_waiting(connection, partner, BATCH).await)
+                .await?;
+            if moved.due > 0 {
+                tracing::info!(partner.id = %partner, due = moved.due, "deliveries go to a new URL");
+            }
+            // Rows that another notifier holds are its work.
+            if moved.more && moved.due > 0 {
+                left.push(partner);
+            }
+        }
+        moving = left;
+    }
+    Ok(())
+}
+
+async fn look_at_all(database: &Database, notice: Duration, shutdown: &Shutdown) -> Result<(), store::Error> {
+    let made = database
+        .run(async |connection| events::expiring(connection, notice).await)
+        .await?;
+    if made > 0 {
+        tracing::info!(made, "keys end soon; their partners are notified");
+    }
+    loop {
+        let gone = database
+            .run(async |connection| events::forget(connection, BATCH).await)
+            .await?;
+        if gone < u64::from(BATCH) || shutdown.is_stopping() {
+            return Ok(());
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! What an attempt led to: its class, its record, its log line.
+
+use domain::DeliveryId;
+use store::deliveries::{AttemptResult, Content, Delivery};
+
+use crate::{
+    schedule::{Answer, Next},
+    webhook::Unanswered,
+};
+
+/// The topup id or the event id of a delivery, for log lines.
+pub(crate) fn ids(id: &DeliveryId) -> (Option<&str>, Option<&str>) {
+    match id {
+        DeliveryId::Topup(id) => (Some(id.as_str()), None),
+        DeliveryId::Event(id) => (None, Some(id.as_str())),
+    }
+}
+
+/// Why an attempt got no response. Its text is stored and logged, and holds no URL and no secret.
+#[derive(Clone, Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Unanswered(#[from] Unanswered),
+    /// Retention or an operator erased it after the delivery was made due.
+    #[error("the profile was erased: the webhook cannot be sent again")]
+    Erased,
+    #[error("the profile cannot be decrypted: {0}")]
+    Profile(store::Error),
+    #[error("the webhook secret cannot be decrypted: {0}")]
+    Secret(store::Error),
+    #[error("the webhook cannot be encoded")]
+    Unwritable,
+}
+
+/// The result of an attempt: a response and the beginning of its body, or a failure.
+pub(crate) type Tried = Result<(Answer, Vec<u8>), Failure>;
+
+/// The class of an attempt's result, for metrics and the database.
+pub(crate) fn class(tried: &Tried) -> &'static str {
+    match tried {
+        Ok((answer, _)) => match answer.status {
+            200..=299 => "delivered",
+            300..=399 => "status_3xx",
+            410 => "gone",
+            429 => "too_many_requests",
+            400..=499 => "status_4xx",
+            500..=599 => "status_5xx",
+            _ => "status_other",
+        },
+        Err(Failure::Unanswered(unanswered)) => unanswered.class(),
+        Err(Failure::Erased) => "erased",
+        Err(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable) => "unreadable",
+    }
+}
+
+pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
+    let retry_in = match next {
+        Next::Delivered => return AttemptResult::Delivered,
+        Next::Retry(wait) => Some(wait),
+        Next::Exhausted => None,
+    };
+    let error = match tried {
+        Ok((answer, _)) => format!("answered {}", answer.status),
+        Err(failure) => failure.to_string(),
+    };
+    AttemptResult::Failed {
+        error,
+        retry_in,
+        endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
+    }
+}
+
+/// Logs one line per attempt.
+pub(crate) fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
+    let Delivery {
+        id,
+        partner_id,
+        attempt,
+        content,
+        ..
+    } = delivery;
+    let (topup_id, event_id) = ids(id);
+    let (order_id, age) = match content {
+        Content::Esim(esim) => (Some(tracing::field::display(esim.order_id)), Some(esim.age)),
+        Content::Event(_) => (None, None),
+    };
+    let status = answer.map(|answer| answer.status);
+    let error = failure.map(tracing::field::display);
+    match (failure, next) {
+        (_, Next::Delivered) => tracing::debug!(
+            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, status, ?age,
+            "webhook delivered"
+        ),
+        (Some(Failure::Profile(_) | Failure::Secret(_) | Failure::Unwritable), _) => tracing::error!(
+            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, error, ?next,
+            "webhook cannot be created"
+        ),
+        (_, Next::Retry(retry_in)) => tracing::info!(
+            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, status, error, ?retry_in,
+            "webhook not delivered; retry scheduled"
+        ),
+        (_, Next::Exhausted) => tracing::warn!(
+            topup.id = topup_id, event.id = event_id, partner.id = %partner_id, order.id = order_id, attempt, status, error,
+            "webhook not delivered; exhausted"
+        ),
+    }
+}

@@ -1,0 +1,207 @@
+//! Events other than the specified webhook; deliveries that move to a new URL or find their host full.
+
+use std::time::{Duration, Instant};
+
+use domain::{DeliveryId, EventId, PartnerId};
+use store::{
+    endpoints,
+    events::{self, Kind, Tested, View},
+    partner_view,
+    partners::{self, NewWebhook},
+};
+use testkit::{
+    receiver::{Answer, Received, Signature},
+    wait,
+};
+
+use crate::support::{Bench, PATIENCE};
+
+impl Bench {
+    async fn test_endpoint(&self, partner: PartnerId) -> EventId {
+        let mut connection = self.pool.acquire().await.unwrap();
+        match events::test(&mut connection, partner, Duration::ZERO)
+            .await
+            .unwrap()
+        {
+            Tested::Due(id) => id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The event once it has this state.
+    async fn event(&self, id: &EventId, state: &str) -> View {
+        let look = async || {
+            let mut connection = self.pool.acquire().await?;
+            let seen = events::find(&mut connection, None, id).await?;
+            Ok(seen.filter(|event| event.state == state))
+        };
+        wait::until(PATIENCE, &format!("the event to be {state}"), look)
+            .await
+            .unwrap()
+    }
+
+    async fn change_url(&self, partner: PartnerId, url: &str) {
+        let new = NewWebhook {
+            url: Some(Some(url)),
+            events: None,
+        };
+        let mut connection = self.pool.acquire().await.unwrap();
+        let minute = Duration::from_mins(1);
+        let changed = partner_view::set_webhook(&mut connection, partner, &new, minute).await;
+        assert!(changed.unwrap());
+    }
+}
+
+#[tokio::test]
+async fn a_test_has_one_signed_attempt_with_its_type() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    bench.receiver.answer("/hook", |_| Answer::status(503));
+    let failed = bench.test_endpoint(partner).await;
+    let seen = bench.event(&failed, "exhausted").await;
+    assert_eq!((seen.attempts, seen.status, seen.due_at), (1, Some(503), None));
+    bench.receiver.answer("/hook", |_| Answer::status(200));
+    let good = bench.test_endpoint(partner).await;
+    bench.event(&good, "delivered").await;
+    let received: Vec<Received> = bench.receiver.received();
+    assert_eq!(received.len(), 2);
+    for (webhook, id) in received.iter().zip([&failed, &good]) {
+        assert_eq!(webhook.signature, Signature::Valid);
+        assert_eq!(webhook.headers["webhook-id"], id.as_str());
+        assert_eq!(webhook.headers["webhook-type"], "webhook.test");
+        assert_eq!(
+            (&webhook.json["type"], &webhook.json["data"]),
+            (&"webhook.test".into(), &serde_json::json!({}))
+        );
+    }
+    let id = DeliveryId::from(failed);
+    let mut connection = bench.pool.acquire().await.unwrap();
+    let made = partner_view::attempts(&mut connection, partner, &id)
+        .await
+        .unwrap();
+    assert_eq!((made.len(), made[0].class.as_str()), (1, "status_5xx"));
+    // The webhook of a topup has no type.
+    let topup = bench.ready_and_announced(partner).await;
+    bench.delivered(&topup).await;
+    let webhook = bench.receiver.received().pop().unwrap();
+    assert!(!webhook.headers.contains_key("webhook-type"));
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
+    let mut bench = Bench::start().await;
+    let partner = bench.partner_at("/hook").await;
+    sqlx::query(
+        "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+         VALUES ($1, 20, 9, now() + interval '1 hour')",
+    )
+    .bind(partner.uuid())
+    .execute(&bench.pool)
+    .await
+    .unwrap();
+    let waiting = bench.copies(partner, 3, Some(Duration::ZERO)).await;
+    let id = bench.test_endpoint(partner).await;
+    bench.event(&id, "delivered").await;
+    for topup in &waiting {
+        bench.delivered(topup).await;
+    }
+    let received = bench.receiver.received();
+    assert_eq!(
+        received[0].headers["webhook-id"],
+        id.as_str(),
+        "the test came first"
+    );
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn keys_that_end_soon_are_told_and_retried() {
+    let mut bench = Bench::prepared().await;
+    let partner = bench.partner_at("/hook").await;
+    let mut connection = bench.pool.acquire().await.unwrap();
+    let kinds = [Kind::KeyExpiring];
+    partners::set_events(&mut connection, partner, &kinds)
+        .await
+        .unwrap();
+    sqlx::query("UPDATE partners SET old_keys_until = now() + interval '1 hour' WHERE partner_id = $1")
+        .bind(partner.uuid())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    bench.receiver.answer("/hook", |_| Answer::status(500));
+    bench.go().await;
+    bench.receiver.wait_for(1, PATIENCE).await.unwrap();
+    let first = bench.receiver.received().remove(0);
+    assert_eq!(first.headers["webhook-type"], "key.expiring");
+    assert_eq!(first.json["data"]["credential"], "keys");
+    let id: EventId = first.headers["webhook-id"].to_str().unwrap().parse().unwrap();
+    let retried = async || {
+        let mut connection = bench.pool.acquire().await?;
+        let seen = events::find(&mut connection, None, &id).await?;
+        Ok(seen.filter(|event| event.attempts == 1))
+    };
+    let seen = wait::until(PATIENCE, "the attempt to be recorded", retried)
+        .await
+        .unwrap();
+    assert_eq!(seen.state, "pending");
+    bench.receiver.answer("/hook", |_| Answer::status(204));
+    bench.event(&id, "delivered").await;
+    let bodies: Vec<_> = bench
+        .receiver
+        .received()
+        .into_iter()
+        .map(|one| one.body)
+        .collect();
+    assert_eq!(bodies.len(), 2);
+    assert_eq!(bodies[0], bodies[1], "a retry has the same body");
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn what_waits_goes_to_a_partners_new_url() {
+    let mut bench = Bench::start().await;
+    let (partner, secret) = bench.partner(None).await;
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        let topup = bench.ready_and_announced(partner).await;
+        bench.stored(&topup, |stored| stored.state == "no_endpoint").await;
+        waiting.push(topup);
+    }
+    bench.receiver.verify("/new", &secret.to_text()).unwrap();
+    bench.change_url(partner, &bench.receiver.url("/new")).await;
+    for topup in &waiting {
+        bench.delivered(topup).await;
+    }
+    let moved = async || {
+        let mut connection = bench.pool.acquire().await?;
+        Ok(endpoints::moving(&mut connection).await?.is_empty().then_some(()))
+    };
+    wait::until(PATIENCE, "the move to end", moved).await.unwrap();
+    bench.stop().await;
+}
+
+#[tokio::test]
+async fn a_delivery_that_finds_its_host_full_does_not_wait_for_its_lease() {
+    let mut bench = Bench::start_with(|config| {
+        config.host_concurrency = 1;
+        config.delivery_concurrency = 4;
+    })
+    .await;
+    let slow = bench.partner_at("/slow").await;
+    let other = bench.partner_at("/other").await;
+    bench.receiver.answer("/slow", |_| Answer {
+        status: 200,
+        delay: Duration::from_secs(1),
+    });
+    let first = bench.ready_and_announced(slow).await;
+    bench.receiver.wait_for(1, PATIENCE).await.unwrap();
+    // The host of this partner is not known yet, so its lane does not tell that the host is full.
+    let began = Instant::now();
+    let second = bench.ready_and_announced(other).await;
+    bench.delivered(&second).await;
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(8), "{took:?}");
+    bench.delivered(&first).await;
+    bench.stop().await;
+}

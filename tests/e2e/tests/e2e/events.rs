@@ -1,0 +1,187 @@
+//! Events of a partner's endpoint other than the specified webhook, from its opt-in to its list.
+
+use crate::shop::{PATH, Shop, fresh};
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+use std::time::Duration;
+use testkit::client::{Answer, Client};
+use testkit::receiver::{self, Signature};
+use testkit::stack::{Stack, Stage};
+use testkit::wait;
+
+const SOON: Duration = Duration::from_secs(30);
+const API: &str = "/api/v1/api_partner";
+
+async fn ask(client: &Client, method: &str, path: &str, body: &str) -> Result<Answer> {
+    let request = client.post(body.to_owned()).method(method);
+    let request = match path.split_once('?') {
+        Some((path, query)) => request.path(&format!("{API}{path}")).query(query),
+        None => request.path(&format!("{API}{path}")),
+    };
+    request.send().await
+}
+
+async fn get(client: &Client, path: &str) -> Result<Value> {
+    let answer = ask(client, "GET", path, "").await?;
+    ensure!(answer.status == 200, "GET {path}: {}", answer.status);
+    answer.json()
+}
+
+fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
+    let value = answer.headers.get(name).map(|value| value.to_str());
+    value.transpose().ok().flatten().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "WEBHOOK_TEST_INTERVAL", "1h")
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let tested = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
+    let good: Value = tested.json().unwrap();
+    assert_eq!(
+        (tested.status, &good["state"], &good["type"]),
+        (200, &json!("delivered"), &json!("webhook.test")),
+        "{good}"
+    );
+    assert_eq!(good["attempts"][0]["outcome"], "delivered", "{good}");
+    let received = shop.receiver.received().remove(0);
+    assert_eq!(received.signature, Signature::Valid);
+    assert_eq!(received.headers["webhook-id"], good["event_id"].as_str().unwrap());
+    assert_eq!(received.headers["webhook-type"], "webhook.test");
+
+    let again = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
+    assert_eq!(
+        (again.status, header(&again, "x-service-error")),
+        (429, "tested_recently")
+    );
+    assert!(!header(&again, "retry-after").is_empty());
+
+    let broken = Shop::open(&stack).await.unwrap();
+    broken.receiver.answer(PATH, |_| receiver::Answer::status(503));
+    let tested = ask(&broken.client, "POST", "/webhook/test", "").await.unwrap();
+    let failed: Value = tested.json().unwrap();
+    assert_eq!(
+        (tested.status, &failed["state"]),
+        (200, &json!("exhausted")),
+        "{failed}"
+    );
+    assert_eq!(failed["attempts"][0]["status"], 503);
+    assert_eq!(failed["attempts"][0]["outcome"], "status_5xx");
+    assert!(failed["attempts"][0]["duration_ms"].is_number(), "{failed}");
+
+    // Each is listed for its partner only.
+    for (shop, event) in [(&shop, &good), (&broken, &failed)] {
+        let page = get(&shop.client, "/webhook/events?limit=1").await.unwrap();
+        assert_eq!(page["events"][0]["event_id"], event["event_id"]);
+        assert_eq!(page["next_cursor"], Value::Null);
+    }
+    let path = format!("/webhook/events/{}", good["event_id"].as_str().unwrap());
+    assert_eq!(get(&shop.client, &path).await.unwrap(), good);
+    let stranger = Shop::open(&stack).await.unwrap();
+    assert_eq!(ask(&stranger.client, "GET", &path, "").await.unwrap().status, 404);
+    assert_eq!(
+        get(&stranger.client, "/webhook/events").await.unwrap(),
+        json!({"events": [], "next_cursor": null})
+    );
+    let shown: Value = stack
+        .esimctl
+        .run(&["delivery", "show", failed["event_id"].as_str().unwrap()])
+        .await
+        .unwrap();
+    assert_eq!(shown["attempts"][0]["class"], "status_5xx", "{shown}");
+
+    let removed = ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#)
+        .await
+        .unwrap();
+    assert_eq!(removed.status, 200);
+    let answer = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
+    assert_eq!(
+        (answer.status, header(&answer, "x-service-error")),
+        (409, "webhook_url_missing")
+    );
+    let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
+    let recorded = actions.to_string();
+    assert!(
+        recorded.contains("webhook set")
+            && recorded.contains(&format!("partner {}", shop.partner.partner_id)),
+        "{actions}"
+    );
+    assert!(!recorded.contains("http"), "no URL is recorded: {actions}");
+}
+
+#[tokio::test]
+async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let silent = Shop::open(&stack).await.unwrap();
+    for (body, code) in [
+        (r#"{"events": ["webhook.test"]}"#, "events_invalid"),
+        (r#"{"events": "topup.failed"}"#, "events_invalid"),
+        (r#"{"events": [1]}"#, "events_invalid"),
+        ("{}", "url_missing"),
+    ] {
+        let answer = ask(&shop.client, "PUT", "/webhook", body).await.unwrap();
+        assert_eq!(
+            (answer.status, header(&answer, "x-service-error")),
+            (422, code),
+            "{body}"
+        );
+    }
+    let before = get(&shop.client, "/webhook").await.unwrap();
+    assert_eq!(before["events"], json!([]));
+    let asked = ask(&shop.client, "PUT", "/webhook", r#"{"events": ["topup.failed"]}"#)
+        .await
+        .unwrap();
+    let endpoint: Value = asked.json().unwrap();
+    assert_eq!(
+        (&endpoint["events"], &endpoint["url"]),
+        (&json!(["topup.failed"]), &before["url"])
+    );
+
+    let partly = stack.option("partly").unwrap();
+    let id = fresh("partly");
+    silent.buy(&fresh("silent"), partly, 2).await.unwrap();
+    shop.buy(&id, partly, 2).await.unwrap();
+    let both = shop
+        .receiver
+        .wait_until(SOON, "an eSIM and an event", |received| received.len() >= 2)
+        .await
+        .unwrap();
+    let event = both
+        .iter()
+        .find(|one| one.headers.contains_key("webhook-type"))
+        .unwrap();
+    assert_eq!(event.signature, Signature::Valid);
+    assert_eq!(event.json["type"], "topup.failed");
+    let data = &event.json["data"];
+    assert_eq!(data["external_order_id"], id.as_str());
+    let topup_id = data["topup_id"].as_str().unwrap();
+    let topup = get(&shop.client, &format!("/topups/{topup_id}")).await.unwrap();
+    assert_eq!(
+        (&topup["state"], &topup["error"]),
+        (&json!("failed"), &data["error"])
+    );
+    let delivered = async || {
+        let events = get(&shop.client, "/webhook/events").await?;
+        let event = &events["events"][0];
+        Ok((event["state"] == "delivered").then_some(event.clone()))
+    };
+    let listed = wait::until(SOON, "the delivered event", delivered).await.unwrap();
+    assert_eq!(listed["topup_id"], topup_id);
+    assert_eq!(listed["event_id"].as_str().unwrap(), event.headers["webhook-id"]);
+    assert!(
+        silent
+            .receiver
+            .received()
+            .iter()
+            .all(|one| !one.headers.contains_key("webhook-type"))
+    );
+    assert_eq!(
+        get(&silent.client, "/webhook/events").await.unwrap()["events"],
+        json!([])
+    );
+}
