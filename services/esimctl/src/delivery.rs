@@ -18,7 +18,7 @@ use crate::{
     confirm::Confirm,
     database::connect,
     event,
-    lookup::{Which, find},
+    lookup::find_id,
     moment::past,
     output::{Output, dash, moment, printable, properties, table},
 };
@@ -364,13 +364,6 @@ fn target(asked: &Replay) -> String {
         at(asked.until),
         asked.limit,
     )
-}
-
-async fn partner_id(connection: &mut PgConnection, partner: &str) -> anyhow::Result<domain::PartnerId> {
-    let which = Which {
-        partner: partner.to_owned(),
-    };
-    Ok(find(connection, &which).await?.partner_id.into())
 }
 
 pub fn at(at: Option<OffsetDateTime>) -> String {

@@ -104,7 +104,7 @@ pub(crate) enum ApiError {
     TooManyInFlight(u32),
     /// 429: the last such request was a moment ago. The code is in the error header and in the metrics.
     TooSoon {
-        code: &'static str,
+        code: Code,
         message: &'static str,
         wait: Duration,
     },

@@ -18,7 +18,7 @@ use pipeline::{
 };
 use runtime::{Shutdown, clock};
 use store::{
-    Database,
+    Database, PgConnection,
     deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Esim, Read},
     endpoints::BlockPolicy,
     events::Subject,
@@ -290,7 +290,7 @@ impl Deliver {
                 let profile =
                     Profile::open(&self.vault, &esim.topup_id, &esim.profile).map_err(Failure::Profile)?;
                 let body =
-                    webhook::body(esim, &profile, &self.public_url).map_err(|_| Failure::Unwritable)?;
+                    webhook::body(esim, &profile, &self.qr).map_err(|_| Failure::Unwritable)?;
                 Ok((body, None))
             }
             Content::Event(event) => {
@@ -523,8 +523,8 @@ impl Writer for WithoutUrl {
     type Error = store::Error;
 
     async fn write(&self, items: &[DeliveryId]) -> Result<Vec<()>, store::Error> {
-        self.0
-            .run(async |connection| deliveries::set_no_endpoint(connection, items).await)
+        let set = async |connection: &mut PgConnection| deliveries::set_no_endpoint(connection, items).await;
+        perform(Effect::CommitNoEndpoint, self.0.run(set))
             .await
             .inspect_err(|error| tracing::warn!(%error, "cannot record missing webhook URLs"))?;
         Ok(vec![(); items.len()])

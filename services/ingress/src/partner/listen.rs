@@ -98,7 +98,7 @@ pub(super) async fn listen(
     });
     loop {
         let found = desk
-            .run(async |connection| {
+            .run(caller.id(), async |connection| {
                 partner_view::webhooks(connection, caller.id(), &after, limit.into()).await
             })
             .await?;
@@ -122,7 +122,7 @@ async fn answer(
     let sealed = if found.is_empty() {
         Vec::new()
     } else {
-        desk.run(async |connection| partner_view::webhook_secrets(connection, caller.id()).await)
+        desk.run(caller.id(), async |connection| partner_view::webhook_secrets(connection, caller.id()).await)
             .await?
     };
     let secrets: Result<Vec<Secret>, _> = sealed
