@@ -84,10 +84,7 @@ pub(crate) enum ApiError {
     /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
     Refused(Vec<Fault>),
     /// 403: the account may not do it. The code is in the error header and in the metrics.
-    Forbidden {
-        code: Code,
-        message: &'static str,
-    },
+    Forbidden { code: Code, message: &'static str },
     /// 404.
     NotFound,
     /// 405.
@@ -151,7 +148,10 @@ impl ApiError {
     fn reason(&self) -> &'static str {
         match self {
             Self::InvalidJson => "invalid_json",
-            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } | Self::TooSoon { code, .. } => code.name(),
+            Self::BadRequest { code, .. }
+            | Self::Conflict { code, .. }
+            | Self::Forbidden { code, .. }
+            | Self::TooSoon { code, .. } => code.name(),
             Self::Unauthorized { reason, .. } | Self::Overloaded { reason, .. } => reason,
             Self::Unprocessable(errors) if orders::is_taken(errors) => "taken",
             Self::Unprocessable(_) => "invalid",
@@ -175,7 +175,10 @@ impl ApiError {
                 return faults.iter().flat_map(Fault::named).take(MOST_CODES).collect();
             }
             Self::InvalidJson => Code::InvalidJson,
-            Self::BadRequest { code, .. } | Self::Conflict { code, .. } | Self::Forbidden { code, .. } | Self::TooSoon { code, .. } => *code,
+            Self::BadRequest { code, .. }
+            | Self::Conflict { code, .. }
+            | Self::Forbidden { code, .. }
+            | Self::TooSoon { code, .. } => *code,
             Self::Unauthorized { reason, .. } => match *reason {
                 "missing_header" => Code::AuthenticationHeaderMissing,
                 "timestamp" => Code::TimestampInvalid,

@@ -42,8 +42,9 @@ use runtime::{
     http::Requests,
 };
 use store::{
+    Database,
     config::{MasterKeyConfig, PoolConfig},
-    vault::Keyring,
+    vault::{Keyring, Vault},
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
@@ -155,6 +156,33 @@ fn brand(text: &str) -> Result<String, String> {
     }
 }
 
+/// What partners' own requests need.
+fn desk(
+    config: &Config,
+    database: &Database,
+    vault: Vault,
+    qr_keys: &signing::qr::Keys,
+    shutdown: &Shutdown,
+) -> Desk {
+    Desk {
+        database: database.clone(),
+        turns: Turns::new(config.limits.self_service_concurrency.into()),
+        vault,
+        guard: config
+            .guard
+            .clone()
+            .guard()
+            .http_live(config.http.webhook_http_live),
+        qr: QrUrls::new(config.public_url.clone(), qr_keys.clone()),
+        providers: config.providers.clone(),
+        redeliver_interval: config.limits.redeliver_interval,
+        listen_wait: config.limits.listen_wait,
+        stop: shutdown.soft(),
+        test_interval: config.limits.webhook_test_interval,
+        test_wait: config.limits.webhook_test_wait,
+    }
+}
+
 /// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("ingress").map_err(BadSetting::error)?;
@@ -198,20 +226,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
-    let public_url = config.public_url;
-    let desk = Desk {
-        database: database.clone(),
-        turns: Turns::new(config.limits.self_service_concurrency.into()),
-        vault,
-        guard: config.guard.guard().http_live(config.http.webhook_http_live),
-        qr: QrUrls::new(public_url.clone(), qr_keys.clone()),
-        providers: config.providers.clone(),
-        redeliver_interval: config.limits.redeliver_interval,
-        listen_wait: config.limits.listen_wait,
-        stop: shutdown.soft(),
-        test_interval: config.limits.webhook_test_interval,
-        test_wait: config.limits.webhook_test_wait,
-    };
+    let public_url = config.public_url.clone();
+    let desk = desk(&config, &database, vault, &qr_keys, &shutdown);
     let orders = Orders::new(
         database,
         Arc::clone(&directory),

@@ -518,9 +518,10 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     let mut errors: Vec<Fault> = Vec::new();
     for refusal in refusals {
         let error = match refusal {
-            Refusal::Rejected { status, message } => {
-                Fault::new(Code::ProviderRejected, webhooks::event::rejection(status, message))
-            }
+            Refusal::Rejected { status, message } => Fault::new(
+                Code::ProviderRejected,
+                webhooks::event::rejection(status, message),
+            ),
             Refusal::NotSent => {
                 let message = format!("API connection error (Order ID: {order_id})");
                 Fault::new(Code::ProviderUnreachable, message)

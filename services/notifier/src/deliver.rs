@@ -289,8 +289,7 @@ impl Deliver {
             Content::Esim(esim) => {
                 let profile =
                     Profile::open(&self.vault, &esim.topup_id, &esim.profile).map_err(Failure::Profile)?;
-                let body =
-                    webhook::body(esim, &profile, &self.qr).map_err(|_| Failure::Unwritable)?;
+                let body = webhook::body(esim, &profile, &self.qr).map_err(|_| Failure::Unwritable)?;
                 Ok((body, None))
             }
             Content::Event(event) => {

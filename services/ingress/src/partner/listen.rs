@@ -122,8 +122,10 @@ async fn answer(
     let sealed = if found.is_empty() {
         Vec::new()
     } else {
-        desk.run(caller.id(), async |connection| partner_view::webhook_secrets(connection, caller.id()).await)
-            .await?
+        desk.run(caller.id(), async |connection| {
+            partner_view::webhook_secrets(connection, caller.id()).await
+        })
+        .await?
     };
     let secrets: Result<Vec<Secret>, _> = sealed
         .iter()

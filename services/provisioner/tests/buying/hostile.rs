@@ -2,14 +2,13 @@
 //! request that was not sent, and a rejection is only what the protocol says exactly: both would buy again or refuse
 //! what is bought.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
 use provisioner::providers::{
-    FindAnswer, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState,
-    usimsa::{Limits, Usimsa},
+    FindAnswer, Limits, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState,
+    usimsa::{Account, connect},
 };
-use signing::SecretKey;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -172,6 +171,7 @@ fn statuses() -> Vec<Row> {
 }
 
 /// Bodies of a 200.
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn bodies() -> Vec<Row> {
     let wide: Vec<u8> = r#"{"code":"9001"}"#.encode_utf16().flat_map(u16::to_le_bytes).collect();
     let unknown: Vec<(&str, Vec<u8>)> = vec![
@@ -342,7 +342,7 @@ fn trouble(trouble: &Trouble) -> String {
 }
 
 /// A provider that sends these bytes on each connection and closes it.
-async fn provider(response: Vec<u8>) -> Usimsa {
+async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let base = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -357,8 +357,13 @@ async fn provider(response: Vec<u8>) -> Usimsa {
         timeout: Duration::from_secs(5),
         answer_max: ANSWER_MAX,
     };
-    let secret = SecretKey::from_base64("c2VjcmV0LWtleQ==").unwrap();
-    Usimsa::new(&base.parse().unwrap(), "key".into(), secret, limits).unwrap()
+    let account = Account {
+        url: Some(base.parse().unwrap()),
+        access_key: Some("key".into()),
+        secret_key: Some("c2VjcmV0LWtleQ==".into()),
+        ..Account::default()
+    };
+    connect(&account, limits).unwrap().provider
 }
 
 #[tokio::test]

@@ -103,7 +103,10 @@ async fn the_webhook_is_changed_by_the_partner() {
         (json!("http://10.1.2.3/hook"), "url_forbidden; parameter=url"),
         (json!("http://127.0.0.1:22/hook"), "url_forbidden; parameter=url"),
         (json!("ftp://example.com"), "url_invalid; parameter=url"),
-        (json!("https://user:pass@example.com"), "url_invalid; parameter=url"),
+        (
+            json!("https://user:pass@example.com"),
+            "url_invalid; parameter=url",
+        ),
         (json!(7), "url_invalid; parameter=url"),
     ] {
         let answer = put(url.clone()).await.unwrap();
