@@ -1,0 +1,107 @@
+//! A partner's webhook endpoint, and the further events that it gets.
+
+use domain::PartnerId;
+use sqlx::PgConnection;
+
+use crate::{
+    Error,
+    endpoints::{self, Block},
+    events::Kind,
+};
+
+/// A change of a partner's webhook endpoint; `None` keeps what is stored.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NewWebhook<'a> {
+    /// The URL; `Some(None)` removes it.
+    pub url: Option<Option<&'a str>>,
+    /// The further events that are sent.
+    pub events: Option<&'a [Kind]>,
+}
+
+/// Changes a partner's webhook endpoint, and notes the deliveries that a new URL makes due. Returns whether anything
+/// changed. With [`Block::End`], the same URL again counts as a new one.
+pub(crate) async fn change_webhook(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    new: &NewWebhook<'_>,
+    block: Block,
+) -> Result<bool, Error> {
+    let events: Option<Vec<&str>> = new
+        .events
+        .map(|events| events.iter().copied().map(Kind::as_str).collect());
+    let moved = sqlx::query_scalar!(
+        r#"WITH was AS MATERIALIZED (
+               SELECT webhook_url, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
+               FROM partners WHERE partner_id = $1 FOR UPDATE
+           )
+           UPDATE partners p
+           SET webhook_url = CASE WHEN $2 THEN $3 ELSE p.webhook_url END,
+               webhook_events = coalesce($5::text[], p.webhook_events)
+           FROM was WHERE p.partner_id = $1 AND (was.moved OR was.webhook_events <> $5)
+           RETURNING was.moved AS "moved!""#,
+        partner_id.uuid(),
+        new.url.is_some(),
+        new.url.flatten(),
+        matches!(block, Block::End),
+        events.as_deref() as Option<&[&str]>,
+    )
+    .fetch_optional(&mut *connection)
+    .await?;
+    match (moved, new.url.flatten()) {
+        (Some(true), Some(_)) => endpoints::begin_move(connection, partner_id, block).await?,
+        (Some(true), None) => endpoints::end_move(connection, partner_id).await?,
+        _ => {}
+    }
+    Ok(moved.is_some())
+}
+
+/// Deliveries of one batch of a move.
+const MOVED: u32 = 1_000;
+
+/// Sets or removes a partner's webhook URL. Deliveries that waited for a URL or for their next attempt become due, in
+/// batches. If this ends early, a notifier goes on. The notifier gives up on a delivery only while it holds the
+/// partner's row, so it misses no new URL.
+///
+/// Returns the number of due deliveries, or `None` if there is no such partner.
+pub async fn set_webhook(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    url: Option<&str>,
+) -> Result<Option<u64>, Error> {
+    let mut transaction = sqlx::Connection::begin(&mut *connection).await?;
+    let new = NewWebhook {
+        url: Some(url),
+        events: None,
+    };
+    if !change_webhook(&mut transaction, partner_id, &new, Block::End).await? {
+        return Ok(None);
+    }
+    transaction.commit().await?;
+    let mut due = 0;
+    while url.is_some() {
+        let moved = endpoints::move_waiting(connection, partner_id, MOVED).await?;
+        due += moved.due;
+        // Rows that another process holds are left to it.
+        if !moved.more || moved.due == 0 {
+            break;
+        }
+    }
+    Ok(Some(due))
+}
+
+/// Sets the further events that a partner gets. Returns whether the partner exists.
+pub async fn set_events(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    events: &[Kind],
+) -> Result<bool, Error> {
+    let names: Vec<&str> = events.iter().copied().map(Kind::as_str).collect();
+    let found = sqlx::query!(
+        "UPDATE partners SET webhook_events = $2 WHERE partner_id = $1",
+        partner_id.uuid(),
+        &names as &[&str],
+    )
+    .execute(connection)
+    .await?;
+    Ok(found.rows_affected() > 0)
+}

@@ -1,0 +1,214 @@
+//! Partners are created, disabled, limited, and asked to sign.
+
+use super::*;
+
+#[tokio::test]
+async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
+    let operator = Operator::new().await;
+    let url = "https://127.0.0.1:9000/webhooks";
+    let arguments = [
+        "partner",
+        "create",
+        "--name",
+        "Acme",
+        "--environment",
+        "live",
+        "--webhook-url",
+        url,
+    ];
+    let made = operator.json(&arguments).await;
+    assert_eq!(
+        (text(&made, "name"), text(&made, "environment")),
+        ("Acme", "live")
+    );
+    assert_eq!(text(&made, "webhook_url"), url);
+    let access_key = text(&made, "access_key");
+    assert!(
+        access_key.starts_with("ak_") && access_key.len() == 27,
+        "{access_key}"
+    );
+
+    let mut connection = operator.database.connect().await.unwrap();
+    let stored = partners::by_access_key(&mut connection, access_key)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(stored.partner_id.to_string(), text(&made, "partner_id"));
+    let key = partners::open_secret_key(
+        &vault(),
+        stored.partner_id,
+        stored.keys[0].secret_key.as_deref().unwrap(),
+    )
+    .unwrap();
+    assert_eq!(
+        (key.to_base64().as_str(), key.expose().len()),
+        (text(&made, "secret_key"), 32)
+    );
+    let webhook_secret = signing::webhook::Secret::parse(text(&made, "webhook_secret")).unwrap();
+    assert_eq!(webhook_secret.expose().len(), 32);
+
+    for id in [access_key, text(&made, "partner_id")] {
+        let shown = operator.run(&["partner", "show", id]).await;
+        assert!(shown.text().contains(access_key) && !shown.text().contains(text(&made, "secret_key")));
+        let shown = operator.json(&["partner", "show", id]).await;
+        assert_eq!(shown["partner_id"], made["partner_id"]);
+        assert!(shown.get("secret_key").is_none() && shown.get("webhook_secret").is_none());
+    }
+    let human = operator
+        .run(&["partner", "create", "--name", "B", "--environment", "sandbox"])
+        .await;
+    assert!(human.text().contains("shown only now"), "{human:?}");
+    assert_eq!(
+        operator
+            .json(&["partner", "list"])
+            .await
+            .as_array()
+            .unwrap()
+            .len(),
+        2
+    );
+    let list = operator.run(&["partner", "list"]).await;
+    assert!(
+        list.text().contains(access_key) && list.text().contains(url),
+        "{list:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_partner_is_disabled_and_enabled() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let first = operator.json(&["partner", "disable", id]).await;
+    assert!(first["disabled_at"].is_string(), "{first}");
+    assert_eq!(
+        operator
+            .json(&["partner", "disable", text(&made, "access_key")])
+            .await,
+        first
+    );
+    assert!(
+        operator
+            .run(&["partner", "list"])
+            .await
+            .text()
+            .contains("disabled since")
+    );
+    assert!(operator.json(&["partner", "enable", id]).await["disabled_at"].is_null());
+    let unknown = operator.run(&["partner", "disable", "ak_nobody"]).await;
+    assert!(unknown.line(1).contains("`esimctl partner list`"), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn a_partner_has_limits_of_its_own() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    let set = operator
+        .json(&[
+            "partner",
+            "set-limits",
+            id,
+            "--max-in-flight",
+            "3",
+            "--units-per-second",
+            "40",
+        ])
+        .await;
+    assert_eq!(
+        (&set["max_in_flight"], &set["units_per_second"]),
+        (&json!(3), &json!(40))
+    );
+    let set = operator
+        .json(&[
+            "partner",
+            "set-limits",
+            id,
+            "--max-in-flight",
+            "default",
+            "--orders-per-second",
+            "5",
+        ])
+        .await;
+    assert_eq!(
+        (
+            &set["max_in_flight"],
+            &set["orders_per_second"],
+            &set["units_per_second"]
+        ),
+        (&json!(null), &json!(5), &json!(40))
+    );
+    let shown = operator.run(&["partner", "show", id]).await;
+    assert!(shown.text().contains("orders_per_second"), "{shown:?}");
+    for bad in [
+        &[][..],
+        &["--orders-per-second", "0"],
+        &["--orders-per-second", "many"],
+    ] {
+        let refused = operator
+            .run(&[&["partner", "set-limits", id], bad].concat())
+            .await;
+        assert!(!refused.line(2).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_partner_must_sign_bodies_where_the_operator_wants_it() {
+    let operator = Operator::new().await;
+    let made = operator.create_partner().await;
+    let id = text(&made, "partner_id");
+    assert_eq!(
+        operator.json(&["partner", "show", id]).await["signed_body_required"],
+        false
+    );
+    for (body, required) in [("required", true), ("optional", false)] {
+        let set = operator
+            .json(&["partner", "set-signing", id, "--body", body])
+            .await;
+        assert_eq!(set["signed_body_required"], required);
+        let shown = operator.run(&["partner", "show", id]).await;
+        assert_eq!(shown.text().contains("signed body"), required, "{shown:?}");
+    }
+    for bad in [&[][..], &["--body", "maybe"]] {
+        let refused = operator
+            .run(&[&["partner", "set-signing", id], bad].concat())
+            .await;
+        assert!(!refused.line(2).is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_live_partner_gets_an_http_url_only_on_request() {
+    let operator = Operator::new().await;
+    let url = "http://acme.example/webhooks";
+    let create = ["partner", "create", "--name", "Acme", "--environment", "live"];
+    let with_url = [&create[..], &["--webhook-url", url]].concat();
+    let refused = operator.run(&with_url).await;
+    assert!(refused.line(1).contains("--webhook-http-live"), "{refused:?}");
+    assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
+    let made = operator.json(&create).await;
+    let set = ["partner", "set-webhook", text(&made, "partner_id"), "--url", url];
+    let refused = operator.run(&set).await;
+    assert!(refused.line(1).contains("https://"), "{refused:?}");
+    let shown = operator
+        .json(&["partner", "show", text(&made, "partner_id")])
+        .await;
+    assert!(shown["webhook_url"].is_null());
+    let allowed = [&set[..], &["--webhook-http-live"]].concat();
+    assert_eq!(operator.json(&allowed).await["webhook_url"], url);
+    let made = operator
+        .json(&[&with_url[..], &["--webhook-http-live=true"]].concat())
+        .await;
+    assert_eq!(made["webhook_url"], url);
+    let sandbox = [
+        "partner",
+        "create",
+        "--name",
+        "B",
+        "--environment",
+        "sandbox",
+        "--webhook-url",
+        url,
+    ];
+    assert_eq!(operator.json(&sandbox).await["webhook_url"], url);
+}

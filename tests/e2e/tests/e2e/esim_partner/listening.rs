@@ -1,0 +1,236 @@
+//! `esim-partner listen`, and the long poll behind it.
+
+use super::*;
+
+/// The webhooks of an answer of the endpoint, and the cursor.
+fn page(answer: &Answer) -> Result<(Vec<Value>, String)> {
+    ensure!(
+        answer.status == 200 && answer.headers["cache-control"] == "no-store",
+        "{} {}",
+        answer.status,
+        String::from_utf8_lossy(&answer.body)
+    );
+    let page = answer.json()?;
+    let webhooks = page["webhooks"].as_array().context("webhooks")?.clone();
+    let cursor = page["next_cursor"].as_str().context("next_cursor")?.to_owned();
+    Ok((webhooks, cursor))
+}
+
+async fn listen(client: &Client, query: &str) -> Result<Answer> {
+    client
+        .post("")
+        .method("GET")
+        .path(LISTEN)
+        .query(query)
+        .send()
+        .await
+}
+
+/// All webhooks since an hour ago, once there are `count`.
+async fn listened(client: &Client, count: usize) -> Result<Vec<Value>> {
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1)).format(&Rfc3339)?;
+    let query = format!("limit=100&wait=0&created_after={hour_ago}");
+    let all = async || {
+        let (webhooks, _) = page(&listen(client, &query).await?)?;
+        Ok((webhooks.len() >= count).then_some(webhooks))
+    };
+    wait::until(SOON, "the webhooks", all).await
+}
+
+#[tokio::test]
+async fn listen_forwards_what_the_webhook_url_gets() {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
+    let laptop = Receiver::start().await.unwrap();
+    laptop.verify("/hook", &shop.partner.webhook_secret).unwrap();
+    let (mut listening, _errors) = tool.listen(&laptop.url("/hook"), "2").await.unwrap();
+    let bought = shop
+        .buy(&fresh("listen"), stack.option("ready").unwrap(), 2)
+        .await
+        .unwrap();
+    let ids = testkit::shop::ids(&bought);
+    let delivered = shop.delivered(&ids, SOON).await.unwrap();
+    let forwarded = laptop.wait_for(2, SOON).await.unwrap();
+    for webhook in &forwarded {
+        assert_eq!(webhook.signature, Signature::Valid);
+        let regular = delivered
+            .iter()
+            .find(|regular| regular.headers["webhook-id"] == webhook.headers["webhook-id"])
+            .expect("the regular webhook");
+        // The same bytes; only the timestamp is of its own attempt.
+        assert_eq!(webhook.body, regular.body);
+        assert_eq!(webhook.headers["content-type"], regular.headers["content-type"]);
+    }
+    let ended = tokio::time::timeout(SOON, listening.wait()).await.unwrap();
+    assert!(ended.unwrap().success());
+    let mut shown = String::new();
+    let mut output = listening.stdout.take().unwrap();
+    output.read_to_string(&mut shown).await.unwrap();
+    for (webhook, id) in forwarded.iter().zip(&ids) {
+        assert!(shown.contains(&format!("{id} ")), "{shown}");
+        let code = webhook.json["activate_code"].as_str().unwrap();
+        assert!(!shown.contains(code), "it prints an activation code");
+    }
+    // Its own attempt counts, and only that of the webhook URL.
+    for id in &ids {
+        let path = format!("/api/v1/api_partner/topups/{id}/deliveries");
+        let delivered = async || {
+            let answer = shop.client.post("").method("GET").path(&path).send().await?;
+            let delivery = answer.json()?;
+            Ok((delivery["state"] == "delivered").then_some(delivery))
+        };
+        let delivery = wait::until(SOON, "the delivery", delivered).await.unwrap();
+        assert_eq!(delivery["attempts"].as_array().unwrap().len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn listen_needs_no_webhook_url_and_names_a_failure() {
+    let stack = Stack::start().await.unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
+    let laptop = Receiver::start().await.unwrap();
+    laptop.verify("/hook", &partner.webhook_secret).unwrap();
+    laptop.answer("/hook", |_| receiver::Answer::status(500));
+    let (mut listening, mut errors) = tool.listen(&laptop.url("/hook"), "1").await.unwrap();
+    let order = tool.json(&["trigger", "ready"]).await.unwrap();
+    let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
+    laptop.wait_for(1, SOON).await.unwrap();
+    let ended = tokio::time::timeout(SOON, listening.wait()).await.unwrap();
+    assert!(!ended.unwrap().success());
+    let mut hint = String::new();
+    errors.read_to_string(&mut hint).await.unwrap();
+    let command = format!("redeliver {topup_id} --forward-to {}", laptop.url("/hook"));
+    assert!(hint.contains(&command), "{hint}");
+
+    // The hinted command brings it back, with the same bytes.
+    laptop.answer("/hook", |_| receiver::Answer::status(200));
+    let url = laptop.url("/hook");
+    tool.text(&["redeliver", topup_id, "--forward-to", &url])
+        .await
+        .unwrap();
+    let received = laptop.received();
+    assert_eq!(received.len(), 2);
+    assert_eq!(received[0].body, received[1].body);
+    assert!(
+        received
+            .iter()
+            .all(|webhook| webhook.signature == Signature::Valid)
+    );
+    // The webhook itself waits for a URL.
+    let orders = tool.json(&["orders", "list"]).await.unwrap();
+    assert_eq!(orders["orders"][0]["state"], "ready");
+    let client = stack.client(&partner).unwrap();
+    let path = format!("/api/v1/api_partner/topups/{topup_id}");
+    let waits = async || {
+        let shown = client.post("").method("GET").path(&path).send().await?;
+        Ok((shown.json()?["delivery"] == "no_endpoint").then_some(()))
+    };
+    wait::until(SOON, "the webhook to wait for a URL", waits)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "LISTENERS", "1")
+        .env(Stage::Ingress, "LISTEN_WAIT", "3s")
+        .start()
+        .await
+        .unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    let bought = shop
+        .buy(&fresh("paged"), stack.option("ready").unwrap(), 3)
+        .await
+        .unwrap();
+    let all = listened(&shop.client, 3).await.unwrap();
+    let stranger = Shop::open(&stack).await.unwrap();
+
+    // Page by page, each webhook once.
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1))
+        .format(&Rfc3339)
+        .unwrap();
+    let mut query = format!("created_after={hour_ago}");
+    let (mut found, mut cursors) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let answer = listen(&shop.client, &format!("limit=1&wait=0&{query}"))
+            .await
+            .unwrap();
+        let (webhooks, cursor) = page(&answer).unwrap();
+        assert_eq!(webhooks.len(), 1);
+        found.push(webhooks[0]["headers"]["webhook-id"].clone());
+        query = format!("cursor={cursor}");
+        cursors.push(cursor);
+    }
+    let expected: Vec<_> = all
+        .iter()
+        .map(|one| one["headers"]["webhook-id"].clone())
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(found.len(), testkit::shop::ids(&bought).len());
+
+    // Another partner finds nothing, with these cursors and without.
+    for query in [
+        format!("created_after={hour_ago}"),
+        format!("cursor={}", cursors[0]),
+    ] {
+        let answer = listen(&stranger.client, &format!("wait=0&{query}"))
+            .await
+            .unwrap();
+        assert_eq!(page(&answer).unwrap().0, [Value::Null; 0], "{query}");
+    }
+    // An empty answer comes after the service's longest wait, however long the partner would wait.
+    let answer = listen(&stranger.client, "wait=3600").await.unwrap();
+    assert!(page(&answer).unwrap().0.is_empty());
+    assert!(
+        answer.took > Duration::from_secs(1) && answer.took < Duration::from_secs(15),
+        "{:?}",
+        answer.took
+    );
+
+    // One place: who comes second gets 503.
+    let query = format!("cursor={}", cursors[2]);
+    let (one, other) = tokio::join!(listen(&shop.client, &query), listen(&stranger.client, ""));
+    let mut answers = [one.unwrap(), other.unwrap()];
+    answers.sort_by_key(|answer| answer.status);
+    assert_eq!((answers[0].status, answers[1].status), (200, 503));
+    assert_eq!(answers[1].headers["x-service-error"], "overloaded");
+    assert!(answers[1].headers.contains_key("retry-after"));
+
+    let live = stack.create_partner("live", None).await.unwrap();
+    let refused = listen(&stack.client(&live).unwrap(), "").await.unwrap();
+    assert_eq!(
+        (
+            refused.status,
+            refused.headers["x-service-error"].to_str().unwrap()
+        ),
+        (403, "sandbox_only")
+    );
+}
+
+#[tokio::test]
+async fn a_waiting_listener_is_answered_when_ingress_stops() {
+    let mut stack = Stack::builder()
+        .env(Stage::Ingress, "LISTEN_WAIT", "10m")
+        .start()
+        .await
+        .unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    let waiting = tokio::spawn(async move { listen(&client, "").await });
+    let ingress = stack.process(Stage::Ingress).unwrap();
+    let metrics = ingress.program().ready_url.replace("readyz", "metrics");
+    let in_flight = async || {
+        let answer = testkit::http::client()?.get(&metrics).send().await?;
+        let text = answer.text().await?;
+        let mut listeners = text.lines().filter(|line| line.starts_with("esim_listeners"));
+        Ok(listeners.any(|line| line.ends_with(" 1")).then_some(()))
+    };
+    wait::until(SOON, "the waiting request", in_flight).await.unwrap();
+    let stopped = ingress.terminate(Duration::from_secs(15)).await;
+    assert!(stopped.unwrap().success());
+    let (webhooks, _) = page(&waiting.await.unwrap().unwrap()).unwrap();
+    assert!(webhooks.is_empty());
+}
