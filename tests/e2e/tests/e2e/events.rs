@@ -119,10 +119,16 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     let shop = Shop::open(&stack).await.unwrap();
     let silent = Shop::open(&stack).await.unwrap();
     for (body, code) in [
-        (r#"{"events": ["webhook.test"]}"#, "events_invalid"),
-        (r#"{"events": "topup.failed"}"#, "events_invalid"),
-        (r#"{"events": [1]}"#, "events_invalid"),
-        ("{}", "url_missing"),
+        (
+            r#"{"events": ["webhook.test"]}"#,
+            "events_invalid; parameter=events",
+        ),
+        (
+            r#"{"events": "topup.failed"}"#,
+            "events_invalid; parameter=events",
+        ),
+        (r#"{"events": [1]}"#, "events_invalid; parameter=events"),
+        ("{}", "url_missing; parameter=url"),
     ] {
         let answer = ask(&shop.client, "PUT", "/webhook", body).await.unwrap();
         assert_eq!(

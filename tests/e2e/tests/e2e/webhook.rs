@@ -402,7 +402,7 @@ async fn a_live_partner_sets_an_http_url_only_if_the_operator_allows_it() {
                 assert_eq!(shown["url"], stored);
                 let said = json!({"errors": ["Url must begin with https:// for a live account"]});
                 assert_eq!(answer.json().unwrap(), said);
-                assert_eq!(answer.headers["x-service-error"], "url_forbidden");
+                assert_eq!(answer.headers["x-service-error"], "url_forbidden; parameter=url");
             }
         }
     }
