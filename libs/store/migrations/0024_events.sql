@@ -1,7 +1,7 @@
 -- serves: 14
 -- Further events of a partner's webhook endpoint: docs/decisions/0017-partner-endpoints.md. An event that is not finished has a row
--- in `delivery_due`, or in `delivery_held` while there is no URL, under its own id. Programs of schema 14 pass these rows
--- by: the id is no topup id.
+-- in `delivery_due`, or in `delivery_held` while there is no URL, under its own id. Programs of schema 14 to 23 cannot
+-- send these rows, and their probes stop at them: see "Roll back" in docs/operations.md.
 CREATE TABLE events (
     event_id text PRIMARY KEY,
     partner_id uuid NOT NULL,

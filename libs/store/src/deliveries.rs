@@ -139,7 +139,10 @@ pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<
 /// Ends the lease of a due row of this process: it is due now.
 pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result<(), Error> {
     sqlx::query!(
-        "UPDATE delivery_due SET at = now() WHERE topup_id = $1 AND at > now()",
+        "UPDATE delivery_due
+         SET at = CASE WHEN EXISTS (SELECT FROM events WHERE event_id = $1 AND kind = 'webhook.test')
+                       THEN '-infinity'::timestamptz ELSE now() END
+         WHERE topup_id = $1 AND at > now()",
         id.as_str()
     )
     .execute(connection)

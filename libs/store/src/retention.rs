@@ -234,7 +234,9 @@ impl Walk {
                    DELETE FROM delivery_attempts a
                    USING page
                    LEFT JOIN deliveries d ON d.topup_id = page.topup_id
-                   LEFT JOIN retention_terms own ON own.class = 'attempts' AND own.partner_id = d.partner_id
+                   LEFT JOIN events v ON v.event_id = page.topup_id
+                   LEFT JOIN retention_terms own
+                        ON own.class = 'attempts' AND own.partner_id = coalesce(d.partner_id, v.partner_id)
                    WHERE a.topup_id = page.topup_id AND a.attempt = page.attempt AND a.at = page.at
                      AND CASE WHEN own.class IS NULL THEN $4 ELSE own.days = $5 END
                    RETURNING a.topup_id

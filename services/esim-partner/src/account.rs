@@ -163,6 +163,11 @@ impl Account {
         query: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<Answer> {
+        // A URL has no such segments: they would be resolved before the request is sent.
+        anyhow::ensure!(
+            !path.split('/').any(|segment| matches!(segment, "." | "..")),
+            "the ids . and .. cannot stand in a URL; use another id"
+        );
         let (access_key, path) = (self.setting("ACCESS_KEY")?, format!("{API}{path}"));
         let secret = SecretKey::from_base64(self.setting("SECRET_KEY")?).context("SECRET_KEY")?;
         let timestamp = runtime::clock::unix_seconds().to_string();

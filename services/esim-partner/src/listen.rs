@@ -11,7 +11,7 @@ use futures_util::{StreamExt, stream};
 use reqwest::Url;
 use serde::Deserialize;
 use serde_json::{Value, value::RawValue};
-use time::format_description::well_known::Rfc3339;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use crate::{
     account::{self, Account, encoded},
@@ -69,7 +69,9 @@ impl Listen {
         let http = forwarder()?;
         let mut query = "wait=0".to_owned();
         if let Some(since) = self.since {
-            let at = (runtime::clock::now() - since).format(&Rfc3339)?;
+            let since = time::Duration::try_from(since).ok();
+            let at = since.and_then(|since| runtime::clock::now().checked_sub(since));
+            let at = at.unwrap_or(OffsetDateTime::UNIX_EPOCH).format(&Rfc3339)?;
             query = format!("wait=0&created_after={}", encoded(&at));
         }
         let (mut forwarded, mut failed, mut began) = (0, 0, false);

@@ -108,7 +108,7 @@ impl Code {
                 "repeated_header",
                 "400",
                 NO,
-                "An authentication header appears twice. Send each of the three once: a library that adds headers to those of an earlier attempt is a usual cause.",
+                "An authentication header appears twice. Send each once: a library that adds headers to those of an earlier attempt is a usual cause.",
             ),
             Self::InvalidJson => (
                 "invalid_json",

@@ -246,7 +246,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         authenticator: Authenticator::new(
             &config.brand,
             directory,
-            Replays::new(limits.replays_remembered),
+            Replays::new(limits.replays_remembered, limits.body_timeout),
             metrics.clone(),
         ),
         admission: Admission::new(limits, config.max_units),

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use axum::http::{HeaderValue, Method};
@@ -32,6 +33,9 @@ impl Use {
 /// The remembered signatures of one process.
 pub(crate) struct Replays {
     capacity: usize,
+    /// How long a signature is remembered after its timestamp, in seconds: its head passes for a window, and its body
+    /// may come later.
+    lasts: i64,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -42,8 +46,8 @@ struct Seen {
 }
 
 impl Replays {
-    /// Remembers at most `capacity` signatures; `None` if that is 0.
-    pub(crate) fn new(capacity: u32) -> Option<Self> {
+    /// Remembers at most `capacity` signatures; `None` if that is 0. A body arrives within `body_timeout`.
+    pub(crate) fn new(capacity: u32, body_timeout: Duration) -> Option<Self> {
         let seen = Arc::default();
         let observed = Arc::clone(&seen);
         global::meter("ingress")
@@ -52,16 +56,20 @@ impl Replays {
             .with_callback(move |gauge| gauge.observe(lock(&observed).all as u64, &[]))
             .build();
         let capacity = size(capacity);
-        (capacity > 0).then_some(Self { capacity, seen })
+        let lasts = i64::try_from(WINDOW + body_timeout.as_secs() + 1).unwrap_or(i64::MAX);
+        (capacity > 0).then_some(Self {
+            capacity,
+            lasts,
+            seen,
+        })
     }
 
     /// Whether a signature of this partner is used for the first time. It is remembered.
     pub(crate) fn is_first(&self, partner: PartnerId, used: &Use) -> bool {
-        let window = i64::try_from(WINDOW).unwrap_or(i64::MAX);
-        self.is_first_at(partner, used, runtime::clock::unix_seconds() - window)
+        self.is_first_at(partner, used, runtime::clock::unix_seconds() - self.lasts)
     }
 
-    /// As above; a timestamp before `oldest` is no longer valid.
+    /// As above; a use before `oldest` is forgotten.
     fn is_first_at(&self, partner: PartnerId, used: &Use, oldest: i64) -> bool {
         let mut seen = lock(&self.seen);
         let seen = &mut *seen;
@@ -75,15 +83,27 @@ impl Replays {
         }
         seen.all += 1;
         if seen.all > self.capacity {
-            seen.forget_one();
+            seen.forget(oldest);
         }
         true
     }
 }
 
 impl Seen {
-    /// Forgets what ends first of the partner with the most signatures: a flood forgets only its own.
-    fn forget_one(&mut self) {
+    /// Forgets what has ended, or else what ends first of the partner with the most signatures: a flood forgets only
+    /// its own.
+    fn forget(&mut self, oldest: i64) {
+        let before = self.all;
+        self.by_partner.retain(|_, seen| {
+            while seen.first().is_some_and(|first| first.at < oldest) {
+                seen.pop_first();
+                self.all -= 1;
+            }
+            !seen.is_empty()
+        });
+        if self.all < before {
+            return;
+        }
         let most = self.by_partner.iter_mut().max_by_key(|(_, seen)| seen.len());
         let Some((&partner, seen)) = most else { return };
         if seen.pop_first().is_some() {
@@ -110,13 +130,13 @@ mod tests {
 
     #[test]
     fn a_signature_is_used_once_by_each_partner() {
-        let replays = Replays::new(10).unwrap();
+        let replays = Replays::new(10, Duration::from_secs(15)).unwrap();
         let [one, other] = [PartnerId::new(), PartnerId::new()];
         assert!(replays.is_first_at(one, &used(100, 1), 0));
         assert!(!replays.is_first_at(one, &used(100, 1), 100));
         assert!(replays.is_first_at(one, &used(100, 2), 0));
         assert!(replays.is_first_at(other, &used(100, 1), 0));
-        assert!(Replays::new(0).is_none());
+        assert!(Replays::new(0, Duration::from_secs(15)).is_none());
         let text = HeaderValue::from_static("short");
         assert_eq!(Use::of(&Method::POST, 1, &text), None);
         let text = HeaderValue::try_from("0".repeat(64)).unwrap();
@@ -125,18 +145,19 @@ mod tests {
 
     #[test]
     fn a_signature_is_forgotten_when_its_timestamp_ends() {
-        let replays = Replays::new(10).unwrap();
+        let replays = Replays::new(10, Duration::from_secs(15)).unwrap();
         let partner = PartnerId::new();
         for at in 100..105 {
             assert!(replays.is_first_at(partner, &used(at, 1), 0));
         }
+        // A body that comes late, when the timestamp has nearly ended.
         assert!(!replays.is_first_at(partner, &used(104, 1), 103));
         assert_eq!(lock(&replays.seen).all, 2);
     }
 
     #[test]
     fn a_flood_forgets_its_own_signatures_only() {
-        let replays = Replays::new(100).unwrap();
+        let replays = Replays::new(100, Duration::from_secs(15)).unwrap();
         let [flooding, quiet] = [PartnerId::new(), PartnerId::new()];
         for number in 0..10 {
             assert!(replays.is_first_at(quiet, &used(100, number), 0));

@@ -215,6 +215,18 @@ async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Resu
     Ok(())
 }
 
+/// Also of events that are gone: an older program may have made a due row of theirs.
+async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> Result<(), Error> {
+    sqlx::query!(
+        "DELETE FROM delivery_due d WHERE d.topup_id = ANY ($1)
+         AND coalesce((SELECT v.state <> 'pending' FROM events v WHERE v.event_id = d.topup_id), true)",
+        ids as &[&str],
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}
+
 struct EventRow {
     event_id: String,
     partner_id: Uuid,
@@ -296,8 +308,11 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
                  AND (v.kind <> 'webhook.test' OR b.blocked_until = 'infinity'))"#,
         ids as &[&str],
     )
-    .fetch_all(connection)
+    .fetch_all(&mut *connection)
     .await?;
+    if rows.len() < ids.len() {
+        forget_finished_events(connection, ids).await?;
+    }
     let readable = |row: EventRow| {
         let event_id = row.event_id.clone();
         Delivery::try_from(row)

@@ -211,8 +211,11 @@ pub(super) async fn test(
     // The notifier sends it: ingress opens no connections to partners.
     let deadline = Instant::now() + desk.test_wait;
     loop {
-        tokio::time::sleep(LOOK).await;
-        let late = Instant::now() >= deadline;
+        tokio::select! {
+            () = tokio::time::sleep(LOOK) => {}
+            () = desk.stop.cancelled() => {}
+        }
+        let late = Instant::now() >= deadline || desk.stop.is_cancelled();
         match find(desk, &caller, &id).await {
             Ok(Some(event)) if event.state != "pending" => {
                 return detail(desk, &caller, StatusCode::OK, &id, &event).await;

@@ -93,7 +93,8 @@ pub(super) async fn listen(
     });
     let until = Instant::now() + wait;
     let after = cursor.unwrap_or_else(|| Position {
-        at: created_after.unwrap_or_else(runtime::clock::now),
+        // A cursor holds no earlier time.
+        at: created_after.map_or_else(runtime::clock::now, |at| at.max(OffsetDateTime::UNIX_EPOCH)),
         topup_id: String::new(),
     });
     loop {
