@@ -406,8 +406,9 @@ pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) 
         "WITH without AS MATERIALIZED (
              SELECT partner_id FROM partners
              WHERE webhook_url IS NULL
-               AND partner_id IN (SELECT partner_id FROM deliveries WHERE topup_id = ANY ($1)
-                                  UNION ALL SELECT partner_id FROM events WHERE event_id = ANY ($1))
+               AND partner_id = ANY (ARRAY (
+                   SELECT partner_id FROM deliveries WHERE topup_id = ANY ($1)
+                   UNION ALL SELECT partner_id FROM events WHERE event_id = ANY ($1)))
              ORDER BY partner_id
              FOR SHARE
          ), moved_esim AS (

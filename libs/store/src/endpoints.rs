@@ -328,7 +328,7 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                    WHERE environment = 'sandbox') AS overdue_sandbox,
                   (SELECT count(*) FROM endpoints WHERE blocked_until < 'infinity') AS "blocked!",
                   (SELECT count(*) FROM endpoints WHERE blocked_until = 'infinity') AS "paused!",
-                  (SELECT count(*) FROM (SELECT partner_id FROM delivery_due WHERE at <= now() ORDER BY at LIMIT 100000) due
+                  (SELECT count(*) FROM (SELECT partner_id FROM delivery_due WHERE at <= now() LIMIT 100000) due
                    WHERE (SELECT blocked_until FROM endpoints e WHERE e.partner_id = due.partner_id) IS NULL) AS "due!",
                   (SELECT count(*) FROM (SELECT FROM delivery_held WHERE state = 'exhausted' LIMIT 100000) held)
                       AS "exhausted!""#,

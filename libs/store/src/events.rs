@@ -301,13 +301,13 @@ pub async fn list(
         View,
         r#"SELECT e.event_id AS "event_id!", e.partner_id AS "partner_id!", e.kind AS "kind!", e.topup_id,
                   e.state AS "state!", e.attempt AS "attempts!", e.attempted_at, e.status, e.error,
-                  nullif(d.at, '-infinity') AS due_at, e.delivered_at, e.created_at AS "created_at!"
+                  (SELECT nullif(at, '-infinity') FROM delivery_due d WHERE d.topup_id = e.event_id) AS due_at,
+                  e.delivered_at, e.created_at AS "created_at!"
            FROM (SELECT * FROM events
                  WHERE partner_id = $1
                    AND (created_at, event_id) < (
                        coalesce((SELECT created_at FROM events WHERE event_id = $2 AND partner_id = $1), 'infinity'), $2)
                  ORDER BY created_at DESC, event_id DESC LIMIT $3) e
-           LEFT JOIN delivery_due d ON d.topup_id = e.event_id
            ORDER BY e.created_at DESC, e.event_id DESC"#,
         partner_id.uuid(),
         page.before.map_or("", EventId::as_str),
