@@ -149,11 +149,15 @@ impl Directory {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
         }
-        // One query at a time: a new partner's first requests cause only one.
-        let _turn = self.turn().await?;
-        let known = self.known_partner(access_key);
-        if known.is_some() || self.look_ups.check().is_err() {
-            return Ok(known.and_then(valid));
+        // One query at a time: a new partner's first requests cause only one. Its outcome serves all that wait, also
+        // those whose turn did not come in time.
+        let turn = self.turn().await;
+        if let Some(known) = self.known_partner(access_key) {
+            return Ok(valid(known));
+        }
+        let _turn = turn?;
+        if self.look_ups.check().is_err() {
+            return Ok(None);
         }
         let asked = Instant::now();
         let found = self
@@ -197,8 +201,12 @@ impl Directory {
         if ids.iter().all(|id| known.contains_key(id)) {
             return Ok(known);
         }
-        let _turn = self.turn().await?;
+        let turn = self.turn().await;
         let mut known = self.known_options(ids);
+        if ids.iter().all(|id| known.contains_key(id)) {
+            return Ok(known);
+        }
+        let _turn = turn?;
         let missing: Vec<_> = ids
             .iter()
             .filter(|id| !known.contains_key(id))
