@@ -98,7 +98,7 @@ mod tests {
             for link in links {
                 let path = link.split('#').next().unwrap_or_default();
                 let path = format!("/{}", path.trim_start_matches('/'));
-                let served = served().any(|route| route == path) || path == "/examples";
+                let served = served().any(|route| route == path);
                 assert!(served, "{route} links {link}");
             }
         }
