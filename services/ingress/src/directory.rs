@@ -170,6 +170,22 @@ impl Directory {
         Ok(self.known_partner(access_key).and_then(valid))
     }
 
+    /// Adds a partner that no database has.
+    #[cfg(fuzzing)]
+    pub(crate) fn learn_for_fuzzing(&self, access_key: &str, secret: SecretKey, signed_body_required: bool) {
+        let partner = Partner {
+            id: PartnerId::new(),
+            environment: Environment::Sandbox,
+            disabled: false,
+            key: Key::Known(secret),
+            limits: Limits::default(),
+            signed_body_required,
+            until: None,
+        };
+        self.partners_mut()
+            .learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
+    }
+
     /// Waits for the right to query. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let turn = tokio::time::timeout(TURN, self.looking.lock()).await;

@@ -16,6 +16,9 @@ mod codes;
 mod connection;
 mod directory;
 mod error;
+#[cfg(fuzzing)]
+#[expect(clippy::expect_used, reason = "a target that cannot start fails")]
+pub mod fuzz;
 mod handshake;
 mod limits;
 mod metrics;

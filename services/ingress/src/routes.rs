@@ -31,7 +31,7 @@ use crate::{
 
 /// Both forms of the path that the specification writes.
 const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
-const QR: &str = "/qr/{text}/{size}";
+pub(crate) const QR: &str = "/qr/{text}/{size}";
 /// All routes; the last ones are those of [`crate::pages`].
 pub(crate) const ROUTES: &[&str] = &[
     ORDERS[0],

@@ -1,0 +1,225 @@
+//! Entry points of `tests/fuzz`: what partners and devices send. Each panics if a rule is broken.
+
+use std::{num::NonZeroU32, sync::Arc, time::Duration};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    http::{HeaderValue, Request, StatusCode, Uri},
+    routing::get,
+};
+use domain::ActivationCode;
+use signing::{SecretKey, qr::Keys, request as signature};
+use store::{
+    config::{DatabaseConfig, PoolConfig},
+    vault::{Keyring, Vault},
+};
+use tokio::runtime::Runtime;
+use tower::ServiceExt;
+use webhooks::qr::QrGate;
+
+use crate::{
+    auth::Authenticator,
+    directory::Directory,
+    metrics::Metrics,
+    qr::{self, Drawing},
+    replays::Replays,
+    request::{self, Limits},
+    routes::QR,
+};
+
+const ACCESS_KEY: &str = "ak_fuzz";
+const MASTER_KEY: &str = "fuzz:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const QR_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const LIMITS: Limits = Limits {
+    items: 100,
+    units: 1000,
+};
+
+/// The parts of ingress that read untrusted bytes, without a database.
+pub struct Harness {
+    tokio: Runtime,
+    authenticators: [Authenticator; 2],
+    secret: SecretKey,
+    open: Router,
+    closed: Router,
+    gate: QrGate,
+}
+
+impl Default for Harness {
+    fn default() -> Self {
+        let tokio = Runtime::new().expect("threads");
+        let entered = tokio.enter();
+        let secret = SecretKey::from_bytes(vec![7; 32]).expect("not empty");
+        let authenticators = [false, true].map(|required| {
+            let pool = PoolConfig {
+                server: DatabaseConfig {
+                    database_url: "postgres://nobody@127.0.0.1:1/none".to_owned().into(),
+                },
+                database_connections: 1,
+                database_timeout: Duration::from_secs(1),
+            };
+            let database = pool.open("fuzz").expect("a URL");
+            let vault = Vault::of(&[(Keyring::Partners, &MASTER_KEY.to_owned().into())]).expect("a key");
+            let directory = Directory::new(database, vault);
+            directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
+            let metrics = Metrics::default();
+            Authenticator::new("Service", Arc::new(directory), Replays::new(1000, Duration::from_secs(15)), metrics)
+        });
+        let gate = QrGate::new(Keys::parse(&QR_KEY.to_owned().into()).expect("a key"), None);
+        let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
+            let drawing = Drawing::new(gate, 4, NonZeroU32::MAX, Duration::from_secs(10));
+            Router::new().route(QR, get(qr::draw)).with_state(drawing)
+        });
+        drop(entered);
+        Self {
+            tokio,
+            authenticators,
+            secret,
+            open,
+            closed,
+            gate,
+        }
+    }
+}
+
+impl Harness {
+    /// The body of create-order. A draft without errors is an order within the limits.
+    pub fn body(&self, data: &[u8]) {
+        let Ok(draft) = request::read(data, LIMITS) else {
+            return;
+        };
+        if draft.errors.is_empty() {
+            let id = draft.external_order_id.as_deref().expect("an id");
+            assert!(!id.trim().is_empty() && id.chars().count() <= 255 && !id.contains('\0'));
+            assert!((1..=LIMITS.items).contains(&draft.items.len()));
+            let units = draft.units().expect("units");
+            assert!(u64::from(units.get()) <= LIMITS.units);
+            assert!(draft.items.iter().all(|item| item.quantity > 0));
+        }
+    }
+
+    /// Flags, then lines: method, target, timestamp, digest, signature; then the body. A request is accepted only if it
+    /// is signed as it arrives.
+    pub fn signature(&self, data: &[u8]) {
+        let Some((&flags, rest)) = data.split_first() else {
+            return;
+        };
+        let flag = |bit: u8| flags & (1 << bit) != 0;
+        let mut lines = rest.splitn(6, |byte| *byte == b'\n');
+        let mut line = || lines.next().unwrap_or_default();
+        let (method, target, timestamp, digest, given, body) =
+            (line(), line(), line(), line(), line(), line());
+        let now = runtime::clock::unix_seconds().to_string();
+        let timestamp = if flag(0) { now.as_bytes() } else { timestamp };
+        let computed = signature::digest(body);
+        let digest = if flag(1) { computed.as_bytes() } else { digest };
+        let covered = flag(2).then_some(digest);
+
+        let Ok(uri) = Uri::try_from(target) else { return };
+        let mut request = Request::builder()
+            .method(method)
+            .uri(uri)
+            .header("x-service-access-key", ACCESS_KEY);
+        request = request.header("x-service-timestamp", timestamp);
+        if let Some(digest) = covered {
+            request = request.header("x-service-content-sha256", digest);
+        }
+        let Ok(request) = request.body(Body::empty()) else {
+            return;
+        };
+        let (mut parts, _) = request.into_parts();
+        let signed_target = match (covered, parts.uri.path_and_query()) {
+            (Some(_), Some(whole)) => whole.as_str().to_owned(),
+            _ => parts.uri.path().to_owned(),
+        };
+        // Other texts than ASCII are never signed.
+        let timestamp = str::from_utf8(timestamp).unwrap_or_default();
+        let right = covered.map_or_else(
+            || {
+                Some(signature::sign(
+                    &self.secret,
+                    parts.method.as_str(),
+                    &signed_target,
+                    timestamp,
+                    ACCESS_KEY,
+                ))
+            },
+            |digest| {
+                let digest = str::from_utf8(digest).ok()?;
+                let method = parts.method.as_str();
+                Some(signature::sign_whole(
+                    &self.secret,
+                    method,
+                    &signed_target,
+                    timestamp,
+                    ACCESS_KEY,
+                    digest,
+                ))
+            },
+        );
+        let sent = match (&right, flag(3)) {
+            (Some(right), true) => right.as_bytes(),
+            _ => given,
+        };
+        let Ok(sent) = HeaderValue::from_bytes(sent) else {
+            return;
+        };
+        parts.headers.append("x-service-signature", sent.clone());
+        if flag(4) {
+            parts.headers.append("x-service-signature", sent.clone());
+        }
+        for (authenticator, required) in self.authenticators.iter().zip([false, true]) {
+            let Ok(head) = self.tokio.block_on(authenticator.head(&parts)) else {
+                continue;
+            };
+            assert!(!flag(4), "a repeated header");
+            assert_eq!(
+                right.as_deref().map(str::as_bytes),
+                Some(sent.as_bytes()),
+                "a wrong signature"
+            );
+            assert!(covered.is_some() || !required, "an uncovered body");
+            let accepted = authenticator.body(&head, body).is_ok();
+            assert!(
+                !accepted || covered.is_none_or(|digest| digest == computed.as_bytes()),
+                "another body"
+            );
+        }
+    }
+
+    /// The path and query of a picture, behind `/qr/`.
+    pub fn qr(&self, data: &[u8]) {
+        let Ok(uri) = Uri::try_from([b"/qr/", data].concat()) else {
+            return;
+        };
+        let ask = |router: &Router| {
+            let request = Request::builder()
+                .uri(uri.clone())
+                .body(Body::empty())
+                .expect("a request");
+            self.tokio.block_on(async {
+                let Ok(response) = router.clone().oneshot(request).await;
+                let status = response.status();
+                let body = to_bytes(response.into_body(), 10_000_000).await.expect("a body");
+                (status, body)
+            })
+        };
+        let (status, body) = ask(&self.open);
+        match status {
+            StatusCode::OK => assert!(body.starts_with(b"\x89PNG")),
+            StatusCode::NOT_FOUND => {}
+            other => panic!("{other}"),
+        }
+        let (with_mac, _) = ask(&self.closed);
+        if with_mac == StatusCode::OK {
+            let path = uri.path().trim_start_matches("/qr/");
+            let (text, _) = path.rsplit_once('/').expect("a size");
+            let text = percent_encoding::percent_decode_str(text)
+                .decode_utf8()
+                .expect("a text");
+            let code = ActivationCode::parse(&text).expect("a code");
+            assert!(status == StatusCode::OK && self.gate.lets(&code, uri.query(), 0));
+        }
+    }
+}

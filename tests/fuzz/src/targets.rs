@@ -1,0 +1,218 @@
+//! The targets. Each panics if a rule is broken.
+
+use std::{sync::Arc, time::Duration};
+
+use domain::{ActivationCode, Iccid, PlacementId};
+use http::HeaderMap;
+use notifier::{
+    dns::NameServers,
+    schedule::{Next, Schedule},
+    webhook::{self, Sender},
+};
+use provisioner::providers::{
+    FindAnswer, Limits, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState,
+    usimsa::{Account, connect},
+};
+use webhooks::{
+    guard::{Guard, Networks, Ports},
+    url::WebhookUrl,
+};
+
+use crate::replayed::Replayed;
+
+/// All targets.
+pub const ALL: [&str; 8] = [
+    "signature",
+    "body",
+    "lpa",
+    "qr",
+    "provider",
+    "callback",
+    "endpoint",
+    "url",
+];
+
+type Target = Box<dyn Fn(&[u8]) + Send + Sync>;
+
+/// The target of this name.
+pub fn named(name: &str) -> Option<Target> {
+    Some(match name {
+        "signature" => {
+            let ingress = ingress::fuzz::Harness::default();
+            Box::new(move |data| ingress.signature(data))
+        }
+        "body" => {
+            let ingress = ingress::fuzz::Harness::default();
+            Box::new(move |data| ingress.body(data))
+        }
+        "lpa" => Box::new(lpa),
+        "qr" => {
+            let ingress = ingress::fuzz::Harness::default();
+            Box::new(move |data| ingress.qr(data))
+        }
+        "provider" => provider(),
+        "callback" => callback(),
+        "endpoint" => endpoint(),
+        "url" => Box::new(url),
+        _ => return None,
+    })
+}
+
+/// An activation code is the same when it is read again.
+fn lpa(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    if let Ok(code) = ActivationCode::parse(text) {
+        assert_eq!(code.download_link(), text);
+        assert!(ActivationCode::new(code.smdp(), code.matching_id()).is_ok_and(|again| again == code));
+    }
+    if let Ok(iccid) = Iccid::parse(text) {
+        assert!((18..=20).contains(&iccid.as_str().len()) && iccid.as_str() == text);
+    }
+}
+
+/// An account at `base`.
+fn account(base: &str) -> Arc<dyn Provider> {
+    install_tls();
+    let limits = Limits {
+        timeout: Duration::from_secs(5),
+        answer_max: 64 * 1024,
+    };
+    let account = Account {
+        url: Some(base.parse().expect("a URL")),
+        access_key: Some("key".into()),
+        secret_key: Some("c2VjcmV0LWtleQ==".into()),
+        ..Account::default()
+    };
+    connect(&account, limits).expect("a client").provider
+}
+
+/// Without a provider for TLS no client is built.
+fn install_tls() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+/// No response is taken for a request that was not sent. What is said of it is short and clean.
+fn provider() -> Target {
+    let server = Replayed::start();
+    let account = account(&server.url);
+    let purchase = Purchase {
+        placement_id: PlacementId::new(),
+        items: vec![("option".into(), 1)],
+    };
+    Box::new(move |data| {
+        server.send(data);
+        let status = data.strip_prefix(b"HTTP/").and_then(|rest| rest.get(4..7));
+        let is_ok = status.is_none_or(|status| status.starts_with(b"2") || status.starts_with(b"1"));
+        match server.tokio.block_on(account.place(&purchase)) {
+            Ok(PlaceAnswer::Bought(units)) => check_units(&units),
+            Ok(PlaceAnswer::Rejected { status, message }) => {
+                assert!(is_ok && ["9000", "9001", "9005"].contains(&&status[..]));
+                check_line(&message);
+            }
+            Err(trouble) => check_trouble(&trouble),
+        }
+        match server.tokio.block_on(account.find(purchase.placement_id)) {
+            Ok(FindAnswer::Found(units)) => check_units(&units),
+            Ok(FindAnswer::NotFound) => assert!(is_ok),
+            Err(trouble) => check_trouble(&trouble),
+        }
+    })
+}
+
+fn check_units(units: &[ProviderUnit]) {
+    for unit in units {
+        check_line(unit.unit_id.as_str());
+        assert!(unit.unit_id.as_str().is_ascii());
+        if let UnitState::Ready {
+            expired_date, code, ..
+        } = &unit.state
+        {
+            assert_eq!(expired_date.len(), 10);
+            assert!(ActivationCode::parse(&code.download_link()).is_ok());
+        }
+    }
+}
+
+fn check_trouble(trouble: &Trouble) {
+    assert!(!matches!(trouble, Trouble::NotSent(_)), "{trouble:?}");
+    check_line(trouble.reason());
+}
+
+fn check_line(text: &str) {
+    assert!(text.len() <= 400 && !text.contains(char::is_control), "{text:?}");
+}
+
+/// A callback names one clean unit, or nothing.
+fn callback() -> Target {
+    let account = account("http://127.0.0.1:9/");
+    Box::new(move |data| {
+        if let Some(unit) = account.parse_callback(data) {
+            check_line(unit.as_str());
+        }
+    })
+}
+
+/// The response of a partner's endpoint: a status, at most 1 KiB of the body, a bounded wait.
+fn endpoint() -> Target {
+    install_tls();
+    let server = Replayed::start();
+    let guard = Guard::new(
+        Networks::parse("127.0.0.0/8").expect("a network"),
+        Networks::default(),
+        Ports::default(),
+    );
+    let limits = webhook::Limits {
+        timeout: Duration::from_secs(5),
+        head_max: 16 * 1024,
+        idle: 4,
+    };
+    let sender = {
+        let _entered = server.tokio.enter();
+        Sender::new(guard, &NameServers::default(), &limits).expect("a sender")
+    };
+    let schedule = Schedule::parse("5s,5m,30m").expect("a schedule");
+    let url: url::Url = server.url.parse().expect("a URL");
+    Box::new(move |data| {
+        server.send(data);
+        let now = runtime::clock::now();
+        let post = sender.post(url.clone(), HeaderMap::new(), b"{}".to_vec(), now);
+        let Ok((answer, beginning)) = server.tokio.block_on(post) else {
+            return;
+        };
+        assert!((100..1000).contains(&answer.status) && beginning.len() <= 1024);
+        match schedule.next(0, Some(answer), 0.5) {
+            Next::Delivered => assert!((200..300).contains(&answer.status)),
+            Next::Retry(wait) => assert!((4..=24 * 3600 + 60).contains(&wait.as_secs())),
+            Next::Exhausted => assert_eq!(answer.status, 410),
+        }
+    })
+}
+
+/// A webhook URL that passes names no address that is not public.
+fn url(data: &[u8]) {
+    let Ok(text) = str::from_utf8(data) else { return };
+    let _ = Networks::parse(text);
+    let _ = Ports::parse(text);
+    let Ok(url) = text.parse::<WebhookUrl>() else {
+        return;
+    };
+    assert_eq!(url.as_str(), text);
+    let url = url.parsed().expect("it was parsed before");
+    assert!(
+        matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none()
+    );
+    let passes = Guard::default().check_url(&url).is_ok();
+    let is_ours = match url.host() {
+        Some(url::Host::Ipv4(address)) => {
+            address.is_private()
+                || address.is_loopback()
+                || address.is_link_local()
+                || address.is_unspecified()
+        }
+        Some(url::Host::Ipv6(address)) => {
+            address.is_loopback() || address.is_unspecified() || address.to_ipv4_mapped().is_some()
+        }
+        _ => false,
+    };
+    assert!(!(passes && is_ours), "{url}");
+}
