@@ -64,7 +64,12 @@ impl Default for Harness {
             let directory = Directory::new(database, vault);
             directory.learn_for_fuzzing(ACCESS_KEY, secret.clone(), required);
             let metrics = Metrics::default();
-            Authenticator::new("Service", Arc::new(directory), Replays::new(1000, Duration::from_secs(15)), metrics)
+            Authenticator::new(
+                "Service",
+                Arc::new(directory),
+                Replays::new(1000, Duration::from_secs(15)),
+                metrics,
+            )
         });
         let gate = QrGate::new(Keys::parse(&QR_KEY.to_owned().into()).expect("a key"), None);
         let [open, closed] = [QrGate::default(), gate.clone()].map(|gate| {
