@@ -29,7 +29,9 @@ const guide = await readFile(new URL("../../docs/partner-guide.md", import.meta.
 const vector = guide.split("<!-- request vector -->")[1].split("```")[1];
 const value = (name) => vector.match(new RegExp(`^${name}: (.*)$`, "m"))[1];
 const keys = { access: value("access key"), secret: value("secret key") };
-strictEqual(await script.sign(keys, value("method"), value("path"), value("timestamp")), value("signature"));
+const hash = await script.digest(value("body"));
+strictEqual(hash, value("content sha256"));
+strictEqual(await script.sign(keys, value("method"), value("path"), value("timestamp"), hash), value("signature"));
 
 const operations = script.operations(document);
 const named = (id) => operations.find(({ operation }) => operation.operationId === id);

@@ -60,14 +60,20 @@ export function fields(document, schema, prefix = "", depth = 0) {
   });
 }
 
-/** The lowercase hex HMAC-SHA256 of a request. `path` is the path as sent, without the query. */
-export async function sign(keys, method, path, timestamp) {
+const hex = (bytes) => Array.from(new Uint8Array(bytes), (byte) => byte.toString(16).padStart(2, "0")).join("");
+
+/** The lowercase hex SHA-256 of a body, or of no bytes. */
+export async function digest(body) {
+  return hex(await crypto.subtle.digest("SHA-256", new TextEncoder().encode(body ?? "")));
+}
+
+/** The lowercase hex HMAC-SHA256 of a request. `target` is the path as sent, with the query. */
+export async function sign(keys, method, target, timestamp, contentSha256) {
   const secret = Uint8Array.from(atob(keys.secret), (character) => character.charCodeAt(0));
   const algorithm = { name: "HMAC", hash: "SHA-256" };
   const key = await crypto.subtle.importKey("raw", secret, algorithm, false, ["sign"]);
-  const text = [method, path, timestamp, keys.access].join("\n");
-  const mac = await crypto.subtle.sign("HMAC", key, new TextEncoder().encode(text));
-  return Array.from(new Uint8Array(mac), (byte) => byte.toString(16).padStart(2, "0")).join("");
+  const text = [method, target, timestamp, keys.access, contentSha256].join("\n");
+  return hex(await crypto.subtle.sign("HMAC", key, new TextEncoder().encode(text)));
 }
 
 /**
@@ -84,10 +90,12 @@ export async function request(document, { method, path, operation }, values, bod
   // The URL may have been normalized: what is signed is what is sent.
   const timestamp = String(now);
   const schemes = document.components.securitySchemes;
+  const contentSha256 = await digest(body);
   const headers = {
     [schemes.access_key.name]: keys.access,
     [schemes.timestamp.name]: timestamp,
-    [schemes.signature.name]: await sign(keys, method, url.pathname, timestamp),
+    [schemes.content_sha256.name]: contentSha256,
+    [schemes.signature.name]: await sign(keys, method, url.pathname + url.search, timestamp, contentSha256),
   };
   for (const parameter of operation.parameters ?? []) {
     const value = values[parameter.name];
