@@ -1,5 +1,5 @@
 //! Refuses an exact replay of a request that signs its body. Signatures are remembered while their timestamp is valid,
-//! by this process only: another replica takes the replay. There it is bounded by the external order id.
+//! by this process only: another replica accepts the replay. There, only an order that stands refuses its repeat.
 //!
 //! A request that does not sign its body is not covered: two orders of one second have the same signature.
 
@@ -74,10 +74,7 @@ impl Replays {
         let mut seen = lock(&self.seen);
         let seen = &mut *seen;
         let mine = seen.by_partner.entry(partner).or_default();
-        while mine.first().is_some_and(|first| first.at < oldest) {
-            mine.pop_first();
-            seen.all -= 1;
-        }
+        seen.all -= drop_ended(mine, oldest);
         if !mine.insert(used.clone()) {
             return false;
         }
@@ -95,10 +92,7 @@ impl Seen {
     fn forget(&mut self, oldest: i64) {
         let before = self.all;
         self.by_partner.retain(|_, seen| {
-            while seen.first().is_some_and(|first| first.at < oldest) {
-                seen.pop_first();
-                self.all -= 1;
-            }
+            self.all -= drop_ended(seen, oldest);
             !seen.is_empty()
         });
         if self.all < before {
@@ -113,6 +107,15 @@ impl Seen {
             self.by_partner.remove(&partner);
         }
     }
+}
+
+/// Forgets the uses before `oldest`; returns their number.
+fn drop_ended(uses: &mut BTreeSet<Use>, oldest: i64) -> usize {
+    let before = uses.len();
+    while uses.first().is_some_and(|first| first.at < oldest) {
+        uses.pop_first();
+    }
+    before - uses.len()
 }
 
 fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {

@@ -147,7 +147,7 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
         "{shown}"
     );
     assert_eq!(std::fs::read_to_string(tool.keys()).unwrap(), stored);
-    // Nobody is asked without a terminal, and a profile that is missing is named.
+    // Without a terminal there is no prompt. The error names a missing profile.
     assert!(!tool.run(&["login"]).await.unwrap().status.success());
     let missing = tool.run(&["--profile", "live", "options"]).await.unwrap();
     let shown = String::from_utf8(missing.stderr).unwrap();
