@@ -9,7 +9,7 @@
 //! - [`recover`]: recovery after an old dump is restored.
 //! - [`backup`]: a base backup and its log are restored.
 //! - [`retention`]: what is erased after its term or on request, and a search for it in a dump.
-//! - [`plans`]: the plans of all statements on large tables.
+//! - [`plans`]: the plans of all statements on large tables. [`described`]: the committed `.sqlx` is current.
 //! - [`database`]: deadlines and silent connections.
 //! - [`roles`]: what each database role may do.
 //! - [`rotation`]: replaced keys and secrets, and re-encryption under another master key.
@@ -26,6 +26,7 @@ mod claim;
 mod configuration;
 mod database;
 mod deliveries;
+mod described;
 mod endpoints;
 mod events;
 mod machine;

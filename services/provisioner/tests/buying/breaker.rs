@@ -151,9 +151,7 @@ async fn an_operator_keeps_work_from_a_provider() {
 async fn time_of_orders(bench: &Bench, count: usize) -> Duration {
     let placements = bench.store("sandbox", count, &["ready"]).await;
     let began = Instant::now();
-    for id in &placements {
-        bench.announce("sandbox", *id).await;
-    }
+    bench.announce("sandbox", &placements).await;
     for id in placements {
         bench.ready(id).await;
     }
@@ -182,9 +180,7 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     .execute(&bench.pool)
     .await
     .unwrap();
-    for id in &backlog {
-        bench.announce("usimsa", *id).await;
-    }
+    bench.announce("usimsa", &backlog).await;
     // Before and after its breaker opens.
     let trying = time_of_orders(&bench, 20).await;
     bench.until_breaker("usimsa", "open").await;

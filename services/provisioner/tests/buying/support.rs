@@ -378,31 +378,36 @@ impl Bench {
         }
     }
 
-    /// Publishes a placement's job, as ingress does.
-    pub async fn announce(&self, provider: &str, placement_id: PlacementId) {
-        let (partner_id, lane): (Uuid, String) =
-            sqlx::query_as("SELECT partner_id, lane FROM placements WHERE placement_id = $1")
-                .bind(placement_id.uuid())
-                .fetch_one(&self.pool)
-                .await
-                .unwrap();
-        let placement = JobPlacement {
-            placement_id,
-            partner_id: partner_id.into(),
-            lane,
-        };
-        let job = TopupJob::V2 {
-            placements: vec![placement],
-            verdict_to: None,
-        };
-        let subject = self.nats.job_subject(provider);
-        self.nats.publish(subject, job, None).await;
+    /// Publishes jobs of placements, as ingress does: many in one message.
+    pub async fn announce(&self, provider: &str, ids: &[PlacementId]) {
+        for batch in ids.chunks(64) {
+            let uuids: Vec<Uuid> = batch.iter().map(|id| id.uuid()).collect();
+            let found: Vec<(Uuid, Uuid, String)> = sqlx::query_as(
+                "SELECT placement_id, partner_id, lane FROM placements WHERE placement_id = ANY ($1)",
+            )
+            .bind(uuids)
+            .fetch_all(&self.pool)
+            .await
+            .unwrap();
+            let placements = found.into_iter().map(|(placement, partner, lane)| JobPlacement {
+                placement_id: placement.into(),
+                partner_id: partner.into(),
+                lane,
+            });
+            let job = TopupJob::V2 {
+                placements: placements.collect(),
+                verdict_to: None,
+            };
+            self.nats
+                .publish(self.nats.job_subject(provider), job, None)
+                .await;
+        }
     }
 
     /// Stores an order for the sandbox and publishes its job.
     pub async fn accept(&self, options: &[&str]) -> PlacementId {
         let placement_id = self.store("sandbox", 1, options).await[0];
-        self.announce("sandbox", placement_id).await;
+        self.announce("sandbox", &[placement_id]).await;
         placement_id
     }
 

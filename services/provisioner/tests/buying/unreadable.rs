@@ -155,7 +155,7 @@ async fn a_value_that_is_too_large_for_the_database_parks_its_placement() {
     let bench = Bench::start(|_| {}).await;
     let id = bench.store("sandbox", 1, &["ready"]).await[0];
     refuse(&bench, id, "54000").await;
-    bench.announce("sandbox", id).await;
+    bench.announce("sandbox", &[id]).await;
     let stored = bench.until(id, |stored| stored.state == "parked").await;
     assert!(stored.reason.unwrap().contains("cannot be stored"));
 }
@@ -167,7 +167,7 @@ async fn an_outcome_that_the_database_refuses_for_ever_holds_no_slot_for_ever() 
     let bad = bench.store("sandbox", 2, &["ready"]).await;
     for id in &bad {
         refuse(&bench, *id, "P0001").await;
-        bench.announce("sandbox", *id).await;
+        bench.announce("sandbox", &[*id]).await;
     }
     for id in &bad {
         let bought = async || Ok((bench.sandbox.bought(*id).await.0 == 1).then_some(()));
