@@ -20,6 +20,7 @@ import http.server
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -28,11 +29,11 @@ import time
 import urllib.request
 
 API = "/api/v1/api_partner"
-PORTS = 37000
+PORTS = 26000
 RATE = 20
 
 FILL = """
-SET session_replication_role = replica; SET synchronous_commit = off;
+SET synchronous_commit = off;
 CREATE TEMP TABLE f AS SELECT n, gen_random_uuid() AS o, gen_random_uuid() AS p, gen_random_uuid() AS partner_id,
   now() - interval '60 days' + n * interval '1 second' AS at FROM generate_series({first}, {last}) n;
 INSERT INTO orders (order_id, partner_id, external_order_id, answer_by, created_at) SELECT o, partner_id, 'filled-' || n, at, at FROM f;
@@ -79,8 +80,8 @@ class Partner:
                     content = answer.read()
                     self.slowest = max(self.slowest, time.monotonic() - began)
                     if answer.status == 201:
-                        for topup in json.loads(content)["topup_ids"]:
-                            self.accepted[topup] = number
+                        for topup in re.findall(rb'"topup_id": *"([0-9]+)"', content):
+                            self.accepted[topup.decode()] = number
                     else:
                         self.refused.append((number, answer.status, content[:200]))
                 except (OSError, http.client.HTTPException) as lost:
@@ -113,7 +114,10 @@ class Partner:
             def log_message(self, *_):
                 pass
 
-        return http.server.ThreadingHTTPServer(("127.0.0.1", PORTS + 70), Receiver)
+        class Server(http.server.ThreadingHTTPServer):
+            request_queue_size = 512
+
+        return Server(("127.0.0.1", PORTS + 70), Receiver)
 
 
 def say(text):
@@ -165,7 +169,7 @@ def run(old, new, local, orders, environment, started):
     settings = dict(one.split("=", 1) for one in settings.decode().split("\0") if "=" in one)
     psql = lambda text: subprocess.run(
         [os.path.join(settings.get("PG_BIN") or "", "psql"), "-XqAt", "-v", "ON_ERROR_STOP=1", settings["DATABASE_URL"]],
-        input=text, text=True, check=True, capture_output=True).stdout.strip()
+        input=text, text=True, check=True, stdout=subprocess.PIPE).stdout.strip()
     esimctl = lambda *rest: json.loads(subprocess.run(
         [old / "esimctl", *rest, "--json"], env=settings, check=True, capture_output=True, text=True).stdout)
     option = next(one["option_id"] for one in esimctl("option", "list") if one["name"] == "ready")
@@ -193,6 +197,7 @@ def run(old, new, local, orders, environment, started):
             pid = int((local / "run" / f"{service}.pid").read_text().split()[0])
             inherited = pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
             variables = dict(one.split("=", 1) for one in inherited if "=" in one)
+            variables.setdefault("PUBLIC_URL", settings["PUBLIC_URL"])
             variables["ADMIN_LISTEN"] = f"127.0.0.1:{PORTS + 160 + index}"
             variables["LISTEN"] = f"127.0.0.1:{PORTS + 170 + index}"
             log = open(local / "log" / f"{service}-new.log", "w")

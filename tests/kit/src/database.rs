@@ -3,14 +3,14 @@
 use crate::{cleanup, required};
 use anyhow::{Context, Result};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
-use std::sync::LazyLock;
+use std::{env, sync::LazyLock};
 use url::Url;
 use uuid::Uuid;
 
 /// The stages, and `operator`, that have roles of their own.
 const ROLES: [&str; 4] = ["ingress", "provisioner", "notifier", "operator"];
 
-/// An empty database with a random name. Dropping this drops the database, even with open connections.
+/// A database with a random name. Dropping this drops the database, even with open connections.
 #[derive(Debug)]
 pub struct Database {
     server: Url,
@@ -20,9 +20,16 @@ pub struct Database {
 }
 
 impl Database {
-    /// Creates it on the server of `TEST_DATABASE_URL`, without migrations.
+    /// Creates it on the server of `TEST_DATABASE_URL`, as a copy of the migrated `TEST_DATABASE_TEMPLATE` if that is
+    /// set. Migrate it: otherwise it is empty, and a copy lacks the grants on the database itself.
     pub async fn create() -> Result<Self> {
-        Self::create_at(&required("TEST_DATABASE_URL")?.parse()?).await
+        let template = env::var("TEST_DATABASE_TEMPLATE").unwrap_or_else(|_| "template1".into());
+        Self::create_at(&required("TEST_DATABASE_URL")?.parse()?, &template).await
+    }
+
+    /// Creates it on the server of `TEST_DATABASE_URL`, without tables.
+    pub async fn empty() -> Result<Self> {
+        Self::create_at(&required("TEST_DATABASE_URL")?.parse()?, "template1").await
     }
 
     /// Creates it on another server, given the URL of a role that may do so.
@@ -31,13 +38,13 @@ impl Database {
             .parse()
             .context("the URL of the PostgreSQL server is not a URL")?;
         create_roles(&server).await?;
-        Self::create_at(&server).await
+        Self::create_at(&server, "template1").await
     }
 
-    async fn create_at(server: &Url) -> Result<Self> {
+    async fn create_at(server: &Url, template: &str) -> Result<Self> {
         let server = server.clone();
         let name = format!("test_{}", Uuid::now_v7().simple());
-        execute(&server, format!("CREATE DATABASE {name}")).await?;
+        execute(&server, format!("CREATE DATABASE {name} TEMPLATE {template}")).await?;
         let mut url = server.clone();
         url.set_path(&name);
         Ok(Self {
@@ -104,7 +111,7 @@ impl Drop for Database {
 /// password.
 fn role(stage: &str) -> Result<(String, String)> {
     static PASSWORD: LazyLock<String> = LazyLock::new(|| Uuid::now_v7().simple().to_string());
-    let Ok(known) = std::env::var(format!("{}_DATABASE_URL", stage.to_uppercase())) else {
+    let Ok(known) = env::var(format!("{}_DATABASE_URL", stage.to_uppercase())) else {
         return Ok((format!("esim_{stage}"), PASSWORD.clone()));
     };
     let known: Url = known.parse()?;

@@ -61,14 +61,17 @@ pub struct Bench {
 
 impl Bench {
     pub async fn new() -> Self {
-        let bench = Self::empty().await;
+        let bench = Self::of(Database::create().await.unwrap());
         schema::migrate(&mut *bench.connection().await).await.unwrap();
         bench
     }
 
     /// A database without migrations.
     pub async fn empty() -> Self {
-        let database = Database::create().await.unwrap();
+        Self::of(Database::empty().await.unwrap())
+    }
+
+    fn of(database: Database) -> Self {
         let config = config(database.url());
         Self {
             pool: PgPool::connect_lazy_with(config.session("store tests").unwrap()),

@@ -99,12 +99,13 @@ pub struct Operator {
 impl Operator {
     pub async fn on_empty_database() -> Self {
         Self {
-            database: Database::create().await.unwrap(),
+            database: Database::empty().await.unwrap(),
         }
     }
 
     pub async fn new() -> Self {
-        let operator = Self::on_empty_database().await;
+        let database = Database::create().await.unwrap();
+        let operator = Self { database };
         operator.run(&["migrate"]).await.text();
         operator
     }

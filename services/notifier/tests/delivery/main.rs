@@ -371,7 +371,7 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
 
 #[tokio::test]
 async fn a_schema_that_is_behind_stops_the_start() {
-    let database = Database::create().await.unwrap();
+    let database = Database::empty().await.unwrap();
     let error = notifier::run(config(&database), Shutdown::new())
         .await
         .unwrap_err();
