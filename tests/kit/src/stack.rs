@@ -43,9 +43,11 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [Self; 4] = [Self::Sandbox, Self::Ingress, Self::Provisioner, Self::Notifier];
+    pub const ALL: [Self; 4] = [Self::Sandbox, Self::Ingress, Self::Provisioner, Self::Notifier];
+    /// Those of the pipeline.
+    pub const OURS: [Self; 3] = [Self::Ingress, Self::Provisioner, Self::Notifier];
 
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Sandbox => "sandbox",
             Self::Ingress => "ingress",

@@ -1,6 +1,6 @@
 //! Processes, connections and messages fail; orders do not.
 
-use crate::raw;
+use testkit::raw;
 use crate::shop::{Shop, fresh, ids, show, stored_ids, verdicts_come};
 use anyhow::{Context, Result};
 use async_nats::jetstream;

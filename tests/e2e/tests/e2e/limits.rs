@@ -1,6 +1,6 @@
 //! Overload is answered, costs the others nothing, and is seen in logs and metrics.
 
-use crate::raw;
+use testkit::raw;
 use crate::shop::fresh;
 use anyhow::{Context, Result};
 use futures_util::future::try_join_all;

@@ -1,6 +1,6 @@
 //! Bodies that never end don't fill the memory.
 
-use crate::raw;
+use testkit::raw;
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::process::{Resource, getrlimit, setrlimit};

@@ -4,7 +4,7 @@
 //! tokio's readiness count. Ingress is stalled repeatedly: if it released the webhook before the answer,
 //! the webhook would have time to arrive first.
 
-use crate::raw::{self, Answer};
+use testkit::raw::{self, Answer};
 use crate::shop::{PATH, Shop, size, verdicts_come};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! What partners read on the service itself: the pages, and the links of errors to them.
 
-use crate::raw;
+use testkit::raw;
 use crate::shop::Shop;
 use anyhow::{Context, Result};
 use serde_json::Value;

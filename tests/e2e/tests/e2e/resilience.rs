@@ -1,7 +1,7 @@
 //! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
 //! verdicts of two providers in either order.
 
-use crate::raw;
+use testkit::raw;
 use crate::shop::{PATH, Shop, Stored, bought_once, fresh, size, stored, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;

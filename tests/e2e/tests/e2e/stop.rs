@@ -1,7 +1,7 @@
 //! Graceful stops: a rolling restart under load cuts no request and loses nothing, and a stopping
 //! process finishes its work in flight and returns the rest at once.
 
-use crate::raw;
+use testkit::raw;
 use crate::shop::{Shop, bought_once, stored, stored_ids};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::pull;

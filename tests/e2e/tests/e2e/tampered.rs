@@ -3,7 +3,7 @@
 mod rows;
 
 use self::rows::{ANY, BODY, Row, UNCOVERED, WHOLE};
-use crate::raw;
+use testkit::raw;
 use crate::shop::fresh;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
