@@ -170,7 +170,10 @@ async fn each_broken_receiver_is_named() {
         assert_eq!(failed(parts).await, expected, "{name}");
     }
     // It also fails on its own order of fields, so the first check is red already.
-    let reserializes = Parts { signed: rewritten, ..CORRECT };
+    let reserializes = Parts {
+        signed: rewritten,
+        ..CORRECT
+    };
     let reserializes = failed(reserializes).await;
     assert!(reserializes.contains(&"raw_body"), "{reserializes:?}");
 }

@@ -88,13 +88,15 @@ fn rate(text: &str) -> Result<f64, String> {
 fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
     let number = text.parse().map_err(|_| "not a number".to_owned())?;
     let fits = (least..=most).contains(&number);
-    fits.then_some(number).ok_or_else(|| format!("must be from {least} to {most}"))
+    fits.then_some(number)
+        .ok_or_else(|| format!("must be from {least} to {most}"))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let fits = duration >= Duration::from_millis(500);
-    fits.then_some(duration).ok_or_else(|| "must be at least 500ms".into())
+    fits.then_some(duration)
+        .ok_or_else(|| "must be at least 500ms".into())
 }
 
 /// The settings with every default filled in.

@@ -77,14 +77,24 @@ impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let detection = if self.detects_duplicates { "on" } else { "off" };
         let orders = table(&["orders", ""], counted(&self.verdict.counts));
-        writeln!(formatter, "seed {}, the provider's duplicate detection {detection}", self.seed)?;
+        writeln!(
+            formatter,
+            "seed {}, the provider's duplicate detection {detection}",
+            self.seed
+        )?;
         writeln!(formatter, "repeat with: {}\n\n{orders}\n", self.command)?;
         let seconds = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
         let kinds = self.faults_by_kind.iter().map(|(name, kind)| {
-            let [median, longest] = [kind.median_recovery_seconds, kind.longest_recovery_seconds].map(seconds);
+            let [median, longest] =
+                [kind.median_recovery_seconds, kind.longest_recovery_seconds].map(seconds);
             [name.clone(), kind.faults.to_string(), median, longest]
         });
-        let total = ["all".into(), self.faults.to_string(), String::new(), String::new()];
+        let total = [
+            "all".into(),
+            self.faults.to_string(),
+            String::new(),
+            String::new(),
+        ];
         let head = ["fault", "times", "median s to recover", "longest"];
         writeln!(formatter, "{}", table(&head, kinds.chain([total])))?;
         writeln!(

@@ -72,7 +72,10 @@ impl World {
             let path = endpoints::path(index);
             let url = (behaviour != Behaviour::Absent).then(|| receiver.url(&path));
             let name = format!("{behaviour:?}").to_lowercase();
-            let partner = stack.esimctl.create_partner(&name, "sandbox", url.as_deref()).await?;
+            let partner = stack
+                .esimctl
+                .create_partner(&name, "sandbox", url.as_deref())
+                .await?;
             receiver.verify(&path, &partner.webhook_secret)?;
             partners.push(partner);
         }
@@ -138,7 +141,12 @@ impl World {
                 genuine: one.signature == Signature::Valid,
             })
         };
-        let arrivals = self.receiver.received().into_iter().map(arrival).collect::<Result<_>>()?;
+        let arrivals = self
+            .receiver
+            .received()
+            .into_iter()
+            .map(arrival)
+            .collect::<Result<_>>()?;
         let partners = self.clients.partners.iter();
         Ok(Evidence {
             asked: self.book.lock().clone(),
@@ -203,7 +211,11 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
         (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
         (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),
-        (Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", terms.detects_duplicates.to_string()),
+        (
+            Stage::Sandbox,
+            "SANDBOX_DETECT_DUPLICATES",
+            terms.detects_duplicates.to_string(),
+        ),
     ];
     for (stage, name, value) in settings {
         builder = builder.env(stage, name, &value);

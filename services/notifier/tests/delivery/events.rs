@@ -35,9 +35,7 @@ impl Bench {
             let seen = events::find(&mut connection, None, id).await?;
             Ok(seen.filter(|event| event.state == state))
         };
-        wait::until(PATIENCE, &format!("the event to be {state}"), look)
-            .await
-            .unwrap()
+        wait::soon(&format!("the event to be {state}"), look).await
     }
 
     async fn change_url(&self, partner: PartnerId, url: &str) {
@@ -141,9 +139,7 @@ async fn keys_that_end_soon_are_told_and_retried() {
         let seen = events::find(&mut connection, None, &id).await?;
         Ok(seen.filter(|event| event.attempts == 1))
     };
-    let seen = wait::until(PATIENCE, "the attempt to be recorded", retried)
-        .await
-        .unwrap();
+    let seen = wait::soon("the attempt to be recorded", retried).await;
     assert_eq!(seen.state, "pending");
     bench.receiver.answer("/hook", |_| Answer::status(204));
     bench.event(&id, "delivered").await;
@@ -177,7 +173,7 @@ async fn what_waits_goes_to_a_partners_new_url() {
         let mut connection = bench.pool.acquire().await?;
         Ok(endpoints::moving(&mut connection).await?.is_empty().then_some(()))
     };
-    wait::until(PATIENCE, "the move to end", moved).await.unwrap();
+    wait::soon("the move to end", moved).await;
     bench.stop().await;
 }
 

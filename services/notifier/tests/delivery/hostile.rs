@@ -279,11 +279,10 @@ async fn a_flood_of_interim_answers_holds_no_other_webhook_up() {
     let good = bench.partner_at("/good").await;
     let mut notifier = Process::new(program(&bench, folder.path()));
     notifier.start().await.unwrap();
-    wait::until(PATIENCE, "the floods", async || {
+    wait::soon("the floods", async || {
         Ok((floods.load(Ordering::Relaxed) >= EACH / 2).then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
     for _ in 0..5 {
         let began = Instant::now();
         let topup = bench.ready_and_announced(good).await;

@@ -90,7 +90,10 @@ fn statuses() -> Vec<Row> {
         300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503, 504, 599,
     ];
     let others = [(401, "denied"), (403, "denied"), (429, "busy")];
-    let all = unknown.map(|status| (status, "unknown")).into_iter().chain(others);
+    let all = unknown
+        .map(|status| (status, "unknown"))
+        .into_iter()
+        .chain(others);
     let mut rows: Vec<Row> = all
         .map(|(status, class)| {
             let status = format!("{status} X");
@@ -98,7 +101,12 @@ fn statuses() -> Vec<Row> {
             row(status, response, class)
         })
         .collect();
-    for wait in ["-1", "1e99", "99999999999999999999", "Fri, 20 Nov 2026 06:00:00 GMT"] {
+    for wait in [
+        "-1",
+        "1e99",
+        "99999999999999999999",
+        "Fri, 20 Nov 2026 06:00:00 GMT",
+    ] {
         let response = http("429 Busy", &format!("retry-after: {wait}\r\n"), b"");
         rows.push(row(format!("429 with {wait:?}"), response, "busy"));
     }
@@ -170,7 +178,10 @@ fn bodies() -> Vec<Row> {
         "activateCode" => &["", "A1$B2", r"A1\r\nX: 1", "<script>"];
         "expiredDate" => &["2027-02-30", "1999-12-31", "2027-01-31x", "31.01.2027", "9999999-01-01"];
     };
-    for (field, value) in unreadable.iter().flat_map(|(field, all)| all.iter().map(move |one| (*field, *one))) {
+    for (field, value) in unreadable
+        .iter()
+        .flat_map(|(field, all)| all.iter().map(move |one| (*field, *one)))
+    {
         let fields = good.map(|(name, good)| {
             let value = if name == field { value } else { good };
             format!(r#","{name}":"{value}""#)
@@ -183,7 +194,11 @@ fn bodies() -> Vec<Row> {
 
 /// What the protocol says, at its edges.
 fn edges() -> Vec<Row> {
-    let deep = format!(r#"{{"code":"9001","x":{}{}}}"#, "[".repeat(20_000), "]".repeat(20_000));
+    let deep = format!(
+        r#"{{"code":"9001","x":{}{}}}"#,
+        "[".repeat(20_000),
+        "]".repeat(20_000)
+    );
     let hidden = r"x\u0000\u202e\n".repeat(3_000);
     let message = format!(r#"{{"code":"9005","message":"{hidden}"}}"#);
     let units: Vec<String> = (0..1_500).map(|n| format!(r#"{{"topupId":"{n}"}}"#)).collect();
@@ -198,7 +213,9 @@ fn edges() -> Vec<Row> {
         "depth in a field that is not read", ok(deep) => "rejected", "unknown";
         "many units", ok(units) => "1500 pending", "1500 pending";
     };
-    edges.map(|(name, response, place, find)| (name.into(), response, place, find)).into()
+    edges
+        .map(|(name, response, place, find)| (name.into(), response, place, find))
+        .into()
 }
 
 fn class(units: &[ProviderUnit]) -> String {

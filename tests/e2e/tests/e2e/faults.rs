@@ -1,12 +1,12 @@
 //! Processes, connections and messages fail; orders do not.
 
-use testkit::raw;
 use crate::shop::{Shop, fresh, ids, show, stored_ids, verdicts_come};
 use anyhow::{Context, Result};
 use async_nats::jetstream;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::time::Duration;
+use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::{http, wait};
 use tokio::io::AsyncWriteExt;
@@ -91,7 +91,7 @@ async fn a_client_that_hangs_up_still_gets_its_webhooks() {
     let sending = ids.iter().map(|id| send_only(&stack, &shop, id));
     let waiting = futures_util::future::try_join_all(sending).await.unwrap();
     let all = async || Ok((stored_ids(&stack).await?.len() == before + CLIENTS).then_some(()));
-    wait::until(SOON, "the orders to be stored", all).await.unwrap();
+    wait::soon("the orders to be stored", all).await;
     drop(waiting);
     stack.process(Stage::Sandbox).unwrap().resume().unwrap();
     shop.receiver
@@ -203,9 +203,7 @@ async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
         let count = dead.get_info().await?.state.messages;
         Ok((count == u64::try_from(unreadable.len())?).then_some(()))
     };
-    wait::until(SOON, "the unreadable messages in TOPUP_DEAD", put_aside)
-        .await
-        .unwrap();
+    wait::soon("the unreadable messages in TOPUP_DEAD", put_aside).await;
     let mut kept = BTreeSet::new();
     for sequence in 1..=4 {
         let message = dead.get_raw_message(sequence).await.unwrap();
@@ -217,9 +215,7 @@ async fn messages_that_nobody_can_read_are_put_aside_and_block_nothing() {
     for name in ["TOPUP_JOBS", "TOPUP_READY"] {
         let stream = jetstream.get_stream(format!("{prefix}{name}")).await.unwrap();
         let empty = async || Ok((stream.get_info().await?.state.messages == 0).then_some(()));
-        wait::until(SOON, &format!("{name} to be empty"), empty)
-            .await
-            .unwrap();
+        wait::soon(&format!("{name} to be empty"), empty).await;
     }
 }
 

@@ -1,6 +1,5 @@
 //! Overload is answered, costs the others nothing, and is seen in logs and metrics.
 
-use testkit::raw;
 use crate::shop::fresh;
 use anyhow::{Context, Result};
 use futures_util::future::try_join_all;
@@ -8,6 +7,7 @@ use serde_json::json;
 use std::time::Duration;
 use testkit::client::{Answer, Client, order};
 use testkit::esimctl::Partner;
+use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -58,7 +58,7 @@ async fn in_flight(stack: &mut Stack, orders: f64) {
         let in_flight = metric(stack, "esim_orders_in_flight ", "").await?;
         Ok(((in_flight - orders).abs() < 0.5).then_some(()))
     };
-    wait::until(SOON, "the orders in flight", as_many).await.unwrap();
+    wait::soon("the orders in flight", as_many).await;
 }
 
 #[tokio::test]
@@ -74,9 +74,7 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
     let flood = try_join_all(flood).await.unwrap();
     // The other partner has room while the flood lasts.
     let full = async || Ok((metric(&mut stack, "esim_orders_in_flight ", "").await? >= 8.0).then_some(()));
-    wait::until(SOON, "the flood to take its share", full)
-        .await
-        .unwrap();
+    wait::soon("the flood to take its share", full).await;
     let answer = one(&stack, &stack.client(&other).unwrap()).await;
     assert_eq!(answer.status, 201, "{answer:?}");
 
@@ -167,7 +165,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         let answers = try_join_all((0..3).map(|_| async { anyhow::Ok(one(&stack, &client).await) })).await?;
         Ok(answers.into_iter().find(|answer| answer.status == 429))
     };
-    let answer = wait::until(SOON, "a limited order", limited).await.unwrap();
+    let answer = wait::soon("a limited order", limited).await;
     let body = json!({"error": "Rate limit exceeded: at most 1 orders per second"});
     assert_eq!(answer.json().unwrap(), body);
     // Nothing changes for the others.
@@ -183,7 +181,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         let answers = [one(&stack, &client).await, one(&stack, &client).await];
         Ok(answers.iter().all(|answer| answer.status == 201).then_some(()))
     };
-    wait::until(SOON, "the end of the limit", ended).await.unwrap();
+    wait::soon("the end of the limit", ended).await;
     // One that finds another request in flight is refused itself.
     let mut held = Vec::new();
     let full = async || {
@@ -191,7 +189,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         let answer = one(&stack, &client).await;
         Ok((answer.status == 429).then_some(answer))
     };
-    let answer = wait::until(SOON, "a full partner", full).await.unwrap();
+    let answer = wait::soon("a full partner", full).await;
     let text = answer.json().unwrap().to_string();
     assert!(text.contains("at most 1"), "{text}");
 }
@@ -231,9 +229,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
         let waiting: i64 = sqlx::query_scalar(waiting).fetch_one(&mut witness).await?;
         Ok((waiting > 0).then_some(()))
     };
-    wait::until(SOON, "the first order to be written", in_statement)
-        .await
-        .unwrap();
+    wait::soon("the first order to be written", in_statement).await;
     // A client that hangs up takes its order with it, long before the deadline.
     let gone = send("gone").await.unwrap();
     in_flight(&mut stack, 2.0).await;
@@ -287,7 +283,7 @@ async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
         connection.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
         Ok((raw::answer(connection).await?.0.status == 404).then_some(()))
     };
-    wait::until(SOON, "room for connections", room).await.unwrap();
+    wait::soon("room for connections", room).await;
     let refused = metric(&mut stack, "esim_connections_refused_total", "reason=\"source\"").await;
     assert!(refused.unwrap() >= 1.0);
 }

@@ -198,9 +198,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
         let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
         Ok((delivery["state"] == "delivered").then_some(delivery))
     };
-    let delivery = wait::until(SOON, "the recorded delivery", recorded)
-        .await
-        .unwrap();
+    let delivery = wait::soon("the recorded delivery", recorded).await;
     assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
@@ -218,7 +216,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
         ensure!(answer.status == 202, "{}", answer.status);
         Ok(Some(answer.json()?))
     };
-    let answer = wait::until(SOON, "a redelivery", again).await.unwrap();
+    let answer = wait::soon("a redelivery", again).await;
     assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
     assert!(too_soon > 0, "the first request was not too soon");
     let all = shop.receiver.wait_for(2, SOON).await.unwrap();
@@ -229,7 +227,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
         let attempts = delivery["attempts"].as_array().map_or(0, Vec::len);
         Ok((attempts == 2).then_some(()))
     };
-    wait::until(SOON, "two recorded attempts", twice).await.unwrap();
+    wait::soon("two recorded attempts", twice).await;
 }
 
 #[tokio::test]
@@ -250,7 +248,7 @@ async fn failed_attempts_show_the_partners_own_answer() {
         let delivery = get(&shop.client, &path).await?;
         Ok((delivery["state"] == "delivered").then_some(delivery))
     };
-    let delivery = wait::until(SOON, "the delivery", delivered).await.unwrap();
+    let delivery = wait::soon("the delivery", delivered).await;
     let outcomes: Vec<_> = delivery["attempts"]
         .as_array()
         .unwrap()
@@ -291,7 +289,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
         let answer = ask(&shop.client, "DELETE", &path).await?;
         Ok((answer.status == 200).then_some(answer.json()?))
     };
-    let order = wait::until(SOON, "the cancelled order", cancelled).await.unwrap();
+    let order = wait::soon("the cancelled order", cancelled).await;
     assert_eq!(
         (&order["state"], &order["topups"][1]["state"]),
         (&json!("cancelled"), &json!("failed"))
@@ -311,9 +309,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
         ensure!(answer.status == 409, "cancelled although it is bought");
         Ok((header(&answer, "x-service-error") == "order_not_waiting").then_some(()))
     };
-    wait::until(SOON, "the bought order to be decided", late)
-        .await
-        .unwrap();
+    wait::soon("the bought order to be decided", late).await;
     // A later order is bought too, so the provisioner has looked at everything that was due.
     let last = shop.buy(&fresh("last"), &ready, 1).await.unwrap();
     shop.delivered(&testkit::shop::ids(&last), SOON).await.unwrap();

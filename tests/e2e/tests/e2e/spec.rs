@@ -9,7 +9,6 @@ mod products;
 mod self_service;
 mod world;
 
-use testkit::raw;
 use crate::shop::{fresh, show};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -17,6 +16,7 @@ use std::collections::HashSet;
 use std::time::Duration;
 use testkit::client::{ACCESS_KEY, Client, Product, Request, SIGNATURE, TIMESTAMP};
 use testkit::esimctl::Partner;
+use testkit::raw;
 use testkit::rows;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
@@ -95,11 +95,23 @@ impl Results {
         json: bool,
         body: &[u8],
     ) -> Result<()> {
-        let came = || format!("came {status} {}", String::from_utf8_lossy(&body[..body.len().min(500)]));
+        let came = || {
+            format!(
+                "came {status} {}",
+                String::from_utf8_lossy(&body[..body.len().min(500)])
+            )
+        };
         self.check(world, expected, status, json, body).with_context(came)
     }
 
-    fn check(&mut self, world: &World, expected: Expected, status: u16, json: bool, body: &[u8]) -> Result<()> {
+    fn check(
+        &mut self,
+        world: &World,
+        expected: Expected,
+        status: u16,
+        json: bool,
+        body: &[u8],
+    ) -> Result<()> {
         if let Expected::Bare(bare) = expected {
             ensure!(status == bare && body.is_empty(), "expected a bare {bare}");
             return Ok(());
@@ -119,7 +131,10 @@ impl Results {
             Expected::Error(status, message) => (status, json!({"error": message})),
             Expected::Bare(_) => unreachable!("it has no body"),
         };
-        ensure!(status == expected && parsed == whole, "expected {expected} {whole}");
+        ensure!(
+            status == expected && parsed == whole,
+            "expected {expected} {whole}"
+        );
         Ok(())
     }
 
@@ -290,17 +305,9 @@ async fn a_provider_that_cannot_be_reached_refuses_the_order() {
             .products()
             .ok())
     };
-    wait::until(
-        Duration::from_secs(40),
-        "an order after the provider is back",
-        again,
-    )
-    .await
-    .unwrap();
+    wait::soon("an order after the provider is back", again).await;
     let bought = async || Ok((world.stack.ledger().await?.purchases == before + 1).then_some(()));
-    wait::until(Duration::from_secs(20), "the second order's purchase", bought)
-        .await
-        .unwrap();
+    wait::soon("the second order's purchase", bought).await;
     assert_eq!(
         show(&world.stack, &order_id.to_string()).await.unwrap()["placements"][0]["state"],
         "refused"

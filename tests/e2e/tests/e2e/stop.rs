@@ -1,7 +1,6 @@
 //! Graceful stops: a rolling restart under load cuts no request and loses nothing, and a stopping
 //! process finishes its work in flight and returns the rest at once.
 
-use testkit::raw;
 use crate::shop::{Shop, bought_once, stored, stored_ids};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::pull;
@@ -11,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 use testkit::client::Product;
 use testkit::esimctl::Partner;
+use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::io::AsyncWriteExt;
@@ -188,9 +188,7 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
         let placing = stored.iter().filter(|row| row.placement == "placing").count();
         Ok((placing > 0).then_some(()))
     };
-    wait::until(Duration::from_secs(10), "purchases under way", under_way)
-        .await
-        .unwrap();
+    wait::soon("purchases under way", under_way).await;
     let provisioner = stack.process(Stage::Provisioner).unwrap();
     let ended = provisioner.terminate(STOP).await.unwrap();
     assert!(ended.success(), "the provisioner ended with {ended}");

@@ -22,7 +22,10 @@ const ORDERS: usize = 40;
 async fn no_collector_and_one_that_hangs_cost_nothing() {
     let unreachable = format!("http://127.0.0.1:{}", testkit::ports::free().unwrap());
     let port = testkit::ports::free().unwrap();
-    let (hangs, held) = (format!("http://127.0.0.1:{port}"), trouble_on(port, Trouble::Hangs).await.unwrap());
+    let (hangs, held) = (
+        format!("http://127.0.0.1:{port}"),
+        trouble_on(port, Trouble::Hangs).await.unwrap(),
+    );
     let mut builder = Stack::builder()
         .env(Stage::Ingress, "OTEL_EXPORTER_OTLP_ENDPOINT", &unreachable)
         .env(Stage::Provisioner, "OTEL_EXPORTER_OTLP_ENDPOINT", &hangs)
@@ -105,8 +108,14 @@ fn sender(port: u16, protocol: &str) -> Result<(Process, String, tempfile::TempD
         ("LISTEN", url.trim_start_matches("http://")),
         ("ADMIN_LISTEN", &admin),
         ("SANDBOX_ACCESS_KEY", "key"),
-        ("SANDBOX_SECRET_KEY", "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw=="),
-        ("SANDBOX_LEDGER", &folder.path().join("ledger").display().to_string()),
+        (
+            "SANDBOX_SECRET_KEY",
+            "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==",
+        ),
+        (
+            "SANDBOX_LEDGER",
+            &folder.path().join("ledger").display().to_string(),
+        ),
         ("LOG_FORMAT", "json"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &format!("http://127.0.0.1:{port}")),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),

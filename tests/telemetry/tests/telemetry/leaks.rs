@@ -41,7 +41,9 @@ impl Echo {
         );
         let heard = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::clone(&heard);
-        drop(http::serve(listener, move |request| echo(Arc::clone(&shared), request)));
+        drop(http::serve(listener, move |request| {
+            echo(Arc::clone(&shared), request)
+        }));
         Ok(Self { url, heard })
     }
 
@@ -61,7 +63,10 @@ async fn echo(heard: Arc<Mutex<Vec<Heard>>>, request: Request<Bytes>) -> Result<
     let response = Response::builder()
         .status(500)
         .header("x-echo-signature", signature)
-        .header("location", format!("/{}", utf8_percent_encode(&text, NON_ALPHANUMERIC)));
+        .header(
+            "location",
+            format!("/{}", utf8_percent_encode(&text, NON_ALPHANUMERIC)),
+        );
     Ok(response.body(Full::new(body))?)
 }
 
@@ -172,7 +177,10 @@ async fn no_secret_is_in_what_is_told() {
         Stage::ALL.iter().map(|stage| stage.name()).all(logs)
             && book.spans.iter().any(|span| span.name == "GET /qr/{text}/{size}")
             && book.spans.iter().any(|span| span.service == "sandbox")
-            && book.spans.iter().any(|span| span.failed && span.name == "POST webhook")
+            && book
+                .spans
+                .iter()
+                .any(|span| span.failed && span.name == "POST webhook")
     });
     heard.await.unwrap();
     for stage in Stage::ALL {

@@ -77,7 +77,11 @@ async fn shown(stack: &mut Stack) -> Result<Metrics> {
     for stage in Stage::ALL {
         let admin = stack.process(stage)?.program().env["ADMIN_LISTEN"].clone();
         let answer = client.get(format!("http://{admin}/metrics")).send().await?;
-        read(stage.name(), &answer.error_for_status()?.text().await?, &mut metrics)?;
+        read(
+            stage.name(),
+            &answer.error_for_status()?.text().await?,
+            &mut metrics,
+        )?;
     }
     Ok(metrics)
 }
@@ -150,10 +154,14 @@ async fn the_table_is_what_there_is() {
     }
 
     let mut last = Vec::new();
-    let same = wait::until(Duration::from_secs(20), "the table to be what there is", async || {
-        last = differences(&documented, &shown(&mut stack).await?);
-        Ok(last.is_empty().then_some(()))
-    });
+    let same = wait::until(
+        Duration::from_secs(20),
+        "the table to be what there is",
+        async || {
+            last = differences(&documented, &shown(&mut stack).await?);
+            Ok(last.is_empty().then_some(()))
+        },
+    );
     let same = same.await;
     same.unwrap_or_else(|error| panic!("{error:#}\n{}", last.join("\n")));
 }

@@ -2,9 +2,9 @@
 
 use super::Expected::{Bare, Created, Denied, Error, Unprocessable};
 use super::Row;
-use testkit::raw;
 use anyhow::Result;
 use testkit::client::{ACCESS_KEY, ORDERS_SHORT, SIGNATURE, TIMESTAMP};
+use testkit::raw;
 use testkit::rows;
 
 const NOT_FOUND: super::Expected = Error(404, "Not found");

@@ -1,8 +1,8 @@
 //! `products`: faults, limits, options that don't exist.
 
 use super::Expected::{Created, Unprocessable};
-use super::world::{NO_OPTION, World};
 use super::Row;
+use super::world::{NO_OPTION, World};
 use serde_json::{Value, json};
 use testkit::rows;
 

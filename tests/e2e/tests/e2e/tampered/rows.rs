@@ -3,8 +3,8 @@
 use super::{API, Known, Sent, flipped, key, later, text, uncovered};
 use crate::shop::fresh;
 use signing::{SecretKey, request};
-use testkit::rows;
 use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, ORDERS_SHORT, SIGNATURE, TIMESTAMP, order};
+use testkit::rows;
 
 /// A change, and the code of its refusal.
 pub type Row = (&'static str, fn(&mut Sent, &Known), &'static str);
