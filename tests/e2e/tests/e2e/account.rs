@@ -89,10 +89,7 @@ async fn the_webhook_is_changed_by_the_partner() {
     let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver"))
         .await
         .unwrap();
-    assert_eq!(
-        (redeliver.status, header(&redeliver, "x-service-error")),
-        (409, "webhook_url_missing")
-    );
+    assert_refused(&redeliver, 409, "webhook_url_missing");
     let put = async |url: Value| {
         let request = client.post(json!({"url": url}).to_string());
         request.method("PUT").path(&format!("{API}/webhook")).send().await
@@ -108,11 +105,7 @@ async fn the_webhook_is_changed_by_the_partner() {
         (json!(7), "url_invalid; parameter=url"),
     ] {
         let answer = put(url.clone()).await.unwrap();
-        assert_eq!(
-            (answer.status, header(&answer, "x-service-error")),
-            (422, code),
-            "{url}"
-        );
+        assert_refused(&answer, 422, code);
     }
     assert_eq!(get(&client, "/webhook").await.unwrap()["state"], "no_url");
     let answer = put(json!(receiver.url(PATH))).await.unwrap();
@@ -128,10 +121,7 @@ async fn the_webhook_is_changed_by_the_partner() {
         .to_owned();
     receiver.verify(PATH, &new_secret).unwrap();
     let second = ask(&client, "POST", "/webhook/secret").await.unwrap();
-    assert_eq!(
-        (second.status, header(&second, "x-service-error")),
-        (409, "rotation_under_way")
-    );
+    assert_refused(&second, 409, "rotation_under_way");
     client
         .order(&fresh("signed"), &[(ready, 1)])
         .await
@@ -174,10 +164,7 @@ async fn keys_are_changed_by_the_partner() {
         assert!(account["old_keys_until"].is_string());
     }
     let second = ask(&renewed, "POST", "/keys").await.unwrap();
-    assert_eq!(
-        (second.status, header(&second, "x-service-error")),
-        (409, "rotation_under_way")
-    );
+    assert_refused(&second, 409, "rotation_under_way");
 }
 
 #[tokio::test]

@@ -34,9 +34,7 @@ fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
 
 #[tokio::test]
 async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "WEBHOOK_TEST_INTERVAL", "1h")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_TEST_INTERVAL", "1h")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -54,10 +52,7 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
     assert_eq!(received.headers["webhook-type"], "webhook.test");
 
     let again = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
-    assert_eq!(
-        (again.status, header(&again, "x-service-error")),
-        (429, "tested_recently")
-    );
+    assert_refused(&again, 429, "tested_recently");
     assert!(!header(&again, "retry-after").is_empty());
 
     let broken = Shop::open(&stack).await.unwrap();
@@ -99,10 +94,7 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
         .unwrap();
     assert_eq!(removed.status, 200);
     let answer = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
-    assert_eq!(
-        (answer.status, header(&answer, "x-service-error")),
-        (409, "webhook_url_missing")
-    );
+    assert_refused(&answer, 409, "webhook_url_missing");
     let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
     let recorded = actions.to_string();
     assert!(
@@ -131,11 +123,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
         ("{}", "url_missing; parameter=url"),
     ] {
         let answer = ask(&shop.client, "PUT", "/webhook", body).await.unwrap();
-        assert_eq!(
-            (answer.status, header(&answer, "x-service-error")),
-            (422, code),
-            "{body}"
-        );
+        assert_refused(&answer, 422, code);
     }
     let before = get(&shop.client, "/webhook").await.unwrap();
     assert_eq!(before["events"], json!([]));

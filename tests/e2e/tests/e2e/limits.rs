@@ -63,10 +63,7 @@ async fn in_flight(stack: &mut Stack, orders: f64) {
 
 #[tokio::test]
 async fn a_flood_of_one_partner_leaves_room_for_the_others() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "MAX_IN_FLIGHT", "16")
-        .env(Stage::Ingress, "BODY_TIMEOUT", "3s")
-        .start()
+    let mut stack = Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")])
         .await
         .unwrap();
     let (flooding, other) = partners(&stack).await.unwrap();
@@ -112,11 +109,7 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
 
 #[tokio::test]
 async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "PARTNER_ORDERS_PER_SECOND", "1")
-        .env(Stage::Ingress, "PARTNER_UNITS_PER_SECOND", "2")
-        .env(Stage::Ingress, "MAX_UNITS", "2")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("PARTNER_ORDERS_PER_SECOND", "1"), ("PARTNER_UNITS_PER_SECOND", "2"), ("MAX_UNITS", "2")])
         .await
         .unwrap();
     let (eager, other) = partners(&stack).await.unwrap();
@@ -198,10 +191,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
 /// gone.
 #[tokio::test]
 async fn an_order_that_queues_too_long_is_not_stored_later() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "QUEUE_DEADLINE", "2s")
-        .env(Stage::Ingress, "PLACEMENT_WAIT", "0s")
-        .start()
+    let mut stack = Stack::with(Stage::Ingress, &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")])
         .await
         .unwrap();
     let (partner, _) = partners(&stack).await.unwrap();
@@ -256,10 +246,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
 
 #[tokio::test]
 async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "MAX_CONNECTIONS_PER_SOURCE", "3")
-        .env(Stage::Ingress, "HEAD_TIMEOUT", "2s")
-        .start()
+    let mut stack = Stack::with(Stage::Ingress, &[("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")])
         .await
         .unwrap();
     let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url)))
@@ -331,10 +318,7 @@ async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
 
 #[tokio::test]
 async fn pictures_wait_for_their_turn_and_then_get_503() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "QR_RATE", "1")
-        .env(Stage::Ingress, "QR_WAIT", "200ms")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("QR_RATE", "1"), ("QR_WAIT", "200ms")])
         .await
         .unwrap();
     let url = format!("{}/qr/LPA%3A1%24smdp.example%24AB12/300", stack.base_url);

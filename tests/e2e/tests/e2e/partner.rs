@@ -47,6 +47,12 @@ pub fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
     value.transpose().ok().flatten().unwrap_or_default()
 }
 
+/// The status, and the code in the error header.
+#[track_caller]
+pub fn assert_refused(answer: &Answer, status: u16, code: &str) {
+    assert_eq!((answer.status, header(answer, "x-service-error")), (status, code));
+}
+
 /// The status, the code in the error header, and the body.
 fn refusal(answer: &Answer) -> (u16, &str, Value) {
     (
@@ -139,10 +145,7 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     let id = fresh("refused");
     let refused = stack.option("refused").unwrap();
     let answer = shop.client.order(&id, &[(refused, 1)]).await.unwrap();
-    assert_eq!(
-        (answer.status, header(&answer, "x-service-error")),
-        (422, "provider_rejected")
-    );
+    assert_refused(&answer, 422, "provider_rejected");
     assert_eq!(header(&answer, "location"), "");
     let order = get(&shop.client, &format!("/orders/{id}")).await.unwrap();
     assert_eq!(
@@ -153,10 +156,7 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}"))
         .await
         .unwrap();
-    assert_eq!(
-        (cancelled.status, header(&cancelled, "x-service-error")),
-        (409, "order_refused")
-    );
+    assert_refused(&cancelled, 409, "order_refused");
 
     // Each item at fault is named by its index; the body stays as specified.
     let body = json!({"external_order_id": fresh("items"), "products": [
@@ -181,9 +181,7 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
 
 #[tokio::test]
 async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "REDELIVER_INTERVAL", "2s")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -281,10 +279,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     shop.buy(&id, &ready, 2).await.unwrap();
     let path = format!("/orders/{id}");
     let early = ask(&shop.client, "DELETE", &path).await.unwrap();
-    assert_eq!(
-        (early.status, header(&early, "x-service-error")),
-        (409, "order_undecided")
-    );
+    assert_refused(&early, 409, "order_undecided");
     let cancelled = async || {
         let answer = ask(&shop.client, "DELETE", &path).await?;
         Ok((answer.status == 200).then_some(answer.json()?))

@@ -294,9 +294,7 @@ async fn a_signed_query_and_body_work_on_every_kind_of_request() {
 
 #[tokio::test]
 async fn a_used_signature_is_refused_where_the_operator_wants_it() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "REPLAYS_REMEMBERED", "1000")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("REPLAYS_REMEMBERED", "1000")])
         .await
         .unwrap();
     let known = known(&stack).await.unwrap();

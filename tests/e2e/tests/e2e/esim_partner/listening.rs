@@ -132,10 +132,7 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
 
 #[tokio::test]
 async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "LISTENERS", "1")
-        .env(Stage::Ingress, "LISTEN_WAIT", "3s")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("LISTENERS", "1"), ("LISTEN_WAIT", "3s")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -210,9 +207,7 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
 
 #[tokio::test]
 async fn a_waiting_listener_is_answered_when_ingress_stops() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "LISTEN_WAIT", "10m")
-        .start()
+    let mut stack = Stack::with(Stage::Ingress, &[("LISTEN_WAIT", "10m")])
         .await
         .unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
