@@ -244,6 +244,12 @@ impl Stack {
         Self::builder().start().await
     }
 
+    /// The same, with settings of one stage.
+    pub async fn with(stage: Stage, settings: &[(&str, &str)]) -> Result<Self> {
+        let with = |builder: Builder, (name, value): &(&str, &str)| builder.env(stage, name, value);
+        settings.iter().fold(Self::builder(), with).start().await
+    }
+
     /// The running system at `base_url`.
     async fn attached(base_url: String) -> Result<Self> {
         let esimctl = Esimctl::new([]);

@@ -4,10 +4,9 @@ use std::time::{Duration, Instant};
 
 use domain::{DeliveryId, EventId, PartnerId};
 use store::{
-    endpoints,
     events::{self, Kind, Tested, View},
     partner_view,
-    partners::{self, NewWebhook},
+    partners,
 };
 use testkit::{
     receiver::{Answer, Received, Signature},
@@ -38,16 +37,6 @@ impl Bench {
         wait::soon(&format!("the event to be {state}"), look).await
     }
 
-    async fn change_url(&self, partner: PartnerId, url: &str) {
-        let new = NewWebhook {
-            url: Some(Some(url)),
-            events: None,
-        };
-        let mut connection = self.pool.acquire().await.unwrap();
-        let minute = Duration::from_mins(1);
-        let changed = partner_view::set_webhook(&mut connection, partner, &new, minute).await;
-        assert!(changed.unwrap());
-    }
 }
 
 #[tokio::test]
@@ -151,29 +140,6 @@ async fn keys_that_end_soon_are_told_and_retried() {
         .collect();
     assert_eq!(bodies.len(), 2);
     assert_eq!(bodies[0], bodies[1], "a retry has the same body");
-    bench.stop().await;
-}
-
-#[tokio::test]
-async fn what_waits_goes_to_a_partners_new_url() {
-    let mut bench = Bench::start().await;
-    let (partner, secret) = bench.partner(None).await;
-    let mut waiting = Vec::new();
-    for _ in 0..3 {
-        let topup = bench.ready_and_announced(partner).await;
-        bench.stored(&topup, |stored| stored.state == "no_endpoint").await;
-        waiting.push(topup);
-    }
-    bench.receiver.verify("/new", &secret.to_text()).unwrap();
-    bench.change_url(partner, &bench.receiver.url("/new")).await;
-    for topup in &waiting {
-        bench.delivered(topup).await;
-    }
-    let moved = async || {
-        let mut connection = bench.pool.acquire().await?;
-        Ok(endpoints::moving(&mut connection).await?.is_empty().then_some(()))
-    };
-    wait::soon("the move to end", moved).await;
     bench.stop().await;
 }
 

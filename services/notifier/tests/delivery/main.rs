@@ -140,26 +140,6 @@ async fn an_unannounced_delivery_is_sent_when_it_is_due() {
 }
 
 #[tokio::test]
-async fn without_a_url_nothing_is_delivered_until_there_is_one() {
-    let mut bench = Bench::start().await;
-    let (partner, secret) = bench.partner(None).await;
-    let topup = bench.ready_and_announced(partner).await;
-    let stored = bench.stored(&topup, |stored| stored.state == "no_endpoint").await;
-    assert_eq!((stored.attempt, stored.due_in), (0, None));
-
-    bench.receiver.verify("/late", &secret.to_text()).unwrap();
-    let url = bench.receiver.url("/late");
-    let mut connection = bench.pool.acquire().await.unwrap();
-    let due = partners::set_webhook(&mut connection, partner, Some(&url))
-        .await
-        .unwrap();
-    assert_eq!(due, Some(1));
-    bench.delivered(&topup).await;
-    assert_eq!(bench.receiver.received()[0].signature, Signature::Valid);
-    bench.stop().await;
-}
-
-#[tokio::test]
 async fn gone_is_the_end_of_a_delivery() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;

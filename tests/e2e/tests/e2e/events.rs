@@ -1,36 +1,11 @@
 //! Events of a partner's endpoint other than the specified webhook, from its opt-in to its list.
 
+use crate::partner::{SOON, assert_refused, get, header, send as ask};
 use crate::shop::{PATH, Shop, fresh};
-use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use std::time::Duration;
-use testkit::client::{Answer, Client};
 use testkit::receiver::{self, Signature};
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
-
-const SOON: Duration = Duration::from_secs(30);
-const API: &str = "/api/v1/api_partner";
-
-async fn ask(client: &Client, method: &str, path: &str, body: &str) -> Result<Answer> {
-    let request = client.post(body.to_owned()).method(method);
-    let request = match path.split_once('?') {
-        Some((path, query)) => request.path(&format!("{API}{path}")).query(query),
-        None => request.path(&format!("{API}{path}")),
-    };
-    request.send().await
-}
-
-async fn get(client: &Client, path: &str) -> Result<Value> {
-    let answer = ask(client, "GET", path, "").await?;
-    ensure!(answer.status == 200, "GET {path}: {}", answer.status);
-    answer.json()
-}
-
-fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
-    let value = answer.headers.get(name).map(|value| value.to_str());
-    value.transpose().ok().flatten().unwrap_or_default()
-}
 
 #[tokio::test]
 async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {

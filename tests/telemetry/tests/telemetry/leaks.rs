@@ -109,6 +109,22 @@ async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
     Ok((names, messages))
 }
 
+/// Every row of every table.
+async fn rows(stack: &Stack) -> Result<Vec<String>> {
+    let mut database = stack.database.connect().await?;
+    let tables = "SELECT relname::text FROM pg_stat_user_tables WHERE n_live_tup > 0 OR n_tup_ins > 0";
+    let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut database).await?;
+    anyhow::ensure!(tables.len() > 5, "{tables:?}");
+    let mut rows = Vec::new();
+    for table in tables {
+        // A profile is sealed, and text in bytes is searched for as well.
+        let all = format!("SELECT one::text FROM {table} one");
+        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all)).fetch_all(&mut database).await?;
+        rows.extend(all);
+    }
+    Ok(rows)
+}
+
 async fn scrape(process: &Process) -> Result<Bytes> {
     let admin = &process.program().env["ADMIN_LISTEN"];
     let answer = http::client()?.get(format!("http://{admin}/metrics")).send();
@@ -192,6 +208,9 @@ async fn no_secret_is_in_what_is_told() {
     assert!(dead, "{streams:?}");
     for message in messages {
         secrets.search("a stored NATS message", &message);
+    }
+    for row in rows(&stack).await.unwrap() {
+        secrets.search("the database", row.as_bytes());
     }
     for stage in Stage::ALL {
         // Output during the stop counts too.
