@@ -170,9 +170,8 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
         .await
         .unwrap();
     assert_eq!(stored, [false]);
-    let number: String = bench
-        .value("SELECT iccid FROM esims WHERE topup_id = $1", &old_topup)
-        .await;
+    let sql = "SELECT iccid FROM esims WHERE topup_id = $1";
+    let number: String = bench.value(sql, &old_topup).await;
     assert_eq!(number, iccid(&old_topup).as_str());
     assert_eq!(
         bench.states(&old_topup).await,
@@ -228,18 +227,10 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     let late = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     let unready = bench.ordered_ago(partner, 100).await;
     bench.claim(&[placement(&unready)]).await;
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1",
-            &waiting,
-        )
-        .await;
-    bench
-        .set(
-            "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1",
-            &late,
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1";
+    bench.set(sql, &waiting).await;
+    let sql = "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1";
+    bench.set(sql, &late).await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
     let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
     assert_eq!(standing.waiting, 3);
@@ -253,20 +244,12 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
         .unwrap();
     assert_eq!(bench.step(Class::Profiles).await.erased, 1);
     assert!(!bench.has_profile(&waiting).await && bench.has_profile(&late).await);
-    let ends: bool = bench
-        .value(
-            "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1",
-            &late,
-        )
-        .await;
+    let sql = "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1";
+    let ends: bool = bench.value(sql, &late).await;
     assert!(ends, "it is looked at again at the end of its term");
     // A failed unit never gets a profile.
-    bench
-        .set(
-            "UPDATE topups SET state = 'failed' WHERE topup_id = $1",
-            &topups(&unready)[0],
-        )
-        .await;
+    let sql = "UPDATE topups SET state = 'failed' WHERE topup_id = $1";
+    bench.set(sql, &topups(&unready)[0]).await;
     sqlx::query("UPDATE retention_due SET at = now()")
         .execute(&bench.pool)
         .await
@@ -362,12 +345,8 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
         .await
         .unwrap();
     assert!(listed[0].erased_at.is_some());
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
-            &topup,
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1";
+    bench.set(sql, &topup).await;
     let read = deliveries::read(&mut connection, &[topup.clone().into()], Read::Leased)
         .await
         .unwrap();
@@ -419,12 +398,8 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     let in_doubt = bench.placing(1).await;
     bench.settle(&[parked(placement(&in_doubt), 1)]).await;
     let replayed = bench.delivered_ago(partner, 1).await;
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
-            &topups(&replayed)[0],
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1";
+    bench.set(sql, &topups(&replayed)[0]).await;
     for open in [accepted, in_doubt, replayed] {
         let before = bench.everything(open.order_id).await;
         let refused = erase::order(&mut connection, open.order_id, applied()).await;

@@ -128,12 +128,8 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
         ["ak_2b", first.as_str()]
     );
     rotate(&bench, partner, "ak_2", KEEP_OLD).await;
-    bench
-        .set(
-            "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1",
-            partner,
-        )
-        .await;
+    let sql = "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1";
+    bench.set(sql, partner).await;
     assert!(by_access_key(&bench, &first).await.is_none());
     assert_eq!(rotate(&bench, partner, "ak_3", KEEP_OLD).await, Rotated::Refused);
     assert_eq!(valid(&by_access_key(&bench, "ak_2").await.unwrap()), ["ak_2"]);
@@ -207,12 +203,8 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     let delivery = taken(&bench, &topups).await;
     assert_eq!(open(&delivery.webhook_secret), 11);
     assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
-    bench
-        .set(
-            "UPDATE partners SET old_webhook_secret_until = now() WHERE partner_id::text = $1",
-            partner,
-        )
-        .await;
+    let sql = "UPDATE partners SET old_webhook_secret_until = now() WHERE partner_id::text = $1";
+    bench.set(sql, partner).await;
     assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
     assert_eq!(
         rotate_secret(&bench, partner, 9, KEEP_OLD).await,
@@ -252,12 +244,8 @@ async fn every_secret_that_is_valid_needs_its_key() {
         .unwrap();
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
-    bench
-        .set(
-            "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1",
-            partner,
-        )
-        .await;
+    let sql = "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1";
+    bench.set(sql, partner).await;
     schema::wait(&bench.store, &new)
         .await
         .expect("what has ended needs no key");
@@ -399,15 +387,10 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
         .execute(&bench.pool)
         .await
         .unwrap();
-    bench
-        .set("UPDATE esims SET profile = '\\x' WHERE topup_id = $1", &topups[1])
-        .await;
-    bench
-        .set(
-            "UPDATE partners SET secret_key = set_byte(secret_key, 40, 255 - get_byte(secret_key, 40)) WHERE partner_id::text = $1",
-            partner,
-        )
-        .await;
+    let sql = "UPDATE esims SET profile = '\\x' WHERE topup_id = $1";
+    bench.set(sql, &topups[1]).await;
+    let sql = "UPDATE partners SET secret_key = set_byte(secret_key, 40, 255 - get_byte(secret_key, 40)) WHERE partner_id::text = $1";
+    bench.set(sql, partner).await;
 
     let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
     let pass = reencrypt(&bench, &both).await;

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use domain::{DeliveryId, EventId, PartnerId};
 use store::{
     events::{self, Kind, Tested, View},
-    partner_view,
-    partners,
+    partner_view, partners,
 };
 use testkit::{
     receiver::{Answer, Received, Signature},
@@ -36,7 +35,6 @@ impl Bench {
         };
         wait::soon(&format!("the event to be {state}"), look).await
     }
-
 }
 
 #[tokio::test]

@@ -88,4 +88,3 @@ async fn without_an_overlap_the_old_secret_signs_nothing_any_more() {
     assert_eq!(webhook.signature, Signature::Invalid);
     bench.stop().await;
 }
-

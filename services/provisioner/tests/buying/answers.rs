@@ -179,12 +179,8 @@ async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
     bench.until(id, |stored| stored.bought).await;
     // The provider names one unit for two placements.
     let unit = bench.unit(id).await;
-    bench
-        .set(
-            "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1",
-            id,
-        )
-        .await;
+    let sql = "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1";
+    bench.set(sql, id).await;
     sqlx::query(
         "UPDATE esims e SET provider_unit_id = $1 FROM topups t
          WHERE t.topup_id = e.topup_id AND t.placement_id = $2",

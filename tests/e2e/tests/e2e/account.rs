@@ -157,4 +157,3 @@ async fn keys_are_changed_by_the_partner() {
     let second = ask(&renewed, "POST", "/keys").await.unwrap();
     assert_refused(&second, 409, "rotation_under_way");
 }
-

@@ -10,7 +10,6 @@ use testkit::stack::{Stack, Stage};
 use testkit::{http, wait};
 use url::Url;
 
-
 /// A stack whose services reach their database through a forwarder; esimctl and this test don't.
 pub async fn start() -> Result<(Stack, Forwarder)> {
     let builder = Stage::OURS

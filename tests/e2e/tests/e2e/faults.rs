@@ -62,4 +62,3 @@ async fn a_provider_that_hangs_does_not_hold_the_answer() {
     stack.process(Stage::Sandbox).unwrap().resume().unwrap();
     shop.delivered(&topup_ids, Duration::from_secs(20)).await.unwrap();
 }
-

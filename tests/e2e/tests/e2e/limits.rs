@@ -109,9 +109,16 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
 
 #[tokio::test]
 async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
-    let stack = Stack::with(Stage::Ingress, &[("PARTNER_ORDERS_PER_SECOND", "1"), ("PARTNER_UNITS_PER_SECOND", "2"), ("MAX_UNITS", "2")])
-        .await
-        .unwrap();
+    let stack = Stack::with(
+        Stage::Ingress,
+        &[
+            ("PARTNER_ORDERS_PER_SECOND", "1"),
+            ("PARTNER_UNITS_PER_SECOND", "2"),
+            ("MAX_UNITS", "2"),
+        ],
+    )
+    .await
+    .unwrap();
     let (eager, other) = partners(&stack).await.unwrap();
     let client = stack.client(&eager).unwrap();
     let answers = try_join_all((0..5).map(|_| async { anyhow::Ok(one(&stack, &client).await) }));
@@ -191,9 +198,12 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
 /// gone.
 #[tokio::test]
 async fn an_order_that_queues_too_long_is_not_stored_later() {
-    let mut stack = Stack::with(Stage::Ingress, &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")])
-        .await
-        .unwrap();
+    let mut stack = Stack::with(
+        Stage::Ingress,
+        &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")],
+    )
+    .await
+    .unwrap();
     let (partner, _) = partners(&stack).await.unwrap();
     let client = stack.client(&partner).unwrap();
     assert_eq!(one(&stack, &client).await.status, 201);
@@ -246,9 +256,12 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
 
 #[tokio::test]
 async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
-    let mut stack = Stack::with(Stage::Ingress, &[("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")])
-        .await
-        .unwrap();
+    let mut stack = Stack::with(
+        Stage::Ingress,
+        &[("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")],
+    )
+    .await
+    .unwrap();
     let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url)))
         .await
         .unwrap();

@@ -324,7 +324,9 @@ async fn orders_are_listed_by_pages() {
     let listed = async |query: &str| -> Result<(Vec<String>, Option<String>)> {
         let page = get(&shop.client, &format!("/orders?{query}")).await?;
         let orders = page["orders"].as_array().context("orders")?;
-        let ids = orders.iter().filter_map(|order| order["external_order_id"].as_str());
+        let ids = orders
+            .iter()
+            .filter_map(|order| order["external_order_id"].as_str());
         let cursor = page["next_cursor"].as_str().map(str::to_owned);
         Ok((ids.map(str::to_owned).collect(), cursor))
     };

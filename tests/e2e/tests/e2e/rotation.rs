@@ -141,9 +141,22 @@ async fn a_master_key_is_replaced_step_by_step() {
 
     restart(&mut stack, NEW).await.unwrap();
     let partner = shop.partner.partner_id.as_str();
-    let replay = ["delivery", "replay", "--partner", partner, "--since", "1h", "--state", "all"];
+    let replay = [
+        "delivery",
+        "replay",
+        "--partner",
+        partner,
+        "--since",
+        "1h",
+        "--state",
+        "all",
+    ];
     let confirmed = ["--yes", "--reason", "a test"];
-    let _: Value = stack.esimctl.run(&[&replay[..], &confirmed].concat()).await.unwrap();
+    let _: Value = stack
+        .esimctl
+        .run(&[&replay[..], &confirmed].concat())
+        .await
+        .unwrap();
     let after = ids(&shop.buy(&fresh("after"), &ready, 1).await.unwrap());
     let received = shop.receiver.wait_for(5, PATIENCE).await.unwrap();
     assert!(

@@ -119,7 +119,9 @@ async fn rows(stack: &Stack) -> Result<Vec<String>> {
     for table in tables {
         // A profile is sealed, and text in bytes is searched for as well.
         let all = format!("SELECT one::text FROM {table} one");
-        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all)).fetch_all(&mut database).await?;
+        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all))
+            .fetch_all(&mut database)
+            .await?;
         rows.extend(all);
     }
     Ok(rows)
