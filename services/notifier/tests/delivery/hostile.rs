@@ -3,7 +3,6 @@
 //! here.
 
 use std::{
-    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -11,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use secrecy::ExposeSecret;
 use testkit::{
     process::{Process, Program},
     wait,
@@ -22,7 +20,7 @@ use tokio::{
 };
 
 use self::Manner::{Last, Sends};
-use crate::support::{Bench, MASTER_KEY, PATIENCE, PUBLIC_URL};
+use crate::support::{Bench, PATIENCE};
 
 /// Deliveries to each hostile endpoint.
 const EACH: usize = 20;
@@ -192,31 +190,19 @@ fn kilobytes(pid: u32, name: &str) -> usize {
 }
 
 pub fn program(bench: &Bench, folder: &std::path::Path) -> Program {
-    let config = &bench.config;
-    let env = [
-        (
-            "DATABASE_URL",
-            config.database.server.database_url.expose_secret().to_owned(),
-        ),
-        ("NATS_URL", config.nats.nats_url.expose_secret().to_owned()),
-        ("STREAM_PREFIX", config.nats.stream_prefix.clone()),
-        ("MASTER_KEY", MASTER_KEY.to_owned()),
-        ("ADMIN_LISTEN", config.admin_listen.to_string()),
-        ("PUBLIC_URL", PUBLIC_URL.to_owned()),
-        ("WEBHOOK_ALLOW", "127.0.0.0/8".to_owned()),
-        ("WEBHOOK_TIMEOUT", "5s".to_owned()),
-        ("RETRY_SCHEDULE", "1h".to_owned()),
-        ("ENDPOINT_FAILURES", "0".to_owned()),
-    ];
+    let mut env = bench.settings.clone();
+    // As many at once as in production.
+    env.retain(|name, _| !name.ends_with("_CONCURRENCY") && name != "DATABASE_CONNECTIONS");
+    env.extend(
+        [("WEBHOOK_TIMEOUT", "5s"), ("RETRY_SCHEDULE", "1h")]
+            .map(|(name, value)| (name.into(), value.into())),
+    );
     Program {
         name: "notifier".to_owned(),
         binary: env!("CARGO_BIN_EXE_notifier").into(),
         args: Vec::new(),
-        env: env
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value))
-            .collect::<BTreeMap<_, _>>(),
-        ready_url: format!("http://{}/readyz", config.admin_listen),
+        env,
+        ready_url: format!("http://{}/readyz", bench.config.admin_listen),
         log: folder.join("log"),
     }
 }

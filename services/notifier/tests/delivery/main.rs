@@ -21,7 +21,7 @@ use domain::TopupId;
 use pipeline::trace;
 use runtime::Shutdown;
 use store::partners;
-use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id};
+use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id, settings};
 use testkit::{
     database::Database,
     receiver::{Answer, Received, Signature},
@@ -348,9 +348,8 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
 #[tokio::test]
 async fn a_schema_that_is_behind_stops_the_start() {
     let database = Database::create().await.unwrap();
-    let error = notifier::run(config(&database), Shutdown::new())
-        .await
-        .unwrap_err();
+    let config = config(&settings(&database));
+    let error = notifier::run(config, Shutdown::new()).await.unwrap_err();
     assert!(error.to_string().contains("run `esimctl migrate`"), "{error:#}");
 }
 
