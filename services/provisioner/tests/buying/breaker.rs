@@ -122,26 +122,18 @@ async fn being_denied_opens_it_at_once() {
 async fn an_operator_keeps_work_from_a_provider() {
     let bench = Bench::start(|_| {}).await;
     let opened = bench
-        .esimctl(&[
-            "provider",
-            "open",
-            "sandbox",
-            "--for",
-            "1h",
-            "--reason",
-            "maintenance",
-        ])
+        .esimctl("provider open sandbox --for 1h --reason maintenance")
         .await;
     assert_eq!(opened["state"], "open", "{opened}");
     let id = bench.accept(&["ready"]).await;
-    let listed = bench.esimctl(&["provider", "list"]).await;
+    let listed = bench.esimctl("provider list").await;
     assert_eq!(listed["providers"][0]["reason"], "maintenance", "{listed}");
     assert_eq!(bench.look(id).await.attempt, 0);
-    let closed = bench.esimctl(&["provider", "close", "sandbox"]).await;
+    let closed = bench.esimctl("provider close sandbox").await;
     assert_eq!(closed["state"], "closed", "{closed}");
     let stored = bench.hurry(id, |stored| stored.ready == 1).await;
     assert_eq!(stored.attempt, 1);
-    let unknown = bench.esimctl(&["provider", "close", "nobody"]).await;
+    let unknown = bench.esimctl("provider close nobody").await;
     assert!(unknown["error"].as_str().unwrap().contains("nobody"), "{unknown}");
 }
 

@@ -508,9 +508,9 @@ impl Bench {
     }
 
     /// Runs the operator's command line; answers what it printed as JSON.
-    pub async fn esimctl(&self, arguments: &[&str]) -> Value {
+    pub async fn esimctl(&self, arguments: &str) -> Value {
         let output = tokio::process::Command::new(esimctl())
-            .args(arguments)
+            .args(arguments.split(' '))
             .arg("--json")
             .env("DATABASE_URL", self.database.url())
             .output()
