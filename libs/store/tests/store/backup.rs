@@ -14,8 +14,6 @@ use testkit::{postgres::PostgresServer, wait};
 
 use crate::bench::order;
 
-const PATIENCE: Duration = Duration::from_mins(1);
-
 fn backup(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(testkit::workspace().join("deploy/backup"));
     command

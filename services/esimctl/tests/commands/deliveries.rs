@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{
     make_ready, make_unit_ready,
-    support::{CONFIRMED, Operator, record, run, store_order, words},
+    support::{CONFIRMED, Operator, record, run, store_order},
     text,
 };
 

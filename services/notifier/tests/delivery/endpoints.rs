@@ -11,7 +11,7 @@ use store::{
 };
 use testkit::receiver::Answer;
 
-use crate::support::{Bench, PATIENCE};
+use crate::support::Bench;
 
 #[tokio::test]
 async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {

@@ -15,10 +15,7 @@ use testkit::{process::Process, wait};
 use tokio::{net::UdpSocket, time::Instant};
 use webhooks::guard::Networks;
 
-use crate::{
-    hostile::program,
-    support::{Bench, PATIENCE},
-};
+use crate::{hostile::program, support::Bench};
 
 /// Deliveries to endpoints whose name server never answers.
 const SILENT: usize = 200;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::{Bench, PATIENCE};
+use crate::support::Bench;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() {

@@ -10,7 +10,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::support::{Bench, PATIENCE, TOKEN};
+use crate::support::{Bench, TOKEN};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_callback_brings_the_next_look_forward() {

@@ -7,7 +7,7 @@ use domain::PlacementId;
 use serde_json::json;
 use testkit::{process::Process, wait};
 
-use crate::support::{Bench, PATIENCE};
+use crate::support::Bench;
 
 /// The most memory that the provisioner may use, in kB.
 const MOST_KILOBYTES: usize = 150_000;
