@@ -159,7 +159,7 @@ fn each_flaw_is_red_under_its_name_and_nothing_else() {
             all.partners.push("another".into());
             all.arrivals[0].partner = 1;
         };
-        "acknowledged by nobody", &[Broken::Lost] => |all| all.arrivals.truncate(1);
+        "never delivered", &[Broken::Lost] => |all| all.arrivals.truncate(1);
     };
     for (name, expected, spoil) in flaws {
         let mut evidence = good();

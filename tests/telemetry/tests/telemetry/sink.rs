@@ -159,7 +159,7 @@ fn take(book: &Mutex<Book>, request: &Request<Bytes>) -> Result<Response<Body>> 
         HeaderValue::from_static("0"),
     );
     let trailers = async { Some(Ok(HeaderMap::from_iter([status]))) };
-    let empty = Full::from(&[0; 5][..]).with_trailers(trailers);
+    let empty = Full::new(Bytes::from_static(&[0; 5])).with_trailers(trailers);
     Ok(Response::builder()
         .header("content-type", "application/grpc")
         .body(empty.boxed())?)
