@@ -290,7 +290,6 @@ impl Accounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use std::fs;
     use time::macros::datetime;
 

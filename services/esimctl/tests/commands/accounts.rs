@@ -96,18 +96,18 @@ async fn a_partner_has_limits_of_its_own() {
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
     let set = operator
-        .json(&format!(
+        .json(&words(&format!(
             "partner set-limits {id} --max-in-flight 3 --units-per-second 40"
-        ))
+        )))
         .await;
     assert_eq!(
         (&set["max_in_flight"], &set["units_per_second"]),
         (&json!(3), &json!(40))
     );
     let set = operator
-        .json(&format!(
+        .json(&words(&format!(
             "partner set-limits {id} --max-in-flight default --orders-per-second 5"
-        ))
+        )))
         .await;
     assert_eq!(
         (

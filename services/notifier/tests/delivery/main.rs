@@ -20,7 +20,6 @@ use async_nats::jetstream;
 use domain::TopupId;
 use pipeline::trace;
 use runtime::Shutdown;
-use store::partners;
 use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id, settings};
 use testkit::{
     database::Database,

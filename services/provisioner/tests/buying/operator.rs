@@ -89,15 +89,7 @@ async fn an_operator_finds_that_it_was_bought() {
     bench.sandbox.faults(json!({})).await;
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let settled = bench
-        .esimctl(&[
-            "placement",
-            "resolve",
-            &id.to_string(),
-            "--bought",
-            "--yes",
-            "--reason",
-            "a test",
-        ])
+        .esimctl(&format!("placement resolve {id} --bought --yes --reason test"))
         .await;
     assert_eq!(
         (&settled["state"], &settled["pending"]),

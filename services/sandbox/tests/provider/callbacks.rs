@@ -10,7 +10,7 @@ use sandbox::CallbackUrl;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::support::{Started, config, free_address, ledger_file, option, sorted};
+use crate::support::{Caller, Started, config, free_address, ledger_file, option, sorted, units};
 
 const PATH: &str = "/callbacks/sandbox/token";
 

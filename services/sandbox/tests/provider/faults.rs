@@ -8,7 +8,7 @@ use std::{
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Caller, Started, config, ledger_file, option, sorted};
+use crate::support::{Caller, Started, config, ledger_file, option, sorted, units};
 
 fn none() -> Value {
     json!({

@@ -13,7 +13,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings,
+    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings, units,
 };
 
 #[tokio::test]

@@ -8,11 +8,11 @@ use std::{
 use reqwest::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
 
-use crate::support::{Started, option, sorted, strings};
+use crate::support::{Caller, Started, option, sorted, strings, units};
 
 /// The units in the order of the purchase.
 fn by_topup(answer: &Value) -> Vec<&Value> {
-    let mut units: Vec<_> = units(&answer).iter().collect();
+    let mut units: Vec<_> = units(answer).iter().collect();
     units.sort_by_key(|unit| unit["topupId"].as_str());
     units
 }

@@ -3,7 +3,6 @@
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use std::time::Duration;
 use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
