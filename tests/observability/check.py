@@ -23,6 +23,7 @@ import uuid
 
 import yaml
 
+import alert_tests
 import inhibition
 
 # --- PromQL, as far as it is needed to know what an expression names -----------------------------
@@ -159,7 +160,7 @@ def check_files(deploy, operations, metrics_md):
     table, records = documented(metrics_md.read_text()), {rule["record"]: rule["expr"] for rule in rules(deploy, "record")}
     tests = []
     for path in sorted((deploy / "prometheus").glob("*_test.yml")):
-        tests += yaml.safe_load(path.read_text())["tests"]
+        tests += alert_tests.expand(deploy / "prometheus/alerts.yml", path)["tests"]
     fires, silent = set(), set()
     for test in tests:
         for case in test["alert_rule_test"]:

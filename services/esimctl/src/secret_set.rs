@@ -335,77 +335,59 @@ mod tests {
         create(folder.path(), &[]).unwrap();
         let all = files(&folder.path().join("all"));
         let shares = files(&folder.path().join("shares"));
-        let names = |service: &str| -> Vec<&str> {
-            let of = |path: &&String| path.starts_with(&format!("{service}/"));
-            shares
-                .keys()
-                .filter(of)
-                .filter_map(|path| path.split_once('/'))
-                .map(|(_, name)| name)
-                .collect()
+        let names = |service: &str| -> String {
+            let paths = shares.keys().filter_map(|path| path.split_once('/'));
+            let of = paths.filter(|(one, _)| *one == service);
+            of.map(|(_, name)| name).collect::<Vec<_>>().join(" ")
         };
-        assert_eq!(
-            names("ingress"),
-            [
-                "master-partners.key",
-                "master-profiles.key",
-                "master-webhooks.key",
-                "nats-password",
-                "pgpass",
-                "qr.key"
-            ]
-        );
-        assert_eq!(
-            names("provisioner"),
-            [
-                "master-profiles.key",
-                "nats-password",
-                "pgpass",
-                "sandbox-access-key",
-                "sandbox-callback-token",
-                "sandbox-secret-key"
-            ]
-        );
-        assert_eq!(
-            names("notifier"),
-            [
-                "master-profiles.key",
-                "master-webhooks.key",
-                "nats-password",
-                "pgpass",
-                "qr.key"
-            ]
-        );
-        assert_eq!(
-            (names("postgres"), names("nats")),
-            (vec!["password"], vec!["passwords.conf"])
-        );
-        assert_eq!(
-            names("sandbox"),
-            ["sandbox-access-key", "sandbox-callback-url", "sandbox-secret-key"]
-        );
+        for (service, expected) in [
+            (
+                "ingress",
+                "master-partners.key master-profiles.key master-webhooks.key nats-password pgpass qr.key",
+            ),
+            (
+                "provisioner",
+                "master-profiles.key nats-password pgpass sandbox-access-key sandbox-callback-token sandbox-secret-key",
+            ),
+            (
+                "notifier",
+                "master-profiles.key master-webhooks.key nats-password pgpass qr.key",
+            ),
+            ("postgres", "password"),
+            ("nats", "passwords.conf"),
+            (
+                "sandbox",
+                "sandbox-access-key sandbox-callback-url sandbox-secret-key",
+            ),
+        ] {
+            assert_eq!(names(service), expected, "{service}");
+        }
 
         // The owner's password is in two shares, and no stage's password is in another stage's.
-        let with = |secret: &str| -> Vec<&str> {
+        let with = |secret: &str| -> String {
             let holds = |(_, text): &(&String, &String)| text.contains(all[secret].trim_end());
-            let mut services: Vec<&str> = shares
+            let paths = shares
                 .iter()
                 .filter(holds)
-                .filter_map(|(path, _)| path.split('/').next())
-                .collect();
+                .filter_map(|(path, _)| path.split('/').next());
+            let mut services: Vec<&str> = paths.collect();
             services.dedup();
-            services
+            services.join(" ")
         };
-        assert_eq!(with("password"), ["owner", "postgres"]);
-        assert_eq!(with("database-ingress"), ["ingress", "owner"]);
-        assert_eq!(with("nats-notifier"), ["nats", "notifier"]);
-        assert_eq!(with("master-partners.key"), ["ingress", "operator", "owner"]);
-        assert_eq!(
-            with("master-profiles.key"),
-            ["ingress", "notifier", "operator", "owner", "provisioner"]
-        );
-        assert_eq!(with("qr.key"), ["ingress", "notifier"]);
-        assert_eq!(with("grafana-password"), ["grafana"]);
+        for (secret, services) in [
+            ("password", "owner postgres"),
+            ("database-ingress", "ingress owner"),
+            ("nats-notifier", "nats notifier"),
+            ("master-partners.key", "ingress operator owner"),
+            (
+                "master-profiles.key",
+                "ingress notifier operator owner provisioner",
+            ),
+            ("qr.key", "ingress notifier"),
+            ("grafana-password", "grafana"),
+        ] {
+            assert_eq!(with(secret), services, "{secret}");
+        }
 
         create(folder.path(), &[]).unwrap();
         assert_eq!(files(&folder.path().join("all")), all);

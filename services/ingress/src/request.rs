@@ -202,124 +202,14 @@ fn quantity(value: Option<&RawValue>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 
     const LIMITS: Limits = Limits { items: 3, units: 10 };
     const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
 
-    fn errors(body: &Value) -> Vec<String> {
-        messages(read(body.to_string().as_bytes(), LIMITS).unwrap())
-    }
-
-    fn messages(draft: Draft) -> Vec<String> {
-        draft.errors.into_iter().map(|fault| fault.message).collect()
-    }
-
-    #[test]
-    fn a_good_order_is_read_as_sent() {
-        let body =
-            json!({"external_order_id": " A-1 ", "products": [{"option_id": OPTION, "qty": 2, "note": 1}]});
-        let draft = read(body.to_string().as_bytes(), LIMITS).unwrap();
-        assert_eq!(draft.external_order_id.as_deref(), Some(" A-1 "));
-        assert_eq!(
-            draft.items,
-            [Item {
-                index: 0,
-                option_id: OPTION.parse().ok(),
-                quantity: 2
-            }]
-        );
-        assert!(draft.errors.is_empty());
-    }
-
-    #[test]
-    fn all_faults_come_at_once_and_in_order() {
-        let body =
-            json!({"external_order_id": "", "products": [{"qty": 0}, 7, {"option_id": "x", "qty": 1.5}]});
-        assert_eq!(
-            errors(&body),
-            [
-                "External order id can't be blank",
-                "Products[0] option_id can't be blank",
-                "Products[0] qty must be a positive integer",
-                "Products[1] must be an object",
-                "Products[2] qty must be a positive integer",
-            ]
-        );
-    }
-
-    #[test]
-    fn external_ids_are_short_strings_without_nul() {
-        let with = |id: Value| {
-            errors(&json!({"external_order_id": id, "products": [{"option_id": OPTION, "qty": 1}]}))
-        };
-        assert_eq!(with(json!("ä".repeat(255))), [""; 0]);
-        assert_eq!(
-            with(json!("ä".repeat(256))),
-            ["External order id is too long (maximum is 255 characters)"]
-        );
-        assert_eq!(
-            with(json!("a\0b")),
-            ["External order id can't contain a NUL character"]
-        );
-        assert_eq!(with(json!(17)), ["External order id must be a string"]);
-        assert_eq!(with(json!(null)), ["External order id can't be blank"]);
-        assert_eq!(with(json!(" \t\u{a0}")), ["External order id can't be blank"]);
-    }
-
-    #[test]
-    fn quantities_are_positive_integers_within_the_limit() {
-        let with = |qty: &str| {
-            let body =
-                format!(r#"{{"external_order_id":"a","products":[{{"option_id":"{OPTION}","qty":{qty}}}]}}"#);
-            messages(read(body.as_bytes(), LIMITS).unwrap())
-        };
-        assert_eq!(with("10"), [""; 0]);
-        for bad in [
-            "0", "-0", "-1", "1.0", "1e2", "1e400", "\"1\"", "true", "null", "[]",
-        ] {
-            assert_eq!(with(bad), ["Products[0] qty must be a positive integer"], "{bad}");
-        }
-        for large in ["11", "18446744073709551615", "99999999999999999999999"] {
-            assert_eq!(
-                with(large),
-                ["Products can't have more than 10 units in total"],
-                "{large}"
-            );
-        }
-    }
-
-    #[test]
-    fn other_json_has_the_blank_faults() {
-        for body in ["[]", "1", "null", "\"x\"", "{}"] {
-            let draft = read(body.as_bytes(), LIMITS).unwrap();
-            assert_eq!(
-                messages(draft),
-                ["External order id can't be blank", "Products can't be blank"],
-                "{body}"
-            );
-        }
-        for body in [
-            "",
-            " ",
-            "{",
-            "{}x",
-            "\u{feff}{}",
-            "{\"external_order_id\":\"\\ud800\"}",
-        ] {
-            assert_eq!(read(body.as_bytes(), LIMITS), Err(InvalidJson), "{body}");
-        }
-        assert_eq!(read(b"\"\xff\"", LIMITS), Err(InvalidJson));
-    }
-
-    #[test]
-    fn too_many_items_are_said_once() {
-        let body = json!({"external_order_id": "a", "products": [0, 0, 0, 0]});
-        assert_eq!(errors(&body), ["Products can't have more than 3 items"]);
-    }
-
+    // The table of the specification (`tests/e2e`) has each rule.
     proptest! {
         #[test]
         fn any_body_is_read_or_refused(body in proptest::collection::vec(any::<u8>(), 0..200)) {

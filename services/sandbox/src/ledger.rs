@@ -290,7 +290,6 @@ impl Accounts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
     use std::fs;
     use time::macros::datetime;
 
@@ -355,53 +354,6 @@ mod tests {
             .buy("three".into(), vec![product("a", 1)], NOW, Repeats::Refused)
             .unwrap();
         assert_eq!(three.first_unit, two.first_unit + 1);
-    }
-
-    #[test]
-    fn an_order_bought_twice_shows() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("ledger.jsonl");
-        let ledger = Ledger::open(&path).unwrap();
-        let buy = |id: &str| {
-            ledger
-                .buy(id.into(), vec![product("a", 2)], NOW, Repeats::Bought)
-                .unwrap()
-        };
-        let (one, _, again) = (buy("one"), buy("two"), buy("one"));
-        assert_eq!(again.first_unit, one.first_unit + 4);
-        assert!(ledger.cancel(again.first_unit + 1, NOW).unwrap());
-        assert!(ledger.is_canceled(again.first_unit + 1) && !ledger.is_canceled(again.first_unit));
-        drop(ledger);
-
-        let ledger = Ledger::open(&path).unwrap();
-        let order = ledger.order("one").unwrap();
-        assert_eq!(order.purchases, [one, Arc::clone(&again)]);
-        assert_eq!(order.canceled, [again.first_unit + 1].into());
-        let counts = |id: &str, purchased_times: usize, canceled: usize| {
-            let units = purchased_times * 2;
-            json!({ "order_id": id, "units": units, "purchased_times": purchased_times, "canceled": canceled })
-        };
-        assert_eq!(
-            summary(&ledger),
-            json!({
-                "purchases": 3, "units": 6, "canceled": 1,
-                "orders": [counts("one", 2, 1), counts("two", 1, 0)]
-            })
-        );
-        let detail = serde_json::to_value(ledger.summary(Some("one"))).unwrap();
-        assert_eq!(
-            (&detail["purchases"], &detail["units"], &detail["canceled"]),
-            (&json!(2), &json!(4), &json!(1))
-        );
-        let last =
-            json!({ "topup_id": (again.first_unit + 1).to_string(), "option_id": "a", "canceled": true });
-        assert_eq!(detail["orders"][0]["bought"][1]["topups"][1], last);
-        assert_eq!(detail["orders"][0]["bought"][1]["at"], "2026-11-20T12:00:00.123Z");
-        let none = serde_json::to_value(ledger.summary(Some("three"))).unwrap();
-        assert_eq!(
-            none,
-            json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] })
-        );
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::Value;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The time of the run.
@@ -15,7 +15,11 @@ impl Clock {
     }
 
     pub fn now(self) -> Duration {
-        self.0.elapsed()
+        self.of(Instant::now())
+    }
+
+    pub fn of(self, moment: Instant) -> Duration {
+        moment.saturating_duration_since(self.0)
     }
 
     /// The moment on the tokio timer.
@@ -124,34 +128,14 @@ pub struct Arrival {
     pub genuine: bool,
 }
 
-/// Shared by clients and endpoints.
+/// The orders with a definite result or given up.
 #[derive(Default)]
-pub struct Book {
-    asked: Mutex<Vec<Asked>>,
-    arrivals: Mutex<Vec<Arrival>>,
-}
+pub struct Book(Mutex<Vec<Asked>>);
 
 impl Book {
-    pub fn asked(&self, asked: Asked) {
-        lock(&self.asked).push(asked);
+    pub fn lock(&self) -> MutexGuard<'_, Vec<Asked>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    pub fn arrived(&self, arrival: Arrival) {
-        lock(&self.arrivals).push(arrival);
-    }
-
-    /// The number of orders with a definite result or given up, and the number of webhooks.
-    pub fn counts(&self) -> (usize, usize) {
-        (lock(&self.asked).len(), lock(&self.arrivals).len())
-    }
-
-    pub fn everything(&self) -> (Vec<Asked>, Vec<Arrival>) {
-        (lock(&self.asked).clone(), lock(&self.arrivals).clone())
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -46,11 +46,8 @@ impl Victims {
     /// Takes over the processes of a running stack.
     pub fn of(stack: &mut Stack, postgres: Arc<Mutex<PostgresServer>>, clock: Clock) -> Result<Self> {
         let mut processes = BTreeMap::new();
-        for (stage, service) in [
-            (Stage::Ingress, Service::Ingress),
-            (Stage::Provisioner, Service::Provisioner),
-            (Stage::Notifier, Service::Notifier),
-        ] {
+        let services = [Service::Ingress, Service::Provisioner, Service::Notifier];
+        for (stage, service) in Stage::OURS.into_iter().zip(services) {
             for (replica, process) in stack.take_processes(stage).into_iter().enumerate() {
                 processes.insert(Target::Replica(service, replica), Mutex::new(process));
             }
@@ -165,19 +162,12 @@ impl Victims {
     async fn provider(&self, faults: &Value) -> Result<()> {
         let url = format!("{}/faults", self.sandbox_url);
         // A sandbox that has just started may need a moment.
-        testkit::wait::until(
-            Duration::from_secs(20),
-            "the sandbox to take faults",
-            async || {
-                let answer = self.http.put(&url).json(faults).send().await;
-                match answer {
-                    Ok(answer) if answer.status().is_success() => Ok(Some(())),
-                    Ok(answer) => anyhow::bail!("PUT /faults: {}", answer.status()),
-                    Err(_) => Ok(None),
-                }
-            },
-        )
-        .await
+        let set = async || match self.http.put(&url).json(faults).send().await {
+            Ok(answer) if answer.status().is_success() => Ok(Some(())),
+            Ok(answer) => anyhow::bail!("PUT /faults: {}", answer.status()),
+            Err(_) => Ok(None),
+        };
+        testkit::wait::until(Duration::from_secs(20), "the sandbox to take faults", set).await
     }
 
     async fn befall_postgres(&self, planned: &Planned) -> Result<()> {

@@ -86,20 +86,17 @@ fn rate(text: &str) -> Result<f64, String> {
 }
 
 fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if (least..=most).contains(&number) {
-        Ok(number)
-    } else {
-        Err(format!("must be from {least} to {most}"))
-    }
+    let number = text.parse().map_err(|_| "not a number".to_owned())?;
+    let fits = (least..=most).contains(&number);
+    fits.then_some(number)
+        .ok_or_else(|| format!("must be from {least} to {most}"))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    if duration < Duration::from_millis(500) {
-        return Err("must be at least 500ms".into());
-    }
-    Ok(duration)
+    let fits = duration >= Duration::from_millis(500);
+    fits.then_some(duration)
+        .ok_or_else(|| "must be at least 500ms".into())
 }
 
 /// The settings with every default filled in.
@@ -216,7 +213,7 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
     let victims = Arc::clone(&world.victims);
     let result = tokio::select! {
         result = play(run, &world, &mut progress) => result,
-        () = victims.watch() => unreachable_watch(),
+        () = victims.watch() => Err(anyhow::anyhow!("the process supervisor ended")),
     };
     drop(progress);
     // The supervisor owns processes; it is dropped before the world.
@@ -236,14 +233,14 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
     Ok((report, kept))
 }
 
-fn unreachable_watch() -> Result<Report> {
-    anyhow::bail!("the process supervisor ended")
-}
-
 async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Report> {
     let clock = world.clock;
     let begun = clock.now();
-    let schedule = shifted(schedule::schedule(&run.schedule), begun);
+    let mut schedule = schedule::schedule(&run.schedule);
+    // Times of the schedule count from the first order; the clock starts slightly earlier.
+    for planned in &mut schedule {
+        planned.at += begun;
+    }
     let planned = schedule.len();
     let faults = world.victims.suffer(&schedule);
     let mut work = pin!(async { tokio::join!(faults, place_orders(run, world, begun)) });
@@ -254,13 +251,8 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
             _ = seconds.tick() => progress.show(line(world, planned, "orders and faults").await),
         }
     }
-    let last_fault = world
-        .victims
-        .happened()
-        .iter()
-        .map(|fault| fault.until)
-        .max()
-        .unwrap_or(begun);
+    let happened = world.victims.happened();
+    let last_fault = happened.iter().map(|fault| fault.until).max().unwrap_or(begun);
     world.heal().await?;
     let deadline = clock.now() + run.world.park_after + REST;
     let mut looks = tokio::time::interval(Duration::from_millis(500));
@@ -282,7 +274,6 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     for trouble in world.victims.troubles() {
         verdict.add(Broken::EndedBySomething, trouble);
     }
-    let happened = world.victims.happened();
     Ok(Report {
         seed: run.schedule.seed,
         command: run.command.clone(),
@@ -297,14 +288,6 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         happened,
         verdict,
     })
-}
-
-/// Times of the schedule count from the first order; the clock starts slightly earlier.
-fn shifted(mut schedule: Vec<schedule::Planned>, by: Duration) -> Vec<schedule::Planned> {
-    for planned in &mut schedule {
-        planned.at += by;
-    }
-    schedule
 }
 
 /// Places each order at its time, independently; ends when all have a definite result.
@@ -323,7 +306,7 @@ async fn place_orders(run: &Run, world: &World, begun: Duration) {
 }
 
 async fn line(world: &World, planned: usize, what: &str) -> String {
-    let (orders, webhooks) = world.book.counts();
+    let (orders, webhooks) = (world.book.lock().len(), world.receiver.count());
     let faults = world.victims.happened().len();
     let rest = match world.on_the_way().await {
         Ok(way) => format!(

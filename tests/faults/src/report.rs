@@ -7,6 +7,7 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
+use testkit::rows;
 use testkit::table::table;
 
 /// How many ids the table shows for each broken promise; JSON lists all.
@@ -75,27 +76,20 @@ pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) 
 impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let detection = if self.detects_duplicates { "on" } else { "off" };
+        let orders = table(&["orders", ""], counted(&self.verdict.counts));
         writeln!(
             formatter,
             "seed {}, the provider's duplicate detection {detection}",
             self.seed
         )?;
-        writeln!(formatter, "repeat with: {}\n", self.command)?;
-        writeln!(
-            formatter,
-            "{}\n",
-            table(&["orders", ""], rows(&self.verdict.counts))
-        )?;
+        writeln!(formatter, "repeat with: {}\n\n{orders}\n", self.command)?;
         let seconds = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
         let kinds = self.faults_by_kind.iter().map(|(name, kind)| {
-            vec![
-                name.clone(),
-                kind.faults.to_string(),
-                seconds(kind.median_recovery_seconds),
-                seconds(kind.longest_recovery_seconds),
-            ]
+            let [median, longest] =
+                [kind.median_recovery_seconds, kind.longest_recovery_seconds].map(seconds);
+            [name.clone(), kind.faults.to_string(), median, longest]
         });
-        let total = vec![
+        let total = [
             "all".into(),
             self.faults.to_string(),
             String::new(),
@@ -126,81 +120,32 @@ impl Display for Report {
     }
 }
 
-fn rows(counts: &Counts) -> Vec<Vec<String>> {
-    let row = |name: &str, value: String| vec![name.to_owned(), value];
-    let number = |name: &str, value: usize| row(name, value.to_string());
-    let mut rows = vec![
-        number("orders", counts.orders),
-        number("  answered 201", counts.answered_201),
-        number(
-            "    of these after a request without answer",
-            counts.answered_201_later,
-        ),
-        number("  answered 4xx", counts.answered_4xx),
-        number("  unanswered, then already taken", counts.unanswered_then_taken),
-        number("  never settled", counts.never_settled),
-        number("requests", counts.requests),
-        number("clients that hung up", counts.clients_hung_up),
-        number("units stored (without refused orders)", counts.units_stored),
-        row("units bought", counts.units_bought.to_string()),
-        number("placements bought twice", counts.placements_bought_twice),
-        number("units never bought", counts.units_never_bought),
-        number("units delivered", counts.units_delivered),
-        number("units lost", counts.lost),
-        number("webhooks", counts.webhooks),
-        number("  acknowledged again", counts.duplicates),
-    ];
+fn counted(counts: &Counts) -> Vec<[String; 2]> {
+    let bought = usize::try_from(counts.units_bought).unwrap_or(usize::MAX);
+    let all: [(&str, usize); 16] = rows! {
+        "orders" => counts.orders;
+        "  answered 201" => counts.answered_201;
+        "    of these after a request without answer" => counts.answered_201_later;
+        "  answered 4xx" => counts.answered_4xx;
+        "  unanswered, then already taken" => counts.unanswered_then_taken;
+        "  never settled" => counts.never_settled;
+        "requests" => counts.requests;
+        "clients that hung up" => counts.clients_hung_up;
+        "units stored (without refused orders)" => counts.units_stored;
+        "units bought" => bought;
+        "placements bought twice" => counts.placements_bought_twice;
+        "units never bought" => counts.units_never_bought;
+        "units delivered" => counts.units_delivered;
+        "units lost" => counts.lost;
+        "webhooks" => counts.webhooks;
+        "  acknowledged again" => counts.duplicates;
+    };
+    let number = |name: &str, value: usize| [name.to_owned(), value.to_string()];
+    let mut rows: Vec<_> = all.into_iter().map(|(name, value)| number(name, value)).collect();
     for (what, reasons) in [("parked", &counts.parked), ("failed", &counts.failed)] {
         rows.push(number(&format!("units {what}"), reasons.values().sum()));
-        rows.extend(
-            reasons
-                .iter()
-                .map(|(reason, units)| number(&format!("  {reason}"), *units)),
-        );
+        let reasons = reasons.iter();
+        rows.extend(reasons.map(|(reason, units)| number(&format!("  {reason}"), *units)));
     }
     rows
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn happened(kind: &str, until: u64) -> Happened {
-        Happened {
-            kind: kind.into(),
-            from: Duration::ZERO,
-            until: Duration::from_secs(until),
-        }
-    }
-
-    #[test]
-    fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
-        let order = |topup: &str, sent| {
-            let mut asked = Asked::new(topup.into(), 0, false);
-            asked.settled = Some(Settled::Created);
-            asked.sent = Duration::from_secs(sent);
-            asked.topups = vec![topup.into()];
-            asked
-        };
-        let arrival = |topup: &str, at| Arrival {
-            at: Duration::from_secs(at),
-            partner: 0,
-            topup_id: topup.into(),
-            iccid: String::new(),
-            acknowledged: true,
-            genuine: true,
-        };
-        let asked = [order("a", 9), order("b", 11), order("c", 30)];
-        // Topup a was ordered before the fault ended: it proves nothing.
-        let arrivals = [arrival("b", 15), arrival("a", 12), arrival("c", 31)];
-        let faults = [
-            happened("killed", 10),
-            happened("killed", 20),
-            happened("wiped", 40),
-        ];
-        let kinds = recoveries(&faults, &asked, &arrivals);
-        let killed = &kinds["killed"];
-        assert_eq!((killed.faults, killed.longest_recovery_seconds), (2, Some(11.0)));
-        assert_eq!(kinds["wiped"].longest_recovery_seconds, None);
-    }
 }

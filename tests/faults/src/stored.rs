@@ -31,7 +31,7 @@ pub struct StoredPlacement {
 }
 
 /// A topup with its delivery.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, sqlx::FromRow)]
 pub struct StoredUnit {
     pub topup_id: String,
     pub placement_id: String,
@@ -41,29 +41,11 @@ pub struct StoredUnit {
     pub state: String,
     pub iccid: Option<String>,
     pub reason: Option<String>,
-    pub delivery: Option<StoredDelivery>,
-}
-
-#[derive(Clone, Debug)]
-pub struct StoredDelivery {
-    pub state: String,
-    /// Attempts that have ended.
-    pub attempt: i32,
+    /// `None` without a delivery.
+    pub delivery: Option<String>,
+    /// Attempts that have ended, and the error of the last one.
+    pub attempt: Option<i32>,
     pub error: Option<String>,
-}
-
-#[derive(sqlx::FromRow)]
-struct UnitRow {
-    topup_id: String,
-    placement_id: String,
-    order_id: String,
-    option_id: String,
-    state: String,
-    iccid: Option<String>,
-    reason: Option<String>,
-    delivery_state: Option<String>,
-    delivery_attempt: Option<i32>,
-    delivery_error: Option<String>,
 }
 
 impl Stored {
@@ -81,35 +63,25 @@ impl Stored {
         )
         .fetch_all(&mut *connection)
         .await?;
-        let rows: Vec<UnitRow> = sqlx::query_as(
-            "SELECT t.topup_id, t.placement_id::text, p.order_id::text, t.option_id::text, e.iccid, t.reason,
+        let mut units: Vec<StoredUnit> = sqlx::query_as(
+            "SELECT t.topup_id, t.placement_id::text, p.order_id::text, t.option_id::text AS option, e.iccid, t.reason,
                     CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS state,
-                    d.state AS delivery_state, d.attempt AS delivery_attempt, d.error AS delivery_error
+                    d.state AS delivery, d.attempt, d.error
              FROM topups t JOIN placements p USING (placement_id) LEFT JOIN esims e USING (topup_id)
              LEFT JOIN deliveries d USING (topup_id)",
         )
         .fetch_all(connection)
         .await?;
-        let unit = |row: UnitRow| StoredUnit {
-            option: options
-                .get(&row.option_id)
-                .map_or(row.option_id, |name| (*name).to_owned()),
-            topup_id: row.topup_id,
-            placement_id: row.placement_id,
-            order_id: row.order_id,
-            state: row.state,
-            iccid: row.iccid,
-            reason: row.reason,
-            delivery: row.delivery_state.map(|state| StoredDelivery {
-                state,
-                attempt: row.delivery_attempt.unwrap_or_default(),
-                error: row.delivery_error,
-            }),
-        };
+        for unit in &mut units {
+            unit.option = options
+                .get(&unit.option)
+                .map_or("unknown", |name| *name)
+                .to_owned();
+        }
         Ok(Self {
             orders,
             placements,
-            units: rows.into_iter().map(unit).collect(),
+            units,
         })
     }
 }

@@ -46,24 +46,10 @@ pub enum Broken {
 }
 
 impl Broken {
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::BoughtTwice => "bought twice",
-            Self::BoughtBeyondStored => "bought beyond what is stored",
-            Self::BoughtThoughRefused => "bought for an order answered 4xx",
-            Self::NotBoughtThoughPlaced => "stored as bought, unknown to the provider",
-            Self::Lost => "lost",
-            Self::AnsweredButNotStored => "answered 201 or taken, but not stored",
-            Self::TakenThenRefused => "answered \"already taken\", and refused afterwards",
-            Self::DeniedWithoutCause => "answered 4xx without cause",
-            Self::NeverSettled => "no definite answer to the end",
-            Self::IccidTwice => "two topups with one iccid, or two iccids of one topup",
-            Self::WebhookBeforeAnswer => "webhook before its answer",
-            Self::WebhookForNothing => "webhook for a unit that this partner did not order",
-            Self::WebhookForged => "webhook with a wrong signature",
-            Self::ParkedThoughFindable => "parked although a look-up works",
-            Self::EndedBySomething => "a process panicked or did not stop",
-        }
+    /// Its name in words.
+    pub fn text(self) -> String {
+        let name = serde_json::to_value(self).unwrap_or_default();
+        name.as_str().unwrap_or_default().replace('_', " ")
     }
 }
 
@@ -161,22 +147,18 @@ impl<'a> Index<'a> {
             placements: stored
                 .placements
                 .iter()
-                .map(|one| (one.placement_id.as_str(), one))
+                .map(|one| (&one.placement_id[..], one))
                 .collect(),
             units_of,
-            units: stored
-                .units
-                .iter()
-                .map(|one| (one.topup_id.as_str(), one))
-                .collect(),
+            units: stored.units.iter().map(|one| (&one.topup_id[..], one)).collect(),
             refused: stored
                 .orders
                 .iter()
-                .map(|one| (one.order_id.as_str(), one.refused))
+                .map(|one| (&one.order_id[..], one.refused))
                 .collect(),
             orders,
-            bought: evidence.ledger.iter().map(|one| one.order_id.as_str()).collect(),
-            acknowledged: acknowledged.map(|one| one.topup_id.as_str()).collect(),
+            bought: evidence.ledger.iter().map(|one| &one.order_id[..]).collect(),
+            acknowledged: acknowledged.map(|one| &one.topup_id[..]).collect(),
         }
     }
 
@@ -204,10 +186,8 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
                 counts.answered_201 += 1;
                 counts.answered_201_later += usize::from(asked.unanswered > 0);
                 let stored = |topup: &String| {
-                    let unit = index.units.get(topup.as_str());
-                    unit.is_some_and(|unit| {
-                        orders.contains(&unit.order_id.as_str()) && !index.is_refused(&unit.order_id)
-                    })
+                    let order = index.units.get(topup.as_str()).map(|unit| &unit.order_id[..]);
+                    order.is_some_and(|order| orders.contains(&order) && !index.is_refused(order))
                 };
                 for topup in asked.topups.iter().filter(|topup| !stored(topup)) {
                     verdict.add(Broken::AnsweredButNotStored, format!("{id} topup {topup}"));
@@ -225,10 +205,8 @@ fn answers(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
                 counts.answered_4xx += 1;
                 // An earlier unanswered request may have been stored after all.
                 if asked.unanswered == 0 && standing() {
-                    verdict.add(
-                        Broken::BoughtThoughRefused,
-                        format!("{id} stands although it was answered 422"),
-                    );
+                    let text = format!("{id} stands although it was answered 422");
+                    verdict.add(Broken::BoughtThoughRefused, text);
                 }
             }
             Some(Settled::Denied(answer)) => {
@@ -245,10 +223,8 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         let id = &purchase.order_id;
         if purchase.purchased_times > 1 {
             verdict.counts.placements_bought_twice += 1;
-            verdict.add(
-                Broken::BoughtTwice,
-                format!("placement {id}: {} times", purchase.purchased_times),
-            );
+            let text = format!("placement {id}: {} times", purchase.purchased_times);
+            verdict.add(Broken::BoughtTwice, text);
         }
         let Some(placement) = index.placements.get(id.as_str()) else {
             verdict.add(
@@ -269,10 +245,8 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     }
     for placement in &evidence.stored.placements {
         if placement.placed && !index.bought.contains(placement.placement_id.as_str()) {
-            verdict.add(
-                Broken::NotBoughtThoughPlaced,
-                format!("placement {}", placement.placement_id),
-            );
+            let text = format!("placement {}", placement.placement_id);
+            verdict.add(Broken::NotBoughtThoughPlaced, text);
         }
     }
 }
@@ -299,22 +273,15 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         verdict.counts.units_stored += 1;
         let bought = index.bought.contains(unit.placement_id.as_str());
         verdict.counts.units_never_bought += usize::from(!bought);
-        match fate(
-            unit,
-            placement,
-            index.acknowledged.contains(unit.topup_id.as_str()),
-        ) {
+        let acknowledged = index.acknowledged.contains(unit.topup_id.as_str());
+        match fate(unit, placement, acknowledged) {
             Fate::Delivered => verdict.counts.units_delivered += 1,
             Fate::Failed(reason) => *verdict.counts.failed.entry(reason).or_default() += 1,
             Fate::Parked(reason) => {
-                let awaited = index.units_of[unit.placement_id.as_str()]
-                    .iter()
-                    .any(|unit| unit.option == NEVER_READY);
-                if !awaited {
-                    parked_for_cause.insert(
-                        &placement.placement_id,
-                        placement.reason.as_deref().unwrap_or("no reason"),
-                    );
+                let units = &index.units_of[unit.placement_id.as_str()];
+                if !units.iter().any(|unit| unit.option == NEVER_READY) {
+                    let reason = placement.reason.as_deref().unwrap_or("no reason");
+                    parked_for_cause.insert(&placement.placement_id, reason);
                 }
                 *verdict.counts.parked.entry(reason).or_default() += 1;
             }
@@ -333,32 +300,27 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
 }
 
 fn fate(unit: &StoredUnit, placement: &StoredPlacement, acknowledged: bool) -> Fate {
-    let reason = |own: &Option<String>| own.clone().filter(|text| !text.is_empty());
-    match unit.state.as_str() {
-        "ready" => match &unit.delivery {
-            Some(delivery) if delivery.state == "delivered" && acknowledged => Fate::Delivered,
-            Some(delivery) if delivery.state == "delivered" => {
-                Fate::Lost("stored as delivered, but no endpoint acknowledged it".into())
-            }
-            Some(delivery) => Fate::Lost(format!(
-                "its delivery is {} after {} attempts: {}",
-                delivery.state,
-                delivery.attempt,
-                delivery.error.as_deref().unwrap_or("no error")
-            )),
-            None => Fate::Lost("ready without a delivery".into()),
-        },
-        "failed" => match reason(&unit.reason).or_else(|| reason(&placement.reason)) {
-            Some(reason) => Fate::Failed(reason),
-            None => Fate::Lost("failed without a reason".into()),
-        },
-        state => match reason(&unit.reason).or_else(|| reason(&placement.reason)) {
-            Some(reason) if state == "parked" || placement.state == "parked" => Fate::Parked(reason),
-            _ => Fate::Lost(format!(
-                "{state}, its placement {} is {}",
-                placement.placement_id, placement.state
-            )),
-        },
+    let reasons = [&unit.reason, &placement.reason].into_iter().flatten();
+    let reason = reasons.into_iter().find(|text| !text.is_empty()).cloned();
+    match (unit.state.as_str(), unit.delivery.as_deref(), reason) {
+        ("ready", Some("delivered"), _) if acknowledged => Fate::Delivered,
+        ("ready", Some("delivered"), _) => {
+            Fate::Lost("stored as delivered, but no endpoint acknowledged it".into())
+        }
+        ("ready", Some(state), _) => {
+            let (attempts, error) = (unit.attempt, &unit.error);
+            Fate::Lost(format!(
+                "its delivery is {state} after {attempts:?} attempts: {error:?}"
+            ))
+        }
+        ("ready", None, _) => Fate::Lost("ready without a delivery".into()),
+        ("failed", _, Some(reason)) => Fate::Failed(reason),
+        ("failed", _, None) => Fate::Lost("failed without a reason".into()),
+        (state, _, Some(reason)) if state == "parked" || placement.state == "parked" => Fate::Parked(reason),
+        (state, ..) => {
+            let (id, placed) = (&placement.placement_id, &placement.state);
+            Fate::Lost(format!("{state}, its placement {id} is {placed}"))
+        }
     }
 }
 
@@ -367,11 +329,9 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     let mut iccids: HashMap<&str, &str> = HashMap::new();
     let mut acknowledged: HashSet<&str> = HashSet::new();
     let mut wrong: BTreeSet<(Broken, &str)> = BTreeSet::new();
-    let partner_of: HashMap<&str, &str> = evidence
-        .stored
-        .orders
-        .iter()
-        .map(|one| (one.order_id.as_str(), one.partner_id.as_str()))
+    let orders = evidence.stored.orders.iter();
+    let partner_of: HashMap<&str, &str> = orders
+        .map(|one| (&one.order_id[..], &one.partner_id[..]))
         .collect();
     for arrival in &evidence.arrivals {
         verdict.counts.webhooks += 1;
@@ -404,10 +364,10 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         .filter(|asked| asked.settled == Some(Settled::Created))
     {
         for topup in &asked.topups {
-            if let Some(arrived) = first.get(topup.as_str())
-                && *arrived + SAME_MOMENT < asked.answered
-            {
-                let early = asked.answered.saturating_sub(*arrived);
+            let early = first
+                .get(topup.as_str())
+                .and_then(|at| asked.answered.checked_sub(*at));
+            if let Some(early) = early.filter(|early| *early > SAME_MOMENT) {
                 verdict.add(
                     Broken::WebhookBeforeAnswer,
                     format!("topup {topup}: by {early:?}"),

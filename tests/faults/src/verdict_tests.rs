@@ -1,64 +1,75 @@
 //! Each single flaw in the ledgers makes the run red, under the right name.
 
 use crate::book::{Arrival, Asked, Settled};
+use crate::inject::Happened;
 use crate::orders::NEVER_READY;
-use crate::stored::{Stored, StoredDelivery, StoredOrder, StoredPlacement, StoredUnit};
+use crate::report::recoveries;
+use crate::stored::{Stored, StoredOrder, StoredPlacement, StoredUnit};
 use crate::verdict::{Broken, Evidence, judge};
 use std::time::Duration;
 use testkit::stack::LedgerOrder;
 
+fn asked(id: &str, sent: u64, topups: &[&str]) -> Asked {
+    let mut asked = Asked::new(id.into(), 0, false);
+    asked.settled = Some(Settled::Created);
+    asked.requests = 1;
+    asked.sent = Duration::from_secs(sent);
+    asked.answered = asked.sent;
+    asked.topups = topups.iter().map(ToString::to_string).collect();
+    asked
+}
+
+fn arrival(topup: &str, at: u64) -> Arrival {
+    Arrival {
+        at: Duration::from_secs(at),
+        partner: 0,
+        topup_id: topup.into(),
+        iccid: format!("89 {topup}"),
+        acknowledged: true,
+        genuine: true,
+    }
+}
+
 /// One order of two units, answered, bought and delivered.
 fn good() -> Evidence {
-    let unit = |topup: &str, iccid: &str| StoredUnit {
+    let unit = |topup: &str| StoredUnit {
         topup_id: topup.into(),
         placement_id: "placement".into(),
         order_id: "order".into(),
         option: "ready".into(),
         state: "ready".into(),
-        iccid: Some(iccid.into()),
+        iccid: Some(format!("89 {topup}")),
         reason: None,
-        delivery: Some(StoredDelivery {
-            state: "delivered".into(),
-            attempt: 1,
-            error: None,
-        }),
+        delivery: Some("delivered".into()),
+        attempt: Some(1),
+        error: None,
     };
-    let arrival = |topup: &str, iccid: &str| Arrival {
-        at: Duration::from_secs(2),
-        partner: 0,
-        topup_id: topup.into(),
-        iccid: iccid.into(),
-        acknowledged: true,
-        genuine: true,
+    let order = StoredOrder {
+        order_id: "order".into(),
+        partner_id: "partner".into(),
+        external_order_id: "external".into(),
+        refused: false,
     };
-    let mut asked = Asked::new("external".into(), 0, false);
-    asked.requests = 1;
-    asked.settled = Some(Settled::Created);
-    asked.answered = Duration::from_secs(1);
-    asked.topups = vec!["t1".into(), "t2".into()];
+    let placement = StoredPlacement {
+        placement_id: "placement".into(),
+        order_id: "order".into(),
+        state: "placed".into(),
+        placed: true,
+        reason: None,
+    };
+    let bought = LedgerOrder {
+        order_id: "placement".into(),
+        units: 2,
+        purchased_times: 1,
+    };
     Evidence {
-        asked: vec![asked],
-        arrivals: vec![arrival("t1", "8901"), arrival("t2", "8902")],
-        ledger: vec![LedgerOrder {
-            order_id: "placement".into(),
-            units: 2,
-            purchased_times: 1,
-        }],
+        asked: vec![asked("external", 1, &["t1", "t2"])],
+        arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
+        ledger: vec![bought],
         stored: Stored {
-            orders: vec![StoredOrder {
-                order_id: "order".into(),
-                partner_id: "partner".into(),
-                external_order_id: "external".into(),
-                refused: false,
-            }],
-            placements: vec![StoredPlacement {
-                placement_id: "placement".into(),
-                order_id: "order".into(),
-                state: "placed".into(),
-                placed: true,
-                reason: None,
-            }],
-            units: vec![unit("t1", "8901"), unit("t2", "8902")],
+            orders: vec![order],
+            placements: vec![placement],
+            units: vec![unit("t1"), unit("t2")],
         },
         partners: vec!["partner".into()],
     }
@@ -89,125 +100,72 @@ fn parked(evidence: &mut Evidence, option: &str) {
 }
 
 fn deliver(evidence: &mut Evidence, state: &str) {
-    evidence.stored.units[0].delivery.as_mut().unwrap().state = state.into();
+    evidence.stored.units[0].delivery = Some(state.into());
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "a table")]
 fn each_flaw_is_red_under_its_name_and_nothing_else() {
     type Spoil = fn(&mut Evidence);
-    let flaws: &[(&[Broken], &[Spoil])] = &[
-        (
-            &[],
-            &[
-                |_| {},
-                refused,
-                // A repeated webhook.
-                |all| all.arrivals.push(all.arrivals[0].clone()),
-                |all| parked(all, NEVER_READY),
-                |all| {
-                    let unit = &mut all.stored.units[0];
-                    (unit.state, unit.delivery) = ("failed".into(), None);
-                    unit.reason = Some("the provider could not make it".into());
-                },
-            ],
-        ),
-        (
-            &[Broken::BoughtTwice],
-            &[|all| (all.ledger[0].purchased_times, all.ledger[0].units) = (2, 4)],
-        ),
-        (
-            &[Broken::BoughtBeyondStored],
-            &[
-                |all| all.ledger[0].units = 3,
-                |all| {
-                    let mut stranger = all.ledger[0].clone();
-                    stranger.order_id = "somebody else's".into();
-                    all.ledger.push(stranger);
-                },
-            ],
-        ),
-        (&[Broken::NotBoughtThoughPlaced], &[|all| all.ledger.clear()]),
-        (
-            &[Broken::BoughtThoughRefused],
-            &[
-                |all| {
-                    let ledger = all.ledger.clone();
-                    refused(all);
-                    all.ledger = ledger;
-                },
-                |all| (all.asked[0].settled, all.asked[0].topups) = (Some(Settled::Refused), Vec::new()),
-            ],
-        ),
-        (
-            &[Broken::Lost],
-            &[
-                |all| all.stored.units[0].delivery = None,
-                |all| all.stored.units[0].state = "pending".into(),
-                |all| all.stored.units[0].state = "failed".into(),
-                |all| deliver(all, "pending"),
-                |all| deliver(all, "exhausted"),
-                |all| deliver(all, "no_endpoint"),
-                // Stored as delivered, but no endpoint acknowledged it.
-                |all| all.arrivals[0].acknowledged = false,
-            ],
-        ),
-        (
-            &[Broken::AnsweredButNotStored],
-            &[
-                |all| all.asked[0].topups.push("t3".into()),
-                // No earlier request was sent.
-                |all| all.asked[0].settled = Some(Settled::Taken),
-            ],
-        ),
-        (
-            &[Broken::TakenThenRefused],
-            &[|all| {
-                refused(all);
-                (all.asked[0].settled, all.asked[0].unanswered) = (Some(Settled::Taken), 1);
-            }],
-        ),
-        (
-            &[Broken::DeniedWithoutCause],
-            &[|all| {
-                refused(all);
-                all.asked[0].settled = Some(Settled::Denied("401".into()));
-            }],
-        ),
-        (&[Broken::NeverSettled], &[|all| all.asked[0].settled = None]),
-        (&[Broken::ParkedThoughFindable], &[|all| parked(all, "ready")]),
-        (
-            &[Broken::IccidTwice],
-            &[|all| all.stored.units[1].iccid = Some("8901".into())],
-        ),
-        (
-            &[Broken::Lost, Broken::IccidTwice],
-            &[|all| all.arrivals[1].topup_id = "t1".into()],
-        ),
-        (
-            &[Broken::WebhookBeforeAnswer],
-            &[|all| all.arrivals[0].at = Duration::from_millis(500)],
-        ),
-        (&[Broken::WebhookForged], &[|all| all.arrivals[0].genuine = false]),
-        (
-            &[Broken::Lost, Broken::WebhookForNothing],
-            &[|all| all.arrivals[0].topup_id = "t9".into()],
-        ),
-        (
-            &[Broken::WebhookForNothing],
-            &[|all| {
-                all.partners.push("another".into());
-                all.arrivals[0].partner = 1;
-            }],
-        ),
-    ];
-    for (expected, spoils) in flaws {
-        for (index, spoil) in spoils.iter().enumerate() {
-            let mut evidence = good();
-            spoil(&mut evidence);
-            let broken: Vec<Broken> = judge(&evidence).broken.into_keys().collect();
-            assert_eq!(broken, *expected, "flaw {index}");
-        }
+    let flaws: [(&str, &[Broken], Spoil); 31] = testkit::rows! {
+        "none", &[] => |_| {};
+        "a refused order", &[] => refused;
+        "a repeated webhook", &[] => |all| all.arrivals.push(all.arrivals[0].clone());
+        "profiles that do not come", &[] => |all| parked(all, NEVER_READY);
+        "a failed unit", &[] => |all| {
+            let unit = &mut all.stored.units[0];
+            (unit.state, unit.delivery, unit.reason) = ("failed".into(), None, Some("no profile".into()));
+        };
+        "twice", &[Broken::BoughtTwice] => |all| (all.ledger[0].purchased_times, all.ledger[0].units) = (2, 4);
+        "three units", &[Broken::BoughtBeyondStored] => |all| all.ledger[0].units = 3;
+        "another order", &[Broken::BoughtBeyondStored] => |all| {
+            let mut stranger = all.ledger[0].clone();
+            stranger.order_id = "another".into();
+            all.ledger.push(stranger);
+        };
+        "no sale", &[Broken::NotBoughtThoughPlaced] => |all| all.ledger.clear();
+        "bought and refused", &[Broken::BoughtThoughRefused] => |all| {
+            let ledger = all.ledger.clone();
+            refused(all);
+            all.ledger = ledger;
+        };
+        "refused and stored", &[Broken::BoughtThoughRefused]
+            => |all| (all.asked[0].settled, all.asked[0].topups) = (Some(Settled::Refused), Vec::new());
+        "no delivery", &[Broken::Lost] => |all| all.stored.units[0].delivery = None;
+        "no profile", &[Broken::Lost] => |all| all.stored.units[0].state = "pending".into();
+        "failed without a reason", &[Broken::Lost] => |all| all.stored.units[0].state = "failed".into();
+        "pending", &[Broken::Lost] => |all| deliver(all, "pending");
+        "exhausted", &[Broken::Lost] => |all| deliver(all, "exhausted");
+        "no endpoint", &[Broken::Lost] => |all| deliver(all, "no_endpoint");
+        "not acknowledged", &[Broken::Lost] => |all| all.arrivals[0].acknowledged = false;
+        "not stored", &[Broken::AnsweredButNotStored] => |all| all.asked[0].topups.push("t3".into());
+        "taken by the first request", &[Broken::AnsweredButNotStored]
+            => |all| all.asked[0].settled = Some(Settled::Taken);
+        "taken, then refused", &[Broken::TakenThenRefused] => |all| {
+            refused(all);
+            (all.asked[0].settled, all.asked[0].unanswered) = (Some(Settled::Taken), 1);
+        };
+        "denied", &[Broken::DeniedWithoutCause] => |all| {
+            refused(all);
+            all.asked[0].settled = Some(Settled::Denied("401".into()));
+        };
+        "no answer", &[Broken::NeverSettled] => |all| all.asked[0].settled = None;
+        "parked", &[Broken::ParkedThoughFindable] => |all| parked(all, "ready");
+        "one ICCID", &[Broken::IccidTwice] => |all| all.stored.units[1].iccid = Some("89 t1".into());
+        "two ICCIDs", &[Broken::Lost, Broken::IccidTwice] => |all| all.arrivals[1].topup_id = "t1".into();
+        "early", &[Broken::WebhookBeforeAnswer] => |all| all.arrivals[0].at = Duration::from_millis(500);
+        "forged", &[Broken::WebhookForged] => |all| all.arrivals[0].genuine = false;
+        "unknown", &[Broken::Lost, Broken::WebhookForNothing] => |all| all.arrivals[0].topup_id = "t9".into();
+        "another partner's", &[Broken::WebhookForNothing] => |all| {
+            all.partners.push("another".into());
+            all.arrivals[0].partner = 1;
+        };
+        "never delivered", &[Broken::Lost] => |all| all.arrivals.truncate(1);
+    };
+    for (name, expected, spoil) in flaws {
+        let mut evidence = good();
+        spoil(&mut evidence);
+        let broken: Vec<Broken> = judge(&evidence).broken.into_keys().collect();
+        assert_eq!(broken, expected, "{name}");
     }
 }
 
@@ -221,4 +179,25 @@ fn what_happened_is_counted() {
         (1, 2, 2)
     );
     assert_eq!((counts.webhooks, counts.duplicates, counts.lost), (3, 1, 0));
+}
+
+#[test]
+fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
+    let happened = |kind: &str, until| Happened {
+        kind: kind.into(),
+        from: Duration::ZERO,
+        until: Duration::from_secs(until),
+    };
+    let asked = [("a", 9), ("b", 11), ("c", 30)].map(|(topup, sent)| asked(topup, sent, &[topup]));
+    // Topup a was ordered before the fault ended: it proves nothing.
+    let arrivals = [arrival("b", 15), arrival("a", 12), arrival("c", 31)];
+    let faults = [
+        happened("killed", 10),
+        happened("killed", 20),
+        happened("wiped", 40),
+    ];
+    let kinds = recoveries(&faults, &asked, &arrivals);
+    let killed = &kinds["killed"];
+    assert_eq!((killed.faults, killed.longest_recovery_seconds), (2, Some(11.0)));
+    assert_eq!(kinds["wiped"].longest_recovery_seconds, None);
 }

@@ -1,8 +1,8 @@
 //! The system under test: real processes and servers of its own, and the partners around them.
 
-use crate::book::{Book, Clock};
-use crate::client::{Account, Clients};
-use crate::endpoints::Endpoint;
+use crate::book::{Arrival, Book, Clock};
+use crate::client::Clients;
+use crate::endpoints;
 use crate::inject::Victims;
 use crate::orders::{Behaviour, OPTIONS, PARTNERS};
 use crate::schedule::REPLICAS;
@@ -16,8 +16,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
-use testkit::esimctl::Partner;
 use testkit::postgres::PostgresServer;
+use testkit::receiver::{Receiver, Signature};
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
@@ -48,8 +48,7 @@ pub struct World {
     pub clients: Arc<Clients>,
     pub book: Arc<Book>,
     pub clock: Clock,
-    endpoints: Vec<Endpoint>,
-    partners: Vec<Partner>,
+    pub receiver: Receiver,
     stack: Stack,
     postgres: Arc<Mutex<PostgresServer>>,
     folder: TempDir,
@@ -66,17 +65,18 @@ impl World {
 
         let clock = Clock::start();
         let book = Arc::new(Book::default());
-        let mut endpoints = Vec::new();
+        let receiver = Receiver::start().await?;
+        endpoints::misbehave(&receiver);
         let mut partners = Vec::new();
-        let mut accounts = Vec::new();
         for (index, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
-            let endpoint = Endpoint::start(index, behaviour, clock, Arc::clone(&book)).await?;
-            let url = (behaviour != Behaviour::Absent).then_some(endpoint.url.as_str());
+            let path = endpoints::path(index);
+            let url = (behaviour != Behaviour::Absent).then(|| receiver.url(&path));
             let name = format!("{behaviour:?}").to_lowercase();
-            let partner = stack.esimctl.create_partner(&name, "sandbox", url).await?;
-            endpoint.verify(&partner.webhook_secret)?;
-            accounts.push(Account::of(&partner)?);
-            endpoints.push(endpoint);
+            let partner = stack
+                .esimctl
+                .create_partner(&name, "sandbox", url.as_deref())
+                .await?;
+            receiver.verify(&path, &partner.webhook_secret)?;
             partners.push(partner);
         }
         let mut options = BTreeMap::new();
@@ -84,8 +84,6 @@ impl World {
             options.insert(name, stack.option(name)?.to_owned());
         }
         let ingresses = stack.base_urls();
-        let host = |url: &String| url.trim_start_matches("http://").to_owned();
-        let ingresses: Vec<String> = ingresses.iter().map(host).collect();
         let postgres = Arc::new(Mutex::new(postgres));
         let victims = Arc::new(Victims::of(&mut stack, Arc::clone(&postgres), clock)?);
         let clients = Arc::new(Clients {
@@ -93,7 +91,7 @@ impl World {
             clock,
             book: Arc::clone(&book),
             ingresses,
-            accounts,
+            partners,
             options,
             deadline: clock.now() + terms.deadline,
         });
@@ -102,8 +100,7 @@ impl World {
             clients,
             book,
             clock,
-            endpoints,
-            partners,
+            receiver,
             stack,
             postgres,
             folder,
@@ -113,17 +110,13 @@ impl World {
     /// Ends faults, heals endpoints, and sets the missing URL.
     pub async fn heal(&self) -> Result<()> {
         self.victims.lift().await?;
-        for (endpoint, partner) in self.endpoints.iter().zip(&self.partners) {
-            endpoint.heal();
-            if endpoint.behaviour == Behaviour::Absent {
-                let args = [
-                    "partner",
-                    "set-webhook",
-                    &partner.partner_id,
-                    "--url",
-                    &endpoint.url,
-                ];
-                let _: Value = self.stack.esimctl.run(&args).await?;
+        endpoints::heal(&self.receiver);
+        for (index, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
+            if behaviour == Behaviour::Absent {
+                let url = self.receiver.url(&endpoints::path(index));
+                let partner = &self.clients.partners[index].partner_id;
+                let set = ["partner", "set-webhook", partner, "--url", &url];
+                let _: Value = self.stack.esimctl.run(&set).await?;
             }
         }
         Ok(())
@@ -138,13 +131,29 @@ impl World {
     pub async fn evidence(&self) -> Result<Evidence> {
         let names = self.clients.options.iter();
         let names = names.map(|(name, id)| (id.clone(), *name)).collect();
-        let (asked, arrivals) = self.book.everything();
+        let arrival = |one: testkit::receiver::Received| {
+            Ok(Arrival {
+                at: self.clock.of(one.at),
+                partner: one.path.trim_start_matches('/').parse()?,
+                topup_id: one.topup_id().to_owned(),
+                iccid: one.json["iccid"].as_str().unwrap_or_default().to_owned(),
+                acknowledged: one.answer == 200,
+                genuine: one.signature == Signature::Valid,
+            })
+        };
+        let arrivals = self
+            .receiver
+            .received()
+            .into_iter()
+            .map(arrival)
+            .collect::<Result<_>>()?;
+        let partners = self.clients.partners.iter();
         Ok(Evidence {
-            asked,
+            asked: self.book.lock().clone(),
             arrivals,
             ledger: self.stack.ledger().await?.orders,
             stored: Stored::read(&mut self.connect().await?, &names).await?,
-            partners: self.partners.iter().map(|one| one.partner_id.clone()).collect(),
+            partners: partners.map(|one| one.partner_id.clone()).collect(),
         })
     }
 
@@ -186,7 +195,7 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
         .own_nats()
         .callbacks()
         .database_server(database_server);
-    for stage in [Stage::Ingress, Stage::Provisioner, Stage::Notifier] {
+    for stage in Stage::OURS {
         builder = builder
             .replicas(stage, REPLICAS)
             .env(stage, "SHUTDOWN_TIMEOUT", "15s");

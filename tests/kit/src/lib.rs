@@ -3,11 +3,12 @@
 //!
 //! - [`stack`]: a whole pipeline of a test's own; the usual starting point.
 //! - [`shop`]: a sandbox partner with its client and its endpoint.
-//! - [`client`]: a partner that signs and sends orders, and invalid requests on purpose.
+//! - [`client`]: a partner that signs and sends orders, and invalid requests on purpose; [`raw`]: the same as bytes.
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`esimctl`]: the operator's command line, run as a program.
+//! - [`settings`]: those of a stage on a database of its own.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
-//! - [`wait`], [`progress`], [`table`], [`http`], [`ports`]: small helpers for them.
+//! - [`wait`], [`progress`], [`table`], [`http`], [`ports`], [`rows`]: small helpers for them.
 //!
 //! Environment: `TEST_DATABASE_URL` (a role that may create databases), `TEST_NATS_URL`, `BIN_DIR`
 //! (default `target/debug`), `NATS_SERVER_BIN` (default: `nats-server` in the search path), and, for a
@@ -23,7 +24,9 @@ pub mod ports;
 pub mod postgres;
 pub mod process;
 pub mod progress;
+pub mod raw;
 pub mod receiver;
+pub mod settings;
 pub mod shop;
 pub mod stack;
 pub mod table;
@@ -31,6 +34,14 @@ pub mod wait;
 
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
+
+/// An array of tuples, one per line: `name, … => expected;`.
+#[macro_export]
+macro_rules! rows {
+    ($($($cell:expr),+ => $($expected:expr),+;)*) => {
+        [$(($($cell),+, $($expected),+)),*]
+    };
+}
 
 /// The repository's root folder.
 pub fn workspace() -> PathBuf {

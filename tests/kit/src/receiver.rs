@@ -1,9 +1,11 @@
 //! A partner's webhook endpoint: records every request, and responds as configured.
 
+use crate::http;
 use anyhow::{Context, Result, bail};
-use axum::body::Bytes;
-use axum::extract::{Request, State};
-use axum::http::{HeaderMap, StatusCode};
+use bytes::Bytes;
+use http_body_util::Empty;
+use hyper::header::HeaderMap;
+use hyper::{Request, Response};
 use serde_json::Value;
 use signing::webhook::Secret;
 use std::collections::HashMap;
@@ -13,9 +15,6 @@ use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-
-/// Larger bodies get a 413 and are not recorded.
-const BODY_LIMIT: usize = 64 * 1024;
 
 /// One received request.
 #[derive(Clone, Debug)]
@@ -29,6 +28,8 @@ pub struct Received {
     /// The body parsed; `Null` if it isn't JSON.
     pub json: Value,
     pub signature: Signature,
+    /// The status of its response.
+    pub answer: u16,
 }
 
 /// Whether the Standard Webhooks signature matches the path's secret.
@@ -44,6 +45,7 @@ pub enum Signature {
 /// The response to a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Answer {
+    /// 0: the connection ends without a response.
     pub status: u16,
     /// The delay between the record and the response.
     pub delay: Duration,
@@ -102,14 +104,8 @@ impl Receiver {
             .with_context(|| format!("cannot listen on {at}"))?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
-        let router = axum::Router::new()
-            .fallback(receive)
-            .with_state(Arc::clone(&shared));
-        let server = tokio::spawn(async move {
-            if let Err(error) = axum::serve(listener, router).await {
-                eprintln!("the webhook receiver stopped: {error}");
-            }
-        });
+        let book = Arc::clone(&shared);
+        let server = http::serve(listener, move |request| receive(Arc::clone(&book), request));
         Ok(Self {
             address,
             shared,
@@ -133,6 +129,11 @@ impl Receiver {
     /// `decide` sees the state at the moment of arrival.
     pub fn answer(&self, path: &str, decide: impl Fn(&Received) -> Answer + Send + Sync + 'static) {
         self.shared.book().answers.insert(path.into(), Arc::new(decide));
+    }
+
+    /// The number of requests so far.
+    pub fn count(&self) -> usize {
+        self.shared.book().received.len()
     }
 
     /// Every request so far, in order.
@@ -174,7 +175,7 @@ impl Receiver {
             Ok(received) => Ok(received),
             Err(_) => bail!(
                 "timed out after {timeout:?} waiting for {what}; {} requests arrived",
-                self.received().len()
+                self.count()
             ),
         }
     }
@@ -192,12 +193,9 @@ impl Shared {
     }
 }
 
-async fn receive(State(shared): State<Arc<Shared>>, request: Request) -> StatusCode {
+async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Response<Empty<Bytes>>> {
     let at = Instant::now();
     let (head, body) = request.into_parts();
-    let Ok(body) = axum::body::to_bytes(body, BODY_LIMIT).await else {
-        return StatusCode::PAYLOAD_TOO_LARGE;
-    };
     let path = head.uri.path().to_owned();
     let (signature, decide) = {
         let book = shared.book();
@@ -206,21 +204,23 @@ async fn receive(State(shared): State<Arc<Shared>>, request: Request) -> StatusC
             book.answers.get(&path).cloned(),
         )
     };
-    let json = serde_json::from_slice(&body).unwrap_or_default();
-    let received = Received {
+    let mut received = Received {
         at,
         path,
         headers: head.headers,
+        json: serde_json::from_slice(&body).unwrap_or_default(),
         body,
-        json,
         signature,
+        answer: 200,
     };
     let answer = decide.map_or(Answer::status(200), |decide| decide(&received));
+    received.answer = answer.status;
     shared.book().received.push(received);
     shared.arrived.notify_waiters();
     // The delay is part of the endpoint's behaviour, not a wait for a condition.
     tokio::time::sleep(answer.delay).await;
-    StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    // No response has the status 0.
+    Ok(Response::builder().status(answer.status).body(Empty::new())?)
 }
 
 fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature {
@@ -243,7 +243,6 @@ fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http;
 
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
     const BODY: &str = r#"{"test": 2432232314}"#;

@@ -43,9 +43,11 @@ pub enum Stage {
 }
 
 impl Stage {
-    const ALL: [Self; 4] = [Self::Sandbox, Self::Ingress, Self::Provisioner, Self::Notifier];
+    pub const ALL: [Self; 4] = [Self::Sandbox, Self::Ingress, Self::Provisioner, Self::Notifier];
+    /// Those of the pipeline.
+    pub const OURS: [Self; 3] = [Self::Ingress, Self::Provisioner, Self::Notifier];
 
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Sandbox => "sandbox",
             Self::Ingress => "ingress",
@@ -240,6 +242,12 @@ impl Stack {
     /// One of each stage, default settings.
     pub async fn start() -> Result<Self> {
         Self::builder().start().await
+    }
+
+    /// The same, with settings of one stage.
+    pub async fn with(stage: Stage, settings: &[(&str, &str)]) -> Result<Self> {
+        let with = |builder: Builder, (name, value): &(&str, &str)| builder.env(stage, name, value);
+        settings.iter().fold(Self::builder(), with).start().await
     }
 
     /// The running system at `base_url`.

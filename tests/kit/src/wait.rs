@@ -1,10 +1,13 @@
 //! Waiting for a condition by polling.
 
 use anyhow::{Result, bail};
+use std::panic::Location;
 use std::time::Duration;
 
 /// Time between two polls.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// Longer than whatever a test awaits takes on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Polls until `condition` returns `Some`, at most for `timeout`, which includes a running poll.
 ///
@@ -25,5 +28,15 @@ pub async fn until<T>(
     match tokio::time::timeout(timeout, polling).await {
         Ok(result) => result,
         Err(_) => bail!("timed out after {timeout:?}: {what}"),
+    }
+}
+
+/// [`until`], at most for 40 s. Panics on an error, at the caller's place.
+#[track_caller]
+pub fn soon<T>(what: &str, condition: impl AsyncFnMut() -> Result<Option<T>>) -> impl Future<Output = T> {
+    let caller = Location::caller();
+    async move {
+        let found = until(PATIENCE, what, condition).await;
+        found.unwrap_or_else(|error| panic!("{caller}: {error:#}"))
     }
 }

@@ -12,7 +12,6 @@
 //! now", and a due row may be claimed at any moment: a lease is not a safeguard.
 
 mod actions;
-mod narrative;
 mod protocol;
 mod state;
 mod steps;
@@ -157,7 +156,7 @@ impl fmt::Display for Promise {
 pub struct Counterexample {
     /// The promise.
     pub promise: Promise,
-    /// The steps that break it, in words.
+    /// The actions that break it.
     pub steps: Vec<String>,
 }
 
@@ -189,7 +188,12 @@ pub fn check(settings: &Settings) -> Report {
     let mut discoveries: BTreeMap<_, _> = checker.discoveries().into_iter().collect();
     let counterexample = Promise::ALL.into_iter().find_map(|promise| {
         let path = discoveries.remove(promise.name())?.into_vec();
-        let steps = narrative::tell(&path);
+        // Provisioners are sorted after each step, so their work says which one is meant.
+        let step = |pair: &[(State, Option<Action>)]| {
+            let work = pair[1].0.provisioners.map(|one| one.work);
+            Some(format!("{:?}; then provisioners: {work:?}", pair[0].1?))
+        };
+        let steps = path.windows(2).filter_map(step).collect();
         Some(Counterexample { promise, steps })
     });
     let unreached = protocol::ENDS

@@ -161,9 +161,7 @@ pub async fn connect(config: &NatsConfig) -> Nats {
 }
 
 pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    wait::until(PATIENCE, what, async || Ok(condition().await.then_some(())))
-        .await
-        .unwrap();
+    wait::soon(what, async || Ok(condition().await.then_some(()))).await;
 }
 
 /// A running stage.

@@ -4,7 +4,6 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
 };
 
 use domain::PartnerId;
@@ -13,8 +12,6 @@ use store::{orders, schema};
 use testkit::{postgres::PostgresServer, wait};
 
 use crate::bench::order;
-
-const PATIENCE: Duration = Duration::from_mins(1);
 
 fn backup(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(testkit::workspace().join("deploy/backup"));
@@ -55,7 +52,7 @@ async fn restore(
     // The server may run as another user than this test.
     run(Command::new("chown").args(["-R", "--reference", before.to_str().unwrap(), data]));
     server.start_again().await.unwrap();
-    wait::until(PATIENCE, "the end of the recovery", async || {
+    wait::soon("the end of the recovery", async || {
         let mut connection = PgConnection::connect(server.url()).await?;
         let recovering: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()")
             .fetch_one(&mut connection)
@@ -63,7 +60,6 @@ async fn restore(
         Ok((!recovering).then_some(connection))
     })
     .await
-    .unwrap()
 }
 
 #[tokio::test]
@@ -96,7 +92,7 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
         .fetch_one(&mut connection)
         .await
         .unwrap();
-    wait::until(PATIENCE, "the log to be stored", async || {
+    wait::soon("the log to be stored", async || {
         let flushed = "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
         let flushed: bool = sqlx::query_scalar(flushed)
             .bind(&end)
@@ -104,8 +100,7 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
             .await?;
         Ok(flushed.then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
     server.stop_immediately().await.unwrap();
     log.kill().unwrap();
     log.wait().unwrap();

@@ -209,6 +209,10 @@ impl Bench {
         partner_id
     }
 
+    pub async fn sql(&self, statement: &'static str) {
+        sqlx::query(statement).execute(&self.pool).await.unwrap();
+    }
+
     /// Runs a statement on one row: `$1` is its id.
     pub async fn set(&self, statement: &'static str, id: impl ToString) {
         let done = sqlx::query(statement)

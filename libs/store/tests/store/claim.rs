@@ -174,12 +174,9 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     assert_eq!((first[0].was, first[0].attempt), (PlacementState::Accepted, 1));
     // In flight until the lease of its attempt ends: put off, not looked at.
     assert!(bench.claim_due(PROVIDER, 1).await.is_empty());
-    let left: f64 = bench
-        .value(
-            "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1",
-            named[0],
-        )
-        .await;
+    let sql =
+        "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1";
+    let left: f64 = bench.value(sql, named[0]).await;
     assert!((590.0..=600.0).contains(&left), "{left}");
     for _ in 0..2 {
         bench.due_in(&named, 0.0).await;
@@ -229,20 +226,12 @@ async fn a_claim_tells_what_a_provisioner_needs() {
         unit(&units[2].topup_id, Progress::Pending),
     ];
     bench.settle(&[bought(placement(&new), 1, known, false)]).await;
-    bench
-        .set(
-            "UPDATE placements SET created_at = now() - interval '300 s', attempted_at = now() - interval '200 s',
+    let sql = "UPDATE placements SET created_at = now() - interval '300 s', attempted_at = now() - interval '200 s',
                  placed_at = now() - interval '100 s'
-             WHERE placement_id::text = $1",
-            placement(&new),
-        )
-        .await;
-    bench
-        .set(
-            "UPDATE orders SET answer_by = now() WHERE order_id::text = $1",
-            new.order_id,
-        )
-        .await;
+             WHERE placement_id::text = $1";
+    bench.set(sql, placement(&new)).await;
+    let sql = "UPDATE orders SET answer_by = now() WHERE order_id::text = $1";
+    bench.set(sql, new.order_id).await;
     bench.due_in(&[placement(&new)], -1.0).await;
     let later = bench.claim_due(PROVIDER, 1).await.remove(0);
     assert_eq!((later.was, later.attempt), (PlacementState::Placed, 1));

@@ -99,12 +99,8 @@ async fn a_first_attempt_is_taken_without_a_write() {
     bench
         .record(&[failed(&tried[0], 0, Some(300)), delivered(&tried[1], 0)])
         .await;
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1",
-            &tried[2],
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1";
+    bench.set(sql, &tried[2]).await;
     let before = bench.delivery(&announced[0]).await;
     let named = &announced[..4];
     for _ in 0..2 {
@@ -112,12 +108,8 @@ async fn a_first_attempt_is_taken_without_a_write() {
     }
     assert_eq!(bench.delivery(&announced[0]).await, before);
     // Redrive picks up an attempt that could outlast the first lease.
-    bench
-        .set(
-            "UPDATE deliveries SET created_at = now() - interval '11 s' WHERE topup_id = $1",
-            &announced[0],
-        )
-        .await;
+    let sql = "UPDATE deliveries SET created_at = now() - interval '11 s' WHERE topup_id = $1";
+    bench.set(sql, &announced[0]).await;
     assert!(bench.first(named, YOUTH).await.is_empty());
     assert!(bench.first(&[], YOUTH).await.is_empty());
 }
@@ -244,12 +236,8 @@ async fn what_arrived_is_delivered_whoever_gave_it_up() {
         .record(&[failed(&topups[0], 0, None), failed(&topups[2], 0, Some(60))])
         .await;
     assert_eq!(bench.summary(&topups[0]).await, ("exhausted".into(), 1, None));
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1",
-            &topups[1],
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1";
+    bench.set(sql, &topups[1]).await;
     let arrived: Vec<Attempted> = topups.iter().map(|topup| delivered(topup, 0)).collect();
     bench.record(&arrived).await;
     for topup in &topups {
@@ -314,13 +302,9 @@ async fn a_url_that_is_just_being_set_is_never_missed() {
         let (given_up, due) = (given_up.unwrap(), due.unwrap().unwrap());
         assert_eq!(given_up, due, "round {round}: what is given up becomes due");
         first += usize::from(given_up > 0);
-        let stuck: i64 = bench
-            .value(
-                "SELECT count(*) FROM deliveries LEFT JOIN delivery_due due USING (topup_id)
-                 WHERE deliveries.partner_id::text = $1 AND (state <> 'pending' OR due.at IS NULL)",
-                partner,
-            )
-            .await;
+        let sql = "SELECT count(*) FROM deliveries LEFT JOIN delivery_due due USING (topup_id)
+                 WHERE deliveries.partner_id::text = $1 AND (state <> 'pending' OR due.at IS NULL)";
+        let stuck: i64 = bench.value(sql, partner).await;
         assert_eq!(stuck, 0, "round {round}");
         partners::set_webhook(&mut operator, partner, None).await.unwrap();
     }

@@ -202,13 +202,9 @@ async fn a_new_url_has_no_history() {
     bench.deliver_in(&due[1..], 3600.0).await;
     // Due soon: it may be leased.
     bench.deliver_in(&due[..1], 20.0).await;
-    bench
-        .set(
-            "INSERT INTO endpoints (partner_id, failures, blocked_until) VALUES ($1::uuid, 9, now() + interval '1 hour')
-             ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until",
-            partner,
-        )
-        .await;
+    let sql = "INSERT INTO endpoints (partner_id, failures, blocked_until) VALUES ($1::uuid, 9, now() + interval '1 hour')
+             ON CONFLICT (partner_id) DO UPDATE SET blocked_until = excluded.blocked_until";
+    bench.set(sql, partner).await;
     let mut connection = bench.connection().await;
     let url = Some("https://partner.example/new");
     let made_due = partners::set_webhook(&mut connection, partner, url)

@@ -248,13 +248,9 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some(URL)).await;
     let waiting = bench.deliveries(partner, 3, false).await;
-    bench
-        .set(
-            "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-             VALUES ($1::uuid, 20, 1, now() + interval '5 min')",
-            partner,
-        )
-        .await;
+    let sql = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+             VALUES ($1::uuid, 20, 1, now() + interval '5 min')";
+    bench.set(sql, partner).await;
     assert!(bench.all_due().await.is_empty());
     let Tested::Due(first) = bench.test(partner, MINUTE).await else {
         panic!("it was not made");
@@ -376,14 +372,10 @@ async fn changing_back_and_forth_ends_no_block() {
     let due = bench.deliveries(partner, 2, false).await;
     assert!(!bench.change(partner, URL).await, "the same URL again");
     assert!(bench.actions().await.is_empty());
-    bench
-        .set(
-            "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+    let sql = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
              VALUES ($1::uuid, 20, 7, now() + interval '1 hour')
-             ON CONFLICT (partner_id) DO UPDATE SET blocks = 7, blocked_until = now() + interval '1 hour'",
-            partner,
-        )
-        .await;
+             ON CONFLICT (partner_id) DO UPDATE SET blocks = 7, blocked_until = now() + interval '1 hour'";
+    bench.set(sql, partner).await;
     assert!(bench.change(partner, "https://other.example/").await);
     let probes = bench.all_due().await;
     assert_eq!(probes.len(), 1, "one delivery tests the new URL");

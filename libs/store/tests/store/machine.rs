@@ -319,23 +319,15 @@ async fn what_is_open_is_due_and_what_is_closed_is_not() {
             }
             let order = bench.at(start).await;
             bench.apply(&order, event).await;
-            let due: bool = bench
-                .value(
-                    "SELECT EXISTS (SELECT FROM placement_due WHERE placement_id::text = $1)",
-                    placement(&order),
-                )
-                .await;
+            let sql = "SELECT EXISTS (SELECT FROM placement_due WHERE placement_id::text = $1)";
+            let due: bool = bench.value(sql, placement(&order)).await;
             let open = matches!(
                 after.state,
                 PlacementState::Accepted | PlacementState::Placing | PlacementState::Placed
             );
             assert_eq!(due, open, "{event:?} of {start:?}");
-            let pending: i64 = bench
-                .value(
-                    "SELECT count(*) FROM topups WHERE placement_id::text = $1 AND state = 'pending'",
-                    placement(&order),
-                )
-                .await;
+            let sql = "SELECT count(*) FROM topups WHERE placement_id::text = $1 AND state = 'pending'";
+            let pending: i64 = bench.value(sql, placement(&order)).await;
             let closed = matches!(after.state, PlacementState::Refused | PlacementState::Failed);
             assert_eq!(pending, if closed { 0 } else { 2 }, "{event:?} of {start:?}");
         }

@@ -256,48 +256,27 @@ fn each_rule_finds_its_violation() {
     let concurrent = "-- no-transaction\n-- serves: 5\nCREATE INDEX CONCURRENTLY a ON orders (created_at);";
     assert_eq!(checked(concurrent), Vec::<String>::new());
 
-    for (bad, part) in [
-        ("CREATE INDEX a ON orders (created_at);", "CONCURRENTLY"),
-        ("CREATE UNIQUE INDEX a ON orders (created_at);", "CONCURRENTLY"),
-        (
-            "ALTER TABLE orders ADD COLUMN a uuid DEFAULT gen_random_uuid();",
-            "rewrites",
-        ),
-        (
-            "ALTER TABLE orders ADD COLUMN a text GENERATED ALWAYS AS (traceparent) STORED;",
-            "rewrites",
-        ),
-        ("ALTER TABLE orders ADD COLUMN a text NOT NULL;", "may be null"),
-        ("ALTER TABLE orders ADD COLUMN a text UNIQUE;", "by itself"),
-        (
-            "ALTER TABLE orders ADD COLUMN a text CHECK(a <> '');",
-            "by itself",
-        ),
-        (
-            "ALTER TABLE orders ADD COLUMN a text, ADD CONSTRAINT b CHECK (a <> '');",
-            "NOT VALID",
-        ),
-        ("ALTER TABLE orders VALIDATE CONSTRAINT b;", "of its own"),
-        ("ALTER TABLE orders DROP COLUMN traceparent;", "contract"),
-        (
-            "ALTER TABLE orders RENAME COLUMN traceparent TO trace;",
-            "contract",
-        ),
-        (
-            "ALTER TABLE orders ALTER COLUMN traceparent TYPE varchar;",
-            "contract",
-        ),
-        (
-            "ALTER TABLE orders ALTER COLUMN traceparent SET NOT NULL;",
-            "contract",
-        ),
-        ("DROP INDEX placements_due;", "contract"),
-        ("-- contract:\nDROP TABLE orders;", "contract"),
-        ("UPDATE orders SET traceparent = NULL;", "batches"),
-        ("SET lock_timeout = 0;", "lock_timeout"),
-        ("LOCK TABLE orders;", "lock_timeout"),
-        ("CLUSTER orders USING orders_pkey;", "doesn't know"),
-    ] {
+    for (bad, part) in testkit::rows! {
+        "CREATE INDEX a ON orders (created_at);" => "CONCURRENTLY";
+        "CREATE UNIQUE INDEX a ON orders (created_at);" => "CONCURRENTLY";
+        "ALTER TABLE orders ADD COLUMN a uuid DEFAULT gen_random_uuid();" => "rewrites";
+        "ALTER TABLE orders ADD COLUMN a text GENERATED ALWAYS AS (traceparent) STORED;" => "rewrites";
+        "ALTER TABLE orders ADD COLUMN a text NOT NULL;" => "may be null";
+        "ALTER TABLE orders ADD COLUMN a text UNIQUE;" => "by itself";
+        "ALTER TABLE orders ADD COLUMN a text CHECK(a <> '');" => "by itself";
+        "ALTER TABLE orders ADD COLUMN a text, ADD CONSTRAINT b CHECK (a <> '');" => "NOT VALID";
+        "ALTER TABLE orders VALIDATE CONSTRAINT b;" => "of its own";
+        "ALTER TABLE orders DROP COLUMN traceparent;" => "contract";
+        "ALTER TABLE orders RENAME COLUMN traceparent TO trace;" => "contract";
+        "ALTER TABLE orders ALTER COLUMN traceparent TYPE varchar;" => "contract";
+        "ALTER TABLE orders ALTER COLUMN traceparent SET NOT NULL;" => "contract";
+        "DROP INDEX placements_due;" => "contract";
+        "-- contract:\nDROP TABLE orders;" => "contract";
+        "UPDATE orders SET traceparent = NULL;" => "batches";
+        "SET lock_timeout = 0;" => "lock_timeout";
+        "LOCK TABLE orders;" => "lock_timeout";
+        "CLUSTER orders USING orders_pkey;" => "doesn't know";
+    } {
         let found = serving(bad);
         assert!(found.len() == 1 && found[0].contains(part), "{bad}: {found:?}");
     }

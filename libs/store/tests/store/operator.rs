@@ -116,9 +116,8 @@ async fn a_disputed_purchase_of_a_failed_placement_is_delivered_on_an_operators_
     assert_eq!(units(&resolved), (1, 0, 0));
     bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
     assert_eq!(bench.states(topup).await, ("ready".into(), "pending".into()));
-    let stored: String = bench
-        .value("SELECT iccid FROM esims WHERE topup_id = $1", topup)
-        .await;
+    let sql = "SELECT iccid FROM esims WHERE topup_id = $1";
+    let stored: String = bench.value(sql, topup).await;
     assert_eq!(stored, iccid(topup).as_str());
 }
 

@@ -330,12 +330,8 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
             "its answer has left: {statement}"
         );
     }
-    bench
-        .set(
-            "UPDATE orders SET refusable = true WHERE order_id::text = $1",
-            order.order_id,
-        )
-        .await;
+    let sql = "UPDATE orders SET refusable = true WHERE order_id::text = $1";
+    bench.set(sql, order.order_id).await;
     let said = Refusal::Rejected {
         status: "9001".into(),
         message: "it refused".into(),

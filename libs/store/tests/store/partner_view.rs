@@ -248,12 +248,8 @@ async fn one_redelivery_in_an_interval() {
     assert_eq!(bench.redeliver(partner, &topup, MINUTE).await, Redelivered::Again);
     assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
     assert_eq!(bench.redeliver(partner, &topup, MINUTE).await, Redelivered::Due);
-    let recorded: i64 = bench
-        .value(
-            "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1",
-            &topup,
-        )
-        .await;
+    let sql = "SELECT count(*) FROM operator_actions WHERE target = 'topup ' || $1";
+    let recorded: i64 = bench.value(sql, &topup).await;
     assert_eq!(recorded, 1);
 }
 
@@ -307,9 +303,8 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
         .unwrap();
     assert_eq!(page.len(), 1);
     assert!(page[0].profile.is_some() && page[0].topup_id == fresh);
-    bench
-        .set("UPDATE esims SET erased_at = now() WHERE topup_id = $1", &fresh)
-        .await;
+    let sql = "UPDATE esims SET erased_at = now() WHERE topup_id = $1";
+    bench.set(sql, &fresh).await;
     let page = partner_view::webhooks(&mut connection, partner, &after, 10)
         .await
         .unwrap();

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, fs};
 
 use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
-use testkit::database::Database;
+use testkit::{database::Database, rows};
 
 /// Tables that grow with the orders.
 const GROWING: [&str; 13] = [
@@ -42,108 +42,59 @@ const KEYS: [&str; 7] = [
 const MANY: f64 = 2_000.0;
 
 /// Statements that read a whole table, on purpose: a part of their text, and why.
-const WALKS: [(&str, &str); 3] = [
-    (
-        "SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered",
-        "recover: after a restore every placement is looked at, with all provisioners stopped",
-    ),
-    (
-        "SELECT (SELECT count(*) FROM placement_parked) AS \"parked!\"",
-        "recover: counts what waits for an operator",
-    ),
-    (
-        "SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)",
-        "partner erase: reads the narrow tables once, before it begins",
-    ),
-];
+const WALKS: [(&str, &str); 3] = rows! {
+    "SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered"
+        => "recover: after a restore every placement is looked at, with all provisioners stopped";
+    "SELECT (SELECT count(*) FROM placement_parked) AS \"parked!\"" => "recover: counts what waits for an operator";
+    "SELECT (SELECT count(*) FROM placement_due WHERE partner_id = $1)"
+        => "partner erase: reads the narrow tables once, before it begins";
+};
 
 /// Statements that read a narrow table whole up to a limit, unless `enable_seqscan` is off as in the services.
-const COUNTS: [(&str, &str); 1] = [(
-    "SELECT (SELECT extract(epoch FROM now() - min(at))::float8 FROM first",
-    "the gauges of deliveries count at most 100,000 due rows",
-)];
+const COUNTS: [(&str, &str); 1] = rows! {
+    "SELECT (SELECT extract(epoch FROM now() - min(at))::float8 FROM first"
+        => "the gauges of deliveries count at most 100,000 due rows";
+};
 
 /// Statements that compare each row with each of a handful.
-const SMALL: [(&str, &str); 3] = [
-    ("SELECT p.webhook_url AS url", "one partner and its endpoint"),
-    ("WITH counted AS", "one provider"),
-    ("WITH unused AS", "the terms of one class"),
-];
+const SMALL: [(&str, &str); 3] = rows! {
+    "SELECT p.webhook_url AS url" => "one partner and its endpoint";
+    "WITH counted AS" => "one provider";
+    "WITH unused AS" => "the terms of one class";
+};
 
 /// Statements that name no key. Each runs once for each shard: a loop of a stage, a gauge, or an operator's list.
-const PER_SHARD: [(&str, &str); 19] = [
-    (
-        "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)",
-        "start: the newest profiles check the master key",
-    ),
-    (
-        "WITH RECURSIVE lane (lane, partner_id, nth)",
-        "redrive of placements",
-    ),
-    (
-        "WITH RECURSIVE partner (partner_id, nth)",
-        "redrive of deliveries; their gauges",
-    ),
-    (
-        "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)",
-        "the sweep",
-    ),
-    (
-        "INSERT INTO delivery_due (topup_id, partner_id, at)\n         SELECT topup_id, partner_id, now() FROM deliveries",
-        "the sweep",
-    ),
-    ("UPDATE providers", "a provider's probe needs due work"),
-    ("SELECT provider AS \"provider!\"", "the gauges of a provider"),
-    (
-        "SELECT topup_id FROM retention_due WHERE at <= now()",
-        "retention",
-    ),
-    ("SELECT topup_id, placement_id, state FROM topups", "retention"),
-    ("SELECT topup_id, attempt, at FROM delivery_attempts", "retention"),
-    (
-        "SELECT extract(epoch FROM now() - (SELECT at FROM retention_due",
-        "the gauges of retention",
-    ),
-    ("SELECT action_id FROM operator_actions WHERE at", "retention"),
-    (
-        "SELECT event_id FROM events\n                 WHERE created_at <",
-        "retention of events",
-    ),
-    (
-        "SELECT at, operator, database_role, command",
-        "an operator's list",
-    ),
-    ("SELECT parked.placement_id AS", "an operator's list"),
-    (
-        "SELECT placement_id, state, provider FROM placements",
-        "an operator's list",
-    ),
-    (
-        "SELECT topup_id, state, attempted_at, created_at FROM deliveries\n         WHERE topup_id < $1",
-        "an operator's list",
-    ),
-    (
-        "SELECT topup_id FROM delivery_held WHERE state = $1",
-        "an operator's list",
-    ),
-    (
-        "UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused",
-        "an operator's search",
-    ),
-];
+const PER_SHARD: [(&str, &str); 19] = rows! {
+    "FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000)"
+        => "start: the newest profiles check the master key";
+    "WITH RECURSIVE lane (lane, partner_id, nth)" => "redrive of placements";
+    "WITH RECURSIVE partner (partner_id, nth)" => "redrive of deliveries; their gauges";
+    "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)" => "the sweep";
+    "INSERT INTO delivery_due (topup_id, partner_id, at)\n         SELECT topup_id, partner_id, now() FROM deliveries"
+        => "the sweep";
+    "UPDATE providers" => "a provider's probe needs due work";
+    "SELECT provider AS \"provider!\"" => "the gauges of a provider";
+    "SELECT topup_id FROM retention_due WHERE at <= now()" => "retention";
+    "SELECT topup_id, placement_id, state FROM topups" => "retention";
+    "SELECT topup_id, attempt, at FROM delivery_attempts" => "retention";
+    "SELECT extract(epoch FROM now() - (SELECT at FROM retention_due" => "the gauges of retention";
+    "SELECT action_id FROM operator_actions WHERE at" => "retention";
+    "SELECT event_id FROM events\n                 WHERE created_at <" => "retention of events";
+    "SELECT at, operator, database_role, command" => "an operator's list";
+    "SELECT parked.placement_id AS" => "an operator's list";
+    "SELECT placement_id, state, provider FROM placements" => "an operator's list";
+    "SELECT topup_id, state, attempted_at, created_at FROM deliveries\n         WHERE topup_id < $1"
+        => "an operator's list";
+    "SELECT topup_id FROM delivery_held WHERE state = $1" => "an operator's list";
+    "UNION SELECT order_id FROM orders WHERE external_order_id = $2 AND refused" => "an operator's search";
+};
 
 /// The same for statements that read everything, in pages.
-const PAGES: [(&str, &str); 3] = [
-    (
-        "substring(profile FROM 1 FOR $3) AS head",
-        "reencrypt: all values, in pages",
-    ),
-    (
-        "substring(answer FROM 1 FOR $5) AS head",
-        "reencrypt: all values, in pages",
-    ),
-    ("SELECT p.placement_id, p.order_id, p.state AS was", "recover"),
-];
+const PAGES: [(&str, &str); 3] = rows! {
+    "substring(profile FROM 1 FOR $3) AS head" => "reencrypt: all values, in pages";
+    "substring(answer FROM 1 FOR $5) AS head" => "reencrypt: all values, in pages";
+    "SELECT p.placement_id, p.order_id, p.state AS was" => "recover";
+};
 
 struct Statement {
     text: String,
@@ -397,17 +348,11 @@ async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
     assert!(without_key.is_empty(), "{}", without_key.join("\n"));
 
     // The rules find what they are for.
-    for (text, fault) in [
-        ("SELECT count(*) FROM orders", "reads all of orders"),
-        (
-            "SELECT FROM placements WHERE state = $1 ORDER BY placement_id LIMIT 10",
-            "reads all of placements",
-        ),
-        (
-            "SELECT FROM deliveries WHERE created_at > now() - interval '100 days'",
-            "of deliveries",
-        ),
-    ] {
+    for (text, fault) in rows! {
+        "SELECT count(*) FROM orders" => "reads all of orders";
+        "SELECT FROM placements WHERE state = $1 ORDER BY placement_id LIMIT 10" => "reads all of placements";
+        "SELECT FROM deliveries WHERE created_at > now() - interval '100 days'" => "of deliveries";
+    } {
         let parameters = if text.contains('$') {
             vec!["Text".to_owned()]
         } else {

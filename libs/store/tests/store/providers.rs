@@ -264,13 +264,9 @@ async fn hints_are_taken_once_a_second() {
 #[tokio::test]
 async fn the_queue_tells_how_far_behind_it_is() {
     let bench = Bench::registered().await;
-    bench
-        .set(
-            "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
-             VALUES (gen_random_uuid(), $1, $1, 'x', 'live')",
-            "nobody",
-        )
-        .await;
+    let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
+             VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
+    bench.set(sql, "nobody").await;
     let backlogs = async || {
         providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()])
             .await
@@ -284,15 +280,12 @@ async fn the_queue_tells_how_far_behind_it_is() {
     };
     let mut before = backlogs().await;
     before.sort_by(|a, b| a.provider.cmp(&b.provider));
-    let mut expected = vec![idle(PROVIDER), idle("nobody")];
-    expected.sort_by(|a, b| a.provider.cmp(&b.provider));
-    assert_eq!(before, expected);
+    assert_eq!(before, [idle("nobody"), idle(PROVIDER)]);
     bench.overdue().await;
     let order = bench.placing(1).await;
     bench.settle(&[parked(placement(&order), 1)]).await;
-    bench
-        .set("UPDATE placement_due SET provider = $1", "nobody")
-        .await;
+    let sql = "UPDATE placement_due SET provider = $1";
+    bench.set(sql, "nobody").await;
     let now = backlogs().await;
     let of = |provider: &str| now.iter().find(|backlog| backlog.provider == provider).unwrap();
     assert_eq!((of(PROVIDER).parked, of("nobody").parked), (1, 0));
@@ -305,12 +298,8 @@ async fn the_queue_tells_how_far_behind_it_is() {
 async fn a_row_that_cannot_be_read_is_parked_alone() {
     let bench = Bench::registered().await;
     let (bad, good) = (bench.overdue().await, bench.overdue().await);
-    bench
-        .set(
-            "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1",
-            bad,
-        )
-        .await;
+    let sql = "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1";
+    bench.set(sql, bad).await;
     let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!(claimed.len(), 1);
     assert_eq!(claimed[0].placement_id, good);

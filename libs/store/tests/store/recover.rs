@@ -35,9 +35,8 @@ impl Bench {
     }
 
     async fn stored(&self, id: PlacementId) -> Placement {
-        let attempt: i32 = self
-            .value("SELECT attempt FROM placements WHERE placement_id::text = $1", id)
-            .await;
+        let sql = "SELECT attempt FROM placements WHERE placement_id::text = $1";
+        let attempt: i32 = self.value(sql, id).await;
         let not_found = "SELECT not_found_at IS NOT NULL FROM placements WHERE placement_id::text = $1";
         Placement {
             state: self.state(id).await.parse().unwrap(),
@@ -59,12 +58,8 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
     let placing = bench.placing(1).await;
     // Halfway back to `accepted`: the first "no such purchase" must not count any more.
     bench.settle(&[not_found(placement(&placing), 1, true)]).await;
-    bench
-        .set(
-            "UPDATE placements SET attempted_at = now() - interval '1 day' WHERE placement_id::text = $1",
-            placement(&placing),
-        )
-        .await;
+    let sql = "UPDATE placements SET attempted_at = now() - interval '1 day' WHERE placement_id::text = $1";
+    bench.set(sql, placement(&placing)).await;
     let mut others = Vec::new();
     for outcome in [bought_pending, rejected, parked] {
         let other = bench.placing(1).await;

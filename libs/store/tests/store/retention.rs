@@ -170,9 +170,8 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
         .await
         .unwrap();
     assert_eq!(stored, [false]);
-    let number: String = bench
-        .value("SELECT iccid FROM esims WHERE topup_id = $1", &old_topup)
-        .await;
+    let sql = "SELECT iccid FROM esims WHERE topup_id = $1";
+    let number: String = bench.value(sql, &old_topup).await;
     assert_eq!(number, iccid(&old_topup).as_str());
     assert_eq!(
         bench.states(&old_topup).await,
@@ -201,11 +200,9 @@ async fn a_partners_own_term_holds_and_a_shorter_one_reaches_back() {
     for _ in 0..2 {
         bench.step(Class::Profiles).await;
     }
-    let mut left = Vec::new();
-    for topup in &kept {
-        left.push(bench.has_profile(topup).await);
-    }
-    assert_eq!(left, [true, true, false, false, false, true]);
+    let left =
+        async || futures_util::future::join_all(kept.iter().map(|topup| bench.has_profile(topup))).await;
+    assert_eq!(left().await, [true, true, false, false, false, true]);
 
     // The walk of 5 days has passed these rows; a new term begins it again.
     bench.keep(Class::Profiles, Some(other), Keep::Days(5)).await;
@@ -213,11 +210,7 @@ async fn a_partners_own_term_holds_and_a_shorter_one_reaches_back() {
     for _ in 0..2 {
         bench.step(Class::Profiles).await;
     }
-    let mut left = Vec::new();
-    for topup in &kept {
-        left.push(bench.has_profile(topup).await);
-    }
-    assert_eq!(left, [false, true, false, false, false, false]);
+    assert_eq!(left().await, [false, true, false, false, false, false]);
 }
 
 #[tokio::test]
@@ -228,18 +221,10 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     let late = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     let unready = bench.ordered_ago(partner, 100).await;
     bench.claim(&[placement(&unready)]).await;
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1",
-            &waiting,
-        )
-        .await;
-    bench
-        .set(
-            "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1",
-            &late,
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1";
+    bench.set(sql, &waiting).await;
+    let sql = "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1";
+    bench.set(sql, &late).await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
     let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
     assert_eq!(standing.waiting, 3);
@@ -247,30 +232,18 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     // All three are looked at again; one is delivered long enough by then.
     let back = "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
     bench.set(back, &waiting).await;
-    sqlx::query("UPDATE retention_due SET at = now() - interval '1 minute'")
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    bench
+        .sql("UPDATE retention_due SET at = now() - interval '1 minute'")
+        .await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 1);
     assert!(!bench.has_profile(&waiting).await && bench.has_profile(&late).await);
-    let ends: bool = bench
-        .value(
-            "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1",
-            &late,
-        )
-        .await;
+    let sql = "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1";
+    let ends: bool = bench.value(sql, &late).await;
     assert!(ends, "it is looked at again at the end of its term");
     // A failed unit never gets a profile.
-    bench
-        .set(
-            "UPDATE topups SET state = 'failed' WHERE topup_id = $1",
-            &topups(&unready)[0],
-        )
-        .await;
-    sqlx::query("UPDATE retention_due SET at = now()")
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    let sql = "UPDATE topups SET state = 'failed' WHERE topup_id = $1";
+    bench.set(sql, &topups(&unready)[0]).await;
+    bench.sql("UPDATE retention_due SET at = now()").await;
     bench.step(Class::Profiles).await;
     let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
     assert_eq!(standing.waiting, 1);
@@ -310,10 +283,9 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
 async fn old_actions_go_only_if_a_term_is_set() {
     let bench = Bench::new().await;
     bench.keep(Class::Attempts, None, Keep::Days(7)).await;
-    sqlx::query("UPDATE operator_actions SET at = now() - interval '3 years'")
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    bench
+        .sql("UPDATE operator_actions SET at = now() - interval '3 years'")
+        .await;
     assert_eq!(bench.step(Class::Audit).await, Step::default());
     bench.keep(Class::Audit, None, Keep::Days(365)).await;
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
@@ -362,12 +334,8 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
         .await
         .unwrap();
     assert!(listed[0].erased_at.is_some());
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
-            &topup,
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1";
+    bench.set(sql, &topup).await;
     let read = deliveries::read(&mut connection, &[topup.clone().into()], Read::Leased)
         .await
         .unwrap();
@@ -419,12 +387,8 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     let in_doubt = bench.placing(1).await;
     bench.settle(&[parked(placement(&in_doubt), 1)]).await;
     let replayed = bench.delivered_ago(partner, 1).await;
-    bench
-        .set(
-            "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1",
-            &topups(&replayed)[0],
-        )
-        .await;
+    let sql = "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1";
+    bench.set(sql, &topups(&replayed)[0]).await;
     for open in [accepted, in_doubt, replayed] {
         let before = bench.everything(open.order_id).await;
         let refused = erase::order(&mut connection, open.order_id, applied()).await;
@@ -456,20 +420,16 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     partners::set_disabled(&mut connection, gone, true).await.unwrap();
     let soon = erase::partner_orders(&mut connection, gone).await;
     assert!(matches!(soon, Err(NotErased::TooSoon)), "{soon:?}");
-    sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    bench
+        .sql("UPDATE sweeps SET up_to = now() + interval '1 minute'")
+        .await;
     bench.due_in(&[placement(&theirs[0])], 60.0).await;
     let busy = erase::partner_orders(&mut connection, gone).await;
     assert!(
         matches!(busy, Err(NotErased::Busy { placements: 1, .. })),
         "{busy:?}"
     );
-    sqlx::query("DELETE FROM placement_due")
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    bench.sql("DELETE FROM placement_due").await;
     assert_eq!(erase::partner_orders(&mut connection, gone).await.unwrap(), 5);
 
     erase::partner(&mut connection, gone, 5, applied()).await.unwrap();

@@ -300,12 +300,8 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
     assert!(error.to_string().contains("\"test\""), "{error}");
     let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
     assert!(error.to_string().contains("\"second\""), "{error}");
-    bench
-        .set(
-            "UPDATE partners SET webhook_secret = '\\x', secret_key = '\\x' WHERE partner_id::text <> $1",
-            old,
-        )
-        .await;
+    let sql = "UPDATE partners SET webhook_secret = '\\x', secret_key = '\\x' WHERE partner_id::text <> $1";
+    bench.set(sql, old).await;
     schema::wait(&bench.store, &VAULT)
         .await
         .expect("damaged rows are theirs alone");

@@ -278,21 +278,6 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
     }
 }
 
-/// A purchase that was found stays found, whatever later look-ups say: otherwise it is bought again.
-#[tokio::test]
-async fn what_was_found_once_is_never_bought_again() {
-    let bench = Bench::new().await;
-    let order = bench.placing(1).await;
-    let id = placement(&order);
-    bench.settle(&[not_found(id, 1, false)]).await;
-    bench.settle(&[bought_pending(id, 1)]).await;
-    for _ in 0..3 {
-        bench.settle(&[not_found(id, 1, true)]).await;
-    }
-    assert_eq!(bench.state(id).await, "placed");
-    assert!(bench.claim(&[id]).await.is_empty());
-}
-
 #[tokio::test]
 async fn units_finish_one_by_one() {
     let bench = Bench::new().await;

@@ -6,17 +6,8 @@ use super::*;
 async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
     let operator = Operator::new().await;
     let url = "https://127.0.0.1:9000/webhooks";
-    let arguments = [
-        "partner",
-        "create",
-        "--name",
-        "Acme",
-        "--environment",
-        "live",
-        "--webhook-url",
-        url,
-    ];
-    let made = operator.json(&arguments).await;
+    let create = format!("partner create --name Acme --environment live --webhook-url {url}");
+    let made = operator.json(&words(&create)).await;
     assert_eq!(
         (text(&made, "name"), text(&made, "environment")),
         ("Acme", "live")
@@ -105,30 +96,18 @@ async fn a_partner_has_limits_of_its_own() {
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
     let set = operator
-        .json(&[
-            "partner",
-            "set-limits",
-            id,
-            "--max-in-flight",
-            "3",
-            "--units-per-second",
-            "40",
-        ])
+        .json(&words(&format!(
+            "partner set-limits {id} --max-in-flight 3 --units-per-second 40"
+        )))
         .await;
     assert_eq!(
         (&set["max_in_flight"], &set["units_per_second"]),
         (&json!(3), &json!(40))
     );
     let set = operator
-        .json(&[
-            "partner",
-            "set-limits",
-            id,
-            "--max-in-flight",
-            "default",
-            "--orders-per-second",
-            "5",
-        ])
+        .json(&words(&format!(
+            "partner set-limits {id} --max-in-flight default --orders-per-second 5"
+        )))
         .await;
     assert_eq!(
         (
@@ -200,15 +179,6 @@ async fn a_live_partner_gets_an_http_url_only_on_request() {
         .json(&[&with_url[..], &["--webhook-http-live=true"]].concat())
         .await;
     assert_eq!(made["webhook_url"], url);
-    let sandbox = [
-        "partner",
-        "create",
-        "--name",
-        "B",
-        "--environment",
-        "sandbox",
-        "--webhook-url",
-        url,
-    ];
-    assert_eq!(operator.json(&sandbox).await["webhook_url"], url);
+    let sandbox = format!("partner create --name B --environment sandbox --webhook-url {url}");
+    assert_eq!(operator.json(&words(&sandbox)).await["webhook_url"], url);
 }

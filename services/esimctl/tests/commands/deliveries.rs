@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{
     make_ready, make_unit_ready,
-    support::{CONFIRMED, Operator, record, run, store_order},
+    support::{CONFIRMED, Operator, record, run, store_order, words},
     text,
 };
 
@@ -197,13 +197,9 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     let id = text(&made, "partner_id");
     let partner: PartnerId = id.parse().unwrap();
     operator
-        .json(&[
-            "partner",
-            "set-webhook",
-            id,
-            "--url",
-            "https://acme.example/hooks",
-        ])
+        .json(&words(&format!(
+            "partner set-webhook {id} --url https://acme.example/hooks"
+        )))
         .await;
     let state = async || operator.json(&["endpoint", "list"]).await[0]["state"].clone();
     assert_eq!(state().await, "open");

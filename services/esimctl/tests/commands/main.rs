@@ -24,7 +24,7 @@ use tokio::{
 };
 use url::Url;
 
-use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vault};
+use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vault, words};
 
 const NOWHERE: &str = "postgres://esim:hush@127.0.0.1:1/esim";
 
@@ -150,20 +150,14 @@ async fn a_url_makes_waiting_webhooks_due() {
         1
     );
 
-    let set = [
-        "partner",
-        "set-webhook",
-        id,
-        "--url",
-        "https://acme.example/hooks",
-    ];
+    let set = format!("partner set-webhook {id} --url https://acme.example/hooks");
+    let set = words(&set);
     let expected = |due: u64| json!({ "partner_id": id, "webhook_url": set[4], "deliveries_due": due });
     assert_eq!(operator.json(&set).await, expected(1));
     assert_eq!(operator.json(&set).await, expected(0));
     assert!(operator.run(&set).await.text().contains("none was waiting"));
-    let removed = operator
-        .json(&["partner", "set-webhook", text(&made, "access_key"), "--remove"])
-        .await;
+    let removed = ["partner", "set-webhook", text(&made, "access_key"), "--remove"];
+    let removed = operator.json(&removed).await;
     assert_eq!(
         removed,
         json!({ "partner_id": id, "webhook_url": null, "deliveries_due": 0 })
@@ -195,14 +189,13 @@ async fn an_order_is_found_by_each_of_its_ids() {
         .run_with_input(&["option", "import", "-"], catalogue)
         .await;
     imported.text();
-    for id in [
+    let ids = [
         order.id.to_string(),
         order.placement.to_string(),
         order.topup.to_string(),
-        "8981000000000000001".to_owned(),
-        "8981000000000000001F".to_owned(),
-        "o\u{1b}[2J-1".to_owned(),
-    ] {
+    ];
+    let others = ["8981000000000000001", "8981000000000000001F", "o\u{1b}[2J-1"].map(str::to_owned);
+    for id in ids.into_iter().chain(others) {
         let shown = operator.json(&["order", "show", &id]).await;
         let found = &shown["orders"][0];
         assert_eq!(text(found, "order_id"), order.id.to_string());
@@ -310,18 +303,12 @@ async fn wrong_settings_are_one_line_that_names_them() {
     );
 
     let create = ["partner", "create", "--name", "Acme", "--environment", "sandbox"];
-    for (settings, part) in [
-        (&[][..], "MASTER_KEY or MASTER_KEY_FILE"),
-        (
-            &[("MASTER_KEY", MASTER_KEY), ("MASTER_KEY_FILE", "/keys")],
-            "both MASTER_KEY and MASTER_KEY_FILE",
-        ),
-        (
-            &[("MASTER_KEY_FILE", "/nowhere/keys")],
-            "MASTER_KEY_FILE=/nowhere/keys",
-        ),
-        (&[("MASTER_KEY", "hush")], "master key number 1"),
-    ] {
+    for (settings, part) in testkit::rows! {
+        &[][..] => "MASTER_KEY or MASTER_KEY_FILE";
+        &[("MASTER_KEY", MASTER_KEY), ("MASTER_KEY_FILE", "/keys")] => "both MASTER_KEY and MASTER_KEY_FILE";
+        &[("MASTER_KEY_FILE", "/nowhere/keys")] => "MASTER_KEY_FILE=/nowhere/keys";
+        &[("MASTER_KEY", "hush")] => "master key number 1";
+    } {
         let mut command = esimctl(&create);
         let refused = run(command
             .env("DATABASE_URL", NOWHERE)
@@ -335,23 +322,12 @@ async fn wrong_settings_are_one_line_that_names_them() {
     let open = ["provider", "open", "sandbox", "--reason", "test", "--for", "-1h"];
     let refused = run(esimctl(&open).env("DATABASE_URL", NOWHERE)).await;
     assert!(refused.line(2).contains("it is negative"), "{refused:?}");
-    for (arguments, part) in [
-        (&["--environment", "moon"][..], "possible values: sandbox, live"),
-        (
-            &[
-                "--environment",
-                "live",
-                "--webhook-url",
-                "https://user:hush@example.com",
-            ],
-            "remove it",
-        ),
-        (
-            &["--environment", "live", "--webhook-url", "example.com"],
-            "https://example.com/webhooks",
-        ),
-    ] {
-        let arguments = [&create[..4], arguments].concat();
+    for (arguments, part) in testkit::rows! {
+        "--environment moon" => "possible values: sandbox, live";
+        "--environment live --webhook-url https://user:hush@example.com" => "remove it";
+        "--environment live --webhook-url example.com" => "https://example.com/webhooks";
+    } {
+        let arguments = [&create[..4], &words(arguments)].concat();
         let refused = run(esimctl(&arguments).env("DATABASE_URL", NOWHERE)).await;
         assert!(
             refused.line(2).contains(part) && !refused.stderr.contains("hush"),
@@ -363,28 +339,18 @@ async fn wrong_settings_are_one_line_that_names_them() {
 #[tokio::test]
 async fn where_there_is_nothing_a_line_says_so() {
     let operator = Operator::new().await;
-    for list in [
-        "partner",
-        "option",
-        "delivery",
-        "endpoint",
-        "placement",
-        "provider",
-    ] {
+    for list in words("partner option delivery endpoint placement provider") {
         let text = operator.run(&[list, "list"]).await;
         let text = text.text();
         let says_so = text.starts_with("There are no ") || text.contains("is empty");
         assert!(says_so && text.lines().count() == 1, "{list}: {text}");
     }
     let partner = operator.create_partner().await;
-    let since = [
-        "delivery",
-        "list",
-        "--partner",
-        text(&partner, "partner_id"),
-        "--since",
-        "1h",
-    ];
+    let since = format!(
+        "delivery list --partner {} --since 1h",
+        text(&partner, "partner_id")
+    );
+    let since = words(&since);
     assert_eq!(
         operator.run(&since).await.text(),
         "There are no such deliveries.\n"

@@ -43,6 +43,11 @@ pub fn esimctl(arguments: &[&str]) -> Command {
     command
 }
 
+/// Arguments without blanks.
+pub fn words(text: &str) -> Vec<&str> {
+    text.split(' ').collect()
+}
+
 /// The result of a run.
 #[derive(Debug)]
 pub struct Ended {

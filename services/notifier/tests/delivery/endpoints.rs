@@ -11,7 +11,7 @@ use store::{
 };
 use testkit::receiver::Answer;
 
-use crate::support::{Bench, PATIENCE};
+use crate::support::Bench;
 
 #[tokio::test]
 async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
@@ -28,9 +28,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
         let listed = endpoints::list(&mut *bench.pool.acquire().await?, Some(partner)).await?;
         Ok((listed[0].state != "open").then_some(()))
     };
-    testkit::wait::until(PATIENCE, "the endpoint to be blocked", blocked)
-        .await
-        .unwrap();
+    testkit::wait::soon("the endpoint to be blocked", blocked).await;
     // Each end of a block allows one probe: one attempt of one delivery.
     let is_block =
         |pair: &[testkit::receiver::Received]| pair[1].at - pair[0].at >= Duration::from_millis(800);
@@ -41,9 +39,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
             .filter(|before| received.len() >= before + 2)
             .map(|before| (before, received[before + 1].at - received[before].at)))
     };
-    let (before, pause) = testkit::wait::until(PATIENCE, "two probes", probes)
-        .await
-        .unwrap();
+    let (before, pause) = testkit::wait::soon("two probes", probes).await;
     assert!((3..=12).contains(&before), "{before}");
     assert!(
         pause >= Duration::from_millis(1_500),

@@ -20,8 +20,7 @@ use async_nats::jetstream;
 use domain::TopupId;
 use pipeline::trace;
 use runtime::Shutdown;
-use store::partners;
-use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id};
+use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id, settings};
 use testkit::{
     database::Database,
     receiver::{Answer, Received, Signature},
@@ -140,26 +139,6 @@ async fn an_unannounced_delivery_is_sent_when_it_is_due() {
 }
 
 #[tokio::test]
-async fn without_a_url_nothing_is_delivered_until_there_is_one() {
-    let mut bench = Bench::start().await;
-    let (partner, secret) = bench.partner(None).await;
-    let topup = bench.ready_and_announced(partner).await;
-    let stored = bench.stored(&topup, |stored| stored.state == "no_endpoint").await;
-    assert_eq!((stored.attempt, stored.due_in), (0, None));
-
-    bench.receiver.verify("/late", &secret.to_text()).unwrap();
-    let url = bench.receiver.url("/late");
-    let mut connection = bench.pool.acquire().await.unwrap();
-    let due = partners::set_webhook(&mut connection, partner, Some(&url))
-        .await
-        .unwrap();
-    assert_eq!(due, Some(1));
-    bench.delivered(&topup).await;
-    assert_eq!(bench.receiver.received()[0].signature, Signature::Valid);
-    bench.stop().await;
-}
-
-#[tokio::test]
 async fn gone_is_the_end_of_a_delivery() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
@@ -257,9 +236,7 @@ async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
             .await
             .ok())
     };
-    testkit::wait::until(PATIENCE, "the notifier's stream", made)
-        .await
-        .unwrap();
+    testkit::wait::soon("the notifier's stream", made).await;
     for garbage in ["{", r#"{"type":"topup.ready.v9","topup_id":"1"}"#] {
         jetstream
             .publish(subject.clone(), garbage.into())
@@ -275,15 +252,14 @@ async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
         .get_stream(bench.nats.stream_name("TOPUP_DEAD"))
         .await
         .unwrap();
-    let newest = testkit::wait::until(PATIENCE, "two dead letters", async || {
+    let newest = testkit::wait::soon("two dead letters", async || {
         let newest = dead
             .get_last_raw_message_by_subject(&bench.nats.dead_subject("ready"))
             .await
             .ok();
         Ok(newest.filter(|message| message.sequence == 2))
     })
-    .await
-    .unwrap();
+    .await;
     assert_eq!(newest.headers.get("Dead-Subject").unwrap().as_str(), subject);
     assert!(
         newest
@@ -351,7 +327,7 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     bench.without_database(bench.says_ready(false)).await;
     bench.says_ready(true).await;
-    let stored = testkit::wait::until(PATIENCE, "the attempt to be recorded", async || {
+    let stored = testkit::wait::soon("the attempt to be recorded", async || {
         // Connections of the test's own pool were cut, too.
         Ok(bench
             .look(&topup)
@@ -359,8 +335,7 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
             .ok()
             .filter(|stored| stored.state == "delivered"))
     })
-    .await
-    .unwrap();
+    .await;
     assert_eq!(stored.attempt, 1);
 
     let next = bench.ready_and_announced(partner).await;
@@ -372,9 +347,8 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
 #[tokio::test]
 async fn a_schema_that_is_behind_stops_the_start() {
     let database = Database::empty().await.unwrap();
-    let error = notifier::run(config(&database), Shutdown::new())
-        .await
-        .unwrap_err();
+    let config = config(&settings(&database));
+    let error = notifier::run(config, Shutdown::new()).await.unwrap_err();
     assert!(error.to_string().contains("run `esimctl migrate`"), "{error:#}");
 }
 
@@ -419,22 +393,20 @@ async fn an_old_profile_is_erased_while_webhooks_go_on() {
     // The first one does not open under its new id, and the start checks the master key.
     bench.ready(partner).await;
     bench.go().await;
-    testkit::wait::until(PATIENCE, "the profile to be erased", async || {
+    testkit::wait::soon("the profile to be erased", async || {
         let left = "SELECT count(*) FROM esims WHERE profile IS NOT NULL AND topup_id LIKE '2020%'";
         let left: i64 = sqlx::query_scalar(left).fetch_one(&bench.pool).await?;
         Ok((left == 0).then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
     let young = bench.ready_and_announced(partner).await;
     bench.delivered(&young).await;
     assert_ne!(old, young);
-    testkit::wait::until(PATIENCE, "the metrics of retention", async || {
+    testkit::wait::soon("the metrics of retention", async || {
         let metrics = bench.metrics().await;
         let shown = metrics.contains(r#"esim_retention_overdue_seconds{class="attempts""#);
         Ok((shown && metrics.contains("esim_retention_erased_total")).then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
     bench.stop().await;
 }

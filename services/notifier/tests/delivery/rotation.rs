@@ -1,24 +1,16 @@
-//! Rotation of webhook secrets and master keys.
+//! Rotation of webhook secrets.
 
 use std::time::Duration;
 
 use domain::PartnerId;
-use runtime::Shutdown;
-use secrecy::SecretString;
 use signing::webhook::Secret;
 use store::{
-    master_key,
     partners::{self, Overlap, Rotated},
-    vault::{Keyring, Vault},
+    vault::Keyring,
 };
-use testkit::{
-    ports,
-    receiver::{Received, Signature},
-};
+use testkit::receiver::{Received, Signature};
 
-use crate::support::{Bench, MASTER_KEY};
-
-const NEW_KEY: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+use crate::support::Bench;
 
 impl Bench {
     /// Gives a partner a new webhook secret.
@@ -94,32 +86,5 @@ async fn without_an_overlap_the_old_secret_signs_nothing_any_more() {
     let webhook = bench.next_webhook(partner).await;
     assert_eq!(signatures(&webhook, &new), [true]);
     assert_eq!(webhook.signature, Signature::Invalid);
-    bench.stop().await;
-}
-
-/// A notifier without the old master key.
-#[tokio::test]
-async fn what_was_sealed_anew_is_delivered_under_the_new_master_key_alone() {
-    let mut bench = Bench::prepared().await;
-    let partner = bench.partner_at("/hook").await;
-    let topup = bench.ready(partner).await;
-    bench.config.master_key.master_key = Some(SecretString::from(NEW_KEY));
-    let mut too_early = bench.config.clone();
-    too_early.admin_listen.set_port(ports::free().unwrap());
-    let early = notifier::run(too_early, Shutdown::new()).await.unwrap_err();
-    assert!(format!("{early:#}").contains("\"test\""), "{early:#}");
-
-    let both = Vault::parse(&SecretString::from(format!("{NEW_KEY},{MASTER_KEY}"))).unwrap();
-    let mut connection = bench.pool.acquire().await.unwrap();
-    let pass = master_key::reencrypt(&mut connection, &both, |_| {})
-        .await
-        .unwrap();
-    assert_eq!((pass.reencrypted, pass.failed.len()), (3, 0));
-    drop(connection);
-
-    bench.go().await;
-    bench.announce(partner, &topup).await;
-    bench.delivered(&topup).await;
-    assert_eq!(bench.receiver.received()[0].signature, Signature::Valid);
     bench.stop().await;
 }

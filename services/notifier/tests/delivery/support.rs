@@ -1,21 +1,21 @@
 //! A notifier with its own database, streams and admin port.
 
-use std::{sync::Once, time::Duration};
+use std::{collections::BTreeMap, sync::Once, time::Duration};
 
+use clap::Parser;
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
-use notifier::{Config, dns::NameServers, schedule::Schedule};
+use notifier::Config;
 use pipeline::{
-    Nats, NatsAccess, NatsConfig,
+    Nats,
     payload::{ReadyTopup, TopupReady},
 };
 use runtime::{CommonConfig, Shutdown, clock};
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
 use store::{
-    config::{DatabaseConfig, MasterKeyConfig, PoolConfig},
     endpoints,
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
@@ -24,16 +24,9 @@ use store::{
     schema,
     vault::{Keyring, Vault},
 };
-use testkit::{database::Database, nats::OwnStreams, ports, receiver::Receiver, wait};
+use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
-use uuid::Uuid;
-use webhooks::{
-    config::{GuardConfig, QrConfig},
-    guard::Networks,
-};
 
-/// Thirty-two known bytes: what tests store is no secret.
-pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 /// The timeout of every wait in these tests.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 pub const PUBLIC_URL: &str = "https://esim.example.com";
@@ -45,6 +38,8 @@ pub struct Bench {
     pub receiver: Receiver,
     pub nats: Nats,
     pub config: Config,
+    /// Those that `config` began with.
+    pub settings: BTreeMap<String, String>,
     pub pool: sqlx::PgPool,
     vault: Vault,
     ids: TopupIds,
@@ -66,8 +61,23 @@ pub struct Stored {
     pub due_in: Option<f64>,
 }
 
-/// A configuration for the test's own database and streams.
-pub fn config(database: &Database) -> Config {
+/// Settings for the test's own database and streams.
+pub fn settings(database: &Database) -> BTreeMap<String, String> {
+    let more = [
+        ("PUBLIC_URL", PUBLIC_URL),
+        ("WEBHOOK_ALLOW", "127.0.0.0/8"),
+        ("WEBHOOK_TIMEOUT", "2s"),
+        ("RETRY_SCHEDULE", "5s,5m,30m,2h"),
+        ("DELIVERY_CONCURRENCY", "32"),
+        ("ENDPOINT_CONCURRENCY", "8"),
+        ("HOST_CONCURRENCY", "32"),
+        ("ENDPOINT_FAILURES", "0"),
+        ("DATABASE_CONNECTIONS", "4"),
+    ];
+    testkit::settings::of("notifier", database, &more).unwrap()
+}
+
+pub fn config(settings: &BTreeMap<String, String>) -> Config {
     static TELEMETRY: Once = Once::new();
     TELEMETRY.call_once(|| {
         // Without telemetry there is no trace to continue.
@@ -78,46 +88,7 @@ pub fn config(database: &Database) -> Config {
         drop(runtime::telemetry::start("notifier", &common).unwrap());
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
-    let nats_url = std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
-    Config {
-        admin_listen: ([127, 0, 0, 1], ports::free().unwrap()).into(),
-        public_url: PUBLIC_URL.into(),
-        qr: QrConfig::default(),
-        guard: GuardConfig {
-            webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
-            ..GuardConfig::default()
-        },
-        webhook_resolvers: NameServers::default(),
-        webhook_head_max: 64 * 1024,
-        webhook_timeout: Duration::from_secs(2),
-        retry_schedule: Schedule::parse("5s,5m,30m,2h").unwrap(),
-        delivery_concurrency: 32,
-        endpoint_concurrency: 8,
-        host_concurrency: 32,
-        endpoint_failures: 0,
-        endpoint_block: Duration::from_secs(5),
-        endpoint_block_longest: Duration::from_mins(5),
-        key_expiring_notice: Duration::from_hours(6),
-        retention_rate: 1000,
-        database: PoolConfig {
-            server: DatabaseConfig {
-                database_url: SecretString::from(database.url_of("notifier").unwrap()),
-            },
-            database_connections: 4,
-            database_timeout: Duration::from_secs(8),
-        },
-        nats: NatsConfig {
-            nats_url: nats_url.into(),
-            stream_prefix: format!("test_{}_", Uuid::now_v7().simple()),
-            stream_replicas: 1,
-            access: NatsAccess::default(),
-        },
-        master_key: MasterKeyConfig {
-            master_key: Some(SecretString::from(MASTER_KEY)),
-            ..MasterKeyConfig::default()
-        },
-        common: CommonConfig::default(),
-    }
+    Config::parse_from(testkit::settings::flags(settings))
 }
 
 impl Bench {
@@ -147,7 +118,8 @@ impl Bench {
 
     async fn prepare(change: impl FnOnce(&mut Config)) -> Self {
         let database = Database::create().await.unwrap();
-        let mut config = config(&database);
+        let settings = settings(&database);
+        let mut config = config(&settings);
         change(&mut config);
         let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
         schema::migrate(&mut pool.acquire().await.unwrap()).await.unwrap();
@@ -164,6 +136,7 @@ impl Bench {
             shutdown: Shutdown::new(),
             running: None,
             config,
+            settings,
             _streams: streams,
             database,
         }
@@ -405,15 +378,14 @@ impl Bench {
     pub async fn says_ready(&self, ready: bool) {
         let url = format!("http://{}/readyz", self.config.admin_listen);
         let http = testkit::http::client().unwrap();
-        wait::until(PATIENCE, &format!("readiness to be {ready}"), async || {
+        wait::soon(&format!("readiness to be {ready}"), async || {
             let answer = http.get(&url).send().await;
             Ok(answer
                 .ok()
                 .filter(|answer| answer.status().is_success() == ready)
                 .map(drop))
         })
-        .await
-        .unwrap();
+        .await;
     }
 
     /// Makes all deliveries of this partner due.

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use testkit::wait;
 
-use crate::support::{Bench, PATIENCE};
+use crate::support::Bench;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() {
@@ -68,11 +68,10 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
     bench.hurry(id, |stored| stored.not_found).await;
     for looks in 2..5_u8 {
         bench.due_now(id).await;
-        wait::until(PATIENCE, "another look", async || {
+        wait::soon("another look", async || {
             Ok((found().await >= f64::from(looks)).then_some(()))
         })
-        .await
-        .unwrap();
+        .await;
         let stored = bench.look(id).await;
         assert_eq!((stored.state.as_str(), stored.attempt), ("placing", 1));
     }
@@ -156,11 +155,10 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     process.start().await.unwrap();
     // The provider buys at once and responds after five seconds.
     let id = bench.accept(&["slow"]).await;
-    wait::until(PATIENCE, "the purchase", async || {
+    wait::soon("the purchase", async || {
         Ok((bench.sandbox.bought(id).await.0 == 1).then_some(()))
     })
-    .await
-    .unwrap();
+    .await;
     process.kill().await.unwrap();
     assert_eq!(bench.look(id).await.state, "placing");
 
@@ -181,12 +179,8 @@ async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
     bench.until(id, |stored| stored.bought).await;
     // The provider names one unit for two placements.
     let unit = bench.unit(id).await;
-    bench
-        .set(
-            "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1",
-            id,
-        )
-        .await;
+    let sql = "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1";
+    bench.set(sql, id).await;
     sqlx::query(
         "UPDATE esims e SET provider_unit_id = $1 FROM topups t
          WHERE t.topup_id = e.topup_id AND t.placement_id = $2",

@@ -19,27 +19,13 @@ async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let text = id.to_string();
     let again = bench
-        .esimctl(&[
-            "placement",
-            "resolve",
-            &text,
-            "--retry",
-            "--yes",
-            "--reason",
-            "a test",
-        ])
+        .esimctl(&format!("placement resolve {text} --retry --yes --reason test"))
         .await;
     assert!(again["error"].as_str().unwrap().contains("twice"), "{again}");
     let given_up = bench
-        .esimctl(&[
-            "placement",
-            "resolve",
-            &text,
-            "--not-bought",
-            "--yes",
-            "--reason",
-            "a test",
-        ])
+        .esimctl(&format!(
+            "placement resolve {text} --not-bought --yes --reason test"
+        ))
         .await;
     assert_eq!(
         (&given_up["state"], &given_up["failed"]),
@@ -64,7 +50,7 @@ async fn in_doubt(bench: &Bench) -> String {
     assert!(!stored.bought && !stored.due && stored.pending == 1, "{stored:?}");
     bench.sandbox.faults(json!({})).await;
     let listed = bench
-        .esimctl(&["placement", "list", "--state", "parked", "--provider", "sandbox"])
+        .esimctl("placement list --state parked --provider sandbox")
         .await;
     let listed = listed["placements"].as_array().unwrap();
     assert_eq!(listed.len(), 1);
@@ -78,30 +64,14 @@ async fn an_operator_lets_what_is_not_bought_be_bought() {
     let text = in_doubt(&bench).await;
     let id = text.parse().unwrap();
     let settled = bench
-        .esimctl(&[
-            "placement",
-            "resolve",
-            &text,
-            "--retry",
-            "--yes",
-            "--reason",
-            "a test",
-        ])
+        .esimctl(&format!("placement resolve {text} --retry --yes --reason test"))
         .await;
     assert_eq!(settled["state"], "accepted", "{settled}");
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 2));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let again = bench
-        .esimctl(&[
-            "placement",
-            "resolve",
-            &text,
-            "--retry",
-            "--yes",
-            "--reason",
-            "a test",
-        ])
+        .esimctl(&format!("placement resolve {text} --retry --yes --reason test"))
         .await;
     assert!(again["error"].as_str().unwrap().contains("placed"), "{again}");
 }
@@ -119,15 +89,7 @@ async fn an_operator_finds_that_it_was_bought() {
     bench.sandbox.faults(json!({})).await;
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let settled = bench
-        .esimctl(&[
-            "placement",
-            "resolve",
-            &id.to_string(),
-            "--bought",
-            "--yes",
-            "--reason",
-            "a test",
-        ])
+        .esimctl(&format!("placement resolve {id} --bought --yes --reason test"))
         .await;
     assert_eq!(
         (&settled["state"], &settled["pending"]),

@@ -8,22 +8,19 @@ use std::{
     time::Duration,
 };
 
+use clap::Parser;
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
 use pipeline::{
-    Nats, NatsAccess, NatsConfig,
+    Nats,
     payload::{JobPlacement, TopupJob},
 };
-use provisioner::{
-    Config,
-    providers::{self, Accounts},
-};
+use provisioner::Config;
 use runtime::{CommonConfig, Shutdown, clock};
 use sandbox::script;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use serde_json::{Value, json};
 use signing::SecretKey;
 use store::{
-    config::{DatabaseConfig, MasterKeyConfig, PoolConfig},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     schema,
 };
@@ -38,8 +35,6 @@ use testkit::{
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
-/// Thirty-two known bytes: what tests store is no secret.
-const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const ACCESS_KEY: &str = "access";
 const SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQ=";
 pub const WRONG_KEY: &str = "d3Jvbmcta2V5";
@@ -50,6 +45,8 @@ pub const PATIENCE: Duration = Duration::from_secs(40);
 /// Everything around a provisioner, and the provisioner unless it is stopped.
 pub struct Bench {
     pub config: Config,
+    /// Those that `config` began with.
+    settings: BTreeMap<String, String>,
     pub pool: sqlx::PgPool,
     pub nats: Nats,
     pub sandbox: Seller,
@@ -180,15 +177,14 @@ fn address() -> SocketAddr {
 }
 
 async fn answers(http: &reqwest::Client, url: &str) {
-    wait::until(PATIENCE, url, async || {
+    wait::soon(url, async || {
         let answer = http.get(url).send().await;
         Ok(answer
             .ok()
             .filter(|answer| answer.status().is_success())
             .map(drop))
     })
-    .await
-    .unwrap();
+    .await;
 }
 
 impl Bench {
@@ -214,58 +210,26 @@ impl Bench {
         let listen = address();
         let sandbox = Seller::start(Some(&format!("http://{listen}/callbacks/sandbox/{TOKEN}"))).await;
         let database = Database::create().await.unwrap();
-        let nats_url =
-            std::env::var("TEST_NATS_URL").expect("TEST_NATS_URL must be set; tests/run does that");
-        let mut config = Config {
-            listen,
-            admin_listen: address(),
-            providers: vec!["sandbox".into()],
-            provider_concurrency: 64,
-            provider_lookup_concurrency: None,
-            provider_timeout: Duration::from_millis(500),
-            provider_answer_max: 1024 * 1024,
-            settle: Duration::from_millis(1_500),
-            park_after: Duration::from_mins(30),
-            provider_rate: 0,
-            breaker_failures: 1_000,
-            breaker_open: Duration::from_hours(1),
-            breaker_open_most: Duration::from_hours(1),
-            lane_window: Duration::from_secs(10),
-            lane_failure_rate: 100,
-            callback_concurrency: 64,
-            callback_rate: 200,
-            accounts: Accounts {
-                sandbox: providers::sandbox::Account {
-                    url: Some(sandbox.url()),
-                    access_key: Some(ACCESS_KEY.into()),
-                    secret_key: Some(SECRET_KEY.into()),
-                    callback_token: Some(TOKEN.into()),
-                },
-                usimsa: providers::usimsa::Account {
-                    access_key: Some(ACCESS_KEY.into()),
-                    secret_key: Some(SECRET_KEY.into()),
-                    ..providers::usimsa::Account::default()
-                },
-            },
-            database: PoolConfig {
-                server: DatabaseConfig {
-                    database_url: SecretString::from(database.url_of("provisioner").unwrap()),
-                },
-                database_connections: 8,
-                database_timeout: Duration::from_secs(8),
-            },
-            nats: NatsConfig {
-                nats_url: nats_url.into(),
-                stream_prefix: format!("test_{}_", Uuid::now_v7().simple()),
-                stream_replicas: 1,
-                access: NatsAccess::default(),
-            },
-            master_key: MasterKeyConfig {
-                master_key: Some(SecretString::from(MASTER_KEY)),
-                ..MasterKeyConfig::default()
-            },
-            common: CommonConfig::default(),
-        };
+        let url = sandbox.url().to_string();
+        let listen = listen.to_string();
+        let more = [
+            ("LISTEN", listen.as_str()),
+            ("PROVIDER_CONCURRENCY", "64"),
+            ("PROVIDER_TIMEOUT", "500ms"),
+            ("SETTLE", "1500ms"),
+            ("BREAKER_FAILURES", "1000"),
+            ("BREAKER_OPEN", "1h"),
+            ("BREAKER_OPEN_MOST", "1h"),
+            ("LANE_FAILURE_RATE", "100"),
+            ("SANDBOX_URL", &url),
+            ("SANDBOX_ACCESS_KEY", ACCESS_KEY),
+            ("SANDBOX_SECRET_KEY", SECRET_KEY),
+            ("SANDBOX_CALLBACK_TOKEN", TOKEN),
+            ("USIMSA_ACCESS_KEY", ACCESS_KEY),
+            ("USIMSA_SECRET_KEY", SECRET_KEY),
+        ];
+        let settings = testkit::settings::of("provisioner", &database, &more).unwrap();
+        let mut config = Config::parse_from(testkit::settings::flags(&settings));
         change(&mut config);
         let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
         schema::migrate(&mut pool.acquire().await.unwrap()).await.unwrap();
@@ -274,6 +238,7 @@ impl Bench {
         nats.connected().await;
         Self {
             config,
+            settings,
             pool,
             nats,
             sandbox,
@@ -313,24 +278,12 @@ impl Bench {
     /// The provisioner as a process of its own, to be killed. Not started yet.
     pub fn process(&self) -> Process {
         let config = &self.config;
-        let account = &config.accounts.sandbox;
-        let env = BTreeMap::from(
-            [
-                ("LISTEN", config.listen.to_string()),
-                ("ADMIN_LISTEN", config.admin_listen.to_string()),
-                ("DATABASE_URL", self.database.url_of("provisioner").unwrap()),
-                ("NATS_URL", config.nats.nats_url.expose_secret().to_owned()),
-                ("STREAM_PREFIX", config.nats.stream_prefix.clone()),
-                ("MASTER_KEY", MASTER_KEY.to_owned()),
-                ("SANDBOX_URL", account.url.clone().unwrap().to_string()),
-                ("SANDBOX_ACCESS_KEY", ACCESS_KEY.to_owned()),
-                ("SANDBOX_SECRET_KEY", SECRET_KEY.to_owned()),
-                ("PROVIDER_TIMEOUT", format!("{:?}", config.provider_timeout)),
-                ("SETTLE", format!("{:?}", config.settle)),
-                ("BREAKER_FAILURES", config.breaker_failures.to_string()),
-            ]
-            .map(|(name, value)| (name.to_owned(), value)),
-        );
+        let mut env = self.settings.clone();
+        let changed = [
+            ("PROVIDER_TIMEOUT", format!("{:?}", config.provider_timeout)),
+            ("SETTLE", format!("{:?}", config.settle)),
+        ];
+        env.extend(changed.map(|(name, value)| (name.to_owned(), value)));
         Process::new(Program {
             name: "provisioner".into(),
             binary: env!("CARGO_BIN_EXE_provisioner").into(),
@@ -510,11 +463,10 @@ impl Bench {
     }
 
     pub async fn until_breaker(&self, provider: &str, state: &str) {
-        wait::until(PATIENCE, &format!("the breaker to be {state}"), async || {
+        wait::soon(&format!("the breaker to be {state}"), async || {
             Ok((self.breaker(provider).await.0 == state).then_some(()))
         })
-        .await
-        .unwrap();
+        .await;
     }
 
     /// Lets the time pass until a breaker lets a probe through.
@@ -561,9 +513,9 @@ impl Bench {
     }
 
     /// Runs the operator's command line; answers what it printed as JSON.
-    pub async fn esimctl(&self, arguments: &[&str]) -> Value {
+    pub async fn esimctl(&self, arguments: &str) -> Value {
         let output = tokio::process::Command::new(esimctl())
-            .args(arguments)
+            .args(arguments.split(' '))
             .arg("--json")
             .env("DATABASE_URL", self.database.url())
             .output()

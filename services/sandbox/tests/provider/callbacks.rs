@@ -10,7 +10,7 @@ use sandbox::CallbackUrl;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::support::{Started, config, free_address, ledger_file, option, sorted};
+use crate::support::{Caller, Started, config, free_address, ledger_file, option, sorted, units};
 
 const PATH: &str = "/callbacks/sandbox/token";
 
@@ -48,7 +48,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     let mut settings = config(&path);
     settings.callback_url = Some(url);
     let sandbox = Started::with(settings).await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
 
     let duplicate = caller
         .order("order-1", &[(&option("duplicate-callback"), 2)])
@@ -87,28 +87,15 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     called.sort_by_key(|callback| callback["optionId"] != option("partly"));
     let partly = called.remove(0);
     let fetched = caller.fetch("order-3").await;
-    let ready = fetched["products"]
-        .as_array()
-        .unwrap()
+    let ready = units(&fetched)
         .iter()
         .find(|unit| unit["topupId"] == partly["topupId"])
         .unwrap();
     assert_eq!(ready["status"], "READY");
     let mut fields: Vec<_> = partly.as_object().unwrap().keys().map(String::as_str).collect();
     fields.sort_unstable();
-    assert_eq!(
-        fields,
-        [
-            "activateCode",
-            "downloadLink",
-            "expiredDate",
-            "iccid",
-            "optionId",
-            "qrcodeImgUrl",
-            "smdp",
-            "topupId"
-        ]
-    );
+    let all = "activateCode downloadLink expiredDate iccid optionId qrcodeImgUrl smdp topupId";
+    assert_eq!(fields.join(" "), all);
     for field in ["iccid", "smdp", "activateCode", "downloadLink", "expiredDate"] {
         assert_eq!(partly[field], ready[field]);
     }
@@ -139,7 +126,6 @@ async fn an_absent_partner_delays_no_order() {
     let begun = Instant::now();
     for n in 0..20 {
         let answer = sandbox
-            .caller
             .order(&format!("order-{n}"), &[(&option("duplicate-callback"), 100)])
             .await;
         assert_eq!(answer["code"], "0000");

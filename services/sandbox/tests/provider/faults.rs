@@ -8,7 +8,7 @@ use std::{
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Caller, Started, config, ledger_file, option, sorted};
+use crate::support::{Caller, Started, config, ledger_file, option, sorted, units};
 
 fn none() -> Value {
     json!({
@@ -31,7 +31,7 @@ async fn order_many(caller: &Caller, name: &str, count: usize) -> Vec<StatusCode
 #[tokio::test]
 async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     assert_eq!(caller.get("/faults").await, none());
     let (status, set) = caller
         .faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false }))
@@ -68,7 +68,7 @@ async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
 async fn down_closes_connections_and_buys_nothing() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let ready = option("ready");
     caller.faults(json!({ "down": true })).await;
     let begun = Instant::now();
@@ -92,14 +92,14 @@ async fn down_closes_connections_and_buys_nothing() {
     assert_eq!(caller.get("/faults").await["down"], true);
     assert_eq!(caller.ledger().await["purchases"], 0);
     caller.faults(json!({})).await;
-    assert_eq!(caller.order("order-1", &[(&ready, 1)]).await["code"], "0000");
+    assert_eq!(caller.code("order-1", &[(&ready, 1)]).await, "0000");
     sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn errors_buy_or_do_not_as_asked() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let error = StatusCode::INTERNAL_SERVER_ERROR;
     caller.faults(json!({ "error_rate": 1 })).await;
     assert_eq!(order_many(caller, "nothing", 5).await, [error; 5]);
@@ -132,7 +132,7 @@ async fn errors_buy_or_do_not_as_asked() {
 #[tokio::test]
 async fn silence_buys_and_get_still_answers() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     caller.faults(json!({ "silent_rate": 1 })).await;
     let request = caller.ordering("order-1", &[(&option("ready"), 2)]);
     let error = request
@@ -150,7 +150,7 @@ async fn silence_buys_and_get_still_answers() {
 async fn latency_delays_the_call_itself_and_outlives_the_client() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let ready = option("ready");
     caller.faults(json!({ "latency_ms": 700 })).await;
     let begun = Instant::now();
@@ -163,10 +163,7 @@ async fn latency_delays_the_call_itself_and_outlives_the_client() {
     assert!(error.is_timeout(), "{error:?}");
     let bought = caller.bought("order-1").await;
     assert!(bought == (0, 0) || begun.elapsed() >= Duration::from_millis(700));
-    while caller.bought("order-1").await != (1, 1) {
-        assert!(begun.elapsed() < Duration::from_secs(10), "never bought");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    caller.until_bought("order-1").await;
     assert!(begun.elapsed() >= Duration::from_millis(700));
     let begun = Instant::now();
     assert_eq!(caller.fetch("order-1").await["code"], "0000");
@@ -185,29 +182,25 @@ async fn latency_delays_the_call_itself_and_outlives_the_client() {
     assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
     let sandbox = Started::new(&path).await;
     for order_id in ["order-2", "order-3"] {
-        assert_eq!(sandbox.caller.bought(order_id).await, (1, 1), "{order_id}");
+        assert_eq!(sandbox.bought(order_id).await, (1, 1), "{order_id}");
     }
-    assert_eq!(
-        sandbox.caller.get("/faults").await,
-        none(),
-        "a restart lifts the faults"
-    );
+    assert_eq!(sandbox.get("/faults").await, none(), "a restart lifts the faults");
     sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn a_fresh_purchase_is_not_found_for_a_while() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let ready = option("ready");
     let begun = Instant::now();
     caller.faults(json!({ "not_found_lag_ms": 800 })).await;
-    assert_eq!(caller.order("order-1", &[(&ready, 1)]).await["code"], "0000");
+    assert_eq!(caller.code("order-1", &[(&ready, 1)]).await, "0000");
     let fetched = caller.fetch("order-1").await;
     if begun.elapsed() < Duration::from_millis(800) {
         assert_eq!(fetched["code"], "9002");
     }
-    assert_eq!(caller.order("order-1", &[(&ready, 1)]).await["code"], "9003");
+    assert_eq!(caller.code("order-1", &[(&ready, 1)]).await, "9003");
     caller
         .fetch_until("order-1", |answer| answer["code"] == "0000")
         .await;
@@ -220,7 +213,7 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
     let mut settings = config(&path);
     settings.detect_duplicates = false;
     let sandbox = Started::with(settings).await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let ready = option("ready");
     let answers = [
         caller.order("order-1", &[(&ready, 2)]).await,
@@ -245,12 +238,7 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
         (&json!(2), &json!(4))
     );
     for (bought, answer) in order["bought"].as_array().unwrap().iter().zip(&answers) {
-        let told: Vec<_> = answer["products"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|unit| &unit["topupId"])
-            .collect();
+        let told: Vec<_> = units(&answer).iter().map(|unit| &unit["topupId"]).collect();
         let listed: Vec<_> = bought["topups"]
             .as_array()
             .unwrap()
@@ -260,16 +248,13 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
         assert_eq!(told, listed);
         assert_eq!(bought["topups"][0]["option_id"], ready);
     }
-    assert_eq!(
-        caller.order("order-1", &[(&option("refused"), 1)]).await["code"],
-        "9001"
-    );
+    assert_eq!(caller.code("order-1", &[(&option("refused"), 1)]).await, "9001");
 
     // The faults overrule the setting, either way.
     caller.faults(json!({ "detect_duplicates": true })).await;
-    assert_eq!(caller.order("order-1", &[(&ready, 2)]).await["code"], "9003");
+    assert_eq!(caller.code("order-1", &[(&ready, 2)]).await, "9003");
     caller.faults(json!({ "detect_duplicates": false })).await;
-    assert_eq!(caller.order("order-1", &[(&ready, 2)]).await["code"], "0000");
+    assert_eq!(caller.code("order-1", &[(&ready, 2)]).await, "0000");
     assert_eq!(caller.bought("order-1").await, (3, 6));
     let bad = caller.http.get(format!("{}/ledger?orderId=order-1", caller.base));
     assert_eq!(bad.send().await.unwrap().status(), StatusCode::BAD_REQUEST);
@@ -279,7 +264,7 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
 #[tokio::test]
 async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let (garbled, ready) = (option("never-ready"), option("ready"));
     for (garble, field, check) in [
         (

@@ -13,14 +13,14 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::support::{
-    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings,
+    Caller, Started, binary, free_address, ledger_file, option, sorted, start_binary, strings, units,
 };
 
 #[tokio::test]
 async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
     let sandbox = Started::fresh().await;
     let (ready, other) = (option("ready"), "live-option-that-nobody-scripted");
-    let answer = sandbox.caller.order("order-1", &[(&ready, 2), (other, 1)]).await;
+    let answer = sandbox.order("order-1", &[(&ready, 2), (other, 1)]).await;
     assert_eq!(
         (&answer["code"], &answer["message"]),
         (&json!("0000"), &json!(""))
@@ -34,42 +34,25 @@ async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
             .all(|id| id.bytes().all(|digit| digit.is_ascii_digit()))
     );
 
-    let fetched = sandbox.caller.fetch("order-1").await;
+    let fetched = sandbox.fetch("order-1").await;
     assert_eq!(fetched["code"], "0000");
     assert_eq!(
         sorted(&fetched["products"], "topupId"),
         sorted(&answer["products"], "topupId")
     );
     assert_eq!(strings(&fetched["products"], "status"), ["READY"; 3]);
-    assert_eq!(
-        strings(&fetched["products"], "iccid")
-            .iter()
-            .collect::<HashSet<_>>()
-            .len(),
-        3
-    );
+    let iccids: HashSet<_> = strings(&fetched["products"], "iccid").into_iter().collect();
+    assert_eq!(iccids.len(), 3);
     let unit = fetched["products"][0].as_object().unwrap();
     let mut fields: Vec<_> = unit.keys().map(String::as_str).collect();
     fields.sort_unstable();
-    assert_eq!(
-        fields,
-        [
-            "activateCode",
-            "createdAt",
-            "downloadLink",
-            "expiredDate",
-            "iccid",
-            "optionId",
-            "smdp",
-            "status",
-            "topupId"
-        ]
-    );
+    let all = "activateCode createdAt downloadLink expiredDate iccid optionId smdp status topupId";
+    assert_eq!(fields.join(" "), all);
     assert_eq!(unit["smdp"], "smdp.sandbox.example");
     let code = unit["activateCode"].as_str().unwrap();
     assert_eq!(unit["downloadLink"], format!("LPA:1$smdp.sandbox.example${code}"));
 
-    let ledger = sandbox.caller.ledger().await;
+    let ledger = sandbox.ledger().await;
     assert_eq!(
         ledger,
         json!({
@@ -84,29 +67,23 @@ async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
     let sandbox = Started::fresh().await;
     let (ready, refused, sold_out) = (option("ready"), option("refused"), option("out-of-stock"));
     assert_eq!(
-        sandbox
-            .caller
-            .order("order-1", &[(&ready, 2), (&refused, 1)])
-            .await,
+        sandbox.order("order-1", &[(&ready, 2), (&refused, 1)]).await,
         json!({ "products": [], "code": "9001", "message": "Option is not on sale" })
     );
     assert_eq!(
-        sandbox.caller.order("order-1", &[(&sold_out, 1)]).await,
+        sandbox.order("order-1", &[(&sold_out, 1)]).await,
         json!({ "products": [], "code": "9005", "message": "Out of stock" })
     );
     assert_eq!(
-        sandbox.caller.fetch("order-1").await,
+        sandbox.fetch("order-1").await,
         json!({ "products": [], "code": "9002", "message": "Order not found" })
     );
     assert_eq!(
-        sandbox.caller.ledger().await,
+        sandbox.ledger().await,
         json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] })
     );
     // The id bought nothing, so it is still free.
-    assert_eq!(
-        sandbox.caller.order("order-1", &[(&ready, 1)]).await["code"],
-        "0000"
-    );
+    assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "0000");
 }
 
 #[tokio::test]
@@ -114,34 +91,23 @@ async fn an_order_id_buys_once() {
     let sandbox = Started::fresh().await;
     let ready = option("ready");
     let body = json!({ "orderId": "a b/c", "products": [{ "optionId": ready, "qty": 2 }] }).to_string();
-    let orders = (0..16).map(|_| sandbox.caller.send(Method::POST, "/api/v2/order", body.clone()));
+    let orders = (0..16).map(|_| sandbox.send(Method::POST, "/api/v2/order", body.clone()));
     let answers = futures_util::future::join_all(orders).await;
-    let codes: Vec<_> = answers
+    let mut codes: Vec<_> = answers
         .iter()
         .map(|(_, answer)| answer["code"].as_str().unwrap())
         .collect();
+    codes.sort_unstable();
+    assert_eq!(codes, [&["0000"][..], &["9003"; 15]].concat());
+    assert_eq!(sandbox.code("a b/c", &[(&option("refused"), 1)]).await, "9003");
     assert_eq!(
-        codes.iter().filter(|code| **code == "0000").count(),
-        1,
-        "{codes:?}"
-    );
-    assert_eq!(
-        codes.iter().filter(|code| **code == "9003").count(),
-        15,
-        "{codes:?}"
-    );
-    assert_eq!(
-        sandbox.caller.order("a b/c", &[(&option("refused"), 1)]).await["code"],
-        "9003"
-    );
-    assert_eq!(
-        sandbox.caller.fetch("a%20b%2Fc").await["products"]
+        sandbox.fetch("a%20b%2Fc").await["products"]
             .as_array()
             .unwrap()
             .len(),
         2
     );
-    let ledger = sandbox.caller.ledger().await;
+    let ledger = sandbox.ledger().await;
     assert_eq!(
         ledger["orders"],
         json!([{ "order_id": "a b/c", "units": 2, "purchased_times": 1, "canceled": 0 }])
@@ -151,24 +117,24 @@ async fn an_order_id_buys_once() {
 #[tokio::test]
 async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
     let sandbox = Started::fresh().await;
-    let answer = sandbox.caller.order("order-1", &[(&option("ready"), 2)]).await;
+    let answer = sandbox.order("order-1", &[(&option("ready"), 2)]).await;
     let topup = answer["products"][1]["topupId"].as_str().unwrap();
     for _ in 0..2 {
         assert_eq!(
-            sandbox.caller.cancel(topup).await,
+            sandbox.cancel(topup).await,
             json!({ "code": "0000", "message": "" })
         );
     }
     let unknown = json!({ "code": "9002", "message": "Topup not found" });
-    assert_eq!(sandbox.caller.cancel("1").await, unknown);
-    assert_eq!(sandbox.caller.cancel("none").await, unknown);
-    let fetched = sandbox.caller.fetch("order-1").await;
+    assert_eq!(sandbox.cancel("1").await, unknown);
+    assert_eq!(sandbox.cancel("none").await, unknown);
+    let fetched = sandbox.fetch("order-1").await;
     assert_eq!(sorted(&fetched["products"], "status"), ["CANCELED", "READY"]);
-    for unit in fetched["products"].as_array().unwrap() {
+    for unit in units(&fetched) {
         assert_eq!(unit["status"] == "CANCELED", unit["topupId"] == topup);
         assert_eq!(unit.get("activateCode").is_none(), unit["topupId"] == topup);
     }
-    let ledger = sandbox.caller.ledger().await;
+    let ledger = sandbox.ledger().await;
     assert_eq!(
         (
             &ledger["units"],
@@ -183,18 +149,14 @@ async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
 async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     for (method, path) in [
         (Method::POST, "/api/v2/order"),
         (Method::GET, "/api/v2/order/o"),
         (Method::POST, "/api/v2/cancel/1"),
     ] {
-        let response = caller
-            .http
-            .request(method, format!("{}{path}", caller.base))
-            .send()
-            .await
-            .unwrap();
+        let request = caller.http.request(method, format!("{}{path}", caller.base));
+        let response = request.send().await.unwrap();
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
         let answer: Value = response.json().await.unwrap();
         assert_eq!(
@@ -209,41 +171,21 @@ async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
 #[tokio::test]
 async fn what_is_not_the_protocol_is_answered_in_json() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let (status, answer) = caller
         .send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#)
         .await;
-    assert_eq!(
-        (status, answer),
-        (
-            StatusCode::OK,
-            json!({ "products": [], "code": "9000", "message": "products is empty" })
-        )
-    );
+    let expected = json!({ "products": [], "code": "9000", "message": "products is empty" });
+    assert_eq!((status, answer), (StatusCode::OK, expected));
     let large = vec![b' '; 1024 * 1024 + 1];
-    for (method, path, body, status) in [
-        (
-            Method::POST,
-            "/api/v2/order",
-            large,
-            StatusCode::PAYLOAD_TOO_LARGE,
-        ),
-        (
-            Method::GET,
-            "/api/v2/order",
-            Vec::new(),
-            StatusCode::METHOD_NOT_ALLOWED,
-        ),
-        (Method::GET, "/api/v2/balance", Vec::new(), StatusCode::NOT_FOUND),
-    ] {
+    for (method, path, body, status) in testkit::rows! {
+        Method::POST, "/api/v2/order", large => StatusCode::PAYLOAD_TOO_LARGE;
+        Method::GET, "/api/v2/order", Vec::new() => StatusCode::METHOD_NOT_ALLOWED;
+        Method::GET, "/api/v2/balance", Vec::new() => StatusCode::NOT_FOUND;
+    } {
         let answer = caller.send(method, path, body).await;
-        assert_eq!(
-            answer,
-            (
-                status,
-                json!({ "code": "9000", "message": status.canonical_reason() })
-            )
-        );
+        let expected = json!({ "code": "9000", "message": status.canonical_reason() });
+        assert_eq!(answer, (status, expected));
     }
 }
 
@@ -252,37 +194,30 @@ async fn a_restart_remembers_everything_but_a_torn_line() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
     let ready = option("ready");
-    let bought = sandbox.caller.order("order-1", &[(&ready, 2)]).await;
+    let bought = sandbox.order("order-1", &[(&ready, 2)]).await;
     sandbox
-        .caller
         .cancel(bought["products"][0]["topupId"].as_str().unwrap())
         .await;
     let codes = async |caller: &Caller| {
         let fetched = caller.fetch("order-1").await;
-        let mut units = fetched["products"].as_array().unwrap().clone();
+        let mut units = units(&fetched).clone();
         units.sort_by_key(|unit| unit["topupId"].to_string());
         units
     };
-    let (fetched, ledger) = (codes(&sandbox.caller).await, sandbox.caller.ledger().await);
+    let (fetched, ledger) = (codes(&sandbox).await, sandbox.ledger().await);
     sandbox.stop().await;
     let whole = fs::read(&path).unwrap();
     fs::write(&path, [&whole[..], br#"{"bought":{"at_ms":17"#].concat()).unwrap();
 
     let sandbox = Started::new(&path).await;
-    assert_eq!(sandbox.caller.ledger().await, ledger);
-    assert_eq!(codes(&sandbox.caller).await, fetched);
-    assert_eq!(
-        sandbox.caller.order("order-1", &[(&ready, 1)]).await["code"],
-        "9003"
-    );
-    assert_eq!(
-        sandbox.caller.order("order-2", &[(&ready, 1)]).await["code"],
-        "0000"
-    );
+    assert_eq!(sandbox.ledger().await, ledger);
+    assert_eq!(codes(&sandbox).await, fetched);
+    assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "9003");
+    assert_eq!(sandbox.code("order-2", &[(&ready, 1)]).await, "0000");
     sandbox.stop().await;
 
     let sandbox = Started::new(&path).await;
-    assert_eq!(sandbox.caller.ledger().await["purchases"], 2);
+    assert_eq!(sandbox.ledger().await["purchases"], 2);
     sandbox.stop().await;
 }
 
@@ -294,10 +229,7 @@ async fn no_answered_purchase_is_lost_to_kill_9() {
     let caller = Caller::new(address).await;
     let ready = option("ready");
     for n in 0..50 {
-        assert_eq!(
-            caller.order(&format!("order-{n}"), &[(&ready, 1)]).await["code"],
-            "0000"
-        );
+        assert_eq!(caller.code(&format!("order-{n}"), &[(&ready, 1)]).await, "0000");
     }
     let fetched = caller.fetch("order-49").await;
     drop(process);

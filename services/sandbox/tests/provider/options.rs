@@ -8,11 +8,11 @@ use std::{
 use reqwest::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
 
-use crate::support::{Started, option, sorted, strings};
+use crate::support::{Caller, Started, option, sorted, strings, units};
 
 /// The units in the order of the purchase.
 fn by_topup(answer: &Value) -> Vec<&Value> {
-    let mut units: Vec<_> = answer["products"].as_array().unwrap().iter().collect();
+    let mut units: Vec<_> = units(answer).iter().collect();
     units.sort_by_key(|unit| unit["topupId"].as_str());
     units
 }
@@ -29,20 +29,19 @@ async fn delayed_units_come_one_by_one_after_two_seconds() {
     let begun = Instant::now();
     let products = [(option("delayed"), 3), (option("ready"), 1)];
     let products: Vec<_> = products.iter().map(|(id, qty)| (id.as_str(), *qty)).collect();
-    sandbox.caller.order("order-1", &products).await;
-    let first = sandbox.caller.fetch("order-1").await;
+    sandbox.order("order-1", &products).await;
+    let first = sandbox.fetch("order-1").await;
     if begun.elapsed() < Duration::from_secs(2) {
         assert_eq!(
             sorted(&first["products"], "status"),
             ["PENDING", "PENDING", "PENDING", "READY"]
         );
-        for unit in first["products"].as_array().unwrap() {
+        for unit in units(&first) {
             assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
         }
     }
     for (unit, after) in [(0, 2000), (1, 2200), (2, 2400)] {
         let answer = sandbox
-            .caller
             .fetch_until("order-1", |answer| by_topup(answer)[unit]["status"] == "READY")
             .await;
         // The sandbox counts whole milliseconds.
@@ -55,16 +54,16 @@ async fn delayed_units_come_one_by_one_after_two_seconds() {
             );
         }
     }
-    assert!(all_ready(&sandbox.caller.fetch("order-1").await));
+    assert!(all_ready(&sandbox.fetch("order-1").await));
 }
 
 #[tokio::test]
 async fn units_are_listed_in_any_order() {
     let sandbox = Started::fresh().await;
-    let answer = sandbox.caller.order("order-1", &[(&option("ready"), 20)]).await;
+    let answer = sandbox.order("order-1", &[(&option("ready"), 20)]).await;
     let mut orders = HashSet::new();
     for _ in 0..3 {
-        let fetched = sandbox.caller.fetch("order-1").await;
+        let fetched = sandbox.fetch("order-1").await;
         assert_eq!(
             sorted(&fetched["products"], "topupId"),
             sorted(&answer["products"], "topupId")
@@ -77,7 +76,7 @@ async fn units_are_listed_in_any_order() {
 #[tokio::test]
 async fn bought_then_error_buys_and_does_not_say_so() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let option = option("bought-then-error");
     let products: &[(&str, u32)] = &[(&option, 2)];
     let response = caller.ordering("order-1", products).send().await.unwrap();
@@ -88,14 +87,14 @@ async fn bought_then_error_buys_and_does_not_say_so() {
     );
     assert_eq!(caller.bought("order-1").await, (1, 2));
     assert!(all_ready(&caller.fetch("order-1").await));
-    assert_eq!(caller.order("order-1", products).await["code"], "9003");
+    assert_eq!(caller.code("order-1", products).await, "9003");
     assert_eq!(caller.bought("order-1").await, (1, 2));
 }
 
 #[tokio::test]
 async fn bought_then_silent_buys_and_never_answers() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let silent = option("bought-then-silent");
     let error = caller
         .ordering("order-1", &[(&silent, 1)])
@@ -106,7 +105,7 @@ async fn bought_then_silent_buys_and_never_answers() {
     assert!(error.is_timeout(), "{error:?}");
     assert_eq!(caller.bought("order-1").await, (1, 1));
     assert!(all_ready(&caller.fetch("order-1").await));
-    assert_eq!(caller.order("order-1", &[(&silent, 1)]).await["code"], "9003");
+    assert_eq!(caller.code("order-1", &[(&silent, 1)]).await, "9003");
 
     // A client that waits longer is sent away when the sandbox stops.
     let waiting = tokio::spawn(
@@ -115,9 +114,7 @@ async fn bought_then_silent_buys_and_never_answers() {
             .timeout(Duration::from_mins(1))
             .send(),
     );
-    while caller.bought("order-2").await != (1, 1) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    caller.until_bought("order-2").await;
     assert!(!waiting.is_finished());
     let stopping = Instant::now();
     sandbox.stop().await;
@@ -129,23 +126,20 @@ async fn bought_then_silent_buys_and_never_answers() {
 #[tokio::test]
 async fn never_ready_stays_pending_and_can_be_canceled() {
     let sandbox = Started::fresh().await;
-    let answer = sandbox
-        .caller
-        .order("order-1", &[(&option("never-ready"), 2)])
-        .await;
+    let answer = sandbox.order("order-1", &[(&option("never-ready"), 2)]).await;
     assert_eq!(answer["code"], "0000");
-    let fetched = sandbox.caller.fetch("order-1").await;
+    let fetched = sandbox.fetch("order-1").await;
     assert_eq!(strings(&fetched["products"], "status"), ["PENDING"; 2]);
     let topup = answer["products"][0]["topupId"].as_str().unwrap();
-    assert_eq!(sandbox.caller.cancel(topup).await["code"], "0000");
-    let fetched = sandbox.caller.fetch("order-1").await;
+    assert_eq!(sandbox.cancel(topup).await["code"], "0000");
+    let fetched = sandbox.fetch("order-1").await;
     assert_eq!(sorted(&fetched["products"], "status"), ["CANCELED", "PENDING"]);
 }
 
 #[tokio::test]
 async fn partly_fails_one_unit_and_delivers_the_others() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let partly = option("partly");
     let begun = Instant::now();
     caller.order("order-1", &[(&partly, 3)]).await;
@@ -161,7 +155,7 @@ async fn partly_fails_one_unit_and_delivers_the_others() {
         sorted(&answer["products"], "status"),
         ["FAILED", "READY", "READY"]
     );
-    for unit in answer["products"].as_array().unwrap() {
+    for unit in units(&answer) {
         assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
     }
     let alone = caller.fetch_until("order-2", settled).await;
@@ -172,7 +166,7 @@ async fn partly_fails_one_unit_and_delivers_the_others() {
 #[tokio::test]
 async fn slow_buys_at_once_and_answers_after_five_seconds() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     let slow = option("slow");
     let begun = Instant::now();
     let gone = caller
@@ -187,11 +181,9 @@ async fn slow_buys_at_once_and_answers_after_five_seconds() {
     assert_eq!(caller.bought("order-1").await, (1, 1));
     // A repeated order id is told at once, and so is everyone when the sandbox stops.
     let begun = Instant::now();
-    assert_eq!(caller.order("order-2", &[(&slow, 1)]).await["code"], "9003");
+    assert_eq!(caller.code("order-2", &[(&slow, 1)]).await, "9003");
     let waiting = tokio::spawn(caller.ordering("order-3", &[(&slow, 1)]).send());
-    while caller.bought("order-3").await != (1, 1) {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    caller.until_bought("order-3").await;
     sandbox.stop().await;
     assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
     assert!(begun.elapsed() < Duration::from_secs(5));
@@ -200,7 +192,7 @@ async fn slow_buys_at_once_and_answers_after_five_seconds() {
 #[tokio::test]
 async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
     let sandbox = Started::fresh().await;
-    let caller = &sandbox.caller;
+    let caller: &Caller = &sandbox;
     for (name, status, code, retry_after) in [
         ("flapping", StatusCode::INTERNAL_SERVER_ERROR, "9999", None),
         ("rate-limited", StatusCode::TOO_MANY_REQUESTS, "9011", Some("1")),
@@ -218,9 +210,9 @@ async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
             assert_eq!(caller.fetch(order_id).await["code"], "9002");
         }
         for order_id in [&one, &two] {
-            assert_eq!(caller.order(order_id, products).await["code"], "0000");
+            assert_eq!(caller.code(order_id, products).await, "0000");
             assert_eq!(caller.bought(order_id).await, (1, 1));
-            assert_eq!(caller.order(order_id, products).await["code"], "9003");
+            assert_eq!(caller.code(order_id, products).await, "9003");
         }
     }
 }

@@ -1,10 +1,10 @@
 //! Starts sandboxes and calls them.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
+    net::{Ipv4Addr, SocketAddr},
+    ops::Deref,
     path::{Path, PathBuf},
     process::{Child, Command as Process, Stdio},
-    time::{Duration, Instant},
 };
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
@@ -13,6 +13,7 @@ use sandbox::{Config, script::option_id};
 use serde_json::{Value, json};
 use signing::SecretKey;
 use tempfile::TempDir;
+use testkit::wait;
 use tokio::task::JoinHandle;
 
 pub const ACCESS_KEY: &str = "sandbox-access";
@@ -28,32 +29,16 @@ pub struct Caller {
 impl Caller {
     /// Waits until the sandbox at `address` is ready.
     pub async fn new(address: SocketAddr) -> Self {
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let http = Client::builder()
-            .no_proxy()
-            .timeout(Duration::from_secs(10))
-            .build()
-            .unwrap();
-        let base = format!("http://{address}");
         let caller = Self {
-            http,
-            base,
+            http: testkit::http::client().unwrap(),
+            base: format!("http://{address}"),
             secret: SecretKey::from_base64(SECRET).unwrap(),
         };
-        let started = Instant::now();
-        while caller
-            .http
-            .get(format!("{}/faults", caller.base))
-            .send()
-            .await
-            .is_err()
-        {
-            assert!(
-                started.elapsed() < Duration::from_secs(20),
-                "the sandbox is not ready"
-            );
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let faults = format!("{}/faults", caller.base);
+        wait::soon("the sandbox", async || {
+            Ok(caller.http.get(&faults).send().await.ok())
+        })
+        .await;
         caller
     }
 
@@ -86,40 +71,42 @@ impl Caller {
 
     /// Orders products given as (option id, quantity); HTTP status 200 is asserted.
     pub async fn order(&self, order_id: &str, products: &[(&str, u32)]) -> Value {
-        let (status, answer) = self
-            .send(Method::POST, "/api/v2/order", order_body(order_id, products))
-            .await;
-        assert_eq!(status, StatusCode::OK);
-        answer
+        let body = order_body(order_id, products);
+        self.ok(Method::POST, "/api/v2/order", body).await
     }
 
     pub async fn fetch(&self, order_id: &str) -> Value {
-        let (status, answer) = self
-            .send(Method::GET, &format!("/api/v2/order/{order_id}"), "")
-            .await;
-        assert_eq!(status, StatusCode::OK);
-        answer
+        let path = format!("/api/v2/order/{order_id}");
+        self.ok(Method::GET, &path, String::new()).await
     }
 
     pub async fn cancel(&self, topup_id: &str) -> Value {
-        let (status, answer) = self
-            .send(Method::POST, &format!("/api/v2/cancel/{topup_id}"), "")
-            .await;
+        let path = format!("/api/v2/cancel/{topup_id}");
+        self.ok(Method::POST, &path, String::new()).await
+    }
+
+    async fn ok(&self, method: Method, path: &str, body: String) -> Value {
+        let (status, answer) = self.send(method, path, body).await;
         assert_eq!(status, StatusCode::OK);
         answer
     }
 
-    /// Fetches until `enough` is true of the answer, for 10 s at most.
+    /// The code of the answer to an order.
+    pub async fn code(&self, order_id: &str, products: &[(&str, u32)]) -> String {
+        let answer = self.order(order_id, products).await;
+        answer["code"].as_str().unwrap().to_owned()
+    }
+
+    /// Waits until a client without an answer has bought one unit.
+    pub async fn until_bought(&self, order_id: &str) {
+        let bought = async || Ok((self.bought(order_id).await == (1, 1)).then_some(()));
+        wait::soon("the purchase", bought).await;
+    }
+
+    /// Fetches until `enough` is true of the answer.
     pub async fn fetch_until(&self, order_id: &str, enough: impl Fn(&Value) -> bool) -> Value {
-        let started = Instant::now();
-        loop {
-            let answer = self.fetch(order_id).await;
-            if enough(&answer) {
-                return answer;
-            }
-            assert!(started.elapsed() < Duration::from_secs(10), "still {answer}");
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let fetched = async || Ok(Some(self.fetch(order_id).await).filter(&enough));
+        wait::soon("the order", fetched).await
     }
 
     pub async fn ledger(&self) -> Value {
@@ -129,10 +116,8 @@ impl Caller {
     /// How many purchases and units an order id bought.
     pub async fn bought(&self, order_id: &str) -> (u64, u64) {
         let ledger = self.get(&format!("/ledger?order_id={order_id}")).await;
-        (
-            ledger["purchases"].as_u64().unwrap(),
-            ledger["units"].as_u64().unwrap(),
-        )
+        let number = |field: &str| ledger[field].as_u64().unwrap();
+        (number("purchases"), number("units"))
     }
 
     /// Sets the faults of the whole provider.
@@ -143,12 +128,8 @@ impl Caller {
     }
 
     pub async fn get(&self, path: &str) -> Value {
-        let response = self
-            .http
-            .get(format!("{}{path}", self.base))
-            .send()
-            .await
-            .unwrap();
+        let request = self.http.get(format!("{}{path}", self.base));
+        let response = request.send().await.unwrap();
         assert_eq!(response.status(), StatusCode::OK);
         response.json().await.unwrap()
     }
@@ -166,14 +147,14 @@ pub fn option(name: &str) -> String {
     option_id(name).to_string()
 }
 
+pub fn units(answer: &Value) -> &Vec<Value> {
+    answer["products"].as_array().unwrap()
+}
+
 /// A field of each product.
 pub fn strings<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
-    products
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|unit| unit[field].as_str().unwrap())
-        .collect()
+    let units = products.as_array().unwrap().iter();
+    units.map(|unit| unit[field].as_str().unwrap()).collect()
 }
 
 /// A field of each product, sorted: units are listed in any order.
@@ -190,6 +171,14 @@ pub struct Started {
     pub running: JoinHandle<anyhow::Result<()>>,
     /// Of a ledger of its own.
     folder: Option<TempDir>,
+}
+
+impl Deref for Started {
+    type Target = Caller;
+
+    fn deref(&self) -> &Caller {
+        &self.caller
+    }
 }
 
 impl Started {
@@ -242,10 +231,7 @@ pub fn config(ledger: &Path) -> Config {
 }
 
 pub fn free_address() -> SocketAddr {
-    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
-        .unwrap()
-        .local_addr()
-        .unwrap()
+    (Ipv4Addr::LOCALHOST, testkit::ports::free().unwrap()).into()
 }
 
 pub fn ledger_file() -> (TempDir, PathBuf) {

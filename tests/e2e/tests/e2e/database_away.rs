@@ -10,11 +10,9 @@ use testkit::stack::{Stack, Stage};
 use testkit::{http, wait};
 use url::Url;
 
-const SERVICES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
-
 /// A stack whose services reach their database through a forwarder; esimctl and this test don't.
 pub async fn start() -> Result<(Stack, Forwarder)> {
-    let builder = SERVICES
+    let builder = Stage::OURS
         .into_iter()
         .fold(Stack::builder(), testkit::stack::Builder::without);
     let settings = [("SETTLE", "6s"), ("PROVIDER_TIMEOUT", "2s")];
@@ -31,7 +29,7 @@ pub async fn start() -> Result<(Stack, Forwarder)> {
     url.set_host(Some("127.0.0.1"))?;
     url.set_port(Some(forwarder.port()))
         .map_err(|()| anyhow::anyhow!("no port in {url}"))?;
-    for stage in SERVICES {
+    for stage in Stage::OURS {
         let process = stack.process(stage)?;
         process
             .program_mut()

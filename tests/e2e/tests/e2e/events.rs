@@ -1,42 +1,15 @@
 //! Events of a partner's endpoint other than the specified webhook, from its opt-in to its list.
 
+use crate::partner::{SOON, assert_refused, get, header, send as ask};
 use crate::shop::{PATH, Shop, fresh};
-use anyhow::{Result, ensure};
 use serde_json::{Value, json};
-use std::time::Duration;
-use testkit::client::{Answer, Client};
 use testkit::receiver::{self, Signature};
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-const SOON: Duration = Duration::from_secs(30);
-const API: &str = "/api/v1/api_partner";
-
-async fn ask(client: &Client, method: &str, path: &str, body: &str) -> Result<Answer> {
-    let request = client.post(body.to_owned()).method(method);
-    let request = match path.split_once('?') {
-        Some((path, query)) => request.path(&format!("{API}{path}")).query(query),
-        None => request.path(&format!("{API}{path}")),
-    };
-    request.send().await
-}
-
-async fn get(client: &Client, path: &str) -> Result<Value> {
-    let answer = ask(client, "GET", path, "").await?;
-    ensure!(answer.status == 200, "GET {path}: {}", answer.status);
-    answer.json()
-}
-
-fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
-    let value = answer.headers.get(name).map(|value| value.to_str());
-    value.transpose().ok().flatten().unwrap_or_default()
-}
-
 #[tokio::test]
 async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "WEBHOOK_TEST_INTERVAL", "1h")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_TEST_INTERVAL", "1h")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -54,10 +27,7 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
     assert_eq!(received.headers["webhook-type"], "webhook.test");
 
     let again = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
-    assert_eq!(
-        (again.status, header(&again, "x-service-error")),
-        (429, "tested_recently")
-    );
+    assert_refused(&again, 429, "tested_recently");
     assert!(!header(&again, "retry-after").is_empty());
 
     let broken = Shop::open(&stack).await.unwrap();
@@ -99,10 +69,7 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
         .unwrap();
     assert_eq!(removed.status, 200);
     let answer = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
-    assert_eq!(
-        (answer.status, header(&answer, "x-service-error")),
-        (409, "webhook_url_missing")
-    );
+    assert_refused(&answer, 409, "webhook_url_missing");
     let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
     let recorded = actions.to_string();
     assert!(
@@ -131,11 +98,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
         ("{}", "url_missing; parameter=url"),
     ] {
         let answer = ask(&shop.client, "PUT", "/webhook", body).await.unwrap();
-        assert_eq!(
-            (answer.status, header(&answer, "x-service-error")),
-            (422, code),
-            "{body}"
-        );
+        assert_refused(&answer, 422, code);
     }
     let before = get(&shop.client, "/webhook").await.unwrap();
     assert_eq!(before["events"], json!([]));
@@ -180,7 +143,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
         let event = &events["events"][0];
         Ok((event["state"] == "delivered").then_some(event.clone()))
     };
-    let listed = wait::until(SOON, "the delivered event", delivered).await.unwrap();
+    let listed = wait::soon("the delivered event", delivered).await;
     assert_eq!(listed["topup_id"], topup_id);
     assert_eq!(listed["event_id"].as_str().unwrap(), event.headers["webhook-id"]);
     assert!(

@@ -1,6 +1,5 @@
 //! Overload is answered, costs the others nothing, and is seen in logs and metrics.
 
-use crate::raw;
 use crate::shop::fresh;
 use anyhow::{Context, Result};
 use futures_util::future::try_join_all;
@@ -8,6 +7,7 @@ use serde_json::json;
 use std::time::Duration;
 use testkit::client::{Answer, Client, order};
 use testkit::esimctl::Partner;
+use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -58,15 +58,12 @@ async fn in_flight(stack: &mut Stack, orders: f64) {
         let in_flight = metric(stack, "esim_orders_in_flight ", "").await?;
         Ok(((in_flight - orders).abs() < 0.5).then_some(()))
     };
-    wait::until(SOON, "the orders in flight", as_many).await.unwrap();
+    wait::soon("the orders in flight", as_many).await;
 }
 
 #[tokio::test]
 async fn a_flood_of_one_partner_leaves_room_for_the_others() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "MAX_IN_FLIGHT", "16")
-        .env(Stage::Ingress, "BODY_TIMEOUT", "3s")
-        .start()
+    let mut stack = Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")])
         .await
         .unwrap();
     let (flooding, other) = partners(&stack).await.unwrap();
@@ -74,9 +71,7 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
     let flood = try_join_all(flood).await.unwrap();
     // The other partner has room while the flood lasts.
     let full = async || Ok((metric(&mut stack, "esim_orders_in_flight ", "").await? >= 8.0).then_some(()));
-    wait::until(SOON, "the flood to take its share", full)
-        .await
-        .unwrap();
+    wait::soon("the flood to take its share", full).await;
     let answer = one(&stack, &stack.client(&other).unwrap()).await;
     assert_eq!(answer.status, 201, "{answer:?}");
 
@@ -114,13 +109,16 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
 
 #[tokio::test]
 async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "PARTNER_ORDERS_PER_SECOND", "1")
-        .env(Stage::Ingress, "PARTNER_UNITS_PER_SECOND", "2")
-        .env(Stage::Ingress, "MAX_UNITS", "2")
-        .start()
-        .await
-        .unwrap();
+    let stack = Stack::with(
+        Stage::Ingress,
+        &[
+            ("PARTNER_ORDERS_PER_SECOND", "1"),
+            ("PARTNER_UNITS_PER_SECOND", "2"),
+            ("MAX_UNITS", "2"),
+        ],
+    )
+    .await
+    .unwrap();
     let (eager, other) = partners(&stack).await.unwrap();
     let client = stack.client(&eager).unwrap();
     let answers = try_join_all((0..5).map(|_| async { anyhow::Ok(one(&stack, &client).await) }));
@@ -167,7 +165,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         let answers = try_join_all((0..3).map(|_| async { anyhow::Ok(one(&stack, &client).await) })).await?;
         Ok(answers.into_iter().find(|answer| answer.status == 429))
     };
-    let answer = wait::until(SOON, "a limited order", limited).await.unwrap();
+    let answer = wait::soon("a limited order", limited).await;
     let body = json!({"error": "Rate limit exceeded: at most 1 orders per second"});
     assert_eq!(answer.json().unwrap(), body);
     // Nothing changes for the others.
@@ -183,7 +181,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         let answers = [one(&stack, &client).await, one(&stack, &client).await];
         Ok(answers.iter().all(|answer| answer.status == 201).then_some(()))
     };
-    wait::until(SOON, "the end of the limit", ended).await.unwrap();
+    wait::soon("the end of the limit", ended).await;
     // One that finds another request in flight is refused itself.
     let mut held = Vec::new();
     let full = async || {
@@ -191,7 +189,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         let answer = one(&stack, &client).await;
         Ok((answer.status == 429).then_some(answer))
     };
-    let answer = wait::until(SOON, "a full partner", full).await.unwrap();
+    let answer = wait::soon("a full partner", full).await;
     let text = answer.json().unwrap().to_string();
     assert!(text.contains("at most 1"), "{text}");
 }
@@ -200,12 +198,12 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
 /// gone.
 #[tokio::test]
 async fn an_order_that_queues_too_long_is_not_stored_later() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "QUEUE_DEADLINE", "2s")
-        .env(Stage::Ingress, "PLACEMENT_WAIT", "0s")
-        .start()
-        .await
-        .unwrap();
+    let mut stack = Stack::with(
+        Stage::Ingress,
+        &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")],
+    )
+    .await
+    .unwrap();
     let (partner, _) = partners(&stack).await.unwrap();
     let client = stack.client(&partner).unwrap();
     assert_eq!(one(&stack, &client).await.status, 201);
@@ -231,9 +229,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
         let waiting: i64 = sqlx::query_scalar(waiting).fetch_one(&mut witness).await?;
         Ok((waiting > 0).then_some(()))
     };
-    wait::until(SOON, "the first order to be written", in_statement)
-        .await
-        .unwrap();
+    wait::soon("the first order to be written", in_statement).await;
     // A client that hangs up takes its order with it, long before the deadline.
     let gone = send("gone").await.unwrap();
     in_flight(&mut stack, 2.0).await;
@@ -260,12 +256,12 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
 
 #[tokio::test]
 async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "MAX_CONNECTIONS_PER_SOURCE", "3")
-        .env(Stage::Ingress, "HEAD_TIMEOUT", "2s")
-        .start()
-        .await
-        .unwrap();
+    let mut stack = Stack::with(
+        Stage::Ingress,
+        &[("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")],
+    )
+    .await
+    .unwrap();
     let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url)))
         .await
         .unwrap();
@@ -287,7 +283,7 @@ async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
         connection.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await?;
         Ok((raw::answer(connection).await?.0.status == 404).then_some(()))
     };
-    wait::until(SOON, "room for connections", room).await.unwrap();
+    wait::soon("room for connections", room).await;
     let refused = metric(&mut stack, "esim_connections_refused_total", "reason=\"source\"").await;
     assert!(refused.unwrap() >= 1.0);
 }
@@ -335,10 +331,7 @@ async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
 
 #[tokio::test]
 async fn pictures_wait_for_their_turn_and_then_get_503() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "QR_RATE", "1")
-        .env(Stage::Ingress, "QR_WAIT", "200ms")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("QR_RATE", "1"), ("QR_WAIT", "200ms")])
         .await
         .unwrap();
     let url = format!("{}/qr/LPA%3A1%24smdp.example%24AB12/300", stack.base_url);

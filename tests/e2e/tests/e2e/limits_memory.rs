@@ -1,10 +1,9 @@
 //! Bodies that never end don't fill the memory.
 
-use crate::raw;
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use std::time::Duration;
+use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::io::AsyncWriteExt;
@@ -29,12 +28,12 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files).unwrap();
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "MAX_CONNECTIONS_PER_SOURCE", "4096")
-        .env(Stage::Ingress, "BODY_TIMEOUT", "1m")
-        .start()
-        .await
-        .unwrap();
+    let mut stack = Stack::with(
+        Stage::Ingress,
+        &[("MAX_CONNECTIONS_PER_SOURCE", "4096"), ("BODY_TIMEOUT", "1m")],
+    )
+    .await
+    .unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let body = vec![b' '; 63 * 1024];
     let send = async || {
@@ -61,9 +60,7 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
             .await?;
         Ok((answer.status == 201).then_some(()))
     };
-    wait::until(Duration::from_secs(10), "an order meanwhile", ordered)
-        .await
-        .unwrap();
+    wait::soon("an order meanwhile", ordered).await;
     let pid = stack.process(Stage::Ingress).unwrap().pid().unwrap();
     let peak = resident(pid).unwrap();
     println!("peak: {} MiB", peak / 1024 / 1024);

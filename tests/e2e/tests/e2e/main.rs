@@ -38,7 +38,6 @@ mod ordering;
 mod pages;
 mod partner;
 mod qr;
-mod raw;
 mod recover;
 mod resilience;
 mod rotation;

@@ -4,7 +4,6 @@
 //! tokio's readiness count. Ingress is stalled repeatedly: if it released the webhook before the answer,
 //! the webhook would have time to arrive first.
 
-use crate::raw::{self, Answer};
 use crate::shop::{PATH, Shop, size, verdicts_come};
 use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
@@ -16,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use testkit::esimctl::Partner;
 use testkit::process::Process;
+use testkit::raw::{self, Answer};
 use testkit::receiver::{Answer as Acknowledgement, Received};
 use testkit::stack::{Stack, Stage};
 use tokio::io::AsyncWriteExt;

@@ -1,9 +1,9 @@
 //! What partners read on the service itself: the pages, and the links of errors to them.
 
-use crate::raw;
 use crate::shop::Shop;
 use anyhow::{Context, Result};
 use serde_json::Value;
+use testkit::raw;
 use testkit::stack::Stack;
 use testkit::workspace;
 

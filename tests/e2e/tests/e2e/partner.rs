@@ -15,12 +15,14 @@ pub const API: &str = "/api/v1/api_partner";
 
 /// A signed request under the canonical prefix.
 pub async fn ask(client: &Client, method: &str, path: &str) -> Result<Answer> {
-    let (path, query) = path.split_once('?').unwrap_or((path, ""));
-    let request = client.post("").method(method).path(&format!("{API}{path}"));
-    let request = if query.is_empty() {
-        request
-    } else {
-        request.query(query)
+    send(client, method, path, "").await
+}
+
+pub async fn send(client: &Client, method: &str, path: &str, body: &str) -> Result<Answer> {
+    let request = client.post(body.to_owned()).method(method);
+    let request = match path.split_once('?') {
+        Some((path, query)) => request.path(&format!("{API}{path}")).query(query),
+        None => request.path(&format!("{API}{path}")),
     };
     let answer = request.send().await?;
     ensure!(
@@ -45,6 +47,12 @@ pub async fn get(client: &Client, path: &str) -> Result<Value> {
 pub fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
     let value = answer.headers.get(name).map(|value| value.to_str());
     value.transpose().ok().flatten().unwrap_or_default()
+}
+
+/// The status, and the code in the error header.
+#[track_caller]
+pub fn assert_refused(answer: &Answer, status: u16, code: &str) {
+    assert_eq!((answer.status, header(answer, "x-service-error")), (status, code));
 }
 
 /// The status, the code in the error header, and the body.
@@ -139,10 +147,7 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     let id = fresh("refused");
     let refused = stack.option("refused").unwrap();
     let answer = shop.client.order(&id, &[(refused, 1)]).await.unwrap();
-    assert_eq!(
-        (answer.status, header(&answer, "x-service-error")),
-        (422, "provider_rejected")
-    );
+    assert_refused(&answer, 422, "provider_rejected");
     assert_eq!(header(&answer, "location"), "");
     let order = get(&shop.client, &format!("/orders/{id}")).await.unwrap();
     assert_eq!(
@@ -153,10 +158,7 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}"))
         .await
         .unwrap();
-    assert_eq!(
-        (cancelled.status, header(&cancelled, "x-service-error")),
-        (409, "order_refused")
-    );
+    assert_refused(&cancelled, 409, "order_refused");
 
     // Each item at fault is named by its index; the body stays as specified.
     let body = json!({"external_order_id": fresh("items"), "products": [
@@ -181,9 +183,7 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
 
 #[tokio::test]
 async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "REDELIVER_INTERVAL", "2s")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -198,9 +198,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
         let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
         Ok((delivery["state"] == "delivered").then_some(delivery))
     };
-    let delivery = wait::until(SOON, "the recorded delivery", recorded)
-        .await
-        .unwrap();
+    let delivery = wait::soon("the recorded delivery", recorded).await;
     assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
@@ -218,7 +216,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
         ensure!(answer.status == 202, "{}", answer.status);
         Ok(Some(answer.json()?))
     };
-    let answer = wait::until(SOON, "a redelivery", again).await.unwrap();
+    let answer = wait::soon("a redelivery", again).await;
     assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
     assert!(too_soon > 0, "the first request was not too soon");
     let all = shop.receiver.wait_for(2, SOON).await.unwrap();
@@ -229,7 +227,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
         let attempts = delivery["attempts"].as_array().map_or(0, Vec::len);
         Ok((attempts == 2).then_some(()))
     };
-    wait::until(SOON, "two recorded attempts", twice).await.unwrap();
+    wait::soon("two recorded attempts", twice).await;
 }
 
 #[tokio::test]
@@ -250,24 +248,11 @@ async fn failed_attempts_show_the_partners_own_answer() {
         let delivery = get(&shop.client, &path).await?;
         Ok((delivery["state"] == "delivered").then_some(delivery))
     };
-    let delivery = wait::until(SOON, "the delivery", delivered).await.unwrap();
-    let outcomes: Vec<_> = delivery["attempts"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|attempt| {
-            (
-                attempt["attempt"].clone(),
-                attempt["status"].clone(),
-                attempt["outcome"].clone(),
-            )
-        })
-        .collect();
-    let expected = [(1, 500, "status_5xx"), (2, 200, "delivered")];
-    assert_eq!(
-        outcomes,
-        expected.map(|(n, status, outcome)| (json!(n), json!(status), json!(outcome)))
-    );
+    let delivery = wait::soon("the delivery", delivered).await;
+    let attempts = delivery["attempts"].as_array().unwrap().iter();
+    let outcomes = attempts.map(|one| json!([one["attempt"], one["status"], one["outcome"]]));
+    let expected = [json!([1, 500, "status_5xx"]), json!([2, 200, "delivered"])];
+    assert_eq!(outcomes.collect::<Vec<_>>(), expected);
 }
 
 #[tokio::test]
@@ -283,15 +268,12 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
     shop.buy(&id, &ready, 2).await.unwrap();
     let path = format!("/orders/{id}");
     let early = ask(&shop.client, "DELETE", &path).await.unwrap();
-    assert_eq!(
-        (early.status, header(&early, "x-service-error")),
-        (409, "order_undecided")
-    );
+    assert_refused(&early, 409, "order_undecided");
     let cancelled = async || {
         let answer = ask(&shop.client, "DELETE", &path).await?;
         Ok((answer.status == 200).then_some(answer.json()?))
     };
-    let order = wait::until(SOON, "the cancelled order", cancelled).await.unwrap();
+    let order = wait::soon("the cancelled order", cancelled).await;
     assert_eq!(
         (&order["state"], &order["topups"][1]["state"]),
         (&json!("cancelled"), &json!("failed"))
@@ -311,9 +293,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
         ensure!(answer.status == 409, "cancelled although it is bought");
         Ok((header(&answer, "x-service-error") == "order_not_waiting").then_some(()))
     };
-    wait::until(SOON, "the bought order to be decided", late)
-        .await
-        .unwrap();
+    wait::soon("the bought order to be decided", late).await;
     // A later order is bought too, so the provisioner has looked at everything that was due.
     let last = shop.buy(&fresh("last"), &ready, 1).await.unwrap();
     shop.delivered(&testkit::shop::ids(&last), SOON).await.unwrap();

@@ -12,7 +12,6 @@ use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::process::Command;
 
-const SERVICES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
 const RECOVER: [&str; 4] = ["recover", "--yes", "--reason", "a dump was restored"];
 const LONG: Duration = Duration::from_mins(2);
 
@@ -128,7 +127,7 @@ async fn restored() -> Result<Story> {
         "{refused:#}"
     );
 
-    stop(&mut stack, &SERVICES).await?;
+    stop(&mut stack, &Stage::OURS).await?;
     let arguments = ["--clean", "--if-exists", "--single-transaction"];
     postgres("pg_restore", &stack, &arguments, &dump).await?;
     Ok(Story {
@@ -144,7 +143,7 @@ async fn restored() -> Result<Story> {
 
 impl Story {
     async fn go_on(&mut self) -> Result<()> {
-        for stage in SERVICES {
+        for stage in Stage::OURS {
             self.stack.process(stage)?.start().await?;
         }
         Ok(())

@@ -9,7 +9,6 @@ mod products;
 mod self_service;
 mod world;
 
-use crate::raw;
 use crate::shop::{fresh, show};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -17,26 +16,16 @@ use std::collections::HashSet;
 use std::time::Duration;
 use testkit::client::{ACCESS_KEY, Client, Product, Request, SIGNATURE, TIMESTAMP};
 use testkit::esimctl::Partner;
+use testkit::raw;
+use testkit::rows;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 use world::World;
 
-/// One rule: `request` breaks or keeps it, `answer` is the expected answer.
-struct Row<R = Request> {
-    rule: &'static str,
-    request: fn(&World) -> R,
-    answer: Expected,
-}
-
-const fn row<R>(rule: &'static str, request: fn(&World) -> R, answer: Expected) -> Row<R> {
-    Row {
-        rule,
-        request,
-        answer,
-    }
-}
+/// A rule, a request that breaks or keeps it, and the expected answer.
+type Row<R = Request> = (&'static str, fn(&World) -> R, Expected);
 
 /// A whole answer.
 #[derive(Clone, Copy)]
@@ -63,21 +52,14 @@ struct Results {
 
 impl Results {
     async fn run(&mut self, world: &World, rows: &[Row]) {
-        for Row {
-            rule,
-            request,
-            answer: expected,
-        } in rows
-        {
+        for (rule, request, expected) in rows {
             let outcome = match request(world).send().await {
                 Ok(answer) if !answer.headers.contains_key("x-request-id") => {
                     Err(anyhow::anyhow!("the answer has no X-Request-Id"))
                 }
                 Ok(answer) => {
-                    let json = answer
-                        .headers
-                        .get("content-type")
-                        .is_some_and(|kind| kind == "application/json");
+                    let kind = answer.headers.get("content-type");
+                    let json = kind.is_some_and(|kind| kind == "application/json");
                     self.compare(world, *expected, answer.status, json, &answer.body)
                 }
                 Err(error) => Err(error),
@@ -87,12 +69,7 @@ impl Results {
     }
 
     async fn run_raw(&mut self, world: &World, rows: &[Row<Result<Vec<u8>>>]) {
-        for Row {
-            rule,
-            request,
-            answer: expected,
-        } in rows
-        {
+        for (rule, request, expected) in rows {
             let outcome = async {
                 let (answer, bytes) = raw::exchange(&world.stack.base_url, &request(world)?).await?;
                 ensure!(answer.identified, "the answer has no X-Request-Id");
@@ -120,41 +97,43 @@ impl Results {
     ) -> Result<()> {
         let came = || {
             format!(
-                "{status} {}",
+                "came {status} {}",
                 String::from_utf8_lossy(&body[..body.len().min(500)])
             )
         };
-        if let Expected::Bare(expected) = expected {
-            ensure!(
-                status == expected && body.is_empty(),
-                "expected a bare {expected}, came {}",
-                came()
-            );
+        self.check(world, expected, status, json, body).with_context(came)
+    }
+
+    fn check(
+        &mut self,
+        world: &World,
+        expected: Expected,
+        status: u16,
+        json: bool,
+        body: &[u8],
+    ) -> Result<()> {
+        if let Expected::Bare(bare) = expected {
+            ensure!(status == bare && body.is_empty(), "expected a bare {bare}");
             return Ok(());
         }
-        ensure!(
-            json,
-            "the answer's Content-Type is not application/json: {}",
-            came()
-        );
-        let parsed: Value = serde_json::from_slice(body).with_context(came)?;
-        let (expected_status, expected_body) = match expected {
+        ensure!(json, "the answer's Content-Type is not application/json");
+        let parsed: Value = serde_json::from_slice(body)?;
+        let (expected, whole) = match expected {
             Expected::Created(items) => {
-                ensure!(status == 201, "expected 201, came {}", came());
+                ensure!(status == 201, "expected 201");
                 return self.created(world, items, &parsed);
             }
-            Expected::Denied(message) => (
-                401,
-                json!({"error": {"code": "unauthorized", "message": message}}),
-            ),
+            Expected::Denied(message) => {
+                let error = json!({"code": "unauthorized", "message": message});
+                (401, json!({"error": error}))
+            }
             Expected::Unprocessable(messages) => (422, json!({"errors": messages})),
             Expected::Error(status, message) => (status, json!({"error": message})),
             Expected::Bare(_) => unreachable!("it has no body"),
         };
         ensure!(
-            status == expected_status && parsed == expected_body,
-            "expected {expected_status} {expected_body}, came {}",
-            came()
+            status == expected && parsed == whole,
+            "expected {expected} {whole}"
         );
         Ok(())
     }
@@ -326,17 +305,9 @@ async fn a_provider_that_cannot_be_reached_refuses_the_order() {
             .products()
             .ok())
     };
-    wait::until(
-        Duration::from_secs(40),
-        "an order after the provider is back",
-        again,
-    )
-    .await
-    .unwrap();
+    wait::soon("an order after the provider is back", again).await;
     let bought = async || Ok((world.stack.ledger().await?.purchases == before + 1).then_some(()));
-    wait::until(Duration::from_secs(20), "the second order's purchase", bought)
-        .await
-        .unwrap();
+    wait::soon("the second order's purchase", bought).await;
     assert_eq!(
         show(&world.stack, &order_id.to_string()).await.unwrap()["placements"][0]["state"],
         "refused"
@@ -383,53 +354,23 @@ async fn settings_change_the_brand_the_limits_and_the_providers() {
     let (ready, of_usimsa) = (world.option("ready"), world.option("live"));
     let missing = "Missing required authentication headers.";
     let unknown = "Invalid or missing access key. Please provide a valid X-Acme-Access-Key header.";
-    let rows = [
-        (
-            "BRAND names the headers",
-            branded(partner, &[(ready, 1)]),
-            Expected::Created(&[("ready", 1)]),
-        ),
-        (
-            "BRAND: the default names are gone",
-            Client::of(&base_url, partner).unwrap().post("{}"),
-            Expected::Denied(missing),
-        ),
-        (
-            "BRAND: the message names the header",
-            branded(partner, &[(ready, 1)]).header("X-Acme-Access-Key", "nobody"),
-            Expected::Denied(unknown),
-        ),
-        (
-            "MAX_ITEMS: as many",
-            branded(partner, &[(ready, 1); 2]),
-            Expected::Created(&[("ready", 2)]),
-        ),
-        (
-            "MAX_ITEMS: one more",
-            branded(partner, &[(ready, 1); 3]),
-            Expected::Unprocessable(&["Products can't have more than 2 items"]),
-        ),
-        (
-            "MAX_UNITS: as many",
-            branded(partner, &[(ready, 3)]),
-            Expected::Created(&[("ready", 3)]),
-        ),
-        (
-            "MAX_UNITS: one more",
-            branded(partner, &[(ready, 4)]),
-            Expected::Unprocessable(&["Products can't have more than 3 units in total"]),
-        ),
-        (
-            "PROVIDERS: a live option exists now",
-            branded(live, &[(of_usimsa, 1)]),
-            Expected::Created(&[("live", 1)]),
-        ),
-        (
-            "PROVIDERS: a sandbox option exists for no live partner",
-            branded(live, &[(ready, 1)]),
-            Expected::Unprocessable(&["Product with option_id not found"]),
-        ),
-    ];
+    let no_option = Expected::Unprocessable(&["Product with option_id not found"]);
+    let rows = rows! {
+        "BRAND names the headers", branded(partner, &[(ready, 1)]) => Expected::Created(&[("ready", 1)]);
+        "BRAND: the default names are gone",
+            Client::of(&base_url, partner).unwrap().post("{}") => Expected::Denied(missing);
+        "BRAND: the message names the header",
+            branded(partner, &[(ready, 1)]).header("X-Acme-Access-Key", "nobody") => Expected::Denied(unknown);
+        "MAX_ITEMS: as many", branded(partner, &[(ready, 1); 2]) => Expected::Created(&[("ready", 2)]);
+        "MAX_ITEMS: one more", branded(partner, &[(ready, 1); 3])
+            => Expected::Unprocessable(&["Products can't have more than 2 items"]);
+        "MAX_UNITS: as many", branded(partner, &[(ready, 3)]) => Expected::Created(&[("ready", 3)]);
+        "MAX_UNITS: one more", branded(partner, &[(ready, 4)])
+            => Expected::Unprocessable(&["Products can't have more than 3 units in total"]);
+        "PROVIDERS: a live option exists now",
+            branded(live, &[(of_usimsa, 1)]) => Expected::Created(&[("live", 1)]);
+        "PROVIDERS: a sandbox option exists for no live partner", branded(live, &[(ready, 1)]) => no_option;
+    };
     let mut results = Results::default();
     for (rule, request, expected) in rows {
         let answer = request.send().await.unwrap();

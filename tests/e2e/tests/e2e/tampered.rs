@@ -3,7 +3,6 @@
 mod rows;
 
 use self::rows::{ANY, BODY, Row, UNCOVERED, WHOLE};
-use crate::raw;
 use crate::shop::fresh;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -11,6 +10,7 @@ use signing::{SecretKey, request};
 use std::time::Duration;
 use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, SIGNATURE, TIMESTAMP, order};
 use testkit::esimctl::Partner;
+use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
@@ -246,9 +246,7 @@ async fn no_tampered_request_is_accepted() {
         uncovered(&mut probe, &known, "GET", "/account");
         Ok((probe.send(&stack).await?.0 == 401).then_some(()))
     };
-    wait::until(SOON, "signed bodies to be required", denied)
-        .await
-        .unwrap();
+    wait::soon("signed bodies to be required", denied).await;
     attack(UNCOVERED, false).await;
     attack(ANY, true).await;
     attack(WHOLE, true).await;
@@ -296,9 +294,7 @@ async fn a_signed_query_and_body_work_on_every_kind_of_request() {
 
 #[tokio::test]
 async fn a_used_signature_is_refused_where_the_operator_wants_it() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "REPLAYS_REMEMBERED", "1000")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("REPLAYS_REMEMBERED", "1000")])
         .await
         .unwrap();
     let known = known(&stack).await.unwrap();

@@ -21,7 +21,6 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_mins(2);
-const STAGES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
 const WORKERS: usize = 4;
 
 /// What newer versions add to the tables that every order touches.
@@ -127,7 +126,7 @@ impl Load {
 
 /// Replaces every replica, one after another.
 async fn replace(stack: &mut Stack, load: &Load) -> Result<()> {
-    for stage in STAGES {
+    for stage in Stage::OURS {
         for replica in 0..2 {
             if stage == Stage::Ingress {
                 *load.serving.write().await = 1 - replica;
@@ -144,7 +143,7 @@ async fn replace(stack: &mut Stack, load: &Load) -> Result<()> {
 #[tokio::test]
 async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
     let mut builder = Stack::builder();
-    for stage in STAGES {
+    for stage in Stage::OURS {
         builder = builder.replicas(stage, 2);
     }
     let mut stack = builder.start().await.unwrap();

@@ -187,67 +187,10 @@ async fn each_unit_has_one_webhook_with_the_nine_fields() {
             .all(|topup| topup["delivery"] == "delivered" && topup["delivery_due_at"].is_null());
         Ok(done.then_some(()))
     };
-    wait::until(SOON, "all deliveries to be recorded", settled)
-        .await
-        .unwrap();
+    wait::soon("all deliveries to be recorded", settled).await;
     assert_eq!(shop.receiver.received().len(), 3);
     let ledger = stack.ledger().await.unwrap();
     assert_eq!((ledger.purchases, ledger.units), (1, 3));
-}
-
-/// An activation code is a secret: it is in the webhook and nowhere else.
-#[tokio::test]
-async fn secrets_are_neither_logged_nor_stored_as_they_are() {
-    const STAGES: [Stage; 3] = [Stage::Ingress, Stage::Provisioner, Stage::Notifier];
-    let builder = STAGES.into_iter().fold(Stack::builder(), |builder, stage| {
-        builder.env(stage, "LOG", "debug")
-    });
-    let mut stack = builder.start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
-    let mut products = shop
-        .buy("quiet", stack.option("ready").unwrap(), 2)
-        .await
-        .unwrap();
-    products.extend(
-        shop.buy("later", stack.option("delayed").unwrap(), 1)
-            .await
-            .unwrap(),
-    );
-    let received = shop.delivered(&ids(&products), SOON).await.unwrap();
-    let mut secrets = vec![
-        shop.partner.secret_key.clone(),
-        shop.partner.webhook_secret.clone(),
-    ];
-    for webhook in &received {
-        let fields = fields(webhook).unwrap();
-        scan(&fields["qrcode_img_url"]).await.unwrap();
-        secrets.push(fields["activate_code"].clone());
-    }
-
-    let mut database = stack.database.connect().await.unwrap();
-    for secret in &secrets {
-        let found: bool = sqlx::query_scalar(
-            "SELECT EXISTS (SELECT FROM topups WHERE topups::text LIKE '%' || $1 || '%')
-                 OR EXISTS (SELECT FROM esims WHERE esims::text LIKE '%' || $1 || '%')
-                 OR EXISTS (SELECT FROM esims WHERE position(convert_to($1, 'UTF8') IN profile) > 0)
-                 OR EXISTS (SELECT FROM partners WHERE partners::text LIKE '%' || $1 || '%')
-                 OR EXISTS (SELECT FROM orders WHERE orders::text LIKE '%' || $1 || '%')
-                 OR EXISTS (SELECT FROM deliveries WHERE deliveries::text LIKE '%' || $1 || '%')",
-        )
-        .bind(secret)
-        .fetch_one(&mut database)
-        .await
-        .unwrap();
-        assert!(!found, "a secret is stored as it is");
-    }
-    for stage in STAGES {
-        let log = stack.process(stage).unwrap().log().unwrap();
-        assert!(log.contains("DEBUG"), "{stage:?} didn't log");
-        let line = log
-            .lines()
-            .find(|line| secrets.iter().any(|secret| line.contains(secret)));
-        assert_eq!(line, None, "in the log of {stage:?}");
-    }
 }
 
 #[tokio::test]
@@ -270,9 +213,7 @@ async fn without_a_url_nothing_is_delivered_until_there_is_one() {
             .all(|topup| topup["delivery"] == "no_endpoint")
             .then_some(()))
     };
-    wait::until(SOON, "deliveries without endpoint", without_endpoint)
-        .await
-        .unwrap();
+    wait::soon("deliveries without endpoint", without_endpoint).await;
 
     let endpoint = Receiver::start().await.unwrap();
     endpoint.verify(PATH, &partner.webhook_secret).unwrap();
@@ -326,9 +267,7 @@ async fn a_webhook_that_is_not_acknowledged_comes_again() {
         let topup = show(&stack, "again").await?["topups"][0].clone();
         Ok((topup["delivery"] == "delivered").then_some(topup))
     };
-    let topup = wait::until(SOON, "the delivery to be recorded", delivered)
-        .await
-        .unwrap();
+    let topup = wait::soon("the delivery to be recorded", delivered).await;
     assert_eq!(
         (&topup["delivery_attempts"], &topup["delivery_status"]),
         (&json!(2), &json!(200))

@@ -6,32 +6,20 @@ use crate::sink::Sink;
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::service::service_fn;
+use http_body_util::Full;
 use hyper::{Request, Response};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 use signing::SecretKey;
-use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use testkit::process::Process;
 use testkit::shop::Shop;
 use testkit::stack::{CALLBACK_TOKEN, Stack, Stage};
-use testkit::wait;
+use testkit::{http, wait};
 use tokio::net::TcpListener;
 
 const COLLECTOR_KEY: &str = "what-the-collector-lets-us-in-for";
-const STAGES: [Stage; 4] = [
-    Stage::Sandbox,
-    Stage::Ingress,
-    Stage::Provisioner,
-    Stage::Notifier,
-];
-
 /// An endpoint that echoes the request, as careless ones do: in the body, in headers, as an error.
 struct Echo {
     url: String,
@@ -53,17 +41,9 @@ impl Echo {
         );
         let heard = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::clone(&heard);
-        tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let heard = Arc::clone(&shared);
-                tokio::spawn(async move {
-                    let service = service_fn(move |request| echo(Arc::clone(&heard), request));
-                    let _ = auto::Builder::new(TokioExecutor::new())
-                        .serve_connection(TokioIo::new(stream), service)
-                        .await;
-                });
-            }
-        });
+        drop(http::serve(listener, move |request| {
+            echo(Arc::clone(&shared), request)
+        }));
         Ok(Self { url, heard })
     }
 
@@ -72,33 +52,22 @@ impl Echo {
     }
 }
 
-async fn echo(
-    heard: Arc<Mutex<Vec<Heard>>>,
-    request: Request<Incoming>,
-) -> Result<Response<Full<Bytes>>, Infallible> {
+async fn echo(heard: Arc<Mutex<Vec<Heard>>>, request: Request<Bytes>) -> Result<Response<Full<Bytes>>> {
     let signature = request.headers()["webhook-signature"].clone();
-    let body = request
-        .into_body()
-        .collect()
-        .await
-        .map(http_body_util::Collected::to_bytes)
-        .unwrap_or_default();
+    let body = request.into_body();
     heard.lock().unwrap().push(Heard {
         body: serde_json::from_slice(&body).unwrap_or_default(),
-        signature: signature.to_str().unwrap_or_default().to_owned(),
+        signature: signature.to_str()?.to_owned(),
     });
+    let text = String::from_utf8_lossy(&body).into_owned();
     let response = Response::builder()
         .status(500)
         .header("x-echo-signature", signature)
         .header(
             "location",
-            format!(
-                "/{}",
-                utf8_percent_encode(&String::from_utf8_lossy(&body), NON_ALPHANUMERIC)
-            ),
-        )
-        .body(Full::new(body));
-    Ok(response.expect("a response"))
+            format!("/{}", utf8_percent_encode(&text, NON_ALPHANUMERIC)),
+        );
+    Ok(response.body(Full::new(body))?)
 }
 
 /// Collects every NATS message from now on.
@@ -140,13 +109,28 @@ async fn stored(url: &str) -> Result<(Vec<String>, Vec<Bytes>)> {
     Ok((names, messages))
 }
 
+/// Every row of every table.
+async fn rows(stack: &Stack) -> Result<Vec<String>> {
+    let mut database = stack.database.connect().await?;
+    let tables = "SELECT relname::text FROM pg_stat_user_tables WHERE n_live_tup > 0 OR n_tup_ins > 0";
+    let tables: Vec<String> = sqlx::query_scalar(tables).fetch_all(&mut database).await?;
+    anyhow::ensure!(tables.len() > 5, "{tables:?}");
+    let mut rows = Vec::new();
+    for table in tables {
+        // A profile is sealed, and text in bytes is searched for as well.
+        let all = format!("SELECT one::text FROM {table} one");
+        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all))
+            .fetch_all(&mut database)
+            .await?;
+        rows.extend(all);
+    }
+    Ok(rows)
+}
+
 async fn scrape(process: &Process) -> Result<Bytes> {
     let admin = &process.program().env["ADMIN_LISTEN"];
-    let answer = testkit::http::client()?
-        .get(format!("http://{admin}/metrics"))
-        .send()
-        .await?;
-    Ok(answer.bytes().await?)
+    let answer = http::client()?.get(format!("http://{admin}/metrics")).send();
+    Ok(answer.await?.bytes().await?)
 }
 
 async fn start(sink: &Sink) -> Result<Stack> {
@@ -157,7 +141,7 @@ async fn start(sink: &Sink) -> Result<Stack> {
         .callbacks()
         .env(Stage::Provisioner, "PARK_AFTER", "1s")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "200ms,200ms");
-    for stage in STAGES {
+    for stage in Stage::ALL {
         builder = builder
             .env(stage, "LOG", "debug")
             .env(stage, "LOG_FORMAT", "json")
@@ -184,10 +168,8 @@ async fn no_secret_is_in_what_is_told() {
     secrets.add("the key in a webhook URL", "endpoint-key-in-the-url");
     for partner in [&shop.partner, &careless] {
         secrets.add_base64("a secret key", &partner.secret_key);
-        secrets.add_base64(
-            "a webhook secret",
-            partner.webhook_secret.trim_start_matches("whsec_"),
-        );
+        let webhook_secret = partner.webhook_secret.trim_start_matches("whsec_");
+        secrets.add_base64("a webhook secret", webhook_secret);
     }
     let settings = stack.process(Stage::Provisioner).unwrap().program().env.clone();
     let (_, master_key) = settings["MASTER_KEY"].split_once(':').unwrap();
@@ -196,25 +178,21 @@ async fn no_secret_is_in_what_is_told() {
     for signature in &signatures {
         secrets.add("a request's signature", signature);
     }
-    let mut webhooks = 0;
-    for webhook in shop.receiver.received() {
-        webhooks += 1;
-        secrets.add_webhook(
-            &webhook.json,
-            webhook.headers["webhook-signature"].to_str().unwrap(),
-        );
+    let received = shop.receiver.received();
+    let webhooks = received.len() + echo.heard().len();
+    for webhook in received {
+        let signature = webhook.headers["webhook-signature"].to_str().unwrap();
+        secrets.add_webhook(&webhook.json, signature);
     }
     for webhook in echo.heard() {
-        webhooks += 1;
         secrets.add_webhook(&webhook.body, &webhook.signature);
     }
     assert!(webhooks >= 5, "{webhooks}");
 
     // Everything that was exported, logged, stored or published.
     let heard = sink.wait_until("logs of everybody", |book| {
-        ["sandbox", "ingress", "provisioner", "notifier"]
-            .iter()
-            .all(|service| book.logs.iter().any(|log| log.service == *service))
+        let logs = |service: &str| book.logs.iter().any(|log| log.service == service);
+        Stage::ALL.iter().map(|stage| stage.name()).all(logs)
             && book.spans.iter().any(|span| span.name == "GET /qr/{text}/{size}")
             && book.spans.iter().any(|span| span.service == "sandbox")
             && book
@@ -223,19 +201,20 @@ async fn no_secret_is_in_what_is_told() {
                 .any(|span| span.failed && span.name == "POST webhook")
     });
     heard.await.unwrap();
-    for stage in STAGES {
+    for stage in Stage::ALL {
         let metrics = scrape(stack.process(stage).unwrap()).await.unwrap();
         secrets.search("the metrics", &metrics);
     }
     let (streams, messages) = stored(&nats_url).await.unwrap();
-    assert!(
-        streams.iter().any(|name| name.ends_with("TOPUP_DEAD")),
-        "{streams:?}"
-    );
+    let dead = streams.iter().any(|name| name.ends_with("TOPUP_DEAD"));
+    assert!(dead, "{streams:?}");
     for message in messages {
         secrets.search("a stored NATS message", &message);
     }
-    for stage in STAGES {
+    for row in rows(&stack).await.unwrap() {
+        secrets.search("the database", row.as_bytes());
+    }
+    for stage in Stage::ALL {
         // Output during the stop counts too.
         let process = stack.process(stage).unwrap();
         process.terminate(Duration::from_secs(20)).await.unwrap();
@@ -246,11 +225,8 @@ async fn no_secret_is_in_what_is_told() {
         }
     }
     let messages = tapped.lock().unwrap().clone();
-    assert!(
-        messages
-            .iter()
-            .any(|message| message.starts_with(b"{\"type\":\"topup.job.v2\""))
-    );
+    let is_job = |message: &Bytes| message.starts_with(b"{\"type\":\"topup.job.v2\"");
+    assert!(messages.iter().any(is_job));
     for message in messages {
         secrets.search("a NATS message", &message);
     }
@@ -315,12 +291,8 @@ async fn traffic(
     jetstream.publish(subject, "unreadable".into()).await?.await?;
 
     let webhooks = shop.receiver.wait_for(4, Duration::from_secs(20)).await?;
-    wait::until(
-        Duration::from_secs(20),
-        "three attempts to be echoed",
-        async || Ok((echo.heard().len() >= 3).then_some(())),
-    )
-    .await?;
+    let echoed = async || Ok((echo.heard().len() >= 3).then_some(()));
+    wait::until(Duration::from_secs(20), "three attempts to be echoed", echoed).await?;
     // The partner looks its order up, and what its endpoint answered.
     let look_up = shop.client.post("").method("GET");
     let order = look_up.path("/api/v1/api_partner/orders/arrives").send().await?;
@@ -333,7 +305,7 @@ async fn traffic(
     let asked = stack.client(careless)?.post("").method("GET").path(&path);
     anyhow::ensure!(asked.send().await?.status == 200);
     // Pictures: as the webhook says, and in ways that don't work.
-    let http = testkit::http::client()?;
+    let http = http::client()?;
     for webhook in &webhooks {
         let picture = webhook.json["qrcode_img_url"].as_str().context("no picture")?;
         anyhow::ensure!(http.get(picture).send().await?.status() == 200);
@@ -341,13 +313,8 @@ async fn traffic(
         anyhow::ensure!(http.get(format!("{path}/3")).send().await?.status() == 404);
         anyhow::ensure!(http.post(picture).send().await?.status() == 405);
         let code = webhook.json["activate_code"].as_str().context("no code")?;
-        anyhow::ensure!(
-            http.get(format!("{}/{code}", stack.base_url))
-                .send()
-                .await?
-                .status()
-                == 404
-        );
+        let plain = format!("{}/{code}", stack.base_url);
+        anyhow::ensure!(http.get(plain).send().await?.status() == 404);
     }
     let mut database = stack.database.connect().await?;
     wait::until(Duration::from_secs(20), "a parked placement", async || {

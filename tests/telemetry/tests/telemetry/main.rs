@@ -5,7 +5,6 @@
 //! - [`leaks`]: no telemetry holds a secret.
 //! - [`collectors`]: an unreachable or hanging collector costs nothing.
 //! - [`metrics`]: docs/metrics.md lists exactly the existing metrics.
-//! - [`settings`]: invalid OpenTelemetry variables.
 
 #![expect(
     clippy::unwrap_used,
@@ -17,7 +16,6 @@ mod collectors;
 mod leaks;
 mod metrics;
 mod secrets;
-mod settings;
 mod sink;
 mod traces;
 mod tree;

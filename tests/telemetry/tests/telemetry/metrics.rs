@@ -74,15 +74,14 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
 async fn shown(stack: &mut Stack) -> Result<Metrics> {
     let client = testkit::http::client()?;
     let mut metrics = Metrics::new();
-    for (stage, service) in [
-        (Stage::Ingress, "ingress"),
-        (Stage::Provisioner, "provisioner"),
-        (Stage::Notifier, "notifier"),
-        (Stage::Sandbox, "sandbox"),
-    ] {
+    for stage in Stage::ALL {
         let admin = stack.process(stage)?.program().env["ADMIN_LISTEN"].clone();
         let answer = client.get(format!("http://{admin}/metrics")).send().await?;
-        read(service, &answer.error_for_status()?.text().await?, &mut metrics)?;
+        read(
+            stage.name(),
+            &answer.error_for_status()?.text().await?,
+            &mut metrics,
+        )?;
     }
     Ok(metrics)
 }
@@ -114,21 +113,14 @@ fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
             differences.push(format!("{service} shows {name}, which is not documented"));
         }
     }
-    for name in documented
-        .keys()
-        .map(|(_, name)| name)
-        .filter(|name| *name != "target_info")
-    {
+    for (_, name) in documented.keys().filter(|(_, name)| name != "target_info") {
         let of = |metrics: &Metrics| -> BTreeSet<String> {
             let of_name = metrics.iter().filter(|((_, other), _)| other == name);
             of_name.flat_map(|(_, metric)| metric.labels.clone()).collect()
         };
         if of(documented) != of(shown) {
-            differences.push(format!(
-                "{name} has the labels {:?}, not {:?}",
-                of(shown),
-                of(documented)
-            ));
+            let (shown, documented) = (of(shown), of(documented));
+            differences.push(format!("{name} has the labels {shown:?}, not {documented:?}"));
         }
     }
     differences
@@ -138,11 +130,8 @@ fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
 async fn the_table_is_what_there_is() {
     let documented = documented().unwrap();
     assert!(documented.len() > 30, "{documented:?}");
-    let mut stack = Stack::builder()
-        .env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN)
-        .start()
-        .await
-        .unwrap();
+    let builder = Stack::builder().env(Stage::Provisioner, "SANDBOX_CALLBACK_TOKEN", TOKEN);
+    let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     // Verdicts, refusals, deliveries, a wrong signature, a callback that is none.
     verdicts_come(&stack, &shop.client).await.unwrap();
@@ -152,20 +141,16 @@ async fn the_table_is_what_there_is() {
     let unsigned = shop.client.post("{}").header("x-service-signature", "00");
     assert_eq!(unsigned.send().await.unwrap().status, 401);
     let listen = stack.process(Stage::Provisioner).unwrap().program().env["LISTEN"].clone();
-    let callback = testkit::http::client()
-        .unwrap()
-        .post(format!("http://{listen}/callbacks/sandbox/{TOKEN}"));
+    let http = testkit::http::client().unwrap();
+    let callback = http.post(format!("http://{listen}/callbacks/sandbox/{TOKEN}"));
     assert_eq!(callback.body("{}").send().await.unwrap().status(), 400);
     shop.receiver.wait_for(1, Duration::from_secs(20)).await.unwrap();
     // The provider hangs.
-    let http = testkit::http::client().unwrap();
     for faults in [r#"{"down":true}"#, "{}"] {
         let set = http.put(format!("{}/faults", stack.sandbox_url)).body(faults);
         assert_eq!(set.send().await.unwrap().status(), 200);
-        let order = http
-            .post(format!("{}/api/v2/order", stack.sandbox_url))
-            .body("{}");
-        assert_eq!(order.send().await.is_err(), faults != "{}");
+        let order = http.post(format!("{}/api/v2/order", stack.sandbox_url));
+        assert_eq!(order.body("{}").send().await.is_err(), faults != "{}");
     }
 
     let mut last = Vec::new();

@@ -2,14 +2,9 @@
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use futures_util::stream;
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::{Frame, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
-use hyper::service::service_fn;
-use hyper::{Request, Response, StatusCode};
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto;
+use http_body_util::{BodyExt, Full};
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
+use hyper::{Request, Response};
 use opentelemetry_proto::tonic::collector::{
     logs::v1::ExportLogsServiceRequest, metrics::v1::ExportMetricsServiceRequest,
     trace::v1::ExportTraceServiceRequest,
@@ -23,7 +18,7 @@ use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use testkit::stack::{Builder, Stage};
-use testkit::wait;
+use testkit::{http, wait};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
@@ -90,20 +85,10 @@ impl Sink {
         let listener = TcpListener::bind(("127.0.0.1", port)).await?;
         let url = format!("http://{}", listener.local_addr()?);
         let book = Arc::new(Mutex::new(Book::default()));
-        let server = tokio::spawn({
-            let book = Arc::clone(&book);
-            async move {
-                while let Ok((stream, _)) = listener.accept().await {
-                    let book = Arc::clone(&book);
-                    tokio::spawn(async move {
-                        let service = service_fn(move |request| take(Arc::clone(&book), request));
-                        // A client may disconnect at any time.
-                        let _ = auto::Builder::new(TokioExecutor::new())
-                            .serve_connection(TokioIo::new(stream), service)
-                            .await;
-                    });
-                }
-            }
+        let shared = Arc::clone(&book);
+        let server = http::serve(listener, move |request| {
+            let answer = take(&shared, &request);
+            async { answer }
         });
         Ok(Self { url, book, server })
     }
@@ -126,14 +111,7 @@ impl Sink {
 
     /// Settings with which a service sends all telemetry here, soon.
     pub fn hears(&self, builder: Builder) -> Builder {
-        [
-            Stage::Sandbox,
-            Stage::Ingress,
-            Stage::Provisioner,
-            Stage::Notifier,
-        ]
-        .into_iter()
-        .fold(builder, |builder, stage| {
+        Stage::ALL.into_iter().fold(builder, |builder, stage| {
             builder
                 .env(stage, "OTEL_EXPORTER_OTLP_ENDPOINT", &self.url)
                 .env(stage, "OTEL_BSP_SCHEDULE_DELAY", "100")
@@ -153,59 +131,38 @@ fn lock(book: &Mutex<Book>) -> MutexGuard<'_, Book> {
     book.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn take(book: Arc<Mutex<Book>>, request: Request<Incoming>) -> Result<Response<Body>, hyper::Error> {
-    let path = request.uri().path().to_owned();
-    let header = |name: &str| {
-        let value = request.headers().get(name)?.to_str().ok()?;
-        Some(value.to_owned())
-    };
+fn take(book: &Mutex<Book>, request: &Request<Bytes>) -> Result<Response<Body>> {
+    let header = |name: &str| request.headers().get(name).and_then(|value| value.to_str().ok());
     let is_grpc = header("content-type").is_some_and(|kind| kind.starts_with("application/grpc"));
-    let authorization = header("authorization");
-    let body = request.into_body().collect().await?.to_bytes();
+    let (path, body) = (request.uri().path(), request.body());
     // A message of gRPC has a byte that says whether it is compressed, and four of its length.
     let message = if is_grpc {
         body.slice(5.min(body.len())..)
     } else {
-        body
+        body.clone()
     };
     let protocol = if is_grpc { "grpc" } else { "http/protobuf" };
-    let read = {
-        let mut book = lock(&book);
-        book.raw.push(message.clone());
-        book.authorization.extend(authorization);
-        book.read(&path, protocol, message)
-    };
-    if let Err(error) = read {
+    let mut book = lock(book);
+    book.raw.push(message.clone());
+    book.authorization
+        .extend(header("authorization").map(str::to_owned));
+    if let Err(error) = book.read(path, protocol, message) {
         eprintln!("the sink cannot read {path}: {error:#}");
-        let mut response = Response::new(answer(Vec::new()));
-        *response.status_mut() = StatusCode::BAD_REQUEST;
-        return Ok(response);
+        return Ok(Response::builder().status(400).body(Full::default().boxed())?);
     }
-    let mut response = if is_grpc {
-        let trailers = HeaderMap::from_iter([(
-            hyper::header::HeaderName::from_static("grpc-status"),
-            HeaderValue::from_static("0"),
-        )]);
-        Response::new(answer(vec![
-            Frame::data(Bytes::from_static(&[0; 5])),
-            Frame::trailers(trailers),
-        ]))
-    } else {
-        Response::new(answer(Vec::new()))
-    };
-    let kind = if is_grpc {
-        "application/grpc"
-    } else {
-        "application/x-protobuf"
-    };
-    response
-        .headers_mut()
-        .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    Ok(response)
-}
-
-fn answer(frames: Vec<Frame<Bytes>>) -> Body {
-    StreamBody::new(stream::iter(frames.into_iter().map(Ok))).boxed()
+    if !is_grpc {
+        let response = Response::builder().header("content-type", "application/x-protobuf");
+        return Ok(response.body(Full::default().boxed())?);
+    }
+    let status = (
+        HeaderName::from_static("grpc-status"),
+        HeaderValue::from_static("0"),
+    );
+    let trailers = async { Some(Ok(HeaderMap::from_iter([status]))) };
+    let empty = Full::new(Bytes::from_static(&[0; 5])).with_trailers(trailers);
+    Ok(Response::builder()
+        .header("content-type", "application/grpc")
+        .body(empty.boxed())?)
 }
 
 impl Book {

@@ -70,14 +70,12 @@ fn trace_of(webhook: &testkit::receiver::Received) -> (String, String) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     let sink = Sink::start().await.unwrap();
-    let mut stack = sink
+    let builder = sink
         .hears(Stack::builder())
         .env(Stage::Notifier, "OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "300ms,300ms")
-        .env(Stage::Notifier, "LOG_FORMAT", "json")
-        .start()
-        .await
-        .unwrap();
+        .env(Stage::Notifier, "LOG_FORMAT", "json");
+    let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     verdicts_come(&stack, &shop.client).await.unwrap();
 
@@ -91,56 +89,41 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     assert_eq!(products.len(), 3);
     let told = shop.receiver.wait_for(3, Duration::from_secs(20)).await.unwrap();
     let (trace, _) = trace_of(&told[0]);
-    assert_ne!(
-        trace,
-        INBOUND.split('-').nth(1).unwrap(),
-        "an inbound trace is not trusted"
-    );
+    let [_, inbound, caller, _] = INBOUND.split('-').collect::<Vec<_>>()[..] else {
+        panic!("{INBOUND}")
+    };
+    assert_ne!(trace, inbound, "an inbound trace is not trusted");
 
     let whole = |book: &Book| {
-        named(book, "UPDATE deliveries", &trace).len() == 3
-            && named(book, "process TOPUP_READY", &trace).len() == 3
-            && named(book, "publish TOPUP_READY", &trace).len() >= 2
-            && named(book, "receive TOPUP_READY", &trace).len()
-                == named(book, "SELECT deliveries", &trace).len()
-            && !named(book, "redrive placement", &trace).is_empty()
-            && named(book, "POST /api/v2/order", &trace).len() == 2
-            && named(book, "GET /api/v2/order/{orderId}", &trace).len()
-                == named(book, "GET /api/v2/order/{order_id}", &trace).len()
+        let count = |name: &str| named(book, name, &trace).len();
+        count("UPDATE deliveries") == 3
+            && count("process TOPUP_READY") == 3
+            && count("publish TOPUP_READY") >= 2
+            && count("receive TOPUP_READY") == count("SELECT deliveries")
+            && count("redrive placement") > 0
+            && count("POST /api/v2/order") == 2
+            && count("GET /api/v2/order/{orderId}") == count(FETCHED)
     };
     let book = sink.wait_until("the order's trace", whole).await.unwrap();
-    let spans: Vec<Span> = book
-        .spans
-        .iter()
-        .filter(|span| span.trace == trace)
-        .cloned()
-        .collect();
+    let mut spans = book.spans.clone();
+    spans.retain(|span| span.trace == trace);
     check(&rules(ORDER), &spans).unwrap();
     still_sees_what_is_wrong(&spans);
 
     let post = post_of(&book, &trace);
-    let inbound = (
-        "4bf92f3577b34da6a3ce929d0e0e4736".to_owned(),
-        "00f067aa0ba902b7".to_owned(),
-    );
+    let inbound = (inbound.to_owned(), caller.to_owned());
     assert_eq!(post.links, [inbound], "an inbound trace is linked");
     let order_id = &post.attributes["order.id"];
     let elsewhere = |span: &&Span| span.attributes.get("order.id") == Some(order_id) && span.trace != trace;
-    assert_eq!(
-        book.spans.iter().filter(elsewhere).count(),
-        0,
-        "all of the order is in its trace"
-    );
+    let elsewhere = book.spans.iter().filter(elsewhere).count();
+    assert_eq!(elsewhere, 0, "all of the order is in its trace");
     for webhook in &told {
         let (of, span) = trace_of(webhook);
         let sent = spans
             .iter()
             .find(|one| one.id == span)
             .expect("the webhook's span");
-        assert_eq!(
-            (of.as_str(), sent.name.as_str()),
-            (trace.as_str(), "POST webhook")
-        );
+        assert_eq!((&of, sent.name.as_str()), (&trace, "POST webhook"));
     }
     attributes_follow_the_conventions(&spans);
     everybody_is_heard(&book);
@@ -179,40 +162,30 @@ fn attributes_follow_the_conventions(spans: &[Span]) {
         let (name, expected) = line.trim().split_once(" ; ").unwrap();
         for pair in expected.split(" ; ") {
             let (key, value) = pair.split_once('=').unwrap();
-            assert_eq!(
-                of(name).get(key).map(String::as_str),
-                Some(value),
-                "{key} of {name}"
-            );
+            let found = of(name).get(key).map(String::as_str);
+            assert_eq!(found, Some(value), "{key} of {name}");
         }
     }
     assert!(spans.iter().all(|span| !span.failed), "{spans:#?}");
-    assert!(
-        spans.iter().all(|span| span.events == 0),
-        "what is logged is sent as logs"
-    );
+    let events = spans.iter().map(|span| span.events).sum::<usize>();
+    assert_eq!(events, 0, "what is logged is sent as logs");
     assert!(!of("POST webhook").contains_key("http.request.resend_count"));
 }
 
 fn everybody_is_heard(book: &Book) {
-    for (service, protocol) in [
-        ("ingress", "http/protobuf"),
-        ("provisioner", "http/protobuf"),
-        ("notifier", "grpc"),
-        ("sandbox", "http/protobuf"),
-    ] {
-        assert!(
-            book.protocols.contains(&(service.into(), protocol)),
-            "{:?}",
-            book.protocols
-        );
+    for service in Stage::ALL.map(Stage::name) {
+        let protocol = if service == "notifier" {
+            "grpc"
+        } else {
+            "http/protobuf"
+        };
+        let known = book.protocols.contains(&(service.into(), protocol));
+        assert!(known, "{:?}", book.protocols);
         let resource = &book.resources[service];
         assert_eq!(resource["service.namespace"], "esim");
         assert_eq!(resource["service.version"], runtime::version::VERSION);
-        assert_eq!(
-            resource.get("vcs.ref.head.revision").map(String::as_str),
-            runtime::version::COMMIT
-        );
+        let revision = resource.get("vcs.ref.head.revision").map(String::as_str);
+        assert_eq!(revision, runtime::version::COMMIT);
         assert!(!resource["service.instance.id"].is_empty());
         assert!(
             book.logs.iter().any(|log| log.service == service),
@@ -226,11 +199,8 @@ fn everybody_is_heard(book: &Book) {
         ("sandbox", "esim.sandbox.purchases"),
         ("ingress", "process.cpu.time"),
     ] {
-        assert!(
-            book.metrics.contains(&(service.into(), metric.into())),
-            "{:?}",
-            book.metrics
-        );
+        let known = book.metrics.contains(&(service.into(), metric.into()));
+        assert!(known, "{:?}", book.metrics);
     }
 }
 
@@ -242,25 +212,18 @@ async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
         Answer::status(if first { 503 } else { 200 })
     });
     let ready = stack.option("ready").unwrap().to_owned();
-    shop.client
-        .order("retried", &[(&ready, 1)])
-        .await
-        .unwrap()
-        .products()
-        .unwrap();
-    let told = shop
-        .receiver
-        .wait_for(before + 2, Duration::from_secs(20))
-        .await
-        .unwrap();
+    shop.buy("retried", &ready, 1).await.unwrap();
+    let told = shop.receiver.wait_for(before + 2, Duration::from_secs(20));
+    let told = told.await.unwrap();
     let (trace, _) = trace_of(&told[before]);
     let (second_trace, second_span) = trace_of(&told[before + 1]);
     assert_ne!(trace, second_trace, "a later attempt is a trace of its own");
 
     let whole = |book: &Book| {
-        !named(book, "redrive delivery", &second_trace).is_empty()
-            && !named(book, "UPDATE deliveries", &second_trace).is_empty()
-            && !named(book, "process TOPUP_READY", &trace).is_empty()
+        let has = |name: &str, trace: &str| !named(book, name, trace).is_empty();
+        has("redrive delivery", &second_trace)
+            && has("UPDATE deliveries", &second_trace)
+            && has("process TOPUP_READY", &trace)
             && book
                 .logs
                 .iter()
@@ -279,11 +242,8 @@ async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
         (Internal, ""),
         "it is a root"
     );
-    assert_eq!(
-        redrive.links,
-        [(trace.clone(), post.id.clone())],
-        "linked to the order"
-    );
+    let order = (trace.clone(), post.id.clone());
+    assert_eq!(redrive.links, [order], "linked to the order");
     let [attempt] = named(&book, "POST webhook", &second_trace)[..] else {
         panic!("one request")
     };
@@ -302,14 +262,11 @@ async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
 
     // Its line on standard error has the same trace as the log record.
     let log = stack.process(Stage::Notifier).unwrap().log().unwrap();
-    let lines: Vec<Value> = log
+    let mut lines = log
         .lines()
-        .map(|line| serde_json::from_str(line).expect(line))
-        .collect();
-    let line = lines
-        .iter()
-        .find(|line| line["trace_id"] == trace.as_str())
-        .expect("a line of the attempt");
+        .map(|line| serde_json::from_str::<Value>(line).expect(line));
+    let line = lines.find(|line| line["trace_id"] == trace.as_str());
+    let line = line.expect("a line of the attempt");
     let record = book.logs.iter().find(|log| log.trace == trace).unwrap();
     assert_eq!(line["span_id"], record.span.as_str());
     assert_eq!(line["message"], record.body.as_str());

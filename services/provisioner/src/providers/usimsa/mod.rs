@@ -501,30 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn one_bad_id_makes_the_answer_unreadable() {
-        let long = "x".repeat(6_000);
-        for (from, to, reason) in [
-            (r#""1""#, r#""""#, "topupId of unit 2 is empty"),
-            (
-                r#""1""#,
-                &format!("\"{long}\""),
-                "topupId of unit 2 has 6000 bytes",
-            ),
-            (r#""1""#, r#""1\u0000""#, "topupId of unit 2 has characters other"),
-            (r#""1""#, r#""\u202e1""#, "topupId of unit 2 has characters other"),
-            (
-                r#""o""#,
-                &format!("\"{long}\""),
-                "optionId of unit 2 has 6000 bytes",
-            ),
-            (r#""o""#, r#""o\n""#, "optionId of unit 2 has characters other"),
-        ] {
-            let products = format!("[{WHOLE},{}]", WHOLE.replace(from, to));
-            let Err(Trouble::Unknown(said)) = units(serde_json::from_str(&products).unwrap()) else {
-                panic!("{to} is accepted")
-            };
-            assert!(said.contains(reason) && said.len() < 200, "{said}");
-        }
+    fn an_option_id_may_be_missing() {
         let without = WHOLE.replace(r#""optionId":"o","#, "");
         let units = units(serde_json::from_str(&format!("[{without}]")).unwrap()).unwrap();
         assert_eq!(units[0].option_id, None);

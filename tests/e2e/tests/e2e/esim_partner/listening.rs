@@ -80,7 +80,7 @@ async fn listen_forwards_what_the_webhook_url_gets() {
             let delivery = answer.json()?;
             Ok((delivery["state"] == "delivered").then_some(delivery))
         };
-        let delivery = wait::until(SOON, "the delivery", delivered).await.unwrap();
+        let delivery = wait::soon("the delivery", delivered).await;
         assert_eq!(delivery["attempts"].as_array().unwrap().len(), 1);
     }
 }
@@ -127,17 +127,12 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
         let shown = client.post("").method("GET").path(&path).send().await?;
         Ok((shown.json()?["delivery"] == "no_endpoint").then_some(()))
     };
-    wait::until(SOON, "the webhook to wait for a URL", waits)
-        .await
-        .unwrap();
+    wait::soon("the webhook to wait for a URL", waits).await;
 }
 
 #[tokio::test]
 async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "LISTENERS", "1")
-        .env(Stage::Ingress, "LISTEN_WAIT", "3s")
-        .start()
+    let stack = Stack::with(Stage::Ingress, &[("LISTENERS", "1"), ("LISTEN_WAIT", "3s")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -212,9 +207,7 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
 
 #[tokio::test]
 async fn a_waiting_listener_is_answered_when_ingress_stops() {
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "LISTEN_WAIT", "10m")
-        .start()
+    let mut stack = Stack::with(Stage::Ingress, &[("LISTEN_WAIT", "10m")])
         .await
         .unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
@@ -228,7 +221,7 @@ async fn a_waiting_listener_is_answered_when_ingress_stops() {
         let mut listeners = text.lines().filter(|line| line.starts_with("esim_listeners"));
         Ok(listeners.any(|line| line.ends_with(" 1")).then_some(()))
     };
-    wait::until(SOON, "the waiting request", in_flight).await.unwrap();
+    wait::soon("the waiting request", in_flight).await;
     let stopped = ingress.terminate(Duration::from_secs(15)).await;
     assert!(stopped.unwrap().success());
     let (webhooks, _) = page(&waiting.await.unwrap().unwrap()).unwrap();

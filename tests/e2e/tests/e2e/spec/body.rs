@@ -1,9 +1,10 @@
 //! What isn't JSON, JSON that is no order, and `external_order_id`.
 
 use super::Expected::{Created, Error, Unprocessable};
-use super::{Row, row};
+use super::Row;
 use crate::shop::fresh;
 use serde_json::{Value, json};
+use testkit::rows;
 
 const NOT_JSON: super::Expected = Error(400, "Invalid JSON format");
 const NOTHING: super::Expected =
@@ -13,196 +14,80 @@ const NO_STRING: super::Expected = Unprocessable(&["External order id must be a 
 const TAKEN: super::Expected = Unprocessable(&["External order id has already been taken"]);
 const ONE: super::Expected = Created(&[("ready", 1)]);
 
-pub const ROWS: &[Row] = &[
+pub const ROWS: &[Row] = &rows! {
     // 400
-    row("an empty body", |w| w.post(""), NOT_JSON),
-    row("a blank body", |w| w.post(" \r\n"), NOT_JSON),
-    row("a word", |w| w.post("order"), NOT_JSON),
-    row("a form", |w| w.post("external_order_id=1&qty=1"), NOT_JSON),
-    row(
-        "a truncated body",
-        |w| {
-            let body = w.body().to_string();
-            w.post(body[..body.len() - 1].to_owned())
-        },
-        NOT_JSON,
-    ),
-    row(
-        "something behind the JSON",
-        |w| w.post(format!("{}}}", w.body())),
-        NOT_JSON,
-    ),
-    row(
-        "a trailing comma",
-        |w| w.post(r#"{"external_order_id": "x",}"#),
-        NOT_JSON,
-    ),
-    row(
-        "single quotes",
-        |w| w.post("{'external_order_id': 'x'}"),
-        NOT_JSON,
-    ),
-    row("a comment", |w| w.post(format!("{}// x", w.body())), NOT_JSON),
-    row("NaN", |w| w.qty("NaN"), NOT_JSON),
-    row("a leading zero", |w| w.qty("01"), NOT_JSON),
-    row("a raw NUL", |w| w.post("\0"), NOT_JSON),
-    row(
-        "a byte order mark",
-        |w| w.post(format!("\u{feff}{}", w.body())),
-        NOT_JSON,
-    ),
-    row(
-        "bytes that aren't UTF-8",
-        |w| w.post(b"{\"external_order_id\": \"\xff\", \"products\": []}".to_vec()),
-        NOT_JSON,
-    ),
-    row(
-        "UTF-16",
-        |w| {
-            w.post(
-                w.body()
-                    .to_string()
-                    .encode_utf16()
-                    .flat_map(u16::to_le_bytes)
-                    .collect::<Vec<u8>>(),
-            )
-        },
-        NOT_JSON,
-    ),
+    "an empty body", |w| w.post("") => NOT_JSON;
+    "a blank body", |w| w.post(" \r\n") => NOT_JSON;
+    "a word", |w| w.post("order") => NOT_JSON;
+    "a form", |w| w.post("external_order_id=1&qty=1") => NOT_JSON;
+    "a truncated body", |w| { let body = w.body().to_string(); w.post(body[..body.len() - 1].to_owned()) }
+        => NOT_JSON;
+    "something behind the JSON", |w| w.post(format!("{}}}", w.body())) => NOT_JSON;
+    "a trailing comma", |w| w.post(r#"{"external_order_id": "x",}"#) => NOT_JSON;
+    "single quotes", |w| w.post("{'external_order_id': 'x'}") => NOT_JSON;
+    "a comment", |w| w.post(format!("{}// x", w.body())) => NOT_JSON;
+    "NaN", |w| w.qty("NaN") => NOT_JSON;
+    "a leading zero", |w| w.qty("01") => NOT_JSON;
+    "a raw NUL", |w| w.post("\0") => NOT_JSON;
+    "a byte order mark", |w| w.post(format!("\u{feff}{}", w.body())) => NOT_JSON;
+    "bytes that aren't UTF-8", |w| w.post(b"{\"external_order_id\": \"\xff\", \"products\": []}".to_vec())
+        => NOT_JSON;
+    "UTF-16",
+        |w| w.post(w.body().to_string().encode_utf16().flat_map(u16::to_le_bytes).collect::<Vec<u8>>()) => NOT_JSON;
     // JSON that is no object
-    row("an empty object", |w| w.post("{}"), NOTHING),
-    row("an array", |w| w.post("[]"), NOTHING),
-    row(
-        "an array with an order in it",
-        |w| w.post(json!([w.body()]).to_string()),
-        NOTHING,
-    ),
-    row("null", |w| w.post("null"), NOTHING),
-    row("a number", |w| w.post("17"), NOTHING),
-    row("a text", |w| w.post("\"order\""), NOTHING),
-    row("true, with blanks around", |w| w.post(" true\n"), NOTHING),
+    "an empty object", |w| w.post("{}") => NOTHING;
+    "an array", |w| w.post("[]") => NOTHING;
+    "an array with an order in it", |w| w.post(json!([w.body()]).to_string()) => NOTHING;
+    "null", |w| w.post("null") => NOTHING;
+    "a number", |w| w.post("17") => NOTHING;
+    "a text", |w| w.post("\"order\"") => NOTHING;
+    "true, with blanks around", |w| w.post(" true\n") => NOTHING;
     // external_order_id
-    row(
-        "external_order_id is required",
-        |w| {
-            let mut body = w.body();
-            body.as_object_mut()
-                .and_then(|body| body.remove("external_order_id"));
-            w.post(body.to_string())
-        },
-        BLANK,
-    ),
-    row(
-        "external_order_id: null is blank",
-        |w| w.with_id(Value::Null),
-        BLANK,
-    ),
-    row("external_order_id: empty is blank", |w| w.with_id(""), BLANK),
-    row(
-        "external_order_id: white space is blank",
-        |w| w.with_id(" \t\n\u{a0}"),
-        BLANK,
-    ),
-    row("external_order_id: a number", |w| w.with_id(17), NO_STRING),
-    row("external_order_id: a boolean", |w| w.with_id(false), NO_STRING),
-    row(
-        "external_order_id: an array",
-        |w| w.with_id(json!(["a"])),
-        NO_STRING,
-    ),
-    row(
-        "external_order_id: an object",
-        |w| w.with_id(json!({"id": "a"})),
-        NO_STRING,
-    ),
-    row(
-        "external_order_id: a NUL",
-        |w| w.with_id("a\0b"),
-        Unprocessable(&["External order id can't contain a NUL character"]),
-    ),
-    row(
-        "external_order_id: 256 characters",
-        |w| w.with_id("x".repeat(256)),
-        Unprocessable(&["External order id is too long (maximum is 255 characters)"]),
-    ),
-    row(
-        "external_order_id: 255 characters",
-        |w| w.with_id(format!("{:x<255}", fresh("long"))),
-        ONE,
-    ),
-    row(
-        "external_order_id: 255 characters of 4 bytes",
-        |w| w.with_id("\u{1f4f1}".repeat(255)),
-        ONE,
-    ),
-    row(
-        "external_order_id: any text",
-        |w| w.with_id(format!("{} '\"\\;--\u{7f}\u{202e}", fresh("any"))),
-        ONE,
-    ),
-    row(
-        "external_order_id is taken",
-        |w| w.with_id(w.taken.as_str()),
-        TAKEN,
-    ),
-    row(
-        "external_order_id is compared as sent: case",
-        |w| w.with_id(w.taken.to_uppercase()),
-        ONE,
-    ),
-    row(
-        "external_order_id is compared as sent: blanks",
-        |w| w.with_id(format!(" {} ", w.taken)),
-        ONE,
-    ),
-    row(
-        "external_order_id is unique per partner: another may use it and learns nothing",
-        |w| {
-            let mut body = w.body();
-            body["external_order_id"] = w.taken.as_str().into();
-            w.other.post(body.to_string())
-        },
-        ONE,
-    ),
-    row(
-        "a taken external_order_id comes first of several errors",
-        |w| {
-            let products = json!([{"option_id": super::world::NO_OPTION, "qty": 0}]);
-            w.post(json!({"external_order_id": w.taken, "products": products}).to_string())
-        },
-        Unprocessable(&[
-            "External order id has already been taken",
-            "Products[0] qty must be a positive integer",
-            "Product with option_id not found",
-        ]),
-    ),
-    row(
-        "a taken external_order_id and no products",
-        |w| w.post(json!({"external_order_id": w.taken}).to_string()),
-        Unprocessable(&[
-            "External order id has already been taken",
-            "Products can't be blank",
-        ]),
-    ),
-    row(
-        "another partner learns nothing from an order with errors either",
-        |w| w.other.post(json!({"external_order_id": w.reused}).to_string()),
-        Unprocessable(&["Products can't be blank"]),
-    ),
-    row(
-        "an order with errors leaves its external_order_id free",
-        |w| w.with_id(w.reused.as_str()),
-        ONE,
-    ),
-    row("and then it is taken", |w| w.with_id(w.reused.as_str()), TAKEN),
-    row(
-        "unknown fields are no errors",
-        |w| {
-            let mut body = w.body();
-            body["note"] = json!({"a": [1, null]});
-            body["products"][0]["note"] = json!("b");
-            w.post(body.to_string())
-        },
-        ONE,
-    ),
-];
+    "external_order_id is required", |w| {
+        let mut body = w.body();
+        body.as_object_mut()
+            .and_then(|body| body.remove("external_order_id"));
+        w.post(body.to_string())
+    } => BLANK;
+    "external_order_id: null is blank", |w| w.with_id(Value::Null) => BLANK;
+    "external_order_id: empty is blank", |w| w.with_id("") => BLANK;
+    "external_order_id: white space is blank", |w| w.with_id(" \t\n\u{a0}") => BLANK;
+    "external_order_id: a number", |w| w.with_id(17) => NO_STRING;
+    "external_order_id: a boolean", |w| w.with_id(false) => NO_STRING;
+    "external_order_id: an array", |w| w.with_id(json!(["a"])) => NO_STRING;
+    "external_order_id: an object", |w| w.with_id(json!({"id": "a"})) => NO_STRING;
+    "external_order_id: a NUL",
+        |w| w.with_id("a\0b") => Unprocessable(&["External order id can't contain a NUL character"]);
+    "external_order_id: 256 characters",
+        |w| w.with_id("x".repeat(256))
+        => Unprocessable(&["External order id is too long (maximum is 255 characters)"]);
+    "external_order_id: 255 characters", |w| w.with_id(format!("{:x<255}", fresh("long"))) => ONE;
+    "external_order_id: 255 characters of 4 bytes", |w| w.with_id("\u{1f4f1}".repeat(255)) => ONE;
+    "external_order_id: any text", |w| w.with_id(format!("{} '\"\\;--\u{7f}\u{202e}", fresh("any"))) => ONE;
+    "external_order_id is taken", |w| w.with_id(w.taken.as_str()) => TAKEN;
+    "external_order_id is compared as sent: case", |w| w.with_id(w.taken.to_uppercase()) => ONE;
+    "external_order_id is compared as sent: blanks", |w| w.with_id(format!(" {} ", w.taken)) => ONE;
+    "external_order_id is unique per partner: another may use it and learns nothing", |w| {
+        let mut body = w.body();
+        body["external_order_id"] = w.taken.as_str().into();
+        w.other.post(body.to_string())
+    } => ONE;
+    "a taken external_order_id comes first of several errors", |w| {
+        let products = json!([{"option_id": super::world::NO_OPTION, "qty": 0}]);
+        w.post(json!({"external_order_id": w.taken, "products": products}).to_string())
+    } => Unprocessable(&["External order id has already been taken",
+        "Products[0] qty must be a positive integer", "Product with option_id not found"]);
+    "a taken external_order_id and no products", |w| w.post(json!({"external_order_id": w.taken}).to_string())
+        => Unprocessable(&["External order id has already been taken", "Products can't be blank"]);
+    "another partner learns nothing from an order with errors either",
+        |w| w.other.post(json!({"external_order_id": w.reused}).to_string())
+        => Unprocessable(&["Products can't be blank"]);
+    "an order with errors leaves its external_order_id free", |w| w.with_id(w.reused.as_str()) => ONE;
+    "and then it is taken", |w| w.with_id(w.reused.as_str()) => TAKEN;
+    "unknown fields are no errors", |w| {
+        let mut body = w.body();
+        body["note"] = json!({"a": [1, null]});
+        body["products"][0]["note"] = json!("b");
+        w.post(body.to_string())
+    } => ONE;
+};

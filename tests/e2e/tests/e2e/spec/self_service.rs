@@ -1,10 +1,11 @@
 //! Signed requests other than create-order: authentication, methods, parameters.
 
 use super::Expected::{Bare, Denied, Error, Unprocessable};
-use super::{Row, row};
+use super::Row;
 use testkit::client::{Request, SIGNATURE};
 
 use super::world::World;
+use testkit::rows;
 
 const NOT_FOUND: super::Expected = Error(404, "Not found");
 const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");
@@ -18,133 +19,53 @@ fn ask(w: &World, method: &str, path: &str) -> Request {
     w.post("").method(method).path(&path)
 }
 
-pub const ROWS: &[Row] = &[
-    row(
-        "401 on a look-up: a wrong signature",
-        |w| get(w, "/account").header(SIGNATURE, "no"),
-        Denied("Invalid signature."),
-    ),
-    row(
-        "401 on a look-up: no signature",
-        |w| get(w, "/orders").without(SIGNATURE),
-        Denied("Missing required authentication headers."),
-    ),
-    row(
-        "401 on a look-up: signed for another path",
-        |w| {
-            let signature = get(w, "/orders").signature();
-            get(w, "/account").header(SIGNATURE, signature)
-        },
-        Denied("Invalid signature."),
-    ),
-    row(
-        "401 comes before an unknown id",
-        |w| get(w, "/topups/1").header(SIGNATURE, "no"),
-        Denied("Invalid signature."),
-    ),
-    row("404: an order with a NUL", |w| get(w, "/orders/%00"), NOT_FOUND),
-    row(
-        "404: an order that isn't UTF-8",
-        |w| get(w, "/orders/%FF"),
-        NOT_FOUND,
-    ),
-    row("404: an order's part", |w| get(w, "/orders/1/2"), NOT_FOUND),
-    row("404: no topup id", |w| get(w, "/topups/1"), NOT_FOUND),
-    row(
-        "404: an unknown topup",
-        |w| get(w, "/topups/20200101000000000000000000"),
-        NOT_FOUND,
-    ),
-    row("404: nothing of the API", |w| get(w, "/nothing"), NOT_FOUND),
-    row(
-        "405: PUT on an order",
-        |w| ask(w, "PUT", "/orders/1"),
-        NOT_ALLOWED,
-    ),
-    row(
-        "405: GET on a redelivery",
-        |w| get(w, "/topups/20200101000000000000000000/redeliver"),
-        NOT_ALLOWED,
-    ),
-    row(
-        "405: POST on options",
-        |w| ask(w, "POST", "/options"),
-        NOT_ALLOWED,
-    ),
-    row("405: GET on keys", |w| get(w, "/keys"), NOT_ALLOWED),
-    row(
-        "405: DELETE on the webhook",
-        |w| ask(w, "DELETE", "/webhook"),
-        NOT_ALLOWED,
-    ),
-    row(
-        "405: DELETE on the account",
-        |w| ask(w, "DELETE", "/account"),
-        NOT_ALLOWED,
-    ),
-    row(
-        "HEAD on an unknown order has no body",
-        |w| ask(w, "HEAD", "/orders/none"),
-        Bare(404),
-    ),
-    row(
-        "422: a cursor that is none",
-        |w| get(w, "/orders").query("cursor=abc"),
-        Unprocessable(&["Cursor is invalid"]),
-    ),
-    row(
-        "422: a cursor of options that is none",
-        |w| get(w, "/options").query("cursor=%00"),
-        Unprocessable(&["Cursor is invalid"]),
-    ),
-    row(
-        "422: all parameters at fault are named",
-        |w| get(w, "/orders").query("limit=101&created_after=today&state=lost"),
-        Unprocessable(&[
-            "Limit must be an integer from 1 to 100",
-            "Created after must be a time such as 2026-11-22T00:00:00Z",
-            "State is unknown",
-        ]),
-    ),
-    row(
-        "403: a live account listens",
-        |w| {
-            let live = w.stack.client(&w.live).expect("a client");
-            live.post("").method("GET").path("/v1/api_partner/webhook/listen")
-        },
-        Error(403, "Only sandbox accounts can listen"),
-    ),
-    row(
-        "422: all parameters of listening at fault are named",
-        |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1"),
-        Unprocessable(&[
-            "Limit must be an integer from 1 to 100",
-            "Cursor is invalid",
-            "Created after must be a time such as 2026-11-22T00:00:00Z",
-            "Wait must be a number of seconds",
-        ]),
-    ),
-    row(
-        "405: POST on listening",
-        |w| ask(w, "POST", "/webhook/listen"),
-        NOT_ALLOWED,
-    ),
-    row(
-        "400: a webhook URL that isn't JSON",
-        |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook"),
-        Error(400, "Invalid JSON format"),
-    ),
-    row(
-        "422: no webhook URL",
-        |w| w.post("{}").method("PUT").path("/api/v1/api_partner/webhook"),
-        Unprocessable(&["Url is missing; null removes it"]),
-    ),
-    row(
-        "413: a webhook URL in a body that is too large",
-        |w| {
-            let request = w.post(" ".repeat(64 * 1024 + 1));
-            request.method("PUT").path("/v1/api_partner/webhook")
-        },
-        Error(413, "Request body is larger than 65536 bytes"),
-    ),
-];
+pub const ROWS: &[Row] = &rows! {
+    "401 on a look-up: a wrong signature",
+        |w| get(w, "/account").header(SIGNATURE, "no") => Denied("Invalid signature.");
+    "401 on a look-up: no signature",
+        |w| get(w, "/orders").without(SIGNATURE) => Denied("Missing required authentication headers.");
+    "401 on a look-up: signed for another path", |w| {
+        let signature = get(w, "/orders").signature();
+        get(w, "/account").header(SIGNATURE, signature)
+    } => Denied("Invalid signature.");
+    "401 comes before an unknown id", |w| get(w, "/topups/1").header(SIGNATURE, "no")
+        => Denied("Invalid signature.");
+    "404: an order with a NUL", |w| get(w, "/orders/%00") => NOT_FOUND;
+    "404: an order that isn't UTF-8", |w| get(w, "/orders/%FF") => NOT_FOUND;
+    "404: an order's part", |w| get(w, "/orders/1/2") => NOT_FOUND;
+    "404: no topup id", |w| get(w, "/topups/1") => NOT_FOUND;
+    "404: an unknown topup", |w| get(w, "/topups/20200101000000000000000000") => NOT_FOUND;
+    "404: nothing of the API", |w| get(w, "/nothing") => NOT_FOUND;
+    "405: PUT on an order", |w| ask(w, "PUT", "/orders/1") => NOT_ALLOWED;
+    "405: GET on a redelivery", |w| get(w, "/topups/20200101000000000000000000/redeliver") => NOT_ALLOWED;
+    "405: POST on options", |w| ask(w, "POST", "/options") => NOT_ALLOWED;
+    "405: GET on keys", |w| get(w, "/keys") => NOT_ALLOWED;
+    "405: DELETE on the webhook", |w| ask(w, "DELETE", "/webhook") => NOT_ALLOWED;
+    "405: DELETE on the account", |w| ask(w, "DELETE", "/account") => NOT_ALLOWED;
+    "HEAD on an unknown order has no body", |w| ask(w, "HEAD", "/orders/none") => Bare(404);
+    "422: a cursor that is none", |w| get(w, "/orders").query("cursor=abc")
+        => Unprocessable(&["Cursor is invalid"]);
+    "422: a cursor of options that is none",
+        |w| get(w, "/options").query("cursor=%00") => Unprocessable(&["Cursor is invalid"]);
+    "422: all parameters at fault are named",
+        |w| get(w, "/orders").query("limit=101&created_after=today&state=lost")
+        => Unprocessable(&["Limit must be an integer from 1 to 100",
+            "Created after must be a time such as 2026-11-22T00:00:00Z", "State is unknown"]);
+    "403: a live account listens", |w| {
+        let live = w.stack.client(&w.live).expect("a client");
+        live.post("").method("GET").path("/v1/api_partner/webhook/listen")
+    } => Error(403, "Only sandbox accounts can listen");
+    "422: all parameters of listening at fault are named",
+        |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1")
+        => Unprocessable(&["Limit must be an integer from 1 to 100", "Cursor is invalid",
+            "Created after must be a time such as 2026-11-22T00:00:00Z", "Wait must be a number of seconds"]);
+    "405: POST on listening", |w| ask(w, "POST", "/webhook/listen") => NOT_ALLOWED;
+    "400: a webhook URL that isn't JSON",
+        |w| w.post("url").method("PUT").path("/api/v1/api_partner/webhook") => Error(400, "Invalid JSON format");
+    "422: no webhook URL", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/webhook")
+        => Unprocessable(&["Url is missing; null removes it"]);
+    "413: a webhook URL in a body that is too large", |w| {
+        let request = w.post(" ".repeat(64 * 1024 + 1));
+        request.method("PUT").path("/v1/api_partner/webhook")
+    } => Error(413, "Request body is larger than 65536 bytes");
+};

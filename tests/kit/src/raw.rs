@@ -1,11 +1,11 @@
 //! Requests as bytes on a socket: requests that an HTTP client can't send, and access to the socket while
 //! an answer is under way.
 
+use crate::client::{ACCESS_KEY, ORDERS, SIGNATURE, TIMESTAMP};
+use crate::esimctl::Partner;
 use anyhow::{Context, Result, bail};
 use std::ops::Range;
 use std::time::Duration;
-use testkit::client::{ACCESS_KEY, ORDERS, SIGNATURE, TIMESTAMP};
-use testkit::esimctl::Partner;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

@@ -1,0 +1,33 @@
+//! The settings of a stage that runs on a test's own database and streams.
+
+use crate::database::Database;
+use crate::{ports, required};
+use anyhow::Result;
+use std::collections::BTreeMap;
+use uuid::Uuid;
+
+/// Thirty-two known bytes: what tests store is no secret.
+pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+/// By the names of the environment. The stage has its own role in the database.
+pub fn of(stage: &str, database: &Database, more: &[(&str, &str)]) -> Result<BTreeMap<String, String>> {
+    let common = [
+        ("ADMIN_LISTEN", format!("127.0.0.1:{}", ports::free()?)),
+        ("DATABASE_URL", database.url_of(stage)?),
+        ("NATS_URL", required("TEST_NATS_URL")?),
+        ("STREAM_PREFIX", format!("test_{}_", Uuid::now_v7().simple())),
+        ("MASTER_KEY", MASTER_KEY.to_owned()),
+    ];
+    let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
+    let all = common.into_iter().chain(more);
+    Ok(all.map(|(name, value)| (name.to_owned(), value)).collect())
+}
+
+/// A command line that gives them.
+pub fn flags(settings: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
+    let flag = |name: &str| name.to_ascii_lowercase().replace('_', "-");
+    let flags = settings
+        .iter()
+        .map(move |(name, value)| format!("--{}={value}", flag(name)));
+    ["test".to_owned()].into_iter().chain(flags)
+}
