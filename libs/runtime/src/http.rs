@@ -20,7 +20,6 @@ const BOUNDS: [f64; 14] = [
 /// Records the requests of one server. Clones share the instruments.
 #[derive(Clone)]
 pub struct Requests {
-    routes: &'static [&'static str],
     duration: Histogram<f64>,
 }
 
@@ -29,29 +28,29 @@ pub struct Underway {
     /// The span around the handler.
     pub span: Span,
     method: &'static str,
-    route: Option<&'static str>,
+    route: Option<MatchedPath>,
     began: Instant,
 }
 
-impl Requests {
-    /// Creates the instruments; `routes` lists all routes of the server.
-    pub fn new(routes: &'static [&'static str]) -> Self {
+impl Default for Requests {
+    fn default() -> Self {
         let duration = global::meter("runtime")
             .f64_histogram("http.server.request.duration")
             .with_unit("s")
             .with_boundaries(BOUNDS.into())
             .with_description("Time from a request to the head of its response")
             .build();
-        Self { routes, duration }
+        Self { duration }
     }
+}
 
+impl Requests {
     /// Starts the span of a request.
     pub fn begin(&self, request: &Request) -> Underway {
         let began = Instant::now();
         let method = method(request.method());
-        let matched = request.extensions().get::<MatchedPath>();
-        let route =
-            matched.and_then(|path| self.routes.iter().copied().find(|route| *route == path.as_str()));
+        let matched = request.extensions().get::<MatchedPath>().cloned();
+        let route = matched.as_ref().map(MatchedPath::as_str);
         let span = info_span!(
             "request",
             otel.name = route.map_or_else(|| method.to_owned(), |route| format!("{method} {route}")),
@@ -71,7 +70,7 @@ impl Requests {
         Underway {
             span,
             method,
-            route,
+            route: matched,
             began,
         }
     }
@@ -90,10 +89,11 @@ impl Requests {
             span.record("error.type", error);
             span.record("otel.status_code", "ERROR");
         }
+        let route = request.route.as_ref().map_or("", MatchedPath::as_str);
         let attributes = [
             KeyValue::new("http.request.method", request.method),
             answered,
-            KeyValue::new("http.route", request.route.unwrap_or("")),
+            KeyValue::new("http.route", route.to_owned()),
         ];
         let took = request.began.elapsed().as_secs_f64();
         self.duration.record(took, &attributes);

@@ -1,17 +1,21 @@
 //! What partners see of their own account, orders and deliveries. Every statement names the partner, so another
 //! partner's ids look like ids that do not exist.
+//!
+//! Types with a schema are answers of the API: partners read their comments.
 
 mod changes;
 mod deliveries;
 mod webhooks;
 
 use domain::{Environment, OptionId, OrderId, PartnerId, TopupId};
+use serde::{Deserialize, Serialize};
 use sqlx::PgConnection;
-use time::OffsetDateTime;
+use time::{OffsetDateTime, serde::rfc3339};
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 pub use self::{
-    changes::{rotate_keys, rotate_webhook_secret, set_webhook},
+    changes::{rotate, set_webhook},
     deliveries::{Attempt, Delivery, Redelivered, attempts, delivery, redeliver},
     webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
 };
@@ -26,16 +30,18 @@ pub(crate) const REASON: &str = "requested by the partner";
 /// Counts end here.
 const MOST_COUNTED: i64 = 10_000;
 
-/// The state of one unit, as its partner sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The state of a topup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = TopupState)]
 pub enum UnitState {
-    /// It is being bought, or its profile is awaited.
+    /// It is being bought, or its eSIM is awaited.
     Processing,
-    /// Its outcome is unknown; an operator looks into it.
+    /// The provider's answer is missing or contradicts itself. We look into it; it becomes ready or failed.
     OnHold,
-    /// Its profile is stored.
+    /// The eSIM is ready.
     Ready,
-    /// It will never be delivered.
+    /// There will be no eSIM.
     Failed,
 }
 
@@ -50,20 +56,21 @@ impl UnitState {
     }
 }
 
-/// The state of an order, as its partner sees it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The state of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
 pub enum OrderState {
-    /// At least one unit is not ready and has not failed.
+    /// At least one topup is `processing` or `on_hold`.
     Processing,
-    /// All units are ready.
+    /// All topups are ready.
     Ready,
-    /// Some units are ready, the others have failed.
+    /// Some topups are ready, the others have failed.
     PartlyFailed,
-    /// All units have failed.
+    /// All topups have failed.
     Failed,
     /// It was answered with 422: nothing was bought.
     Refused,
-    /// The partner cancelled it: nothing was bought.
+    /// You cancelled it: nothing was bought.
     Cancelled,
 }
 
@@ -390,24 +397,25 @@ pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Re
     Ok(account)
 }
 
-/// A partner's endpoint.
-#[derive(Clone, Debug)]
+/// The webhook endpoint.
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Endpoint {
-    /// The URL that receives the webhooks.
     pub url: Option<String>,
-    /// The further events that are sent.
+    /// The further events that are sent: `topup.failed`, `key.expiring`.
     pub events: Vec<String>,
-    /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or `no_url`.
+    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or `no_url`.
     pub state: String,
-    /// The end of the block.
+    #[serde(with = "rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
     /// Consecutive failed attempts.
     pub failures: i32,
-    /// Deliveries that wait for an attempt, counted up to 10,000; those within their first lease do not count.
+    /// Webhooks that wait for an attempt, counted up to 10,000.
+    // Those within their first lease do not count.
     pub waiting: i64,
-    /// Deliveries whose schedule ended, counted up to 10,000.
+    /// Webhooks whose retries have ended, counted up to 10,000; redeliver them one by one.
     pub exhausted: i64,
-    /// Until when webhooks are signed with the old secret, too.
+    /// Until when the old secret signs, too.
+    #[serde(with = "rfc3339::option")]
     pub old_secret_until: Option<OffsetDateTime>,
 }
 

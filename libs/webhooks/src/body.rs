@@ -4,6 +4,7 @@ use domain::{OptionId, TopupId};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use store::profile::Profile;
+use utoipa::ToSchema;
 
 use crate::qr::QrUrls;
 
@@ -19,17 +20,28 @@ pub fn encoded(text: &str) -> String {
     utf8_percent_encode(text, RESERVED).to_string()
 }
 
-/// The body of a webhook. It holds the activation code.
-#[derive(Clone, Serialize)]
+// The body of a webhook. It holds the activation code. Partners read the comment of its schema.
+/// The nine fields of the webhook.
+#[derive(Clone, Serialize, ToSchema)]
+#[schema(as = Esim)]
 pub struct Body<'a> {
+    #[schema(value_type = String, example = "20250129123456123456789012")]
     topup_id: &'a TopupId,
+    #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     option_id: OptionId,
+    #[schema(example = "8982123456789012345")]
     iccid: &'a str,
+    #[schema(example = "smdp.example.com")]
     smdp: &'a str,
+    #[schema(example = "A1B2C3D4E5F60718")]
     activate_code: &'a str,
+    #[schema(example = "LPA:1$smdp.example.com$A1B2C3D4E5F60718")]
     download_link: String,
+    #[schema(example = "https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718/300")]
     qrcode_img_url: String,
+    #[schema(example = "2026-12-20")]
     expired_date: &'a str,
+    #[schema(example = "A-1042")]
     external_order_id: &'a str,
 }
 

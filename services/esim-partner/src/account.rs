@@ -6,10 +6,11 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use clap::Args;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::Method;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use signing::{SecretKey, webhook::Secret};
 
@@ -91,9 +92,9 @@ impl Answer {
     }
 
     /// The JSON of a 2xx.
-    pub(crate) fn success(self) -> anyhow::Result<Value> {
-        anyhow::ensure!(self.is_success(), "{}", self.told());
-        Ok(self.json)
+    pub(crate) fn success<T: DeserializeOwned>(self) -> anyhow::Result<T> {
+        ensure!(self.is_success(), "{}", self.told());
+        serde_json::from_value(self.json).context("the answer is not understood")
     }
 }
 
@@ -164,7 +165,7 @@ impl Account {
         body: Option<&Value>,
     ) -> anyhow::Result<Answer> {
         // A URL has no such segments: they would be resolved before the request is sent.
-        anyhow::ensure!(
+        ensure!(
             !path.split('/').any(|segment| matches!(segment, "." | "..")),
             "the ids . and .. cannot stand in a URL; use another id"
         );
@@ -212,7 +213,7 @@ impl Account {
     }
 
     /// The JSON of a signed GET.
-    pub(crate) async fn get(&self, path: &str, query: &str) -> anyhow::Result<Value> {
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str, query: &str) -> anyhow::Result<T> {
         self.send("GET", path, query, None).await?.success()
     }
 }

@@ -145,6 +145,7 @@ impl Endpoint<'_> {
         })
     }
 
+    /// Sends a webhook that must be acknowledged, or must not.
     async fn check(
         &mut self,
         name: &'static str,
@@ -158,6 +159,13 @@ impl Endpoint<'_> {
         let answered = matches!(answer, Answer::Status(..));
         let passed = answered && answer.is_acknowledged() == expected;
         self.note(name, sent, passed, answer.told(), remedy);
+    }
+
+    /// Notes a check that passes if all webhooks were acknowledged.
+    fn all(&mut self, name: &'static str, sent: &'static str, answers: &[Answer], remedy: &'static str) {
+        let failed = answers.iter().find(|answer| !answer.is_acknowledged());
+        let answered = failed.map_or("all acknowledged".to_owned(), |answer| answer.told());
+        self.note(name, sent, failed.is_none(), answered, remedy);
     }
 
     fn note(
@@ -181,17 +189,15 @@ impl Endpoint<'_> {
 /// Runs all checks of an endpoint.
 pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Result<Vec<Check>> {
     let other = signing::generate::webhook_secret()?;
+    let http = account::http(timeout).build();
     let mut endpoint = Endpoint {
         url,
-        http: account::http(timeout)
-            .build()
-            .context("cannot create an HTTP client")?,
+        http: http.context("cannot create an HTTP client")?,
         checks: Vec::new(),
     };
     let first = Webhook::new(1);
     let again = first.clone().signed(&[secret], 1);
-    let first = first.signed(&[secret], 0);
-    let began = endpoint.send(&first).await;
+    let began = endpoint.send(&first.signed(&[secret], 0)).await;
     endpoint.note(
         "good",
         "a webhook with a valid signature",
@@ -207,15 +213,9 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         began.told(),
         "answer at once and do the rest later: an answer after 15 s is a failure, and slow answers hold up your other webhooks",
     );
-    endpoint
-        .check(
-            "repeated",
-            "the same webhook again, with the same webhook-id",
-            &again,
-            true,
-            "answer 200 to a repeated webhook-id and ignore it: webhooks are delivered at least once",
-        )
-        .await;
+    let sent = "the same webhook again, with the same webhook-id";
+    let remedy = "answer 200 to a repeated webhook-id and ignore it: webhooks are delivered at least once";
+    endpoint.check("repeated", sent, &again, true, remedy).await;
     forgeries(&mut endpoint, secret, &other).await;
     rotations(&mut endpoint, secret, &other).await;
 
@@ -225,15 +225,9 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         .replace(":\"", " :  \"")
         .replace("certify-", "\\u0063ertify-");
     let spaced = spaced.signed(&[secret], 0);
-    endpoint
-        .check(
-            "raw_body",
-            "a valid webhook with blanks and escapes in its JSON",
-            &spaced,
-            true,
-            "verify the raw bytes of the body, not JSON that you have parsed and written again",
-        )
-        .await;
+    let sent = "a valid webhook with blanks and escapes in its JSON";
+    let remedy = "verify the raw bytes of the body, not JSON that you have parsed and written again";
+    endpoint.check("raw_body", sent, &spaced, true, remedy).await;
     slow(&mut endpoint, secret, HALVES.min(timeout / 6)).await;
     unordered(&mut endpoint, secret).await;
     let many: Vec<Webhook> = (20..20 + AT_ONCE)
@@ -241,12 +235,10 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         .map(|number| Webhook::new(number).signed(&[secret], 0))
         .collect();
     let answers = join_all(many.iter().map(|webhook| endpoint.send(webhook))).await;
-    let failed = answers.iter().find(|answer| !answer.is_acknowledged());
-    endpoint.note(
+    endpoint.all(
         "at_once",
         "eight webhooks at once",
-        failed.is_none(),
-        failed.map_or("all acknowledged".to_owned(), |answer| answer.told()),
+        &answers,
         "accept webhooks at once",
     );
     Ok(endpoint.checks)
@@ -272,12 +264,10 @@ async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
     );
     let webhook = Webhook::new(13).signed(&[secret], 0);
     let answers = join_all([&webhook, &webhook].map(|webhook| endpoint.send(webhook))).await;
-    let failed = answers.iter().find(|answer| !answer.is_acknowledged());
-    endpoint.note(
+    endpoint.all(
         "repeated_at_once",
         "the same webhook twice at once, as after a slow answer",
-        failed.is_none(),
-        failed.map_or("both acknowledged".to_owned(), |answer| answer.told()),
+        &answers,
         "answer 200 to the second of two equal webhooks, too: let one of them insert the webhook-id, and ignore the conflict",
     );
 }
@@ -293,14 +283,10 @@ async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
     });
     let later = endpoint.send(&second.signed(&[secret], 0)).await;
     let earlier = endpoint.send(&first.signed(&[secret], -10)).await;
-    let failed = [later, earlier]
-        .into_iter()
-        .find(|answer| !answer.is_acknowledged());
-    endpoint.note(
+    endpoint.all(
         "out_of_order",
         "the second unit of an order, then the first with an older timestamp",
-        failed.is_none(),
-        failed.map_or("both acknowledged".to_owned(), Answer::told),
+        &[later, earlier],
         "accept webhooks in any order: neither topup ids nor timestamps rise from one webhook to the next",
     );
 }
@@ -312,63 +298,29 @@ async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret)
     const STALE: &str =
         "refuse a webhook-timestamp that is more than five minutes from your clock, however it is signed";
     let wrong = Webhook::new(3).signed(&[other], 0);
-    endpoint
-        .check(
-            "wrong_signature",
-            "a webhook signed with another secret",
-            &wrong,
-            false,
-            REFUSE,
-        )
-        .await;
     let unsigned = Webhook::new(4).signed(&[secret], 0).without("webhook-signature");
-    endpoint
-        .check(
-            "no_signature",
-            "a webhook without webhook-signature",
-            &unsigned,
-            false,
-            REFUSE,
-        )
-        .await;
     let mut changed = Webhook::new(5).signed(&[secret], 0);
     changed.body = changed.body.replace("smdp.example.com", "smdp.example.net");
-    endpoint
-        .check(
-            "changed_body",
-            "a webhook whose body was changed",
-            &changed,
-            false,
-            REFUSE,
-        )
-        .await;
     let mut renamed = Webhook::new(6).signed(&[secret], 0);
     if let Some((_, id)) = renamed.headers.first_mut() {
         id.push('0');
     }
-    endpoint
-        .check(
-            "changed_id",
-            "a webhook whose webhook-id was changed",
-            &renamed,
-            false,
-            REFUSE,
-        )
-        .await;
     let old = Webhook::new(7).signed(&[secret], -3600);
-    endpoint
-        .check("old", "a webhook that was signed an hour ago", &old, false, STALE)
-        .await;
     let future = Webhook::new(8).signed(&[secret], 3600);
-    endpoint
-        .check(
-            "future",
-            "a webhook that is signed for an hour from now",
-            &future,
-            false,
-            STALE,
-        )
-        .await;
+    for (name, sent, webhook) in [
+        ("wrong_signature", "a webhook signed with another secret", wrong),
+        ("no_signature", "a webhook without webhook-signature", unsigned),
+        ("changed_body", "a webhook whose body was changed", changed),
+        ("changed_id", "a webhook whose webhook-id was changed", renamed),
+    ] {
+        endpoint.check(name, sent, &webhook, false, REFUSE).await;
+    }
+    for (name, sent, webhook) in [
+        ("old", "a webhook that was signed an hour ago", old),
+        ("future", "a webhook that is signed for an hour from now", future),
+    ] {
+        endpoint.check(name, sent, &webhook, false, STALE).await;
+    }
 }
 
 /// What happens while secrets change.
@@ -376,25 +328,13 @@ async fn rotations(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret)
     const ANY: &str =
         "split webhook-signature at the spaces and accept the webhook if any signature is valid";
     let last = Webhook::new(10).signed(&[other, secret], 0);
-    endpoint
-        .check(
-            "second_signature",
-            "two signatures, the second one valid",
-            &last,
-            true,
-            ANY,
-        )
-        .await;
     let first = Webhook::new(11).signed(&[secret, other], 0);
-    endpoint
-        .check(
-            "first_signature",
-            "two signatures, the first one valid",
-            &first,
-            true,
-            ANY,
-        )
-        .await;
+    for (name, sent, webhook) in [
+        ("second_signature", "two signatures, the second one valid", last),
+        ("first_signature", "two signatures, the first one valid", first),
+    ] {
+        endpoint.check(name, sent, &webhook, true, ANY).await;
+    }
 }
 
 impl Certify {

@@ -66,26 +66,16 @@ const BY_HAND: [(&str, &str); 5] = [
 
 /// The checklist of an endpoint. Without keys of the account, its items are unknown.
 pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec<Item> {
-    let mut items = vec![
-        item(
-            "endpoint",
-            "the endpoint passes all checks",
-            yes(passed),
-            String::new(),
-        ),
-        item(
-            "https",
-            "the webhook URL is https",
-            yes(url.scheme() == "https"),
-            url.scheme().to_owned(),
-        ),
-        item(
-            "public",
-            "the webhook URL's host is not a private address",
-            yes(!is_private(url)),
-            url.host_str().unwrap_or_default().to_owned(),
-        ),
+    let (https, host) = (url.scheme() == "https", url.host_str().unwrap_or_default());
+    let public = "the webhook URL's host is not a private address";
+    let of_url = [
+        ("endpoint", "the endpoint passes all checks", passed, ""),
+        ("https", "the webhook URL is https", https, url.scheme()),
+        ("public", public, !is_private(url), host),
     ];
+    let mut items: Vec<Item> = of_url
+        .map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned()))
+        .into();
     items.extend(of_account(account, url).await);
     items.extend(BY_HAND.map(|(name, text)| item(name, text, Done::ByHand, String::new())));
     items
@@ -114,10 +104,8 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
         (known["environment"] == "live", known["environment"].to_string())
     });
     let configured = from(&webhook, &|webhook| {
-        let same = webhook["url"]
-            .as_str()
-            .and_then(|set| set.parse::<Url>().ok())
-            .is_some_and(|set| set == *url);
+        let set = webhook["url"].as_str().and_then(|set| set.parse::<Url>().ok());
+        let same = set.is_some_and(|set| set == *url);
         let found = if same { "" } else { "PUT /webhook sets it" };
         (same, found.to_owned())
     });
@@ -128,13 +116,14 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
         let count = webhook["exhausted"].as_u64().unwrap_or_default();
         (count == 0, format!("{count} to redeliver"))
     });
-    let clock = OffsetDateTime::parse(&date, &Rfc2822).map_or(
-        (Done::Unknown, "no Date header".to_owned()),
-        |theirs| {
+    let clock = match OffsetDateTime::parse(&date, &Rfc2822) {
+        Ok(theirs) => {
             let off = theirs.unix_timestamp() - runtime::clock::unix_seconds();
             (yes(off.abs() <= SKEW), format!("{} s off", off.abs()))
-        },
-    );
+        }
+        Err(_) => (Done::Unknown, "no Date header".to_owned()),
+    };
+    let not_blocked = "the account's endpoint is open, neither blocked nor paused";
     [
         ("live_keys", "these are the keys of the live account", live),
         (
@@ -142,11 +131,7 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
             "the account's webhook URL is this endpoint",
             configured,
         ),
-        (
-            "open",
-            "the account's endpoint is open, neither blocked nor paused",
-            open,
-        ),
+        ("open", not_blocked, open),
         ("exhausted", "no webhook has used up its retries", exhausted),
         ("clock", "this machine's clock is right", clock),
     ]

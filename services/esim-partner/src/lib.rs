@@ -21,7 +21,7 @@ use reqwest::Url;
 
 use crate::{
     account::{Account, AccountConfig, encoded},
-    output::{Closed, print},
+    output::{is_closed, print},
     tail::Logs,
 };
 
@@ -134,7 +134,7 @@ pub fn run(config: &Config) -> ExitCode {
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(error) if error.is::<Closed>() => ExitCode::SUCCESS,
+        Err(error) if is_closed(&error) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esim-partner: {error:#}");
             ExitCode::FAILURE

@@ -78,9 +78,7 @@ impl Listen {
         let mut pause = Duration::from_secs(1);
         loop {
             let page = match account.send("GET", "/webhook/listen", &query, None).await {
-                Ok(answer) if answer.is_success() => {
-                    serde_json::from_value::<Page>(answer.json).context("the answer is not understood")?
-                }
+                Ok(answer) if answer.is_success() => answer.success::<Page>()?,
                 Ok(answer) if !answer.is_temporary() => bail!("{}: {}", answer.told(), answer.text),
                 other => {
                     let why = other.map_or_else(|error| format!("{error:#}"), |answer| answer.told());
@@ -160,9 +158,8 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
         esim: Option<&'a RawValue>,
     }
     let secret = account.webhook_secret()?;
-    let answer = account
-        .send("GET", &format!("/topups/{}", encoded(topup_id)), "", None)
-        .await?;
+    let path = format!("/topups/{}", encoded(topup_id));
+    let answer = account.send("GET", &path, "", None).await?;
     ensure!(answer.is_success(), "{}", answer.told());
     let topup: Topup = serde_json::from_str(&answer.text).context("the answer is not understood")?;
     let Some(esim) = topup.esim else {

@@ -106,9 +106,8 @@ async fn look_up(account: &Account, external_order_id: &str) -> anyhow::Result<A
 fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
     let topups = order["topups"].as_array().map(Vec::as_slice).unwrap_or_default();
     let same = |topup: &Value| {
-        topup["option_id"]
-            .as_str()
-            .is_some_and(|id| id.eq_ignore_ascii_case(option_id))
+        let id = topup["option_id"].as_str();
+        id.is_some_and(|id| id.eq_ignore_ascii_case(option_id))
     };
     u32::try_from(topups.len()) == Ok(qty) && topups.iter().all(same)
 }
@@ -116,11 +115,11 @@ fn is_same(order: &Value, option_id: &str, qty: u32) -> bool {
 /// Orders the sandbox option of an outcome; without one, lists the outcomes. Returns whether the outcome began as it
 /// should.
 pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) -> anyhow::Result<bool> {
-    let environment = account.get("/account", "").await?["environment"].clone();
+    let known: Value = account.get("/account", "").await?;
+    let environment = known["environment"].as_str().unwrap_or_default();
     ensure!(
         environment == "sandbox",
-        "these are the keys of a {} account, which buys for real: `trigger` needs a sandbox account",
-        environment.as_str().unwrap_or_default()
+        "these are the keys of a {environment} account, which buys for real: `trigger` needs a sandbox account"
     );
     let options = options(account).await?;
     let follows = |name: &str| {
@@ -156,7 +155,7 @@ async fn options(account: &Account) -> anyhow::Result<Vec<(String, String)>> {
     let mut all = Vec::new();
     let mut query = format!("limit={PAGE}");
     for _ in 0..MOST_PAGES {
-        let page = account.get("/options", &query).await?;
+        let page: Value = account.get("/options", &query).await?;
         for option in page["options"].as_array().into_iter().flatten() {
             let text = |name: &str| option[name].as_str().unwrap_or_default().to_owned();
             all.push((text("name"), text("option_id")));

@@ -136,7 +136,7 @@ impl Login {
         }
         let known = account.send("GET", "/account", "", None).await?;
         let date = known.date.clone();
-        let known = known.success().with_context(|| {
+        let known: Value = known.success().with_context(|| {
             format!("the keys were not accepted and are not stored (server time: {date})")
         })?;
         let file = config.file()?;

@@ -1,11 +1,10 @@
 //! The account's orders and webhook attempts, as they happen.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     time::Duration,
 };
 
-use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Deserialize;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339, serde::rfc3339};
@@ -25,8 +24,6 @@ const MOST_PAGES: usize = 10;
 const WATCHED: usize = 20;
 /// The most deliveries that are looked up in one round.
 const MOST_DELIVERIES: usize = 20;
-/// The remembered ids of listed orders.
-const REMEMBERED: usize = 2_000;
 /// The most failed rounds in a row.
 const MOST_FAILURES: u32 = 30;
 
@@ -113,8 +110,8 @@ type Lines = BTreeMap<(OffsetDateTime, usize), String>;
 struct Follower<'a> {
     account: &'a Account,
     followed: VecDeque<Followed>,
-    listed: HashSet<String>,
-    order_of_listing: VecDeque<String>,
+    /// The orders that may be listed again, with their times.
+    listed: HashMap<String, OffsetDateTime>,
     newest: Option<OffsetDateTime>,
 }
 
@@ -124,8 +121,7 @@ impl Tail {
         let mut follower = Follower {
             account,
             followed: VecDeque::new(),
-            listed: HashSet::new(),
-            order_of_listing: VecDeque::new(),
+            listed: HashMap::new(),
             newest: None,
         };
         let mut failures = 0;
@@ -156,14 +152,10 @@ impl Follower<'_> {
     async fn round(&mut self, lines: usize) -> anyhow::Result<Lines> {
         let mut printed = Lines::new();
         for order in self.new_orders(lines).await? {
-            note(
-                &mut printed,
-                order.created_at,
-                &format!("order   {:?} {}", order.external_order_id, order.state),
-            );
+            let text = format!("order   {:?} {}", order.external_order_id, order.state);
+            note(&mut printed, order.created_at, &text);
             self.newest = self.newest.max(Some(order.created_at));
-            self.listed.insert(order.order_id.clone());
-            self.order_of_listing.push_back(order.order_id.clone());
+            self.listed.insert(order.order_id.clone(), order.created_at);
             self.followed.push_back(Followed {
                 order,
                 topups: HashMap::new(),
@@ -172,11 +164,8 @@ impl Follower<'_> {
         while self.followed.len() > WATCHED {
             self.followed.pop_front();
         }
-        while self.order_of_listing.len() > REMEMBERED {
-            if let Some(gone) = self.order_of_listing.pop_front() {
-                self.listed.remove(&gone);
-            }
-        }
+        let oldest = self.newest.map(|newest| newest - OVERLAP);
+        self.listed.retain(|_, created_at| Some(*created_at) >= oldest);
         let mut deliveries_left = MOST_DELIVERIES;
         for followed in &mut self.followed {
             look(self.account, followed, &mut deliveries_left, &mut printed).await?;
@@ -195,15 +184,14 @@ impl Follower<'_> {
         };
         let (mut orders, mut query) = (Vec::new(), since.clone());
         for _ in 0..MOST_PAGES {
-            let page = self.account.get("/orders", &query).await?;
-            let page: Page = serde_json::from_value(page).context("the answer is not understood")?;
+            let page: Page = self.account.get("/orders", &query).await?;
             orders.extend(page.orders);
             let Some(next) = page.next_cursor.filter(|_| self.newest.is_some()) else {
                 break;
             };
             query = format!("{since}&cursor={}", encoded(&next));
         }
-        orders.retain(|order| !self.listed.contains(&order.order_id));
+        orders.retain(|order| !self.listed.contains_key(&order.order_id));
         orders.reverse();
         Ok(orders)
     }
@@ -221,7 +209,7 @@ async fn look(
     if answer.status == 404 {
         return Ok(());
     }
-    let order: Order = serde_json::from_value(answer.success()?).context("the answer is not understood")?;
+    let order: Order = answer.success()?;
     // Another order with the same external id stands now.
     if order.order_id != followed.order.order_id {
         return Ok(());
@@ -240,14 +228,10 @@ async fn look(
             delivery,
         } = topup;
         if seen.state != *state {
-            let error = error
-                .as_ref()
-                .map_or(String::new(), |error| format!(" {error:?}"));
-            note(
-                printed,
-                now,
-                &format!("topup   {topup_id} of {id:?} {state}{error}"),
-            );
+            let error = error.as_ref().map(|error| format!(" {error:?}"));
+            let error = error.unwrap_or_default();
+            let text = format!("topup   {topup_id} of {id:?} {state}{error}");
+            note(printed, now, &text);
             seen.state.clone_from(state);
         }
         let changed = seen.delivery != *delivery;
@@ -255,8 +239,7 @@ async fn look(
         if attempts_may_be_new && delivery.is_some() && *deliveries_left > 0 {
             *deliveries_left -= 1;
             let path = format!("/topups/{topup_id}/deliveries");
-            let found: Deliveries = serde_json::from_value(account.get(&path, "").await?)
-                .context("the answer is not understood")?;
+            let found: Deliveries = account.get(&path, "").await?;
             for attempt in found.attempts {
                 if attempt.attempt > seen.attempt {
                     seen.attempt = attempt.attempt;
@@ -275,17 +258,16 @@ async fn look(
 }
 
 fn told(topup_id: &str, attempt: &Attempt) -> String {
-    let status = attempt
-        .status
-        .map_or(String::new(), |status| format!(" status {status}"));
-    let answer = attempt
-        .answer
-        .as_ref()
-        .map_or(String::new(), |answer| format!(" {answer:?}"));
-    format!(
-        "webhook {topup_id} attempt {}: {}{status} after {} ms{answer}",
-        attempt.attempt, attempt.outcome, attempt.duration_ms
-    )
+    let Attempt {
+        attempt: number,
+        duration_ms: took,
+        outcome,
+        ..
+    } = attempt;
+    let status = attempt.status.map(|status| format!(" status {status}"));
+    let answer = attempt.answer.as_ref().map(|answer| format!(" {answer:?}"));
+    let (status, answer) = (status.unwrap_or_default(), answer.unwrap_or_default());
+    format!("webhook {topup_id} attempt {number}: {outcome}{status} after {took} ms{answer}")
 }
 
 fn note(printed: &mut Lines, at: OffsetDateTime, text: &str) {

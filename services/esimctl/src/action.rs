@@ -1,19 +1,16 @@
 //! `esimctl action`: the record of operators' changes.
 
 use clap::{Args, Subcommand};
-use store::{
-    config::DatabaseConfig,
-    operator::actions::{self, Recorded},
-};
+use store::operator::actions::{self, Recorded};
 use time::OffsetDateTime;
 
 use crate::{
-    database::connect,
+    console::Console,
     moment::past,
-    output::{Output, moment, table},
+    output::{Row, utc},
 };
 
-pub const EXAMPLES: &str = "Examples:
+const EXAMPLES: &str = "Examples:
   esimctl action list
   esimctl action list --since 7d --json
 
@@ -38,29 +35,23 @@ pub struct List {
     limit: u32,
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::List(asked) = command;
-    let mut connection = connect(database).await?;
+    let mut connection = console.connect().await?;
     let found = actions::list(&mut connection, asked.since, asked.limit).await?;
-    output.print(&found, || list(&found))
+    console.print_list(&found, "There are no recorded actions.", row)
 }
 
-fn list(found: &[Recorded]) -> String {
-    if found.is_empty() {
-        return "There are no recorded actions.".to_owned();
-    }
-    let rows = found.iter().map(|action| {
-        [
-            format!("{} UTC", moment(action.at)),
+fn row(action: &Recorded) -> Row<6> {
+    [
+        ("at", utc(action.at)),
+        (
+            "operator",
             format!("{} ({})", action.operator, action.database_role),
-            action.command.clone(),
-            action.target.clone(),
-            action.affected.to_string(),
-            action.reason.clone(),
-        ]
-    });
-    table(
-        ["at", "operator", "command", "target", "affected", "reason"],
-        rows,
-    )
+        ),
+        ("command", action.command.clone()),
+        ("target", action.target.clone()),
+        ("affected", action.affected.to_string()),
+        ("reason", action.reason.clone()),
+    ]
 }

@@ -29,9 +29,24 @@ pub struct Confirm {
 }
 
 impl Confirm {
-    /// Whether the command shows a preview.
-    pub fn wants_preview(&self) -> bool {
-        !self.yes
+    /// Runs `change` as a preview that `foretell` describes, asks, and runs it again with its record. `print` gets the
+    /// result, and whether it is that of a dry run. With `--yes` there is no preview.
+    pub async fn carry_out<T>(
+        &self,
+        command: &str,
+        target: &str,
+        mut change: impl AsyncFnMut(Mode<'_>) -> anyhow::Result<T>,
+        foretell: impl Fn(&T) -> String,
+        print: impl Fn(&T, bool) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        if !self.yes {
+            let preview = change(Mode::Preview).await?;
+            if self.dry_run {
+                return print(&preview, true);
+            }
+            self.ask(&foretell(&preview))?;
+        }
+        print(&change(self.apply(command, target)).await?, false)
     }
 
     /// Shows the preview on standard error and asks, unless `--yes` was given. Fails if the answer is not `yes`

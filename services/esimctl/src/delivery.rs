@@ -5,7 +5,7 @@ use clap::{Args, Subcommand, builder::PossibleValuesParser};
 use domain::{DeliveryId, TopupId};
 use serde_json::json;
 use store::{
-    config::{DatabaseConfig, MasterKeyConfig},
+    config::MasterKeyConfig,
     operator::{
         actions::Mode,
         deliveries::{self, AttemptView, DeliveryView, Filter, Replayed},
@@ -16,17 +16,12 @@ use time::OffsetDateTime;
 
 use crate::{
     confirm::Confirm,
-    database::connect,
+    console::{Console, list},
     event,
     lookup::find_id,
     moment::past,
-    output::{Output, dash, moment, printable, properties, table},
+    output::{Row, moment, or_dash, printable, properties, utc},
 };
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl delivery list --state exhausted
-  esimctl delivery show 20250129123456618033988749
-  esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h --dry-run";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl delivery list --state exhausted
@@ -117,10 +112,10 @@ pub struct Replay {
     confirm: Confirm,
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::List(asked) => list(asked, database, output).await,
-        Command::Events(asked) => event::list(asked, database, output).await,
+        Command::List(asked) => list_all(asked, console).await,
+        Command::Events(asked) => event::list(asked, console).await,
         Command::Show {
             id,
             answers,
@@ -129,37 +124,23 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             let vault = answers
                 .then(|| master_key.vault(&[Keyring::Profiles]))
                 .transpose()?;
-            show(id, vault.as_ref(), database, output).await
+            show(id, vault.as_ref(), console).await
         }
-        Command::Replay(asked) => replay(asked, database, output).await,
+        Command::Replay(asked) => replay(asked, console).await,
     }
 }
 
-async fn list(asked: &List, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let mut filter = Filter {
+async fn list_all(asked: &List, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let filter = Filter {
+        partner_id: find_id(&mut connection, asked.partner.as_ref()).await?,
         state: asked.state.as_deref(),
         since: asked.since,
         ..Filter::default()
     };
-    if let Some(partner) = &asked.partner {
-        filter.partner_id = Some(find_id(&mut connection, partner).await?);
-    }
     let deliveries = deliveries::list(&mut connection, &filter, asked.limit).await?;
-    output.print(&deliveries, || {
-        if deliveries.is_empty() {
-            return "There are no such deliveries.".to_owned();
-        }
-        let header = [
-            "topup_id",
-            "external_order_id",
-            "state",
-            "attempts",
-            "last attempt",
-            "error",
-            "due",
-        ];
-        let rows = table(header, deliveries.iter().map(row));
+    console.print(&deliveries, || {
+        let rows = list(&deliveries, "There are no such deliveries.", row);
         if u32::try_from(deliveries.len()).is_ok_and(|shown| shown < asked.limit) {
             return rows;
         }
@@ -168,25 +149,20 @@ async fn list(asked: &List, database: &DatabaseConfig, output: &Output) -> anyho
     })
 }
 
-fn row(delivery: &DeliveryView) -> [String; 7] {
+fn row(delivery: &DeliveryView) -> Row<7> {
     [
-        delivery.topup_id.clone(),
-        delivery.external_order_id.clone(),
-        delivery.state.clone(),
-        delivery.attempts.to_string(),
-        at(delivery.attempted_at),
-        delivery.error.clone().unwrap_or_else(dash),
-        at(delivery.due_at),
+        ("topup_id", delivery.topup_id.clone()),
+        ("external_order_id", delivery.external_order_id.clone()),
+        ("state", delivery.state.clone()),
+        ("attempts", delivery.attempts.to_string()),
+        ("last attempt", at(delivery.attempted_at)),
+        ("error", or_dash(delivery.error.as_ref())),
+        ("due", at(delivery.due_at)),
     ]
 }
 
-async fn show(
-    id: &DeliveryId,
-    vault: Option<&Vault>,
-    database: &DatabaseConfig,
-    output: &Output,
-) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
+async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
     let (delivery, head) = match id {
         DeliveryId::Event(id) => event::read(&mut connection, id).await?,
         DeliveryId::Topup(topup_id) => {
@@ -207,20 +183,13 @@ async fn show(
         .iter()
         .map(|attempt| answer(vault, id, attempt))
         .collect();
-    let shown: Vec<_> = attempts
-        .iter()
-        .zip(&answers)
-        .map(|(attempt, answer)| {
-            let mut shown = serde_json::to_value(attempt)?;
-            if let Some(answer) = answer {
-                shown["answer"] = json!(answer);
-            }
-            Ok(shown)
-        })
-        .collect::<anyhow::Result<_>>()?;
-    output.print(&json!({ "delivery": delivery, "attempts": shown }), || {
-        describe(head, &attempts, &answers)
-    })
+    let mut shown = json!({ "delivery": delivery, "attempts": attempts });
+    for (index, answer) in answers.iter().enumerate() {
+        if let Some(answer) = answer {
+            shown["attempts"][index]["answer"] = json!(answer);
+        }
+    }
+    console.print(&shown, || describe(head, &attempts, &answers))
 }
 
 /// The first bytes of the response, if they are stored and the vault is given.
@@ -236,34 +205,30 @@ fn answer(vault: Option<&Vault>, id: &DeliveryId, attempt: &AttemptView) -> Opti
 
 fn head(delivery: &DeliveryView) -> String {
     properties(&[
-        ("topup_id", &delivery.topup_id),
-        ("order_id", &delivery.order_id.to_string()),
-        ("external_order_id", &delivery.external_order_id),
-        ("partner_id", &delivery.partner_id.to_string()),
-        ("state", &delivery.state),
-        ("due", &at(delivery.due_at)),
-        ("delivered", &at(delivery.delivered_at)),
-        ("error", delivery.error.as_deref().unwrap_or("-")),
-        ("profile erased", &at(delivery.erased_at)),
+        ("topup_id", delivery.topup_id.clone()),
+        ("order_id", delivery.order_id.to_string()),
+        ("external_order_id", delivery.external_order_id.clone()),
+        ("partner_id", delivery.partner_id.to_string()),
+        ("state", delivery.state.clone()),
+        ("due", at(delivery.due_at)),
+        ("delivered", at(delivery.delivered_at)),
+        ("error", or_dash(delivery.error.as_ref())),
+        ("profile erased", at(delivery.erased_at)),
     ])
 }
 
+fn attempt_row(attempt: &AttemptView) -> Row<5> {
+    [
+        ("attempt", (attempt.attempt + 1).to_string()),
+        ("at", moment(attempt.at)),
+        ("took", format!("{} ms", attempt.duration_ms)),
+        ("status", or_dash(attempt.status)),
+        ("class", attempt.class.clone()),
+    ]
+}
+
 fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) -> String {
-    let rows = attempts.iter().map(|attempt| {
-        [
-            (attempt.attempt + 1).to_string(),
-            moment(attempt.at),
-            format!("{} ms", attempt.duration_ms),
-            attempt.status.map_or_else(dash, |status| status.to_string()),
-            attempt.class.clone(),
-        ]
-    });
-    let attempts_made = if attempts.is_empty() {
-        "No attempt has ended yet.".to_owned()
-    } else {
-        table(["attempt", "at", "took", "status", "class"], rows)
-    };
-    let mut parts = vec![head, attempts_made];
+    let mut parts = vec![head, list(attempts, "No attempt has ended yet.", attempt_row)];
     for (attempt, answer) in attempts.iter().zip(answers) {
         if let Some(answer) = answer {
             let answer = printable(answer);
@@ -274,18 +239,16 @@ fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) 
     parts.join("\n\n")
 }
 
-async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let mut filter = Filter {
+async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let state = Some(asked.state.as_str()).filter(|state| *state != "all");
+    let filter = Filter {
         topup_id: asked.topup_id.as_ref(),
+        partner_id: find_id(&mut connection, asked.partner.as_ref()).await?,
+        state: state.filter(|_| asked.partner.is_some()),
         since: asked.since,
         until: asked.until,
-        ..Filter::default()
     };
-    if let Some(partner) = &asked.partner {
-        filter.partner_id = Some(find_id(&mut connection, partner).await?);
-        filter.state = Some(asked.state.as_str()).filter(|state| *state != "all");
-    }
     let preview = deliveries::replay(&mut connection, &filter, asked.limit, Mode::Preview).await?;
     if let (Some(topup_id), 0) = (&asked.topup_id, preview.replayed) {
         let found = deliveries::list(&mut connection, &filter, 1).await?;
@@ -300,13 +263,13 @@ async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> a
         }
         if let Some(at) = found.first().and_then(|delivery| delivery.erased_at) {
             bail!(
-                "its profile was erased {} UTC, by retention or an operator: the webhook can't be sent again",
-                moment(at)
+                "its profile was erased {}, by retention or an operator: the webhook can't be sent again",
+                utc(at)
             );
         }
     }
     if asked.confirm.dry_run || preview.replayed == 0 {
-        return output.print(&shown(&preview, asked.confirm.dry_run), || {
+        return console.print(&shown(&preview, asked.confirm.dry_run), || {
             describe_replay(&preview, asked, "would be sent")
         });
     }
@@ -316,7 +279,7 @@ async fn replay(asked: &Replay, database: &DatabaseConfig, output: &Output) -> a
     let target = target(asked);
     let mode = asked.confirm.apply("delivery replay", &target);
     let replayed = deliveries::replay(&mut connection, &filter, asked.limit, mode).await?;
-    output.print(&shown(&replayed, false), || {
+    console.print(&shown(&replayed, false), || {
         describe_replay(&replayed, asked, "are due now")
     })
 }
@@ -366,6 +329,7 @@ fn target(asked: &Replay) -> String {
     )
 }
 
+/// A time without its zone, or `-`.
 pub fn at(at: Option<OffsetDateTime>) -> String {
-    at.map_or_else(dash, moment)
+    or_dash(at.map(moment))
 }

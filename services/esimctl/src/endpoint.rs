@@ -2,21 +2,13 @@
 
 use clap::Subcommand;
 use serde_json::json;
-use store::{
-    config::DatabaseConfig,
-    endpoints::{self, Endpoint},
-};
+use store::endpoints::{self, Endpoint};
 
 use crate::{
-    database::connect,
+    console::Console,
     lookup::{Which, find},
-    output::{Output, dash, printable, table, utc},
+    output::{Row, or_dash, printable, utc},
 };
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl endpoint list
-  esimctl endpoint pause ak_0123456789abcdef01234567
-  esimctl endpoint resume ak_0123456789abcdef01234567";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl endpoint list
@@ -49,65 +41,42 @@ pub enum Command {
     Resume(Which),
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    match command {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let which = match command {
         Command::List => {
             let endpoints = endpoints::list(&mut connection, None).await?;
-            output.print(&endpoints, || list(&endpoints))
+            let none = "There are no endpoints: there are no partners yet.";
+            return console.print_list(&endpoints, none, row);
         }
-        Command::Pause(which) => {
-            let partner = find(&mut connection, which).await?;
-            endpoints::pause(&mut connection, partner.partner_id.into()).await?;
-            let result = json!({ "partner_id": partner.partner_id, "state": "paused" });
-            output.print(&result, || {
-                format!(
-                    "webhooks of {} wait until `esimctl endpoint resume`",
-                    printable(&partner.name)
-                )
-            })
-        }
-        Command::Resume(which) => {
-            let partner = find(&mut connection, which).await?;
-            let due = endpoints::resume(&mut connection, partner.partner_id.into()).await?;
-            let result = json!({ "partner_id": partner.partner_id, "state": "open", "deliveries_due": due });
-            output.print(&result, || {
-                format!(
-                    "webhooks of {} are sent again; due now: {due}",
-                    printable(&partner.name)
-                )
-            })
-        }
+        Command::Pause(which) | Command::Resume(which) => which,
+    };
+    let partner = find(&mut connection, &which.partner).await?;
+    let (id, name) = (partner.partner_id, printable(&partner.name));
+    if let Command::Pause(_) = command {
+        endpoints::pause(&mut connection, id.into()).await?;
+        let result = json!({ "partner_id": id, "state": "paused" });
+        console.print(&result, || {
+            format!("webhooks of {name} wait until `esimctl endpoint resume`")
+        })
+    } else {
+        let due = endpoints::resume(&mut connection, id.into()).await?;
+        let result = json!({ "partner_id": id, "state": "open", "deliveries_due": due });
+        console.print(&result, || {
+            format!("webhooks of {name} are sent again; due now: {due}")
+        })
     }
 }
 
-fn list(endpoints: &[Endpoint]) -> String {
-    if endpoints.is_empty() {
-        return "There are no endpoints: there are no partners yet.".to_owned();
-    }
-    let rows = endpoints.iter().map(|endpoint| {
-        [
-            endpoint.partner_id.to_string(),
-            endpoint.name.clone(),
-            endpoint.state.clone(),
-            utc(endpoint.blocked_until),
-            endpoint.failures.to_string(),
-            endpoint.pending.to_string(),
-            endpoint.exhausted.to_string(),
-            endpoint.webhook_url.clone().unwrap_or_else(dash),
-        ]
-    });
-    table(
-        [
-            "partner_id",
-            "name",
-            "state",
-            "blocked until",
-            "failures",
-            "pending",
-            "exhausted",
-            "webhook_url",
-        ],
-        rows,
-    )
+fn row(endpoint: &Endpoint) -> Row<8> {
+    [
+        ("partner_id", endpoint.partner_id.to_string()),
+        ("name", endpoint.name.clone()),
+        ("state", endpoint.state.clone()),
+        ("blocked until", or_dash(endpoint.blocked_until.map(utc))),
+        ("failures", endpoint.failures.to_string()),
+        ("pending", endpoint.pending.to_string()),
+        ("exhausted", endpoint.exhausted.to_string()),
+        ("webhook_url", or_dash(endpoint.webhook_url.as_ref())),
+    ]
 }

@@ -5,7 +5,6 @@ use clap::{Args, builder::NonEmptyStringValueParser};
 use serde_json::json;
 use store::{
     PgConnection,
-    config::DatabaseConfig,
     operator::{
         actions::Mode,
         erase::{self, Erased},
@@ -15,9 +14,9 @@ use store::{
 
 use crate::{
     confirm::Confirm,
-    database::connect,
+    console::Console,
     lookup::{Which, find},
-    output::{Output, printable},
+    output::printable,
 };
 
 pub const ORDER_EXAMPLES: &str = "Examples:
@@ -61,66 +60,53 @@ pub struct ErasePartner {
     confirm: Confirm,
 }
 
-pub async fn order(asked: &EraseOrder, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
+pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, &asked.id).await?;
-    let [order] = &found[..] else {
-        if found.is_empty() {
+    let id = &asked.id;
+    let order = match &found[..] {
+        [order] => order,
+        [] => bail!("there is no order {id:?}; see `esimctl order show --help`"),
+        several => {
+            let ids: Vec<String> = several.iter().map(|order| order.order_id.to_string()).collect();
             bail!(
-                "there is no order {:?}; see `esimctl order show --help`",
-                asked.id
+                "{id:?} names several orders, give one order id: {}",
+                ids.join(", ")
             );
         }
-        let ids: Vec<String> = found.iter().map(|order| order.order_id.to_string()).collect();
-        bail!(
-            "{:?} names several orders, give one order id: {}",
-            asked.id,
-            ids.join(", ")
-        );
     };
-    let name = format!(
-        "order {} ({})",
-        order.order_id,
-        printable(&order.external_order_id)
-    );
-    let preview = erase::order(&mut connection, order.order_id.into(), Mode::Preview)
-        .await
-        .with_context(|| format!("cannot erase {name}"))?;
-    if asked.confirm.dry_run {
-        return print(output, &name, preview, true);
-    }
+    let target = format!("order {}", order.order_id);
+    let name = format!("{target} ({})", printable(&order.external_order_id));
+    let erase = async |mode: Mode<'_>| {
+        erase::order(&mut connection, order.order_id.into(), mode)
+            .await
+            .with_context(|| format!("cannot erase {name}"))
+    };
+    let foretell = |erased: &Erased| describe(&name, *erased, "is erased for good");
+    let print = |erased: &Erased, dry_run| print(console, &name, *erased, dry_run);
     asked
         .confirm
-        .ask(&describe(&name, preview, "is erased for good"))?;
-    let target = format!("order {}", order.order_id);
-    let mode = asked.confirm.apply("order erase", &target);
-    let erased = erase::order(&mut connection, order.order_id.into(), mode)
+        .carry_out("order erase", &target, erase, foretell, print)
         .await
-        .with_context(|| format!("cannot erase {name}"))?;
-    print(output, &name, erased, false)
 }
 
-pub async fn partner(asked: &ErasePartner, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let partner = find(&mut connection, &asked.which).await?;
+pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let partner = find(&mut connection, &asked.which.partner).await?;
     let (id, name) = (partner.partner_id, format!("partner {}", partner.partner_id));
     let orders = erase::partner_orders(&mut connection, id.into())
         .await
         .with_context(|| format!("cannot erase {name}"))?;
-    let preview = Erased {
-        orders,
-        ..Erased::default()
-    };
     let shown = format!("{name} ({}) and its {orders} orders", printable(&partner.name));
     if asked.confirm.dry_run {
-        let json = json!({ "partner_id": id, "orders": preview.orders, "dry_run": true });
-        return output.print(&json, || format!("{shown} would be erased.\n{COPIES}"));
+        let json = json!({ "partner_id": id, "orders": orders, "dry_run": true });
+        return console.print(&json, || format!("{shown} would be erased.\n{COPIES}"));
     }
     asked.confirm.ask(&format!("{shown} are erased for good."))?;
     let mode = asked.confirm.apply("partner erase", &name);
     erase::partner(&mut connection, id.into(), orders, mode).await?;
     let erased = all_orders(&mut connection, id.into()).await?;
-    print(output, &name, erased, false)
+    print(console, &name, erased, false)
 }
 
 async fn all_orders(connection: &mut PgConnection, partner_id: domain::PartnerId) -> anyhow::Result<Erased> {
@@ -136,12 +122,12 @@ async fn all_orders(connection: &mut PgConnection, partner_id: domain::PartnerId
     }
 }
 
-fn print(output: &Output, name: &str, erased: Erased, dry_run: bool) -> anyhow::Result<()> {
+fn print(console: &Console, name: &str, erased: Erased, dry_run: bool) -> anyhow::Result<()> {
     let mut shown = json!(erased);
     shown["dry_run"] = json!(dry_run);
     shown["copies"] = json!(COPIES);
     let verb = if dry_run { "would be erased" } else { "is erased" };
-    output.print(&shown, || format!("{}\n{COPIES}", describe(name, erased, verb)))
+    console.print(&shown, || format!("{}\n{COPIES}", describe(name, erased, verb)))
 }
 
 fn describe(name: &str, erased: Erased, verb: &str) -> String {

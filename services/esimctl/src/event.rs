@@ -6,15 +6,14 @@ use domain::EventId;
 use serde_json::json;
 use store::{
     PgConnection,
-    config::DatabaseConfig,
     events::{self, Page, View},
 };
 
 use crate::{
-    database::connect,
+    console::Console,
     delivery::at,
     lookup::{Which, find},
-    output::{Output, dash, moment, properties, table},
+    output::{Row, moment, or_dash, properties},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -32,42 +31,28 @@ pub struct List {
     limit: u32,
 }
 
-pub async fn list(asked: &List, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let partner = find(&mut connection, &asked.which).await?.partner_id.into();
+pub async fn list(asked: &List, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
+    let partner = find(&mut connection, &asked.which.partner).await?;
     let page = Page {
         before: None,
         limit: asked.limit.into(),
     };
-    let found = events::list(&mut connection, partner, &page).await?;
-    output.print(&found, || {
-        if found.is_empty() {
-            return "There are no events of this partner.".to_owned();
-        }
-        let header = [
-            "event_id",
-            "kind",
-            "topup_id",
-            "state",
-            "attempts",
-            "last attempt",
-            "error",
-            "due",
-        ];
-        let rows = found.iter().map(|event| {
-            [
-                event.event_id.clone(),
-                event.kind.clone(),
-                event.topup_id.clone().unwrap_or_else(dash),
-                event.state.clone(),
-                event.attempts.to_string(),
-                at(event.attempted_at),
-                event.error.clone().unwrap_or_else(dash),
-                at(event.due_at),
-            ]
-        });
-        table(header, rows)
-    })
+    let found = events::list(&mut connection, partner.partner_id.into(), &page).await?;
+    console.print_list(&found, "There are no events of this partner.", row)
+}
+
+fn row(event: &View) -> Row<8> {
+    [
+        ("event_id", event.event_id.clone()),
+        ("kind", event.kind.clone()),
+        ("topup_id", or_dash(event.topup_id.as_ref())),
+        ("state", event.state.clone()),
+        ("attempts", event.attempts.to_string()),
+        ("last attempt", at(event.attempted_at)),
+        ("error", or_dash(event.error.as_ref())),
+        ("due", at(event.due_at)),
+    ]
 }
 
 /// The event with this id, as JSON and as text.
@@ -83,14 +68,14 @@ pub async fn read(
 
 fn describe(event: &View) -> String {
     properties(&[
-        ("event_id", &event.event_id),
-        ("kind", &event.kind),
-        ("topup_id", event.topup_id.as_deref().unwrap_or("-")),
-        ("partner_id", &event.partner_id.to_string()),
-        ("state", &event.state),
-        ("due", &at(event.due_at)),
-        ("delivered", &at(event.delivered_at)),
-        ("error", event.error.as_deref().unwrap_or("-")),
-        ("created", &moment(event.created_at)),
+        ("event_id", event.event_id.clone()),
+        ("kind", event.kind.clone()),
+        ("topup_id", or_dash(event.topup_id.as_ref())),
+        ("partner_id", event.partner_id.to_string()),
+        ("state", event.state.clone()),
+        ("due", at(event.due_at)),
+        ("delivered", at(event.delivered_at)),
+        ("error", or_dash(event.error.as_ref())),
+        ("created", moment(event.created_at)),
     ])
 }

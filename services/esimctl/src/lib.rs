@@ -5,7 +5,7 @@
 
 mod action;
 mod confirm;
-mod database;
+mod console;
 mod database_password;
 mod delivery;
 mod endpoint;
@@ -35,8 +35,8 @@ use clap::{Parser, Subcommand};
 use store::config::{BadDatabaseUrl, DatabaseConfig, MasterKeyError};
 
 use crate::{
-    database::NoDatabase,
-    output::{Output, one_line},
+    console::{Console, NoDatabase},
+    output::one_line,
 };
 
 /// Exit status of a command that failed.
@@ -57,6 +57,7 @@ Exit status: 0 done, 1 failed (the reason is one line on standard error), 2 wron
 #[derive(Parser, Clone, Debug)]
 // Some commands need no database; the others check for the URL themselves.
 #[command(name = "esimctl", version, after_help = EXAMPLES, mut_arg("database_url", |url| url.required(false)))]
+#[command(mut_subcommands(with_examples))]
 pub struct Config {
     /// Print JSON instead of text, before or after the command
     #[arg(long, global = true)]
@@ -70,40 +71,37 @@ pub struct Config {
 #[derive(Subcommand, Clone, Debug)]
 enum Command {
     /// Partner accounts with their keys and webhook URLs
-    #[command(subcommand, after_help = partner::EXAMPLES)]
+    #[command(subcommand)]
     Partner(partner::Command),
     /// The catalogue of options that partners may order
-    #[command(subcommand, after_help = option::EXAMPLES)]
+    #[command(subcommand)]
     Option(option::Command),
     /// Webhooks with their attempts, and replays
-    #[command(subcommand, after_help = delivery::EXAMPLES)]
+    #[command(subcommand)]
     Delivery(delivery::Command),
     /// Partners' endpoints: list, pause, resume
-    #[command(subcommand, after_help = endpoint::EXAMPLES)]
+    #[command(subcommand)]
     Endpoint(endpoint::Command),
     /// Stored orders, stage by stage
-    #[command(subcommand, after_help = order::EXAMPLES)]
+    #[command(subcommand)]
     Order(order::Command),
     /// Placements (purchases): list them, resolve parked ones
-    #[command(subcommand, after_help = placement::EXAMPLES)]
+    #[command(subcommand)]
     Placement(placement::Command),
     /// Providers and their breakers
-    #[command(subcommand, after_help = provider::EXAMPLES)]
+    #[command(subcommand)]
     Provider(provider::Command),
     /// The keys that encrypt stored secrets
-    #[command(subcommand, after_help = master_key::EXAMPLES)]
+    #[command(subcommand)]
     MasterKey(master_key::Command),
-    /// The password file of the database's role
-    #[command(subcommand, after_help = database_password::EXAMPLES)]
-    DatabasePassword(database_password::Command),
     /// All secrets of a system for its first start, and each service's share
-    #[command(subcommand, after_help = secret_set::EXAMPLES)]
+    #[command(subcommand)]
     Secrets(secret_set::Command),
     /// How long profiles, attempts and recorded actions are kept
-    #[command(subcommand, after_help = retention::EXAMPLES)]
+    #[command(subcommand)]
     Retention(retention::Command),
     /// The record of what operators changed, and why
-    #[command(subcommand, after_help = action::EXAMPLES)]
+    #[command(subcommand)]
     Action(action::Command),
     /// Bring the database's schema to this version; waits up to 30 s for the server
     #[command(after_help = migrate::EXAMPLES)]
@@ -111,6 +109,19 @@ enum Command {
     /// After a restore: look up every unfinished purchase before anything is bought
     #[command(after_help = recover::EXAMPLES)]
     Recover(recover::Command),
+}
+
+/// A group shows the first example of each of its commands.
+fn with_examples(command: clap::Command) -> clap::Command {
+    let first = |command: &clap::Command| {
+        let help = command.get_after_help()?.to_string();
+        help.lines().nth(1).map(|example| format!("\n{example}"))
+    };
+    let examples: String = command.get_subcommands().filter_map(first).collect();
+    if examples.is_empty() {
+        return command;
+    }
+    command.after_help(format!("Examples:{examples}"))
 }
 
 /// Runs one command. A failure is one line on standard error.
@@ -145,23 +156,21 @@ fn with_causes(error: &anyhow::Error) -> String {
 }
 
 async fn execute(config: &Config) -> anyhow::Result<()> {
-    let output = Output::new(config.json);
-    let database = || config.database.as_ref().ok_or(NoDatabase);
+    let console = &Console::new(config.json, config.database.clone());
     match &config.command {
-        Command::Partner(command) => partner::run(command, database()?, &output).await,
-        Command::Option(command) => option::run(command, database()?, &output).await,
-        Command::Delivery(command) => delivery::run(command, database()?, &output).await,
-        Command::Endpoint(command) => endpoint::run(command, database()?, &output).await,
-        Command::Order(command) => order::run(command, database()?, &output).await,
-        Command::Placement(command) => placement::run(command, database()?, &output).await,
-        Command::Provider(command) => provider::run(command, database()?, &output).await,
-        Command::Retention(command) => retention::run(command, database()?, &output).await,
-        Command::Action(command) => action::run(command, database()?, &output).await,
-        Command::MasterKey(command) => master_key::run(command, database, &output).await,
-        Command::DatabasePassword(command) => database_password::run(command, &output),
-        Command::Secrets(command) => secret_set::run(command, &output),
-        Command::Migrate(command) => migrate::run(command, database()?, &output).await,
-        Command::Recover(command) => recover::run(command, database()?, &output).await,
+        Command::Partner(command) => partner::run(command, console).await,
+        Command::Option(command) => option::run(command, console).await,
+        Command::Delivery(command) => delivery::run(command, console).await,
+        Command::Endpoint(command) => endpoint::run(command, console).await,
+        Command::Order(command) => order::run(command, console).await,
+        Command::Placement(command) => placement::run(command, console).await,
+        Command::Provider(command) => provider::run(command, console).await,
+        Command::Retention(command) => retention::run(command, console).await,
+        Command::Action(command) => action::run(command, console).await,
+        Command::MasterKey(command) => master_key::run(command, console).await,
+        Command::Secrets(command) => secret_set::run(command, console),
+        Command::Migrate(command) => migrate::run(command, console).await,
+        Command::Recover(command) => recover::run(command, console).await,
     }
 }
 

@@ -16,24 +16,20 @@ pub struct Which {
 }
 
 /// Reads the partner with this id or access key.
-pub async fn find(connection: &mut PgConnection, which: &Which) -> anyhow::Result<Partner> {
-    partners::show(connection, &which.partner)
-        .await?
-        .with_context(|| unknown(which))
+pub async fn find(connection: &mut PgConnection, partner: &str) -> anyhow::Result<Partner> {
+    let found = partners::show(connection, partner).await?;
+    found.with_context(|| {
+        format!("there is no partner with the id or access key {partner:?}; see `esimctl partner list`")
+    })
 }
 
-/// The id of the partner with this id or access key.
-pub async fn find_id(connection: &mut PgConnection, partner: &str) -> anyhow::Result<PartnerId> {
-    let which = Which {
-        partner: partner.to_owned(),
-    };
-    Ok(find(connection, &which).await?.partner_id.into())
-}
-
-/// The error for an unknown partner.
-pub fn unknown(which: &Which) -> String {
-    format!(
-        "there is no partner with the id or access key {:?}; see `esimctl partner list`",
-        which.partner
-    )
+/// The id of the partner with this id or access key, if one is named.
+pub async fn find_id(
+    connection: &mut PgConnection,
+    partner: Option<&String>,
+) -> anyhow::Result<Option<PartnerId>> {
+    match partner {
+        Some(partner) => Ok(Some(find(connection, partner).await?.partner_id.into())),
+        None => Ok(None),
+    }
 }

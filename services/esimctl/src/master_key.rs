@@ -13,13 +13,13 @@ use clap::Subcommand;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use store::{
-    config::{DatabaseConfig, MasterKeyConfig, MasterKeyError},
+    config::{MasterKeyConfig, MasterKeyError},
     vault::Vault,
 };
 
-use crate::{database::NoDatabase, output::Output, reencrypt, secret_file};
+use crate::{console::Console, reencrypt, secret_file};
 
-pub const EXAMPLES: &str = "Examples:
+const EXAMPLES: &str = "Examples:
   esimctl master-key create master.key                 fails if the file exists
   esimctl master-key create master.key --if-missing    keeps an existing file
   MASTER_KEY=new:…,first:… esimctl master-key create master.key --if-missing
@@ -51,19 +51,15 @@ pub enum Command {
     Reencrypt(reencrypt::Reencrypt),
 }
 
-pub async fn run<'a>(
-    command: &Command,
-    database: impl FnOnce() -> Result<&'a DatabaseConfig, NoDatabase>,
-    output: &Output,
-) -> anyhow::Result<()> {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::Create {
             file,
             keys,
             if_missing,
-        } => create(file, keys.as_ref(), *if_missing, output),
-        Command::Status(master_key) => reencrypt::status(master_key, database()?, output).await,
-        Command::Reencrypt(asked) => reencrypt::run(asked, database()?, output).await,
+        } => create(file, keys.as_ref(), *if_missing, console),
+        Command::Status(master_key) => reencrypt::status(master_key, console).await,
+        Command::Reencrypt(asked) => reencrypt::run(asked, console).await,
     }
 }
 
@@ -72,9 +68,14 @@ pub fn ensure(file: &Path, given: Option<&SecretString>) -> anyhow::Result<()> {
     write(file, given, true).map(drop)
 }
 
-fn create(file: &Path, keys: Option<&SecretString>, if_missing: bool, output: &Output) -> anyhow::Result<()> {
+fn create(
+    file: &Path,
+    keys: Option<&SecretString>,
+    if_missing: bool,
+    console: &Console,
+) -> anyhow::Result<()> {
     let (what, text) = write(file, keys, if_missing)?;
-    output.print(&json!({ "file": file, "outcome": what }), || text)
+    console.print(&json!({ "file": file, "outcome": what }), || text)
 }
 
 /// The outcome as a word and as a text.
@@ -145,7 +146,7 @@ mod tests {
 
     fn create(file: &std::path::Path, keys: Option<&str>, if_missing: bool) -> anyhow::Result<()> {
         let keys = keys.map(SecretString::from);
-        super::create(file, keys.as_ref(), if_missing, &Output::new(true))
+        super::create(file, keys.as_ref(), if_missing, &Console::new(true, None))
     }
 
     #[test]

@@ -13,15 +13,11 @@ use signing::scram;
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
 use store::{
     PgConnection,
-    config::DatabaseConfig,
     schema::{self, Patience, SchemaError, Wait},
 };
 use tokio::time::{sleep, timeout};
 
-use crate::{
-    database::{APPLICATION, UNREACHABLE, unreachable},
-    output::Output,
-};
+use crate::console::{Console, UNREACHABLE, unreachable};
 
 pub const EXAMPLES: &str = "Examples:
   esimctl migrate                    does nothing if no migration is missing
@@ -63,9 +59,8 @@ fn lock_timeout(text: &str) -> Result<Duration, String> {
     Ok(timeout)
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let options = database.options(APPLICATION)?;
-    let mut connection = wait_until_up(&options).await?;
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    let mut connection = wait_until_up(&console.database()?).await?;
     let was = match schema::check(&mut connection).await {
         Ok(found) | Err(SchemaError::Behind { found, .. }) => found,
         Err(error) => return Err(error.into()),
@@ -92,7 +87,7 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             .context("the roles lack their privileges; only the owner of the tables can grant them")?
     };
     let roles: Vec<&str> = roles.iter().map(|role| role.name).collect();
-    output.print(
+    console.print(
         &json!({ "schema_version": version, "was": was, "roles": roles }),
         || {
             let state = if was == version {

@@ -11,20 +11,9 @@ use clap::Subcommand;
 use domain::OptionId;
 use serde_json::{Map, Value, json};
 use sqlx::Connection;
-use store::{
-    config::DatabaseConfig,
-    options::{self, ProductOption},
-};
+use store::options::{self, ProductOption};
 
-use crate::{
-    database::connect,
-    output::{Output, table},
-};
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl option list
-  esimctl option import options.json
-  sandbox catalogue | esimctl option import -";
+use crate::{console::Console, output::Row};
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl option list
@@ -68,22 +57,23 @@ pub enum Command {
     },
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List => {
-            let catalogue = options::changed_since(&mut connect(database).await?, 0).await?;
+            let catalogue = options::changed_since(&mut console.connect().await?, 0).await?;
             let catalogue: Vec<ProductOption> = catalogue.into_iter().map(|(option, _)| option).collect();
-            output.print(&catalogue, || list(&catalogue))
+            let none = "The catalogue is empty; see `esimctl option import --help`.";
+            console.print_list(&catalogue, none, row)
         }
-        Command::Import { file } => import(file, database, output).await,
+        Command::Import { file } => import(file, console).await,
     }
 }
 
-async fn import(file: &str, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+async fn import(file: &str, console: &Console) -> anyhow::Result<()> {
     // First: the process that writes to our standard input must not see a broken pipe.
     let text = read(file)?;
     let catalogue = parse(&text).with_context(|| format!("nothing was imported from {file}"))?;
-    let mut connection = connect(database).await?;
+    let mut connection = console.connect().await?;
     let mut transaction = connection.begin().await?;
     let mut imported = 0;
     for option in &catalogue {
@@ -91,7 +81,7 @@ async fn import(file: &str, database: &DatabaseConfig, output: &Output) -> anyho
     }
     transaction.commit().await?;
     let unchanged = catalogue.len() - imported;
-    output.print(&json!({ "imported": imported, "unchanged": unchanged }), || {
+    console.print(&json!({ "imported": imported, "unchanged": unchanged }), || {
         format!("{imported} imported, {unchanged} unchanged")
     })
 }
@@ -130,11 +120,16 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     let mut catalogue = Vec::with_capacity(entries.len());
     let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(entries.len());
     for (index, entry) in entries.into_iter().enumerate() {
+        let Value::Object(values) = entry else {
+            faults.push(format!("options[{index}] is no object"));
+            continue;
+        };
         let mut fields = Fields {
             faults: &mut faults,
-            entry: format!("options[{index}]"),
+            index,
+            values,
         };
-        let Some(option) = fields.read(entry) else {
+        let Some(option) = fields.read() else {
             continue;
         };
         if let Some(first) = first_with.insert(option.option_id, index) {
@@ -151,52 +146,47 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     Ok(catalogue)
 }
 
-/// Reads one entry and collects its faults.
+/// Reads the fields of one entry and collects its faults.
 struct Fields<'a> {
     faults: &'a mut Vec<String>,
-    entry: String,
+    index: usize,
+    /// The fields that are not read yet.
+    values: Map<String, Value>,
 }
 
 impl Fields<'_> {
     fn fault(&mut self, field: &str, what: &str) {
-        self.faults.push(format!("{} {field} {what}", self.entry));
+        self.faults
+            .push(format!("options[{}] {field} {what}", self.index));
     }
 
     /// `None` means that a fault was recorded.
-    fn read(&mut self, entry: Value) -> Option<ProductOption> {
-        let Value::Object(mut entry) = entry else {
-            self.faults.push(format!("{} is no object", self.entry));
-            return None;
-        };
+    fn read(&mut self) -> Option<ProductOption> {
         let known = self.faults.len();
-        let option_id = self.parsed(
-            &mut entry,
-            "option_id",
-            |text| text.parse().ok(),
-            ", which is no UUID with hyphens",
-        );
-        let name = self.text(&mut entry, "name");
+        let no_id = ", which is no UUID with hyphens";
+        let option_id = self.parsed("option_id", |text| text.parse().ok(), no_id);
+        let name = self.text("name");
         // It is part of the subjects of its jobs.
         let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
         let provider = self.parsed(
-            &mut entry,
             "provider",
             |text| text.bytes().all(is_plain).then(|| text.to_owned()),
             "; use lower case letters, digits, - and _ as in sandbox or usimsa",
         );
-        let provider_option_id = self.text(&mut entry, "provider_option_id");
-        let environment = self.parsed(
-            &mut entry,
-            "environment",
-            |text| text.parse().ok(),
-            "; it must be sandbox or live",
-        );
-        let enabled = self.enabled(&mut entry);
-        for field in entry.keys() {
-            self.fault(
-                &format!("{field:?}"),
-                &format!("is no field; the fields are {}", FIELDS.join(", ")),
-            );
+        let provider_option_id = self.text("provider_option_id");
+        let no_environment = "; it must be sandbox or live";
+        let environment = self.parsed("environment", |text| text.parse().ok(), no_environment);
+        let enabled = match self.values.remove("enabled") {
+            None => Some(true),
+            Some(Value::Bool(enabled)) => Some(enabled),
+            Some(_) => {
+                self.fault("enabled", "must be true or false");
+                None
+            }
+        };
+        for field in std::mem::take(&mut self.values).keys() {
+            let what = format!("is no field; the fields are {}", FIELDS.join(", "));
+            self.fault(&format!("{field:?}"), &what);
         }
         if self.faults.len() > known {
             return None;
@@ -211,8 +201,8 @@ impl Fields<'_> {
         })
     }
 
-    fn text(&mut self, entry: &mut Map<String, Value>, field: &str) -> Option<String> {
-        let fault = match entry.remove(field) {
+    fn text(&mut self, field: &str) -> Option<String> {
+        let fault = match self.values.remove(field) {
             None => "is missing".to_owned(),
             Some(Value::String(text)) if text.trim().is_empty() => "is blank".to_owned(),
             Some(Value::String(text)) if text.chars().any(char::is_control) => {
@@ -231,56 +221,28 @@ impl Fields<'_> {
     /// `otherwise` follows the text in the fault of one that `parse` refuses.
     fn parsed<T>(
         &mut self,
-        entry: &mut Map<String, Value>,
         field: &str,
         parse: impl FnOnce(&str) -> Option<T>,
         otherwise: &str,
     ) -> Option<T> {
-        let text = self.text(entry, field)?;
+        let text = self.text(field)?;
         let parsed = parse(&text);
         if parsed.is_none() {
             self.fault(field, &format!("is {text:?}{otherwise}"));
         }
         parsed
     }
-
-    fn enabled(&mut self, entry: &mut Map<String, Value>) -> Option<bool> {
-        match entry.remove("enabled") {
-            None => Some(true),
-            Some(Value::Bool(enabled)) => Some(enabled),
-            Some(_) => {
-                self.fault("enabled", "must be true or false");
-                None
-            }
-        }
-    }
 }
 
-fn list(catalogue: &[ProductOption]) -> String {
-    if catalogue.is_empty() {
-        return "The catalogue is empty; see `esimctl option import --help`.".to_owned();
-    }
-    let rows = catalogue.iter().map(|option| {
-        [
-            option.option_id.to_string(),
-            option.name.clone(),
-            option.provider.clone(),
-            option.provider_option_id.clone(),
-            option.environment.to_string(),
-            if option.enabled { "yes" } else { "no" }.to_owned(),
-        ]
-    });
-    table(
-        [
-            "option_id",
-            "name",
-            "provider",
-            "provider_option_id",
-            "environment",
-            "enabled",
-        ],
-        rows,
-    )
+fn row(option: &ProductOption) -> Row<6> {
+    [
+        ("option_id", option.option_id.to_string()),
+        ("name", option.name.clone()),
+        ("provider", option.provider.clone()),
+        ("provider_option_id", option.provider_option_id.clone()),
+        ("environment", option.environment.to_string()),
+        ("enabled", if option.enabled { "yes" } else { "no" }.to_owned()),
+    ]
 }
 
 #[cfg(test)]

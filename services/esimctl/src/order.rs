@@ -3,22 +3,14 @@
 use anyhow::bail;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
-use store::{
-    config::DatabaseConfig,
-    operator::orders::{self, OrderView, PlacementView, TopupView},
-};
+use store::operator::orders::{self, OrderView, PlacementView, TopupView};
 use time::OffsetDateTime;
 
 use crate::{
-    database::connect,
+    console::Console,
     erase::{self, EraseOrder},
-    output::{Output, dash, moment, moment_after, printable, properties, table, took},
+    output::{Row, moment_after, or_dash, printable, properties, table, took, utc},
 };
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl order show acme-1001
-  esimctl order show 0199aabb-ccdd-7eee-8fff-001122334455 --json
-  esimctl order erase acme-1001 --dry-run";
 
 const SHOW_EXAMPLES: &str = "Examples:
   esimctl order show acme-1001                               a partner's external_order_id
@@ -46,19 +38,19 @@ pub enum Command {
     Erase(EraseOrder),
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let id = match command {
         Command::Show { id } => id,
-        Command::Erase(asked) => return erase::order(asked, database, output).await,
+        Command::Erase(asked) => return erase::order(asked, console).await,
     };
-    let mut connection = connect(database).await?;
+    let mut connection = console.connect().await?;
     let found = orders::find(&mut connection, id).await?;
     if found.is_empty() {
         bail!(
             "there is no order {id:?}; `order show` takes our order id, a placement id, a topup id, an ICCID or an external order id"
         );
     }
-    output.print(&json!({ "orders": found }), || {
+    console.print(&json!({ "orders": found }), || {
         let mut parts: Vec<String> = found.iter().map(describe).collect();
         if found.len() >= MOST {
             parts.push(format!("Only the newest {MOST} orders with this id are shown."));
@@ -74,47 +66,18 @@ fn describe(order: &OrderView) -> String {
         ""
     };
     let erased = order.erased_at.map_or_else(String::new, |at| {
-        format!(" (erased {} UTC: ids, states and times are left)", moment(at))
+        format!(" (erased {}: ids, states and times are left)", utc(at))
     });
     let head = properties(&[
-        ("order_id", &order.order_id.to_string()),
-        ("external_order_id", &order.external_order_id),
-        ("partner_id", &order.partner_id.to_string()),
-        (
-            "accepted",
-            &format!("{} UTC{refused}{erased}", moment(order.created_at)),
-        ),
-        ("traceparent", order.traceparent.as_deref().unwrap_or("-")),
+        ("order_id", order.order_id.to_string()),
+        ("external_order_id", order.external_order_id.clone()),
+        ("partner_id", order.partner_id.to_string()),
+        ("accepted", format!("{}{refused}{erased}", utc(order.created_at))),
+        ("traceparent", or_dash(order.traceparent.as_ref())),
     ]);
-    let placements = table(
-        [
-            "#",
-            "placement_id",
-            "provider",
-            "state",
-            "attempt",
-            "attempted",
-            "placed",
-        ],
-        order
-            .placements
-            .iter()
-            .enumerate()
-            .map(|(index, placement)| placement_row(order, index, placement)),
-    );
-    let topups = table(
-        [
-            "#",
-            "topup_id",
-            "option_id",
-            "state",
-            "ready",
-            "webhook",
-            "delivered",
-            "total",
-        ],
-        order.topups.iter().map(|topup| topup_row(order, topup)),
-    );
+    let placements = order.placements.iter().enumerate();
+    let placements = table(placements.map(|(index, placement)| placement_row(order, index, placement)));
+    let topups = table(order.topups.iter().map(|topup| topup_row(order, topup)));
     let mut parts = vec![head, placements, topups];
     let notes = notes(order);
     if !notes.is_empty() {
@@ -124,35 +87,37 @@ fn describe(order: &OrderView) -> String {
     parts.join("\n\n")
 }
 
-fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> [String; 7] {
+fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> Row<7> {
     let accepted = Some(order.created_at);
+    let attempted = placement.attempted_at;
     [
-        (index + 1).to_string(),
-        placement.placement_id.to_string(),
-        placement.provider.clone(),
-        placement.state.clone(),
-        placement.attempt.to_string(),
-        stage(order, accepted, placement.attempted_at),
-        stage(order, placement.attempted_at.or(accepted), placement.placed_at),
+        ("#", (index + 1).to_string()),
+        ("placement_id", placement.placement_id.to_string()),
+        ("provider", placement.provider.clone()),
+        ("state", placement.state.clone()),
+        ("attempt", placement.attempt.to_string()),
+        ("attempted", stage(order, accepted, attempted)),
+        (
+            "placed",
+            stage(order, attempted.or(accepted), placement.placed_at),
+        ),
     ]
 }
 
-fn topup_row(order: &OrderView, topup: &TopupView) -> [String; 8] {
-    let placement = order
-        .placements
-        .iter()
-        .position(|placement| placement.placement_id == topup.placement_id);
+fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
+    let is_of = |placement: &PlacementView| placement.placement_id == topup.placement_id;
+    let placement = order.placements.iter().position(is_of);
     let placed_at = placement.and_then(|index| order.placements[index].placed_at);
     let total = topup.delivered_at.map(|at| took(at - order.created_at));
     [
-        placement.map_or_else(dash, |index| (index + 1).to_string()),
-        topup.topup_id.clone(),
-        topup.option_id.to_string(),
-        topup.state.clone(),
-        stage(order, placed_at, topup.ready_at),
-        topup.delivery.clone().unwrap_or_else(dash),
-        stage(order, topup.ready_at, topup.delivered_at),
-        total.unwrap_or_else(dash),
+        ("#", or_dash(placement.map(|index| index + 1))),
+        ("topup_id", topup.topup_id.clone()),
+        ("option_id", topup.option_id.to_string()),
+        ("state", topup.state.clone()),
+        ("ready", stage(order, placed_at, topup.ready_at)),
+        ("webhook", or_dash(topup.delivery.as_ref())),
+        ("delivered", stage(order, topup.ready_at, topup.delivered_at)),
+        ("total", or_dash(total)),
     ]
 }
 
@@ -168,15 +133,10 @@ fn notes(order: &OrderView) -> Vec<String> {
         )
     });
     let topups = order.topups.iter().map(|topup| {
+        let erased = topup.erased_at.map(|at| format!("profile erased {}", utc(at)));
         (
             format!("topup {}", topup.topup_id),
-            list([
-                topup.reason.clone(),
-                webhook_attempts(order, topup),
-                topup
-                    .erased_at
-                    .map(|at| format!("profile erased {} UTC", moment(at))),
-            ]),
+            list([topup.reason.clone(), webhook_attempts(order, topup), erased]),
         )
     });
     placements
@@ -188,12 +148,13 @@ fn notes(order: &OrderView) -> Vec<String> {
 
 /// The end of a stage and its duration.
 fn stage(order: &OrderView, began: Option<OffsetDateTime>, ended: Option<OffsetDateTime>) -> String {
-    let Some(ended) = ended else { return dash() };
-    let at = moment_after(order.created_at, ended);
-    match began {
-        Some(began) => format!("{at} +{}", took(ended - began)),
-        None => at,
-    }
+    or_dash(ended.map(|ended| {
+        let at = moment_after(order.created_at, ended);
+        match began {
+            Some(began) => format!("{at} +{}", took(ended - began)),
+            None => at,
+        }
+    }))
 }
 
 /// The attempts of a delivery, unless the first one was acknowledged.

@@ -1,51 +1,27 @@
-//! The output of a command: text, or one JSON value.
+//! The text that commands print.
 
-use std::io::Write;
-
-use anyhow::Context;
 use comfy_table::{LineStyle, Table, TableStyle};
-use serde::Serialize;
 use time::{Duration, OffsetDateTime, macros::format_description};
 
 /// Columns under a ruled header, without other lines: easy to copy and to cut.
 const STYLE: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─'));
 
-/// Prints the result of a command on standard output.
-pub struct Output {
-    json: bool,
-}
-
-impl Output {
-    pub fn new(json: bool) -> Self {
-        Self { json }
-    }
-
-    /// Prints `value` with `--json`, else the text.
-    pub fn print<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
-        let text = if self.json {
-            serde_json::to_string(value)?
-        } else {
-            text()
-        };
-        let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{text}")
-            .and_then(|()| stdout.flush())
-            .context("cannot write to standard output")
-    }
-}
+/// A row of a table: the names of the columns with the cells.
+pub type Row<const N: usize> = [(&'static str, String); N];
 
 /// A table with a row per item. Never wrapped, so that ids can be copied.
-pub fn table<const N: usize>(header: [&str; N], rows: impl IntoIterator<Item = [String; N]>) -> String {
+pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
     let mut table = Table::new();
-    table.load_style(STYLE).set_header(header);
+    table.load_style(STYLE);
     for row in rows {
-        table.add_row(row.map(|cell| printable(&cell)));
+        table.set_header(row.each_ref().map(|(name, _)| *name));
+        table.add_row(row.map(|(_, cell)| printable(&cell)));
     }
     table.trim_fmt()
 }
 
 /// A line per property. Never wrapped.
-pub fn properties(rows: &[(&str, &str)]) -> String {
+pub fn properties(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
     let lines: Vec<String> = rows
         .iter()
@@ -84,14 +60,14 @@ pub fn moment(at: OffsetDateTime) -> String {
     at.format(format).unwrap_or_else(|_| at.to_string())
 }
 
-/// A UTC time with its zone; `-` if there is none.
-pub fn utc(at: Option<OffsetDateTime>) -> String {
-    at.map_or_else(dash, |at| format!("{} UTC", moment(at)))
+/// A UTC time with its zone.
+pub fn utc(at: OffsetDateTime) -> String {
+    format!("{} UTC", moment(at))
 }
 
-/// The cell of a missing value.
-pub fn dash() -> String {
-    "-".to_owned()
+/// The value, or `-` if it is missing.
+pub fn or_dash<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }
 
 /// A time after `start`, without the date if it is the same.
@@ -149,10 +125,7 @@ mod tests {
 
     #[test]
     fn tables_have_a_ruled_header_and_no_trailing_blanks() {
-        let text = table(
-            ["name", "state"],
-            [["a\u{1b}[31m".to_owned(), "ready".to_owned()]],
-        );
+        let text = table([[("name", "a\u{1b}[31m".to_owned()), ("state", "ready".to_owned())]]);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "{text}");
         assert!(lines[1].chars().all(|character| character == '─'), "{text}");

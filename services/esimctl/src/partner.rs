@@ -6,11 +6,11 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
 };
 use domain::{Environment, PartnerId};
-use serde::Serialize;
 use serde_json::json;
 use signing::generate;
 use store::{
-    config::{DatabaseConfig, MasterKeyConfig},
+    PgConnection,
+    config::MasterKeyConfig,
     events::Kind,
     partners::{self, Limit, NewLimits, NewPartner, Partner},
     vault::Keyring,
@@ -18,21 +18,13 @@ use store::{
 use webhooks::{config::HttpConfig, guard, url::WebhookUrl};
 
 use crate::{
-    database::connect,
+    console::Console,
     erase::{self, ErasePartner},
-    lookup::{Which, find, unknown},
-    output::{Output, moment, properties, table},
+    lookup::{Which, find},
+    output::{Row, or_dash, printable, properties, utc},
     rotate::{self, Rotate},
     webhook_url::WebhookUrlParser,
 };
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl partner create --name 'Acme Travel' --environment sandbox
-  esimctl partner list
-  esimctl partner set-webhook ak_0123456789abcdef01234567 --url https://acme.example/webhooks
-  esimctl partner rotate-keys ak_0123456789abcdef01234567 --overlap 24h
-  esimctl partner rotate-webhook-secret ak_0123456789abcdef01234567 --overlap 24h
-  esimctl partner erase ak_0123456789abcdef01234567 --dry-run";
 
 const CREATE_EXAMPLES: &str = "Examples:
   esimctl partner create --name 'Acme Travel' --environment sandbox
@@ -216,6 +208,17 @@ pub struct Limits {
     units_per_second: Option<Limit>,
 }
 
+impl Limits {
+    fn new_limits(&self) -> NewLimits {
+        NewLimits {
+            max_in_flight: self.max_in_flight.unwrap_or_default(),
+            requests_per_second: self.requests_per_second.unwrap_or_default(),
+            orders_per_second: self.orders_per_second.unwrap_or_default(),
+            units_per_second: self.units_per_second.unwrap_or_default(),
+        }
+    }
+}
+
 /// Whether a signature covers the query and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Covered {
@@ -235,51 +238,54 @@ fn limit(text: &str) -> Result<Limit, String> {
     }
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::Create(new) => create(new, database, output).await,
+        Command::Create(new) => create(new, console).await,
         Command::List => {
-            let partners = partners::list(&mut connect(database).await?).await?;
-            output.print(&partners, || list(&partners))
+            let partners = partners::list(&mut console.connect().await?).await?;
+            let none = "There are no partners yet; see `esimctl partner create --help`.";
+            console.print_list(&partners, none, row)
         }
         Command::Show(which) => {
-            let partner = find(&mut connect(database).await?, which).await?;
-            output.print(&partner, || describe(&partner))
+            let partner = find(&mut console.connect().await?, &which.partner).await?;
+            console.print(&partner, || describe(&partner))
         }
         Command::SetWebhook {
             which,
             endpoint,
             http,
-        } => set_webhook(which, endpoint, *http, database, output).await,
-        Command::SetEvents { which, events } => set_events(which, events, database, output).await,
-        Command::Disable(which) => set_disabled(which, true, database, output).await,
-        Command::Enable(which) => set_disabled(which, false, database, output).await,
-        Command::SetLimits { which, limits } => set_limits(which, limits, database, output).await,
-        Command::SetSigning { which, body } => set_signing(which, *body, database, output).await,
-        Command::RotateKeys(rotate) => rotate::keys(rotate, database, output).await,
-        Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, database, output).await,
-        Command::Erase(asked) => erase::partner(asked, database, output).await,
+        } => set_webhook(which, endpoint, *http, console).await,
+        Command::SetEvents { which, events } => {
+            let set = async |connection: &mut PgConnection, id| {
+                partners::set_events(connection, id, &events.events).await
+            };
+            change(which, console, set).await
+        }
+        Command::Disable(which) => set_disabled(which, true, console).await,
+        Command::Enable(which) => set_disabled(which, false, console).await,
+        Command::SetLimits { which, limits } => {
+            let limits = limits.new_limits();
+            let set =
+                async |connection: &mut PgConnection, id| partners::set_limits(connection, id, &limits).await;
+            change(which, console, set).await
+        }
+        Command::SetSigning { which, body } => {
+            let required = *body == Covered::Required;
+            let set = async |connection: &mut PgConnection, id| {
+                partners::set_signed_body_required(connection, id, required).await
+            };
+            change(which, console, set).await
+        }
+        Command::RotateKeys(rotate) => rotate::keys(rotate, console).await,
+        Command::RotateWebhookSecret(rotate) => rotate::webhook_secret(rotate, console).await,
+        Command::Erase(asked) => erase::partner(asked, console).await,
     }
 }
 
-/// A new partner with its secrets.
-#[derive(Serialize)]
-struct Created<'a> {
-    partner_id: PartnerId,
-    name: &'a str,
-    environment: Environment,
-    access_key: &'a str,
-    /// Base64.
-    secret_key: String,
-    webhook_url: Option<&'a str>,
-    /// `whsec_` and Base64.
-    webhook_secret: String,
-}
-
-async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+async fn create(new: &Create, console: &Console) -> anyhow::Result<()> {
     check_scheme(new.webhook_url.as_ref(), new.environment, new.http)?;
     let vault = new.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
-    let mut connection = connect(database).await?;
+    let mut connection = console.connect().await?;
     partners::check_master_key(&mut connection, &vault)
         .await
         .context("this is not the master key of the services; nothing was created")?;
@@ -297,59 +303,44 @@ async fn create(new: &Create, database: &DatabaseConfig, output: &Output) -> any
         webhook_secret: &webhook_secret,
     };
     partners::create(&mut connection, &vault, &partner).await?;
-    let created = Created {
-        partner_id,
-        name: &new.name,
-        environment: new.environment,
-        access_key: &access_key,
-        secret_key: secret_key.to_base64(),
-        webhook_url,
-        webhook_secret: webhook_secret.to_text(),
+    let created = json!({
+        "partner_id": partner_id, "name": new.name, "environment": new.environment, "access_key": access_key,
+        "secret_key": secret_key.to_base64(), "webhook_url": webhook_url, "webhook_secret": webhook_secret.to_text(),
+    });
+    let text = || {
+        let properties = properties(&[
+            ("partner_id", partner_id.to_string()),
+            ("name", new.name.clone()),
+            ("environment", new.environment.to_string()),
+            ("access_key", access_key.clone()),
+            ("secret_key", secret_key.to_base64()),
+            ("webhook_url", or_dash(webhook_url)),
+            ("webhook_secret", webhook_secret.to_text()),
+        ]);
+        format!("{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe.")
     };
-    output
-        .print(&created, || describe_created(&created))
-        .with_context(|| {
-            format!(
-                "the secrets of the new partner {partner_id} were not shown; disable it and create another"
-            )
-        })
-}
-
-fn describe_created(created: &Created<'_>) -> String {
-    let properties = properties(&[
-        ("partner_id", &created.partner_id.to_string()),
-        ("name", created.name),
-        ("environment", created.environment.as_str()),
-        ("access_key", created.access_key),
-        ("secret_key", &created.secret_key),
-        ("webhook_url", created.webhook_url.unwrap_or("-")),
-        ("webhook_secret", &created.webhook_secret),
-    ]);
-    format!("{properties}\n\nsecret_key and webhook_secret are shown only now: keep them safe.")
+    console.print(&created, text).with_context(|| {
+        format!("the secrets of the new partner {partner_id} were not shown; disable it and create another")
+    })
 }
 
 async fn set_webhook(
     which: &Which,
     endpoint: &Endpoint,
     http: HttpConfig,
-    database: &DatabaseConfig,
-    output: &Output,
+    console: &Console,
 ) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let Partner {
-        partner_id,
-        name,
-        environment,
-        ..
-    } = find(&mut connection, which).await?;
-    check_scheme(endpoint.url.as_ref(), environment.parse()?, http)?;
+    let mut connection = console.connect().await?;
+    let partner = find(&mut connection, &which.partner).await?;
+    let partner_id = partner.partner_id;
+    check_scheme(endpoint.url.as_ref(), partner.environment.parse()?, http)?;
     let url = endpoint.url.as_ref().map(WebhookUrl::as_str);
     let due = partners::set_webhook(&mut connection, partner_id.into(), url)
         .await?
-        .with_context(|| unknown(which))?;
+        .with_context(|| format!("partner {partner_id} is gone"))?;
     let result = json!({ "partner_id": partner_id, "webhook_url": url, "deliveries_due": due });
-    output.print(&result, || {
-        let name = crate::output::printable(&name);
+    console.print(&result, || {
+        let name = printable(&partner.name);
         match (url, due) {
             (None, _) => format!("webhooks of {name} wait until a URL is set"),
             (Some(url), 0) => format!("webhooks of {name} go to {url}; none was waiting"),
@@ -360,152 +351,87 @@ async fn set_webhook(
     })
 }
 
-async fn set_events(
+async fn set_disabled(which: &Which, disabled: bool, console: &Console) -> anyhow::Result<()> {
+    let set =
+        async |connection: &mut PgConnection, id| partners::set_disabled(connection, id, disabled).await;
+    change(which, console, set).await
+}
+
+/// Changes a partner and shows it.
+async fn change(
     which: &Which,
-    events: &Events,
-    database: &DatabaseConfig,
-    output: &Output,
+    console: &Console,
+    change: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<bool, store::Error>,
 ) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let partner = find(&mut connection, which).await?;
-    partners::set_events(&mut connection, partner.partner_id.into(), &events.events).await?;
-    let partner = find(&mut connection, which).await?;
-    output.print(&partner, || describe(&partner))
+    let mut connection = console.connect().await?;
+    let partner = find(&mut connection, &which.partner).await?;
+    change(&mut connection, partner.partner_id.into()).await?;
+    let partner = find(&mut connection, &which.partner).await?;
+    console.print(&partner, || describe(&partner))
 }
 
-async fn set_disabled(
-    which: &Which,
-    disabled: bool,
-    database: &DatabaseConfig,
-    output: &Output,
-) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let partner = find(&mut connection, which).await?;
-    partners::set_disabled(&mut connection, partner.partner_id.into(), disabled).await?;
-    let partner = find(&mut connection, which).await?;
-    output.print(&partner, || describe(&partner))
-}
-
-async fn set_limits(
-    which: &Which,
-    limits: &Limits,
-    database: &DatabaseConfig,
-    output: &Output,
-) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let partner = find(&mut connection, which).await?;
-    let new = NewLimits {
-        max_in_flight: limits.max_in_flight.unwrap_or_default(),
-        requests_per_second: limits.requests_per_second.unwrap_or_default(),
-        orders_per_second: limits.orders_per_second.unwrap_or_default(),
-        units_per_second: limits.units_per_second.unwrap_or_default(),
-    };
-    partners::set_limits(&mut connection, partner.partner_id.into(), &new).await?;
-    let partner = find(&mut connection, which).await?;
-    output.print(&partner, || describe(&partner))
-}
-
-async fn set_signing(
-    which: &Which,
-    body: Covered,
-    database: &DatabaseConfig,
-    output: &Output,
-) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
-    let partner = find(&mut connection, which).await?;
-    let required = body == Covered::Required;
-    partners::set_signed_body_required(&mut connection, partner.partner_id.into(), required).await?;
-    let partner = find(&mut connection, which).await?;
-    output.print(&partner, || describe(&partner))
-}
-
-fn list(partners: &[Partner]) -> String {
-    if partners.is_empty() {
-        return "There are no partners yet; see `esimctl partner create --help`.".to_owned();
-    }
-    let rows = partners.iter().map(|partner| {
-        [
-            partner.partner_id.to_string(),
-            partner.name.clone(),
-            partner.environment.clone(),
-            partner.access_key.clone(),
-            with_rotations(state(partner), partner),
-            partner.webhook_url.clone().unwrap_or_else(|| "-".to_owned()),
-        ]
-    });
-    table(
-        [
-            "partner_id",
-            "name",
-            "environment",
-            "access_key",
-            "state",
-            "webhook_url",
-        ],
-        rows,
-    )
-}
-
-fn describe(partner: &Partner) -> String {
-    let partner_id = partner.partner_id.to_string();
-    let (state, created) = (state(partner), format!("{} UTC", moment(partner.created_at)));
-    let old_keys = partner.old_access_key.as_deref().zip(partner.old_keys_until);
-    let old_keys = old_keys.map(|(key, until)| format!("{key} until {} UTC", moment(until)));
-    let old_secret = partner
-        .old_webhook_secret_until
-        .map(|until| format!("until {} UTC", moment(until)));
-    let mut rows = vec![
-        ("partner_id", partner_id.as_str()),
-        ("name", &partner.name),
-        ("environment", &partner.environment),
-        ("access_key", &partner.access_key),
-    ];
-    rows.extend(old_keys.as_deref().map(|old| ("old access_key", old)));
-    rows.extend([
-        ("state", state.as_str()),
-        ("webhook_url", partner.webhook_url.as_deref().unwrap_or("-")),
-    ]);
-    let events = partner.webhook_events.join(", ");
-    if !events.is_empty() {
-        rows.push(("webhook events", &events));
-    }
-    rows.extend(old_secret.as_deref().map(|old| ("old webhook_secret", old)));
-    let limits: Vec<(&str, String)> = [
-        ("max_in_flight", partner.max_in_flight),
-        ("requests_per_second", partner.requests_per_second),
-        ("orders_per_second", partner.orders_per_second),
-        ("units_per_second", partner.units_per_second),
-    ]
-    .into_iter()
-    .filter_map(|(name, limit)| Some((name, limit?.to_string())))
-    .collect();
-    rows.extend(limits.iter().map(|(name, limit)| (*name, limit.as_str())));
-    if partner.signed_body_required {
-        rows.push(("signed body", "required"));
-    }
-    rows.push(("created", &created));
-    properties(&rows)
-}
-
-fn state(partner: &Partner) -> String {
-    match partner.disabled_at {
-        Some(at) => format!("disabled since {} UTC", moment(at)),
-        None if partner.has_secret_key => "enabled".to_owned(),
-        None => "enabled, but without a secret key".to_owned(),
-    }
-}
-
-/// The state, with old keys and secrets that are still valid.
-fn with_rotations(mut state: String, partner: &Partner) -> String {
+fn row(partner: &Partner) -> Row<6> {
+    let mut state = state(partner);
+    // Old keys and secrets that are still valid.
     for (what, until) in [
         ("keys", partner.old_keys_until),
         ("webhook secret", partner.old_webhook_secret_until),
     ] {
         if let Some(until) = until {
-            state = format!("{state}, old {what} until {} UTC", moment(until));
+            state = format!("{state}, old {what} until {}", utc(until));
         }
     }
-    state
+    [
+        ("partner_id", partner.partner_id.to_string()),
+        ("name", partner.name.clone()),
+        ("environment", partner.environment.clone()),
+        ("access_key", partner.access_key.clone()),
+        ("state", state),
+        ("webhook_url", or_dash(partner.webhook_url.as_ref())),
+    ]
+}
+
+fn describe(partner: &Partner) -> String {
+    let old_keys = partner.old_access_key.as_deref().zip(partner.old_keys_until);
+    let old_secret = partner.old_webhook_secret_until;
+    let events = Some(partner.webhook_events.join(", ")).filter(|events| !events.is_empty());
+    let limit = |limit: Option<i32>| limit.map(|limit| limit.to_string());
+    let rows = [
+        ("partner_id", Some(partner.partner_id.to_string())),
+        ("name", Some(partner.name.clone())),
+        ("environment", Some(partner.environment.clone())),
+        ("access_key", Some(partner.access_key.clone())),
+        (
+            "old access_key",
+            old_keys.map(|(key, until)| format!("{key} until {}", utc(until))),
+        ),
+        ("state", Some(state(partner))),
+        ("webhook_url", Some(or_dash(partner.webhook_url.as_ref()))),
+        ("webhook events", events),
+        (
+            "old webhook_secret",
+            old_secret.map(|until| format!("until {}", utc(until))),
+        ),
+        ("max_in_flight", limit(partner.max_in_flight)),
+        ("requests_per_second", limit(partner.requests_per_second)),
+        ("orders_per_second", limit(partner.orders_per_second)),
+        ("units_per_second", limit(partner.units_per_second)),
+        (
+            "signed body",
+            partner.signed_body_required.then(|| "required".to_owned()),
+        ),
+        ("created", Some(utc(partner.created_at))),
+    ];
+    let known = rows.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    properties(&known.collect::<Vec<_>>())
+}
+
+fn state(partner: &Partner) -> String {
+    match partner.disabled_at {
+        Some(at) => format!("disabled since {}", utc(at)),
+        None if partner.has_secret_key => "enabled".to_owned(),
+        None => "enabled, but without a secret key".to_owned(),
+    }
 }
 
 fn name(text: &str) -> Result<String, String> {

@@ -7,23 +7,16 @@ use clap::{
 };
 use domain::{PlacementId, PlacementState, placement::Resolution};
 use serde_json::json;
-use store::{
-    config::DatabaseConfig,
-    operator::{
-        actions::Mode,
-        placements::{self, Listed, NotResolved, Resolved},
-    },
+use store::operator::{
+    actions::Mode,
+    placements::{self, Listed, NotResolved, Resolved},
 };
 
 use crate::{
     confirm::Confirm,
-    database::connect,
-    output::{Output, dash, moment, table},
+    console::{self, Console},
+    output::{Row, or_dash, utc},
 };
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl placement list --state parked
-  esimctl placement resolve 0199aabb-ccdd-7eee-8fff-001122334455 --bought --dry-run";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl placement list --state parked
@@ -90,28 +83,20 @@ pub struct Found {
 }
 
 impl Found {
-    fn resolution(&self) -> Resolution {
+    /// The resolution, and the command as it is recorded.
+    fn resolution(&self) -> (Resolution, &'static str) {
         if self.bought {
-            Resolution::Bought
+            (Resolution::Bought, "placement resolve --bought")
         } else if self.retry {
-            Resolution::Retry
+            (Resolution::Retry, "placement resolve --retry")
         } else {
-            Resolution::NotBought
-        }
-    }
-
-    /// The command, as recorded.
-    fn command(&self) -> &'static str {
-        match self.resolution() {
-            Resolution::Bought => "placement resolve --bought",
-            Resolution::NotBought => "placement resolve --not-bought",
-            Resolution::Retry => "placement resolve --retry",
+            (Resolution::NotBought, "placement resolve --not-bought")
         }
     }
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
     match command {
         Command::List {
             state,
@@ -119,29 +104,28 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
             limit,
         } => {
             let found = placements::list(&mut connection, *state, provider.as_deref(), *limit).await?;
-            output.print(&json!({ "placements": found }), || list(&found, *limit))
+            console.print(&json!({ "placements": found }), || list(&found, *limit))
         }
         Command::Resolve {
             placement_id,
             found,
             confirm,
         } => {
-            let mut resolve = async |mode| {
-                let resolved = placements::resolve(&mut connection, *placement_id, found.resolution(), mode);
+            let (resolution, command) = found.resolution();
+            let target = format!("placement {placement_id}");
+            let resolve = async |mode: Mode<'_>| {
+                let resolved = placements::resolve(&mut connection, *placement_id, resolution, mode);
                 resolved
                     .await
                     .map_err(|error| not_resolved(*placement_id, &error))
             };
-            if confirm.wants_preview() {
-                let preview = resolve(Mode::Preview).await?;
-                if confirm.dry_run {
-                    return output.print(&preview, || foretell(&preview));
-                }
-                confirm.ask(&foretell(&preview))?;
-            }
-            let (command, target) = (found.command(), format!("placement {placement_id}"));
-            let resolved = resolve(confirm.apply(command, &target)).await?;
-            output.print(&resolved, || describe(&resolved))
+            let print = |resolved: &Resolved, dry_run| {
+                let tell = if dry_run { foretell } else { describe };
+                console.print(resolved, || tell(resolved))
+            };
+            confirm
+                .carry_out(command, &target, resolve, foretell, print)
+                .await
         }
     }
 }
@@ -178,39 +162,26 @@ fn foretell(preview: &Resolved) -> String {
 }
 
 fn list(found: &[Listed], limit: i64) -> String {
-    if found.is_empty() {
-        return "There are no such placements.".to_owned();
-    }
-    let rows = found.iter().map(|one| {
-        [
-            one.placement_id.to_string(),
-            one.provider.clone(),
-            one.state.clone(),
-            one.attempt.to_string(),
-            if one.bought { "yes" } else { "-" }.to_owned(),
-            format!("{}/{}", one.pending, one.units),
-            format!("{} UTC", moment(one.created_at)),
-            one.external_order_id.clone(),
-            one.reason.clone().unwrap_or_else(dash),
-        ]
-    });
-    let header = [
-        "placement_id",
-        "provider",
-        "state",
-        "attempt",
-        "bought",
-        "pending",
-        "accepted",
-        "external_order_id",
-        "reason",
-    ];
-    let text = table(header, rows);
+    let text = console::list(found, "There are no such placements.", row);
     if i64::try_from(found.len()).is_ok_and(|shown| shown >= limit) {
         format!("{text}\n\nThere may be more: only {limit} are shown.")
     } else {
         text
     }
+}
+
+fn row(one: &Listed) -> Row<9> {
+    [
+        ("placement_id", one.placement_id.to_string()),
+        ("provider", one.provider.clone()),
+        ("state", one.state.clone()),
+        ("attempt", one.attempt.to_string()),
+        ("bought", if one.bought { "yes" } else { "-" }.to_owned()),
+        ("pending", format!("{}/{}", one.pending, one.units)),
+        ("accepted", utc(one.created_at)),
+        ("external_order_id", one.external_order_id.clone()),
+        ("reason", or_dash(one.reason.as_ref())),
+    ]
 }
 
 fn describe(resolved: &Resolved) -> String {

@@ -5,20 +5,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use serde_json::json;
-use store::{
-    config::DatabaseConfig,
-    providers::{self, ProviderBreaker},
-};
+use store::providers::{self, ProviderBreaker};
 
 use crate::{
-    database::connect,
-    output::{Output, dash, moment, printable, table, utc},
+    console::{self, Console},
+    output::{Row, or_dash, printable, utc},
 };
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl provider list
-  esimctl provider open usimsa --for 1h --reason 'their maintenance until 3:00'
-  esimctl provider close usimsa";
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl provider list
@@ -70,12 +62,13 @@ fn duration(text: &str) -> Result<Duration, String> {
     Ok(duration)
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let mut connection = connect(database).await?;
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    let mut connection = console.connect().await?;
     let (name, changed) = match command {
         Command::List => {
             let all = providers::list(&mut connection).await?;
-            return output.print(&json!({ "providers": all }), || list(&all));
+            let none = "There are no providers yet: a provisioner adds its own when it starts.";
+            return console.print(&json!({ "providers": all }), || console::list(&all, none, row));
         }
         Command::Open {
             name,
@@ -89,35 +82,26 @@ pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) 
     };
     let breaker =
         changed.with_context(|| format!("there is no provider {name:?}; see `esimctl provider list`"))?;
-    output.print(&breaker, || describe(&breaker))
+    console.print(&breaker, || describe(&breaker))
 }
 
-fn list(all: &[ProviderBreaker]) -> String {
-    if all.is_empty() {
-        return "There are no providers yet: a provisioner adds its own when it starts.".to_owned();
-    }
-    let rows = all.iter().map(|breaker| {
-        [
-            breaker.name.clone(),
-            breaker.state.as_str().to_owned(),
-            utc(breaker.open_until),
-            breaker.failures.to_string(),
-            format!("{} UTC", moment(breaker.changed_at)),
-            breaker.reason.clone().unwrap_or_else(dash),
-        ]
-    });
-    table(
-        ["provider", "breaker", "open until", "failures", "since", "reason"],
-        rows,
-    )
+fn row(breaker: &ProviderBreaker) -> Row<6> {
+    [
+        ("provider", breaker.name.clone()),
+        ("breaker", breaker.state.as_str().to_owned()),
+        ("open until", or_dash(breaker.open_until.map(utc))),
+        ("failures", breaker.failures.to_string()),
+        ("since", utc(breaker.changed_at)),
+        ("reason", or_dash(breaker.reason.as_ref())),
+    ]
 }
 
 fn describe(breaker: &ProviderBreaker) -> String {
     let name = printable(&breaker.name);
     match breaker.open_until {
         Some(until) => format!(
-            "nothing new is sent to {name} until {} UTC; its work waits",
-            moment(until)
+            "nothing new is sent to {name} until {}; its work waits",
+            utc(until)
         ),
         None => format!("the work of {name} goes on"),
     }

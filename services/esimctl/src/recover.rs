@@ -3,15 +3,14 @@
 use clap::Args;
 use serde_json::json;
 use store::{
-    config::DatabaseConfig,
     operator::actions::Mode,
     recover::{self, Recovered},
 };
 
 use crate::{
     confirm::Confirm,
-    database::connect,
-    output::{Output, moment, table},
+    console::Console,
+    output::{table, utc},
 };
 
 pub const EXAMPLES: &str = "Examples:
@@ -39,35 +38,29 @@ pub struct Command {
     park_unanswered: bool,
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let Command {
-        confirm,
-        park_unanswered,
-    } = command;
-    let mut connection = connect(database).await?;
-    let print = |recovered: &Recovered| {
-        let mut shown = json!(recovered);
-        shown["dry_run"] = json!(confirm.dry_run);
-        shown["moved"] = json!(recovered.accepted + recovered.placing);
-        output.print(&shown, || describe(recovered, command, confirm.dry_run))
-    };
-    if confirm.wants_preview() {
-        let preview = recover::recover(&mut connection, *park_unanswered, Mode::Preview).await?;
-        if confirm.dry_run {
-            return print(&preview);
-        }
-        confirm.ask(&describe(&preview, command, true))?;
-    }
-    let target = if *park_unanswered {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
+    let park = command.park_unanswered;
+    let mut connection = console.connect().await?;
+    let target = if park {
         "all placements, --park-unanswered"
     } else {
         "all placements"
     };
-    let mode = confirm.apply("recover", target);
-    print(&recover::recover(&mut connection, *park_unanswered, mode).await?)
+    let recover = async |mode: Mode<'_>| Ok(recover::recover(&mut connection, park, mode).await?);
+    let foretell = |recovered: &Recovered| describe(recovered, park, true);
+    let print = |recovered: &Recovered, dry_run| {
+        let mut shown = json!(recovered);
+        shown["dry_run"] = json!(dry_run);
+        shown["moved"] = json!(recovered.accepted + recovered.placing);
+        console.print(&shown, || describe(recovered, park, dry_run))
+    };
+    let confirm = &command.confirm;
+    confirm
+        .carry_out("recover", target, recover, foretell, print)
+        .await
 }
 
-fn describe(recovered: &Recovered, command: &Command, preview: bool) -> String {
+fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
     let Recovered {
         accepted,
         placing,
@@ -84,8 +77,8 @@ fn describe(recovered: &Recovered, command: &Command, preview: bool) -> String {
     )];
     match newest_order_at {
         Some(at) => lines.push(format!(
-            "The newest order is of {} UTC; later orders are lost",
-            moment(*at)
+            "The newest order is of {}; later orders are lost",
+            utc(*at)
         )),
         None => lines.push("There are no orders".to_owned()),
     }
@@ -98,7 +91,7 @@ fn describe(recovered: &Recovered, command: &Command, preview: bool) -> String {
         lines.push(format!(
             "{} orders may have been answered with 422 after the dump{}:",
             unanswered.len(),
-            if command.park_unanswered {
+            if park {
                 "; their placements are parked"
             } else {
                 "; they are bought all the same (--park-unanswered parks them)"
@@ -106,12 +99,12 @@ fn describe(recovered: &Recovered, command: &Command, preview: bool) -> String {
         ));
         let rows = unanswered.iter().take(NAMED).map(|order| {
             [
-                order.order_id.to_string(),
-                order.partner_id.to_string(),
-                order.external_order_id.clone(),
+                ("order_id", order.order_id.to_string()),
+                ("partner_id", order.partner_id.to_string()),
+                ("external_order_id", order.external_order_id.clone()),
             ]
         });
-        lines.push(table(["order_id", "partner_id", "external_order_id"], rows));
+        lines.push(table(rows));
         if unanswered.len() > NAMED {
             lines.push("… and more; --json lists all".to_owned());
         }

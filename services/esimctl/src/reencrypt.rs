@@ -8,15 +8,15 @@ use serde::Serialize;
 use serde_json::json;
 use store::{
     PgConnection,
-    config::{DatabaseConfig, MasterKeyConfig},
+    config::MasterKeyConfig,
     master_key::{self, Failed, Pass, Usage},
     partners,
     vault::{Keyring, Vault},
 };
 
 use crate::{
-    database::connect,
-    output::{Output, dash, printable, table},
+    console::Console,
+    output::{self, or_dash, printable, table},
 };
 
 pub const STATUS_EXAMPLES: &str = "Examples:
@@ -48,7 +48,7 @@ const PASSES: usize = 3;
 const NAMED: usize = 20;
 
 /// The values under a key.
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Row {
     /// The key's id; null for values without one.
     key: Option<String>,
@@ -62,25 +62,9 @@ struct Row {
     usage: Usage,
 }
 
-impl Row {
-    fn configured(key: Option<String>, usage: Usage) -> Self {
-        Self {
-            key,
-            configured: true,
-            encrypts: false,
-            purposes: Vec::new(),
-            usage,
-        }
-    }
-}
-
-pub async fn status(
-    keys: &MasterKeyConfig,
-    database: &DatabaseConfig,
-    output: &Output,
-) -> anyhow::Result<()> {
+pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result<()> {
     let vault = keys.vault(&Keyring::ALL)?;
-    let mut connection = connect(database).await?;
+    let mut connection = console.connect().await?;
     let checked = check(&mut connection, &vault).await;
     let mut usages = master_key::usages(&mut connection).await?;
     let left = master_key::left(&usages, &vault);
@@ -90,7 +74,12 @@ pub async fn status(
             let key = Some(id.to_owned());
             if !rows.iter().any(|row| row.key == key) {
                 let usage = usages.remove(&key).unwrap_or_default();
-                rows.push(Row::configured(key.clone(), usage));
+                rows.push(Row {
+                    key: key.clone(),
+                    configured: true,
+                    usage,
+                    ..Row::default()
+                });
             }
             let row = rows.iter_mut().find(|row| row.key == key);
             if let Some(row) = row.filter(|_| index == 0) {
@@ -101,14 +90,11 @@ pub async fn status(
     }
     rows.extend(usages.into_iter().map(|(key, usage)| Row {
         key,
-        configured: false,
-        encrypts: false,
-        purposes: Vec::new(),
         usage,
+        ..Row::default()
     }));
-    output.print(&json!({ "keys": rows, "left": left }), || {
-        let header = ["key", "state", "partner secrets", "profiles", "answers"];
-        let table = table(header, rows.iter().map(cells));
+    console.print(&json!({ "keys": rows, "left": left }), || {
+        let table = table(rows.iter().map(cells));
         match left {
             0 => format!("{table}\n\nAll values are encrypted under the first key."),
             left => {
@@ -129,7 +115,7 @@ async fn check(connection: &mut PgConnection, vault: &Vault) -> anyhow::Result<(
         .context("these are not the master keys of the services: put the right ones back")
 }
 
-fn cells(row: &Row) -> [String; 5] {
+fn cells(row: &Row) -> output::Row<5> {
     let state = match (row.encrypts, row.configured, &row.key) {
         (true, ..) if row.purposes.len() < Keyring::ALL.len() => {
             &format!("encrypts {}", row.purposes.join(", "))
@@ -140,11 +126,11 @@ fn cells(row: &Row) -> [String; 5] {
         (_, _, None) => "damaged",
     };
     [
-        row.key.clone().unwrap_or_else(dash),
-        state.to_owned(),
-        row.usage.partner_secrets.to_string(),
-        row.usage.profiles.to_string(),
-        row.usage.answers.to_string(),
+        ("key", or_dash(row.key.as_ref())),
+        ("state", state.to_owned()),
+        ("partner secrets", row.usage.partner_secrets.to_string()),
+        ("profiles", row.usage.profiles.to_string()),
+        ("answers", row.usage.answers.to_string()),
     ]
 }
 
@@ -159,10 +145,10 @@ fn first_keys(vault: &Vault) -> String {
     first.join(", ")
 }
 
-pub async fn run(asked: &Reencrypt, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
     let vault = asked.master_key.vault(&Keyring::ALL)?;
     let key = &first_keys(&vault);
-    let mut connection = connect(database).await?;
+    let mut connection = console.connect().await?;
     check(&mut connection, &vault).await?;
     let mut left_now = master_key::left(&master_key::usages(&mut connection).await?, &vault);
     if left_now > 0 && !asked.replicas_restarted {
@@ -188,7 +174,7 @@ pub async fn run(asked: &Reencrypt, database: &DatabaseConfig, output: &Output) 
     }
     progress_is_over();
     let shown = json!({ "key": key, "reencrypted": reencrypted, "failed": failed, "left": left_now });
-    output.print(&shown, || describe(key, reencrypted, &failed, left_now))?;
+    console.print(&shown, || describe(key, reencrypted, &failed, left_now))?;
     if left_now > failed.len() as u64 {
         bail!(
             "some values were written under another key meanwhile: run it again when every replica has {key:?} as its first key"
@@ -207,11 +193,14 @@ fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String
         failed.len()
     )];
     if !failed.is_empty() {
-        let rows = failed
-            .iter()
-            .take(NAMED)
-            .map(|one| [one.what.to_owned(), one.id.clone(), one.reason.clone()]);
-        lines.push(table(["failed", "id", "reason"], rows));
+        let rows = failed.iter().take(NAMED).map(|one| {
+            [
+                ("failed", one.what.to_owned()),
+                ("id", one.id.clone()),
+                ("reason", one.reason.clone()),
+            ]
+        });
+        lines.push(table(rows));
     }
     if failed.len() > NAMED {
         lines.push("… and more; --json lists all".to_owned());

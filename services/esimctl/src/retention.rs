@@ -5,7 +5,6 @@ use clap::{Args, Subcommand};
 use domain::PartnerId;
 use serde_json::json;
 use store::{
-    config::DatabaseConfig,
     operator::{
         actions::Mode,
         terms::{self, Keep, Term},
@@ -13,17 +12,7 @@ use store::{
     retention::Class,
 };
 
-use crate::{
-    confirm::Confirm,
-    database::connect,
-    lookup::find_id,
-    output::{Output, table},
-};
-
-pub const EXAMPLES: &str = "Examples:
-  esimctl retention list
-  esimctl retention set profiles --days 30 --dry-run
-  esimctl retention set profiles --days 30 --partner ak_0123456789abcdef01234567 --reason 'contract 17'";
+use crate::{confirm::Confirm, console::Console, lookup::find_id, output::Row};
 
 const LIST_EXAMPLES: &str = "Examples:
   esimctl retention list
@@ -78,45 +67,39 @@ pub struct NewTerm {
     default: bool,
 }
 
-pub async fn run(command: &Command, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List => {
-            let terms = terms::list(&mut connect(database).await?).await?;
-            output.print(&terms, || list(&terms))
+            let terms = terms::list(&mut console.connect().await?).await?;
+            console.print_list(&terms, "There are no terms.", row)
         }
-        Command::Set(asked) => set(asked, database, output).await,
+        Command::Set(asked) => set(asked, console).await,
     }
 }
 
-fn list(terms: &[Term]) -> String {
-    let rows = terms.iter().map(|term| {
-        [
-            term.class.clone(),
-            term.partner_id
-                .map_or_else(|| "all others".to_owned(), |id| id.to_string()),
-            kept(term.days),
-        ]
-    });
-    table(["class", "partner", "kept"], rows)
+fn row(term: &Term) -> Row<3> {
+    let partner = term.partner_id.map(|id| id.to_string());
+    [
+        ("class", term.class.clone()),
+        ("partner", partner.unwrap_or_else(|| "all others".to_owned())),
+        ("kept", kept(term.days)),
+    ]
 }
 
 fn kept(days: Option<i32>) -> String {
     days.map_or_else(|| "for ever".to_owned(), |days| format!("{days} days"))
 }
 
-async fn set(asked: &Set, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
+async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     if asked.class == Class::Audit && asked.partner.is_some() {
         bail!("recorded actions belong to no partner: leave out --partner");
     }
-    let mut connection = connect(database).await?;
-    let partner: Option<PartnerId> = match &asked.partner {
-        Some(partner) => Some(find_id(&mut connection, partner).await?),
-        None => None,
-    };
-    let keep = match asked.term.days {
-        Some(days) => Keep::Days(days),
-        None if asked.term.default => Keep::Default,
-        None => Keep::ForEver,
+    let mut connection = console.connect().await?;
+    let partner = find_id(&mut connection, asked.partner.as_ref()).await?;
+    let (keep, new) = match asked.term.days {
+        Some(days) => (Keep::Days(days), kept(Some(days))),
+        None if asked.term.default => (Keep::Default, "as by default".to_owned()),
+        None => (Keep::ForEver, kept(None)),
     };
     let class = asked.class.as_str();
     let whose = partner.map_or_else(|| "all others".to_owned(), |id| format!("partner {id}"));
@@ -125,22 +108,17 @@ async fn set(asked: &Set, database: &DatabaseConfig, output: &Output) -> anyhow:
         .iter()
         .find(|term| term.class == class && term.partner_id == partner.map(PartnerId::uuid))
         .map_or_else(|| "as by default".to_owned(), |term| kept(term.days));
-    let new = match keep {
-        Keep::Days(days) => kept(Some(days)),
-        Keep::ForEver => kept(None),
-        Keep::Default => "as by default".to_owned(),
-    };
     let said = |verb: &str| format!("{class} of {whose} {verb} kept {new}; before: {old}");
-    terms::set(&mut connection, asked.class, partner, keep, Mode::Preview).await?;
-    let shown = json!({ "class": class, "partner_id": partner, "kept": new, "before": old, "dry_run": asked.confirm.dry_run });
-    if asked.confirm.dry_run {
-        return output.print(&shown, || said("would be"));
-    }
+    let set = async |mode: Mode<'_>| Ok(terms::set(&mut connection, asked.class, partner, keep, mode).await?);
+    let foretell = |(): &()| format!("{}. What is older is erased for good.", said("will be"));
+    let print = |(): &(), dry_run| {
+        let shown =
+            json!({ "class": class, "partner_id": partner, "kept": new, "before": old, "dry_run": dry_run });
+        console.print(&shown, || said(if dry_run { "would be" } else { "are" }))
+    };
+    let target = format!("{class} of {whose}: {new}");
     asked
         .confirm
-        .ask(&format!("{}. What is older is erased for good.", said("will be")))?;
-    let target = format!("{class} of {whose}: {new}");
-    let mode = asked.confirm.apply("retention set", &target);
-    terms::set(&mut connection, asked.class, partner, keep, mode).await?;
-    output.print(&shown, || said("are"))
+        .carry_out("retention set", &target, set, foretell, print)
+        .await
 }

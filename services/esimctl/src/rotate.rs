@@ -8,16 +8,16 @@ use serde_json::json;
 use signing::generate;
 use store::{
     PgConnection,
-    config::{DatabaseConfig, MasterKeyConfig},
+    config::MasterKeyConfig,
     partners::{self, Overlap, Partner, Rotated},
     vault::{Keyring, Vault},
 };
 use time::OffsetDateTime;
 
 use crate::{
-    database::connect,
+    console::Console,
     lookup::{Which, find},
-    output::{Output, moment, printable, properties},
+    output::{printable, properties, utc},
 };
 
 pub const KEYS_EXAMPLES: &str = "Examples:
@@ -66,108 +66,90 @@ impl Rotate {
     }
 }
 
-pub async fn keys(rotate: &Rotate, database: &DatabaseConfig, output: &Output) -> anyhow::Result<()> {
-    let (mut connection, vault, partner) = prepare(rotate, database).await?;
+pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
+    let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let (access_key, secret_key) = generate::keys()?;
+    let partner_id = partner.partner_id.into();
     let rotated = partners::rotate_keys(
         &mut connection,
         &vault,
-        partner.partner_id.into(),
+        partner_id,
         &access_key,
         &secret_key,
         rotate.overlap(),
     );
-    let until = match rotated.await.with_context(unknown)? {
-        Rotated::Until(until) => until,
-        Rotated::Refused => {
-            let partner = find(&mut connection, &rotate.which).await?;
-            return refused(&partner, ("keys", "are"), partner.old_keys_until);
-        }
+    let Rotated::Until(until) = rotated.await.with_context(unknown)? else {
+        let partner = find(&mut connection, &rotate.which.partner).await?;
+        return refused(&partner, ("keys", "are"), partner.old_keys_until);
     };
-    let secret_key = secret_key.to_base64();
     let old = if rotate.keep_old {
         partner.old_access_key
     } else {
         Some(partner.access_key)
     };
     let old_access_key = until.and(old);
-    let mut shown = json!({
+    let old_stays = match (&old_access_key, until) {
+        (Some(old), Some(until)) => format!("{old} and its key stay valid until {}", utc(until)),
+        _ => "The old keys end within a second".to_owned(),
+    };
+    let shown = json!({
         "partner_id": partner.partner_id, "name": partner.name, "access_key": access_key,
-        "secret_key": secret_key, "old_access_key": old_access_key,
+        "secret_key": secret_key.to_base64(), "old_access_key": old_access_key, "old_keys_until": rfc3339(until)?,
     });
-    shown["old_keys_until"] = json!(rfc3339(until)?);
     let text = || {
         let properties = properties(&[
-            ("partner_id", &partner.partner_id.to_string()),
-            ("name", &partner.name),
-            ("access_key", &access_key),
-            ("secret_key", &secret_key),
+            ("partner_id", partner.partner_id.to_string()),
+            ("name", partner.name.clone()),
+            ("access_key", access_key.clone()),
+            ("secret_key", secret_key.to_base64()),
         ]);
-        let old = match (&old_access_key, until) {
-            (Some(old), Some(until)) => format!("{old} and its key stay valid until {} UTC", moment(until)),
-            _ => "The old keys end within a second".to_owned(),
-        };
-        format!("{properties}\n\nsecret_key is shown only now: keep it safe. {old}.")
+        format!("{properties}\n\nsecret_key is shown only now: keep it safe. {old_stays}.")
     };
-    output.print(&shown, text).with_context(unseen)
+    console.print(&shown, text).with_context(unseen)
 }
 
-pub async fn webhook_secret(
-    rotate: &Rotate,
-    database: &DatabaseConfig,
-    output: &Output,
-) -> anyhow::Result<()> {
-    let (mut connection, vault, partner) = prepare(rotate, database).await?;
+pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
+    let (mut connection, vault, partner) = prepare(rotate, console).await?;
     let secret = generate::webhook_secret()?;
     let partner_id = partner.partner_id.into();
     let rotated =
         partners::rotate_webhook_secret(&mut connection, &vault, partner_id, &secret, rotate.overlap());
-    let until = match rotated.await.with_context(unknown)? {
-        Rotated::Until(until) => until,
-        Rotated::Refused => {
-            let partner = find(&mut connection, &rotate.which).await?;
-            return refused(
-                &partner,
-                ("webhook secret", "is"),
-                partner.old_webhook_secret_until,
-            );
-        }
+    let Rotated::Until(until) = rotated.await.with_context(unknown)? else {
+        let partner = find(&mut connection, &rotate.which.partner).await?;
+        let until = partner.old_webhook_secret_until;
+        return refused(&partner, ("webhook secret", "is"), until);
     };
-    let secret = secret.to_text();
-    let mut shown = json!({
-        "partner_id": partner.partner_id, "name": partner.name, "webhook_secret": secret,
+    let old_signs = match until {
+        Some(until) => format!("The old secret signs webhooks, too, until {}", utc(until)),
+        None => "The old secret signs nothing any more".to_owned(),
+    };
+    let shown = json!({
+        "partner_id": partner.partner_id, "name": partner.name, "webhook_secret": secret.to_text(),
+        "old_webhook_secret_until": rfc3339(until)?,
     });
-    shown["old_webhook_secret_until"] = json!(rfc3339(until)?);
     let text = || {
         let properties = properties(&[
-            ("partner_id", &partner.partner_id.to_string()),
-            ("name", &partner.name),
-            ("webhook_secret", &secret),
+            ("partner_id", partner.partner_id.to_string()),
+            ("name", partner.name.clone()),
+            ("webhook_secret", secret.to_text()),
         ]);
-        let old = match until {
-            Some(until) => format!("The old secret signs webhooks, too, until {} UTC", moment(until)),
-            None => "The old secret signs nothing any more".to_owned(),
-        };
-        format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old}.")
+        format!("{properties}\n\nwebhook_secret is shown only now: keep it safe. {old_signs}.")
     };
-    output.print(&shown, text).with_context(unseen)
+    console.print(&shown, text).with_context(unseen)
 }
 
-async fn prepare(
-    rotate: &Rotate,
-    database: &DatabaseConfig,
-) -> anyhow::Result<(PgConnection, Vault, Partner)> {
+async fn prepare(rotate: &Rotate, console: &Console) -> anyhow::Result<(PgConnection, Vault, Partner)> {
     if rotate.keep_old && rotate.overlap.is_zero() {
         bail!(
             "nothing was changed: `--keep-old` keeps the old one and `--overlap 0` ends it; say one of them"
         );
     }
     let vault = rotate.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
-    let mut connection = connect(database).await?;
+    let mut connection = console.connect().await?;
     partners::check_master_key(&mut connection, &vault)
         .await
         .context("this is not the master key of the services; nothing was changed")?;
-    let partner = find(&mut connection, &rotate.which).await?;
+    let partner = find(&mut connection, &rotate.which.partner).await?;
     Ok((connection, vault, partner))
 }
 
@@ -179,9 +161,9 @@ fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDate
         );
     };
     bail!(
-        "nothing was changed: the old {what} of {name} {is} valid until {} UTC; rotate again after that, or with \
+        "nothing was changed: the old {what} of {name} {is} valid until {}; rotate again after that, or with \
          `--keep-old` if the partner never got the new ones, or with `--overlap 0`, which ends all old ones at once",
-        moment(until),
+        utc(until),
     )
 }
 

@@ -13,9 +13,9 @@ use secrecy::{ExposeSecret, SecretString};
 use serde_json::json;
 use store::schema::ROLES;
 
-use crate::{database_password, master_key, output::Output, secret_file};
+use crate::{console::Console, database_password, master_key, secret_file};
 
-pub const EXAMPLES: &str = "Examples:
+const EXAMPLES: &str = "Examples:
   esimctl secrets create secrets/
   esimctl secrets create secrets/ --into shares/     also copies each service's secrets to shares/<service>/
 
@@ -66,7 +66,7 @@ pub struct Create {
 /// The purposes of master keys, as their files are named.
 const PURPOSES: [&str; 3] = ["partners", "webhooks", "profiles"];
 
-pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
+pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let Command::Create(asked) = command;
     let folder = &asked.folder;
     database_password::ensure(folder, asked.postgres_password.as_ref())?;
@@ -76,41 +76,30 @@ pub fn run(command: &Command, output: &Output) -> anyhow::Result<()> {
         }
     }
     master_keys(folder, asked.master_key.as_ref())?;
-    let qr_key = BASE64_STANDARD.encode(rand::random::<[u8; 32]>());
-    secret_file::make(&folder.join("qr.key"), &format!("{qr_key}\n"))?;
+    secret_file::make(&folder.join("qr.key"), &format!("{}\n", key()))?;
+    let hex = || hex::encode(rand::random::<[u8; 16]>());
     for (name, given, random) in [
-        (
-            "sandbox-access-key",
-            &asked.sandbox_access_key,
-            hex::encode(rand::random::<[u8; 16]>()),
-        ),
-        (
-            "sandbox-secret-key",
-            &asked.sandbox_secret_key,
-            BASE64_STANDARD.encode(rand::random::<[u8; 32]>()),
-        ),
-        (
-            "sandbox-callback-token",
-            &asked.sandbox_callback_token,
-            hex::encode(rand::random::<[u8; 16]>()),
-        ),
-        (
-            "grafana-password",
-            &asked.grafana_password,
-            hex::encode(rand::random::<[u8; 16]>()),
-        ),
+        ("sandbox-access-key", &asked.sandbox_access_key, hex()),
+        ("sandbox-secret-key", &asked.sandbox_secret_key, key()),
+        ("sandbox-callback-token", &asked.sandbox_callback_token, hex()),
+        ("grafana-password", &asked.grafana_password, hex()),
     ] {
         changeable(folder, name, given.as_ref(), &random)?;
     }
     if let Some(into) = &asked.into {
         share(folder, into, &asked.sandbox_callback_base)?;
     }
-    output.print(&json!({ "folder": folder, "shares": asked.into }), || {
+    console.print(&json!({ "folder": folder, "shares": asked.into }), || {
         format!(
             "{} holds all secrets. Keep a copy of it elsewhere",
             folder.display()
         )
     })
+}
+
+/// A random key of 32 bytes, in Base64.
+fn key() -> String {
+    BASE64_STANDARD.encode(rand::random::<[u8; 32]>())
 }
 
 /// A random secret, made once. A letter comes first: NATS reads other values as numbers.
@@ -149,9 +138,8 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
         return master_key::ensure(&all, given);
     }
     for purpose in PURPOSES {
-        let key = BASE64_STANDARD.encode(rand::random::<[u8; 32]>());
         let path = folder.join(format!("master-{purpose}.key"));
-        secret_file::make(&path, &format!("{purpose}-1:{key}\n"))?;
+        secret_file::make(&path, &format!("{purpose}-1:{}\n", key()))?;
     }
     Ok(())
 }
@@ -166,17 +154,15 @@ fn keys_for(folder: &Path, purpose: &str) -> PathBuf {
     }
 }
 
-/// The rights of a file in a share. Some servers run as another user; nothing else reads their share.
-#[derive(Clone, Copy)]
-enum Readers {
-    Owner,
-    Server,
-}
+/// The mode of a file that only its owner reads.
+const OWNER: u32 = 0o600;
+/// The mode of a file for a server that runs as another user; nothing else reads its share.
+const SERVER: u32 = 0o644;
 
 struct Share<'a> {
     folder: &'a Path,
     into: PathBuf,
-    readers: Readers,
+    mode: u32,
 }
 
 impl Share<'_> {
@@ -186,11 +172,7 @@ impl Share<'_> {
         if !fs::read_to_string(&path).is_ok_and(|old| old == content) {
             secret_file::replace(&path, content)?;
         }
-        let mode = match self.readers {
-            Readers::Owner => 0o600,
-            Readers::Server => 0o644,
-        };
-        fs::set_permissions(&path, fs::Permissions::from_mode(mode))
+        fs::set_permissions(&path, fs::Permissions::from_mode(self.mode))
             .with_context(|| format!("cannot set the rights of {}", path.display()))
     }
 
@@ -215,21 +197,17 @@ impl Share<'_> {
 
 /// Gives each service its secrets and none of another's.
 fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> {
-    let of = |name: &str, readers| {
+    let of = |name: &str, mode| {
         let into = into.join(name);
         fs::create_dir_all(&into).with_context(|| format!("cannot create {}", into.display()))?;
-        anyhow::Ok(Share {
-            folder,
-            into,
-            readers,
-        })
+        anyhow::Ok(Share { folder, into, mode })
     };
     for (stage, purposes) in [
         ("ingress", &["partners", "webhooks", "profiles"][..]),
         ("provisioner", &["profiles"]),
         ("notifier", &["webhooks", "profiles"]),
     ] {
-        let share = of(stage, Readers::Owner)?;
+        let share = of(stage, OWNER)?;
         share.pgpass(stage)?;
         share.keys(purposes)?;
         share.copy(&format!("nats-{stage}"), "nats-password")?;
@@ -237,20 +215,20 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
             share.copy("qr.key", "qr.key")?;
         }
     }
-    let operator = of("operator", Readers::Owner)?;
+    let operator = of("operator", OWNER)?;
     operator.pgpass("operator")?;
     operator.keys(&PURPOSES)?;
 
     // Who owns the tables: for migrations and maintenance.
-    let owner = of("owner", Readers::Owner)?;
+    let owner = of("owner", OWNER)?;
     owner.copy("pgpass", "pgpass")?;
     owner.keys(&PURPOSES)?;
     for role in ROLES {
         owner.copy(&format!("database-{}", role.of), &format!("database-{}", role.of))?;
     }
 
-    let provisioner = of("provisioner", Readers::Owner)?;
-    let sandbox = of("sandbox", Readers::Owner)?;
+    let provisioner = of("provisioner", OWNER)?;
+    let sandbox = of("sandbox", OWNER)?;
     for share in [&provisioner, &sandbox] {
         share.copy("sandbox-access-key", "sandbox-access-key")?;
         share.copy("sandbox-secret-key", "sandbox-secret-key")?;
@@ -259,19 +237,18 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
     let token = read(&folder.join("sandbox-callback-token"))?;
     sandbox.write("sandbox-callback-url", &format!("{callback_base}{token}"))?;
 
-    of("postgres", Readers::Server)?.copy("password", "password")?;
-    of("grafana", Readers::Server)?.copy("grafana-password", "password")?;
+    of("postgres", SERVER)?.copy("password", "password")?;
+    of("grafana", SERVER)?.copy("grafana-password", "password")?;
     let mut passwords = String::new();
     for role in ROLES {
         let password = read(&folder.join(format!("nats-{}", role.of)))?;
-        passwords.extend([
-            &role.of.to_uppercase(),
-            "_PASSWORD: \"",
-            password.trim_end(),
-            "\"\n",
-        ]);
+        passwords += &format!(
+            "{}_PASSWORD: \"{}\"\n",
+            role.of.to_uppercase(),
+            password.trim_end()
+        );
     }
-    of("nats", Readers::Server)?.write("passwords.conf", &passwords)
+    of("nats", SERVER)?.write("passwords.conf", &passwords)
 }
 
 fn read(path: &Path) -> anyhow::Result<String> {
@@ -307,7 +284,7 @@ mod tests {
             "--grafana-password=",
         ];
         let probe = Probe::parse_from(paths.iter().chain(&unset).chain(arguments));
-        run(&Command::Create(probe.asked), &Output::new(true))
+        run(&Command::Create(probe.asked), &Console::new(true, None))
     }
 
     /// The files of a folder and its folders, by their path in it.

@@ -5,12 +5,14 @@ use std::{
     collections::HashMap,
     num::NonZeroU32,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use domain::PartnerId;
 use opentelemetry::global;
 
 use crate::{
+    codes::Code,
     directory::Partner,
     error::ApiError,
     limits::LimitsConfig,
@@ -141,38 +143,29 @@ pub(crate) struct Visit {
 impl Admission {
     /// Creates the limits. `max_units` is the most units of one order.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
-        let in_flight = Places::new(limits.max_in_flight.into());
         // One body and one order always fit.
         let least = u64::from(limits.max_body).max(u64::from(max_units) * UNIT);
         let memory = Places::new((u64::from(limits.max_in_flight_memory) * MIB).max(least));
-        let meter = global::meter("ingress");
-        let observed = Arc::clone(&in_flight);
-        meter
-            .u64_observable_gauge("esim.orders.in_flight")
-            .with_description("Orders that are being read, stored or answered")
-            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
-            .build();
-        let observed = Arc::clone(&memory);
-        meter
-            .u64_observable_gauge("esim.orders.in_flight.memory")
-            .with_unit("By")
-            .with_description("Estimated memory of the bodies and units of orders in flight")
-            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
-            .build();
+        let in_flight = Places::new(limits.max_in_flight.into());
         let self_service = Places::new(limits.self_service_in_flight.into());
-        let observed = Arc::clone(&self_service);
-        meter
-            .u64_observable_gauge("esim.self_service.in_flight")
-            .with_description("Signed requests other than orders that are in flight")
-            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
-            .build();
         let listeners = Places::new(limits.listeners.into());
-        let observed = Arc::clone(&listeners);
-        meter
-            .u64_observable_gauge("esim.listeners")
-            .with_description("Requests of sandbox accounts that wait for webhooks")
-            .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
-            .build();
+        let meter = global::meter("ingress");
+        let gauge = |name, description, places: &Arc<Places>| {
+            let observed = Arc::clone(places);
+            meter
+                .u64_observable_gauge(name)
+                .with_description(description)
+                .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
+        };
+        let description = "Orders that are being read, stored or answered";
+        gauge("esim.orders.in_flight", description, &in_flight).build();
+        let description = "Estimated memory of the bodies and units of orders in flight";
+        let bytes = gauge("esim.orders.in_flight.memory", description, &memory);
+        bytes.with_unit("By").build();
+        let description = "Signed requests other than orders that are in flight";
+        gauge("esim.self_service.in_flight", description, &self_service).build();
+        let description = "Requests of sandbox accounts that wait for webhooks";
+        gauge("esim.listeners", description, &listeners).build();
         Self {
             in_flight,
             memory,
@@ -187,14 +180,12 @@ impl Admission {
         let rates = self.rates.of(partner);
         rates.request()?;
         let own = partner.limits.max_in_flight;
-        let in_flight =
-            self.in_flight
-                .take(partner.id, 1, own.map(u64::from))
-                .map_err(|full| match full {
-                    Full::All => overloaded("in_flight"),
-                    Full::Share => overloaded("in_flight_share"),
-                    Full::Own => ApiError::TooManyInFlight(own.unwrap_or_default()),
-                })?;
+        let in_flight = self.in_flight.take(partner.id, 1, own.map(u64::from));
+        let in_flight = in_flight.map_err(|full| match full {
+            Full::All => overloaded("in_flight"),
+            Full::Share => overloaded("in_flight_share"),
+            Full::Own => too_many(own.unwrap_or_default()),
+        })?;
         let memory = self.memory.take(partner.id, body, None).map_err(memory)?;
         Ok(Admitted {
             _in_flight: in_flight,
@@ -206,28 +197,24 @@ impl Admission {
     /// Admits a request other than an order. It counts as a request, and it takes no place of an order.
     pub(crate) fn visit(&self, partner: &Partner) -> Result<Visit, ApiError> {
         self.rates.of(partner).request()?;
-        let place = self.self_service.take(partner.id, 1, None);
-        let place = place.map_err(|full| ApiError::Overloaded {
-            reason: match full {
-                Full::Share => "self_service_share",
-                Full::All | Full::Own => "self_service",
-            },
-            message: "Too many requests in progress; try again later",
-        })?;
-        Ok(Visit { _place: place })
+        let message = "Too many requests in progress; try again later";
+        visit(
+            &self.self_service,
+            partner,
+            ["self_service", "self_service_share"],
+            message,
+        )
     }
 
     /// Admits a [visit](Self::visit) that waits for webhooks.
     pub(crate) fn listen(&self, partner: &Partner) -> Result<Visit, ApiError> {
-        let place = self.listeners.take(partner.id, 1, None);
-        let place = place.map_err(|full| ApiError::Overloaded {
-            reason: match full {
-                Full::Share => "listeners_share",
-                Full::All | Full::Own => "listeners",
-            },
-            message: "Too many requests wait for webhooks; try again later",
-        })?;
-        Ok(Visit { _place: place })
+        let message = "Too many requests wait for webhooks; try again later";
+        visit(
+            &self.listeners,
+            partner,
+            ["listeners", "listeners_share"],
+            message,
+        )
     }
 
     /// The rates that a partner is held to.
@@ -257,10 +244,32 @@ impl Admitted {
     }
 }
 
+/// Takes a place; the reasons are those of no place at all, and of none left for the partner.
+fn visit(
+    places: &Arc<Places>,
+    partner: &Partner,
+    [all, share]: [&'static str; 2],
+    message: &'static str,
+) -> Result<Visit, ApiError> {
+    let place = places.take(partner.id, 1, None);
+    let place = place.map_err(|full| {
+        let reason = if full == Full::Share { share } else { all };
+        ApiError::overloaded(reason, message)
+    })?;
+    Ok(Visit { _place: place })
+}
+
 fn overloaded(reason: &'static str) -> ApiError {
-    ApiError::Overloaded {
-        reason,
-        message: "Too many orders in progress; try again later",
+    ApiError::overloaded(reason, "Too many orders in progress; try again later")
+}
+
+fn too_many(limit: u32) -> ApiError {
+    ApiError::Limited {
+        code: Code::TooManyInFlight,
+        reason: "max_in_flight",
+        message: format!("Limit exceeded: at most {limit} requests at once").into(),
+        limit,
+        wait: Duration::from_secs(1),
     }
 }
 

@@ -16,28 +16,24 @@ use crate::{
 /// The largest difference between a request's timestamp and our clock, in seconds.
 pub(crate) const WINDOW: u64 = 300;
 
-/// The names of the headers, in lower case, and two of them as partners write them.
+/// The names of the headers, as partners write them.
 #[derive(Clone, Debug)]
 struct HeaderNames {
     access_key: String,
     signature: String,
     timestamp: String,
     content_sha256: String,
-    access_key_spelled: String,
-    content_sha256_spelled: String,
 }
 
 impl HeaderNames {
     /// `X-<Brand>-Access-Key` and so on.
     fn new(brand: &str) -> Self {
-        let name = |last: &str| format!("X-{brand}-{last}").to_ascii_lowercase();
+        let name = |last: &str| format!("X-{brand}-{last}");
         Self {
             access_key: name("Access-Key"),
             signature: name("Signature"),
             timestamp: name("Timestamp"),
             content_sha256: name("Content-SHA256"),
-            access_key_spelled: format!("X-{brand}-Access-Key"),
-            content_sha256_spelled: format!("X-{brand}-Content-SHA256"),
         }
     }
 }
@@ -81,26 +77,28 @@ impl Authenticator {
         }
     }
 
-    fn denied(&self, reason: &'static str, message: String) -> ApiError {
+    /// A 401; `reason` is that of the metrics.
+    fn denied(&self, reason: &'static str, code: Code, message: impl Into<String>) -> ApiError {
         self.metrics.auth_failure(reason);
-        ApiError::Unauthorized { reason, message }
+        ApiError::Unauthorized {
+            reason,
+            code,
+            message: message.into(),
+        }
     }
 
     /// Checks the head of a request. Its body is checked by [`Authenticator::body`].
     pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, ApiError> {
         let names = &self.names;
-        let denied = |reason, message| self.denied(reason, message);
         for name in [
             &names.access_key,
             &names.signature,
             &names.timestamp,
             &names.content_sha256,
         ] {
-            if parts.headers.get_all(name).iter().nth(1).is_some() {
-                return Err(ApiError::BadRequest {
-                    code: Code::RepeatedHeader,
-                    message: format!("Header {name} is repeated"),
-                });
+            if parts.headers.get_all(name.as_str()).iter().nth(1).is_some() {
+                let message = format!("Header {} is repeated", name.to_ascii_lowercase());
+                return Err(ApiError::bad_request(Code::RepeatedHeader, message));
             }
         }
         let header = |name: &str| parts.headers.get(name).filter(|value| !is_blank(value));
@@ -109,10 +107,8 @@ impl Authenticator {
             header(&names.signature),
             header(&names.timestamp),
         ) else {
-            return Err(denied(
-                "missing_header",
-                "Missing required authentication headers.".into(),
-            ));
+            let message = "Missing required authentication headers.";
+            return Err(self.denied("missing_header", Code::AuthenticationHeaderMissing, message));
         };
 
         let (timestamp, at) = timestamp
@@ -120,12 +116,15 @@ impl Authenticator {
             .ok()
             .and_then(|text| Some((text, signing::parse_unix_time(text)?)))
             .filter(|(_, at)| at.abs_diff(runtime::clock::unix_seconds()) <= WINDOW)
-            .ok_or_else(|| denied("timestamp", "Request timestamp is too old or invalid.".into()))?;
+            .ok_or_else(|| {
+                let message = "Request timestamp is too old or invalid.";
+                self.denied("timestamp", Code::TimestampInvalid, message)
+            })?;
 
         let unknown = |reason| {
-            let header = &names.access_key_spelled;
+            let header = &names.access_key;
             let message = format!("Invalid or missing access key. Please provide a valid {header} header.");
-            denied(reason, message)
+            self.denied(reason, Code::AccessKeyUnknown, message)
         };
         // A value with other characters than visible ASCII is no key.
         let access_key = access_key.to_str().map_err(|_| unknown("access_key"))?;
@@ -133,7 +132,7 @@ impl Authenticator {
             .directory
             .partner(access_key)
             .await
-            .map_err(|error| ApiError::Internal(error.into()))?
+            .map_err(ApiError::internal)?
             .ok_or_else(|| unknown("access_key"))?;
         if partner.disabled {
             return Err(unknown("disabled"));
@@ -141,10 +140,8 @@ impl Authenticator {
 
         let secret = match &partner.key {
             Key::Missing => {
-                return Err(denied(
-                    "missing_secret_key",
-                    "Missing secret key in partner record.".into(),
-                ));
+                let message = "Missing secret key in partner record.";
+                return Err(self.denied("missing_secret_key", Code::SecretKeyMissing, message));
             }
             Key::Unusable => {
                 let id = partner.id;
@@ -170,13 +167,13 @@ impl Authenticator {
             signature.as_bytes(),
         );
         if !is_valid {
-            return Err(denied("signature", "Invalid signature.".into()));
+            return Err(self.denied("signature", Code::SignatureInvalid, "Invalid signature."));
         }
         let Some(digest) = digest else {
             if partner.signed_body_required {
-                let header = &names.content_sha256_spelled;
+                let header = &names.content_sha256;
                 let message = format!("Missing {header} header: this account's requests sign their body.");
-                return Err(denied("content_sha256_missing", message));
+                return Err(self.denied("content_sha256_missing", Code::ContentSha256Missing, message));
             }
             return Ok(Signed { partner, body: None });
         };
@@ -199,15 +196,15 @@ impl Authenticator {
             return Ok(());
         };
         if !signing::request::is_digest(body.digest.as_bytes(), received) {
-            let header = &self.names.content_sha256_spelled;
+            let header = &self.names.content_sha256;
             let message = format!("{header} is not the SHA-256 of the body in lowercase hex.");
-            return Err(self.denied("content_sha256", message));
+            return Err(self.denied("content_sha256", Code::ContentSha256Invalid, message));
         }
         if let (Some(replays), Some(once)) = (&self.replays, &body.once)
             && !replays.is_first(signed.partner.id, once)
         {
             let message = "The signature was used before: sign the request again.";
-            return Err(self.denied("replayed", message.into()));
+            return Err(self.denied("replayed", Code::SignatureReplayed, message));
         }
         Ok(())
     }

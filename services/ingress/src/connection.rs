@@ -29,7 +29,8 @@ use tokio::{
 
 use crate::{
     codes::Code,
-    observe::{Observer, Refused, request_id},
+    limits::LimitsConfig,
+    observe::{Observer, request_id},
 };
 
 /// How long a connection is read after a response that came before the request's end. Most clients read
@@ -37,15 +38,6 @@ use crate::{
 const LINGER: Duration = Duration::from_secs(2);
 /// The most bytes that are read and discarded during that time.
 const LINGER_BYTES: usize = 4 * 1024 * 1024;
-
-/// The timeouts of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Timeouts {
-    /// From the connection's start, or a request's first byte, to the end of the head.
-    pub(crate) head: Duration,
-    /// From an answer to the next request.
-    pub(crate) idle: Duration,
-}
 
 /// The state that a connection's socket and requests share.
 pub(crate) struct Connection {
@@ -120,13 +112,7 @@ impl Connection {
     /// A whole response to an unreadable request; logged and counted like the others.
     fn canned(&self, status: StatusCode, code: Code, message: &str) -> Bytes {
         let id = request_id();
-        self.observer.refused(&Refused {
-            status,
-            reason: code.name(),
-            partner: None,
-            request_id: &id,
-            peer: self.peer,
-        });
+        self.observer.refused(status, code.name(), None, &id, self.peer);
         let id = HeaderValue::to_str(&id).unwrap_or_default();
         let body = serde_json::json!({ "error": message }).to_string();
         let length = body.len();
@@ -206,7 +192,10 @@ enum Waiting {
 pub(crate) struct Socket {
     stream: TcpStream,
     connection: Arc<Connection>,
-    timeouts: Timeouts,
+    /// `HEAD_TIMEOUT`.
+    head_timeout: Duration,
+    /// `IDLE_TIMEOUT`.
+    idle_timeout: Duration,
     timer: Pin<Box<Sleep>>,
     waiting: Waiting,
     /// [`Connection::begun`] as of the last read.
@@ -218,12 +207,13 @@ pub(crate) struct Socket {
 }
 
 impl Socket {
-    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>, timeouts: Timeouts) -> Self {
+    pub(crate) fn new(stream: TcpStream, connection: Arc<Connection>, limits: &LimitsConfig) -> Self {
         Self {
             stream,
             connection,
-            timeouts,
-            timer: Box::pin(tokio::time::sleep(timeouts.head)),
+            head_timeout: limits.head_timeout,
+            idle_timeout: limits.idle_timeout,
+            timer: Box::pin(tokio::time::sleep(limits.head_timeout)),
             waiting: Waiting::First,
             begun: 0,
             canned: None,
@@ -251,8 +241,7 @@ impl Socket {
             return Poll::Pending;
         }
         if self.waiting == Waiting::Nothing {
-            let within = self.timeouts.idle;
-            self.wait_for(Waiting::Next, within);
+            self.wait_for(Waiting::Next, self.idle_timeout);
         }
         self.timer.as_mut().poll(context)
     }
@@ -337,7 +326,7 @@ impl AsyncRead for Socket {
                 // The timer of the first head runs already: it started with the connection.
                 Waiting::First if some => self.waiting = Waiting::Head,
                 Waiting::Nothing | Waiting::Next if some && !self.connection.busy.load(Relaxed) => {
-                    let within = self.timeouts.head;
+                    let within = self.head_timeout;
                     self.wait_for(Waiting::Head, within);
                 }
                 _ => {}

@@ -22,6 +22,7 @@ use store::{
     schema::SchemaError,
     vault::Vault,
 };
+use uuid::Uuid;
 
 const REFRESH: Duration = Duration::from_millis(500);
 /// The longest wait of a query for its turn.
@@ -165,7 +166,7 @@ impl Directory {
             .run(async |connection| partners::by_access_key(connection, access_key).await)
             .await?;
         if let Some(credentials) = found {
-            self.learn_partner(credentials, asked);
+            self.learn_partner(&credentials, asked);
         }
         Ok(self.known_partner(access_key).and_then(valid))
     }
@@ -201,11 +202,17 @@ impl Directory {
         self.partners.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known_options(&self, ids: &[OptionId]) -> HashMap<OptionId, Arc<ProductOption>> {
+    /// The options that are known, and the ids of those that are not.
+    fn known_options(&self, ids: &[OptionId]) -> (HashMap<OptionId, Arc<ProductOption>>, Vec<Uuid>) {
         let options = self.options.read().unwrap_or_else(PoisonError::into_inner);
-        ids.iter()
-            .filter_map(|id| Some((*id, Arc::clone(options.get(id)?))))
-            .collect()
+        let (mut known, mut missing) = (HashMap::new(), Vec::new());
+        for id in ids {
+            match options.get(id) {
+                Some(option) => drop(known.insert(*id, Arc::clone(option))),
+                None => missing.push(id.uuid()),
+            }
+        }
+        (known, missing)
     }
 
     /// Returns the known options among `ids`.
@@ -213,22 +220,17 @@ impl Directory {
         &self,
         ids: &[OptionId],
     ) -> Result<HashMap<OptionId, Arc<ProductOption>>, Error> {
-        let known = self.known_options(ids);
-        if ids.iter().all(|id| known.contains_key(id)) {
+        let (known, missing) = self.known_options(ids);
+        if missing.is_empty() {
             return Ok(known);
         }
         let turn = self.turn().await;
-        let mut known = self.known_options(ids);
-        if ids.iter().all(|id| known.contains_key(id)) {
+        let (mut known, missing) = self.known_options(ids);
+        if missing.is_empty() {
             return Ok(known);
         }
         let _turn = turn?;
-        let missing: Vec<_> = ids
-            .iter()
-            .filter(|id| !known.contains_key(id))
-            .map(|id| id.uuid())
-            .collect();
-        if !missing.is_empty() && self.look_ups.check().is_ok() {
+        if self.look_ups.check().is_ok() {
             let found = self
                 .database
                 .run(async |connection| store::options::by_ids(connection, &missing).await);
@@ -240,30 +242,22 @@ impl Directory {
     }
 
     /// Caches the keys of a partner. Their remaining time counts from `asked`, the time of the query.
-    fn learn_partner(&self, credentials: Credentials, asked: Instant) {
-        let Credentials {
-            partner_id,
-            environment,
-            keys,
-            disabled,
-            limits,
-            signed_body_required,
-            version,
-        } = credentials;
-        let partner = |keys: Keys| {
+    fn learn_partner(&self, credentials: &Credentials, asked: Instant) {
+        let partner = |keys: &Keys| {
             let partner = Partner {
-                id: partner_id,
-                environment,
-                disabled,
-                key: self.open(partner_id, keys.secret_key.as_deref()),
-                limits,
-                signed_body_required,
+                id: credentials.partner_id,
+                environment: credentials.environment,
+                disabled: credentials.disabled,
+                key: self.open(credentials.partner_id, keys.secret_key.as_deref()),
+                limits: credentials.limits,
+                signed_body_required: credentials.signed_body_required,
                 until: keys.ends_in.map(|left| asked + left),
             };
-            (keys.access_key, partner)
+            (keys.access_key.clone(), partner)
         };
-        let keys = keys.into_iter().map(partner).collect();
-        self.partners_mut().learn(partner_id, version, keys);
+        let keys = credentials.keys.iter().map(partner).collect();
+        self.partners_mut()
+            .learn(credentials.partner_id, credentials.version, keys);
     }
 
     fn open(&self, partner_id: PartnerId, sealed: Option<&[u8]>) -> Key {
@@ -320,7 +314,7 @@ impl Directory {
         let asked = Instant::now();
         for credentials in partners::changed_since(connection, seen.partners).await? {
             seen.partners = seen.partners.max(credentials.version);
-            self.learn_partner(credentials, asked);
+            self.learn_partner(&credentials, asked);
         }
         for (option, version) in store::options::changed_since(connection, seen.options).await? {
             seen.options = seen.options.max(version);

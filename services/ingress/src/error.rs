@@ -1,6 +1,6 @@
 //! Error responses, in the shapes of section 7 of the specification.
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use axum::{
     Json,
@@ -73,61 +73,40 @@ impl Fault {
 /// An error response.
 #[derive(Debug)]
 pub(crate) enum ApiError {
-    /// 400: the body isn't JSON.
-    InvalidJson,
-    /// 400: the head of the request is malformed.
-    BadRequest { code: Code, message: String },
+    /// A 4xx with one error.
+    Plain {
+        status: StatusCode,
+        code: Code,
+        message: Cow<'static, str>,
+    },
+    /// 404.
+    NotFound,
     /// 401.
-    Unauthorized { reason: &'static str, message: String },
+    Unauthorized {
+        reason: &'static str,
+        code: Code,
+        message: String,
+    },
     /// 422 with all errors of the request. Nothing is bought, now or later.
     Unprocessable(Vec<Fault>),
     /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
     Refused(Vec<Fault>),
-    /// 403: the account may not do it. The code is in the error header and in the metrics.
-    Forbidden { code: Code, message: &'static str },
-    /// 404.
-    NotFound,
-    /// 405.
-    MethodNotAllowed,
-    /// 408: the body did not arrive within `BODY_TIMEOUT`.
-    BodyTimeout,
-    /// 409: what is stored does not allow it. The code is in the error header and in the metrics.
-    Conflict { code: Code, message: &'static str },
-    /// 413, with the limit in bytes.
-    BodyTooLarge(usize),
-    /// 429: the partner exceeded a rate limit.
-    TooManyRequests(Limited),
-    /// 429: the partner has its limit of orders in flight.
-    TooManyInFlight(u32),
-    /// 429: the last such request was a moment ago. The code is in the error header and in the metrics.
-    TooSoon {
+    /// 429: a limit of the partner is used up for `wait`.
+    Limited {
         code: Code,
-        message: &'static str,
+        reason: &'static str,
+        message: Cow<'static, str>,
+        limit: u32,
         wait: Duration,
     },
-    /// 503: this process is overloaded. Nothing was stored.
-    Overloaded {
+    /// 503: this request stored nothing.
+    Unavailable {
+        code: Code,
         reason: &'static str,
         message: &'static str,
     },
-    /// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
-    QueuedTooLong,
-    /// 503: an earlier request with the same external id may still be refused.
-    Undecided,
     /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
-}
-
-/// An exceeded rate limit of a partner.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limited {
-    /// The limited quantity: `requests`, `orders`, `units`.
-    pub(crate) what: &'static str,
-    /// The limit's name in logs and metrics.
-    pub(crate) reason: &'static str,
-    pub(crate) per_second: u32,
-    /// The wait until the request would pass.
-    pub(crate) wait: Duration,
 }
 
 /// Why a request was refused, for the log and the metrics. An extension of the response.
@@ -145,25 +124,71 @@ pub(crate) struct Refusal {
 const MOST_CODES: usize = 20;
 
 impl ApiError {
+    pub(crate) fn plain(status: StatusCode, code: Code, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::Plain {
+            status,
+            code,
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn bad_request(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::plain(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    pub(crate) fn invalid_json() -> Self {
+        Self::bad_request(Code::InvalidJson, "Invalid JSON format")
+    }
+
+    /// 413, with the limit in bytes.
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        let message = format!("Request body is larger than {limit} bytes");
+        Self::plain(StatusCode::PAYLOAD_TOO_LARGE, Code::BodyTooLarge, message)
+    }
+
+    /// 409: what is stored does not allow it.
+    pub(crate) fn conflict(code: Code, message: &'static str) -> Self {
+        Self::plain(StatusCode::CONFLICT, code, message)
+    }
+
+    /// 429: the last such request was a moment ago.
+    pub(crate) fn too_soon(code: Code, message: &'static str, wait: Duration) -> Self {
+        Self::Limited {
+            code,
+            reason: code.name(),
+            message: message.into(),
+            limit: 1,
+            wait,
+        }
+    }
+
+    /// 503: this process is overloaded.
+    pub(crate) const fn overloaded(reason: &'static str, message: &'static str) -> Self {
+        Self::Unavailable {
+            code: Code::Overloaded,
+            reason,
+            message,
+        }
+    }
+
+    pub(crate) fn internal(error: impl Into<anyhow::Error>) -> Self {
+        Self::Internal(error.into())
+    }
+
     fn reason(&self) -> &'static str {
         match self {
-            Self::InvalidJson => "invalid_json",
-            Self::BadRequest { code, .. }
-            | Self::Conflict { code, .. }
-            | Self::Forbidden { code, .. }
-            | Self::TooSoon { code, .. } => code.name(),
-            Self::Unauthorized { reason, .. } | Self::Overloaded { reason, .. } => reason,
+            Self::Plain {
+                code: Code::MethodNotAllowed,
+                ..
+            } => "method",
+            Self::Plain { code, .. } => code.name(),
+            Self::NotFound => "not_found",
+            Self::Unauthorized { reason, .. }
+            | Self::Limited { reason, .. }
+            | Self::Unavailable { reason, .. } => reason,
             Self::Unprocessable(errors) if orders::is_taken(errors) => "taken",
             Self::Unprocessable(_) => "invalid",
             Self::Refused(_) => "provider",
-            Self::NotFound => "not_found",
-            Self::MethodNotAllowed => "method",
-            Self::BodyTimeout => "body_timeout",
-            Self::BodyTooLarge(_) => "body_too_large",
-            Self::TooManyRequests(limited) => limited.reason,
-            Self::TooManyInFlight(_) => "max_in_flight",
-            Self::QueuedTooLong => "queue_deadline",
-            Self::Undecided => "undecided",
             Self::Internal(_) => "internal",
         }
     }
@@ -174,29 +199,11 @@ impl ApiError {
             Self::Unprocessable(faults) | Self::Refused(faults) => {
                 return faults.iter().flat_map(Fault::named).take(MOST_CODES).collect();
             }
-            Self::InvalidJson => Code::InvalidJson,
-            Self::BadRequest { code, .. }
-            | Self::Conflict { code, .. }
-            | Self::Forbidden { code, .. }
-            | Self::TooSoon { code, .. } => *code,
-            Self::Unauthorized { reason, .. } => match *reason {
-                "missing_header" => Code::AuthenticationHeaderMissing,
-                "timestamp" => Code::TimestampInvalid,
-                "missing_secret_key" => Code::SecretKeyMissing,
-                "signature" => Code::SignatureInvalid,
-                "content_sha256_missing" => Code::ContentSha256Missing,
-                "content_sha256" => Code::ContentSha256Invalid,
-                "replayed" => Code::SignatureReplayed,
-                _ => Code::AccessKeyUnknown,
-            },
+            Self::Plain { code, .. }
+            | Self::Unauthorized { code, .. }
+            | Self::Limited { code, .. }
+            | Self::Unavailable { code, .. } => *code,
             Self::NotFound => Code::NotFound,
-            Self::MethodNotAllowed => Code::MethodNotAllowed,
-            Self::BodyTimeout => Code::BodyTimeout,
-            Self::BodyTooLarge(_) => Code::BodyTooLarge,
-            Self::TooManyRequests(_) => Code::RateLimited,
-            Self::TooManyInFlight(_) => Code::TooManyInFlight,
-            Self::Overloaded { .. } | Self::QueuedTooLong => Code::Overloaded,
-            Self::Undecided => Code::OrderUndecided,
             Self::Internal(_) => Code::InternalError,
         };
         vec![code.into()]
@@ -208,8 +215,8 @@ impl IntoResponse for ApiError {
         let (reason, errors) = (self.reason(), self.errors());
         let mut cause = None;
         let mut response = match self {
-            Self::InvalidJson => simple(StatusCode::BAD_REQUEST, "Invalid JSON format"),
-            Self::BadRequest { message, .. } => simple(StatusCode::BAD_REQUEST, &message),
+            Self::Plain { status, message, .. } => simple(status, &message),
+            Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
             Self::Unauthorized { message, .. } => {
                 let body = json!({ "error": { "code": "unauthorized", "message": message } });
                 (StatusCode::UNAUTHORIZED, Json(body)).into_response()
@@ -219,39 +226,12 @@ impl IntoResponse for ApiError {
                 let body = Json(json!({ "errors": messages }));
                 (StatusCode::UNPROCESSABLE_ENTITY, body).into_response()
             }
-            Self::Forbidden { message, .. } => simple(StatusCode::FORBIDDEN, message),
-            Self::NotFound => simple(StatusCode::NOT_FOUND, "Not found"),
-            Self::MethodNotAllowed => simple(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
-            Self::BodyTimeout => simple(StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time"),
-            Self::BodyTooLarge(limit) => {
-                let message = format!("Request body is larger than {limit} bytes");
-                simple(StatusCode::PAYLOAD_TOO_LARGE, &message)
-            }
-            Self::TooManyRequests(Limited {
-                what,
-                per_second,
-                wait,
-                ..
-            }) => {
-                let message = format!("Rate limit exceeded: at most {per_second} {what} per second");
-                let response = simple(StatusCode::TOO_MANY_REQUESTS, &message);
-                limited(response, per_second, wait)
-            }
-            Self::TooManyInFlight(limit) => {
-                let message = format!("Limit exceeded: at most {limit} requests at once");
-                let response = simple(StatusCode::TOO_MANY_REQUESTS, &message);
-                limited(response, limit, Duration::from_secs(1))
-            }
-            Self::Conflict { message, .. } => simple(StatusCode::CONFLICT, message),
-            Self::TooSoon { message, wait, .. } => {
-                limited(simple(StatusCode::TOO_MANY_REQUESTS, message), 1, wait)
-            }
-            Self::Overloaded { message, .. } => unavailable(message),
-            Self::QueuedTooLong => {
-                unavailable("The order could not be stored in time; nothing was bought. Try again later")
-            }
-            Self::Undecided => {
-                unavailable("Another request with this external order id is not decided yet. Try again later")
+            Self::Limited {
+                message, limit, wait, ..
+            } => limited(simple(StatusCode::TOO_MANY_REQUESTS, &message), limit, wait),
+            Self::Unavailable { message, .. } => {
+                let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
+                (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
             }
             Self::Internal(error) => {
                 cause = Some(format!("{error:#}").into());
@@ -269,11 +249,6 @@ impl IntoResponse for ApiError {
 
 fn simple(status: StatusCode, message: &str) -> Response {
     (status, Json(json!({ "error": message }))).into_response()
-}
-
-fn unavailable(message: &str) -> Response {
-    let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
-    (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
 }
 
 /// The rate-limit headers. `limit` is the partner's limit, used up for `wait`.

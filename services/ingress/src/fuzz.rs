@@ -24,14 +24,14 @@ use crate::{
     metrics::Metrics,
     qr::{self, Drawing},
     replays::Replays,
-    request::{self, Limits},
+    request::{self, Largest},
     routes::QR,
 };
 
 const ACCESS_KEY: &str = "ak_fuzz";
 const MASTER_KEY: &str = "fuzz:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const QR_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const LIMITS: Limits = Limits {
+const LIMITS: Largest = Largest {
     items: 100,
     units: 1000,
 };

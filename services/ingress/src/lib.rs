@@ -37,19 +37,19 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
+use domain::TopupIds;
 use pipeline::{Nats, NatsConfig};
 use runtime::{
     CommonConfig, Shutdown,
     config::BadSetting,
     health::{self, Readiness},
-    http::Requests,
 };
 use store::{
-    Database,
     config::{MasterKeyConfig, PoolConfig},
-    vault::{Keyring, Vault},
+    vault::Keyring,
 };
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use tokio::sync::Semaphore;
 use uuid::Uuid;
 use webhooks::{
     config::{GuardConfig, HttpConfig, QrConfig, public_url},
@@ -61,14 +61,14 @@ use crate::{
     auth::Authenticator,
     directory::Directory,
     handshake::Handshake,
-    limits::{LimitsConfig, size},
+    limits::LimitsConfig,
     metrics::Metrics,
     observe::Observer,
-    orders::Orders,
+    orders::{InsertOrders, Orders},
     partner::{Desk, Turns, openapi},
     qr::Drawing,
     replays::Replays,
-    request::Limits,
+    request::Largest,
     routes::App,
     server::Server,
 };
@@ -159,33 +159,6 @@ fn brand(text: &str) -> Result<String, String> {
     }
 }
 
-/// What partners' own requests need.
-fn desk(
-    config: &Config,
-    database: &Database,
-    vault: Vault,
-    qr_keys: &signing::qr::Keys,
-    shutdown: &Shutdown,
-) -> Desk {
-    Desk {
-        database: database.clone(),
-        turns: Turns::new(config.limits.self_service_concurrency.into()),
-        vault,
-        guard: config
-            .guard
-            .clone()
-            .guard()
-            .http_live(config.http.webhook_http_live),
-        qr: QrUrls::new(config.public_url.clone(), qr_keys.clone()),
-        providers: config.providers.clone(),
-        redeliver_interval: config.limits.redeliver_interval,
-        listen_wait: config.limits.listen_wait,
-        stop: shutdown.soft(),
-        test_interval: config.limits.webhook_test_interval,
-        test_wait: config.limits.webhook_test_wait,
-    }
-}
-
 /// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("ingress").map_err(BadSetting::error)?;
@@ -229,53 +202,49 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 
     let metrics = Metrics::default();
-    let public_url = config.public_url.clone();
-    let desk = desk(&config, &database, vault, &qr_keys, &shutdown);
-    let orders = Orders::new(
-        database,
-        Arc::clone(&directory),
-        handshake,
-        jobs,
-        rand::random(),
-        config.providers,
-        config.placement_wait,
-        config.limits.queue_deadline,
-        config.duplicates_waiting,
-        metrics.clone(),
-        shutdown.clone(),
-    );
-    let limits = &config.limits;
+    let limits = config.limits.clone();
+    let replays = Replays::new(limits.replays_remembered, limits.body_timeout);
     let app = App {
-        authenticator: Authenticator::new(
-            &config.brand,
-            directory,
-            Replays::new(limits.replays_remembered, limits.body_timeout),
-            metrics.clone(),
-        ),
-        admission: Admission::new(limits, config.max_units),
-        limits: Limits {
+        authenticator: Authenticator::new(&config.brand, Arc::clone(&directory), replays, metrics.clone()),
+        admission: Admission::new(&limits, config.max_units),
+        largest: Largest {
             items: config.max_items.into(),
             units: config.max_units.into(),
         },
-        max_body: size(limits.max_body),
-        body_timeout: limits.body_timeout,
-        orders: Arc::new(orders),
+        desk: Desk {
+            database: database.clone(),
+            turns: Turns::new(limits.self_service_concurrency.into()),
+            vault,
+            guard: config.guard.guard().http_live(config.http.webhook_http_live),
+            qr: QrUrls::new(config.public_url.clone(), qr_keys.clone()),
+            providers: config.providers.clone(),
+            stop: shutdown.soft(),
+        },
+        orders: Arc::new(Orders {
+            commit: InsertOrders::start(&database, &jobs, &shutdown),
+            database,
+            directory,
+            handshake,
+            jobs,
+            topup_ids: TopupIds::new(rand::random()),
+            providers: config.providers,
+            placement_wait: config.placement_wait,
+            queue_deadline: limits.queue_deadline,
+            duplicates: Semaphore::new(config.duplicates_waiting.into()),
+            metrics: metrics.clone(),
+            shutdown: shutdown.clone(),
+        }),
         metrics: metrics.clone(),
-        desk,
+        limits: limits.clone(),
     };
-    let observer = Observer::new(
-        Requests::new(routes::ROUTES),
-        metrics,
-        limits.refusals_logged,
-        &config.brand,
-        &public_url,
-    );
+    let logged = limits.refusals_logged;
+    let observer = Observer::new(metrics, logged, &config.brand, &config.public_url);
     let gate = QrGate::new(qr_keys, config.qr_bare_until.map(OffsetDateTime::unix_timestamp));
     let drawing = Drawing::new(gate, limits.qr_concurrency, limits.qr_rate, limits.qr_wait);
     let document = openapi::document(&config.brand).context("the OpenAPI document")?;
     let pages = pages::router(&config.brand, &document);
     let router = routes::router(Arc::new(app), pages, drawing, Arc::clone(&observer));
-    let server = Server::new(limits, router, observer, shutdown.clone());
+    let server = Server::new(&limits, router, observer, shutdown.clone());
     tracing::info!(listen = %config.listen, admin = %config.admin_listen, "ingress is listening");
     shutdown.spawn("server", server.serve(listener));
 

@@ -114,7 +114,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::request::{self, Limits};
+    use crate::request::{self, Largest};
 
     #[derive(Parser)]
     struct Program {
@@ -138,7 +138,7 @@ mod tests {
         let body = format!(r#"{{ "external_order_id": "{id}", "products": [ {items} ] }}"#);
         let draft = request::read(
             body.as_bytes(),
-            Limits {
+            Largest {
                 items: 100,
                 units: 1000,
             },

@@ -8,6 +8,7 @@ use std::{
 use domain::PartnerId;
 use opentelemetry::{KeyValue, global, metrics::Counter};
 use pipeline::payload::Said;
+use strum::IntoStaticStr;
 
 /// The most partners with their own series. The others share `other`.
 const PARTNERS: usize = 100;
@@ -25,7 +26,8 @@ pub(crate) struct Metrics {
 }
 
 /// The result of a known partner's create-order request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub(crate) enum OrderResult {
     /// 201.
     Accepted,
@@ -50,27 +52,22 @@ pub(crate) enum OrderResult {
 impl Default for Metrics {
     fn default() -> Self {
         let meter = global::meter("ingress");
+        let counter = |name, description| meter.u64_counter(name).with_description(description).build();
         Self {
-            orders: meter
-                .u64_counter("esim.orders")
-                .with_description("Create-order requests of known partners, by outcome")
-                .build(),
-            units: meter
-                .u64_counter("esim.units.accepted")
-                .with_description("Units of accepted orders")
-                .build(),
-            auth_failures: meter
-                .u64_counter("esim.auth.failures")
-                .with_description("Requests answered with 401, by the check that failed")
-                .build(),
-            verdicts: meter
-                .u64_counter("esim.verdicts")
-                .with_description("Placements that ingress waited for, by verdict")
-                .build(),
-            refused: meter
-                .u64_counter("esim.requests.refused")
-                .with_description("Requests answered with 4xx or 503, by partner and reason")
-                .build(),
+            orders: counter(
+                "esim.orders",
+                "Create-order requests of known partners, by outcome",
+            ),
+            units: counter("esim.units.accepted", "Units of accepted orders"),
+            auth_failures: counter(
+                "esim.auth.failures",
+                "Requests answered with 401, by the check that failed",
+            ),
+            verdicts: counter("esim.verdicts", "Placements that ingress waited for, by verdict"),
+            refused: counter(
+                "esim.requests.refused",
+                "Requests answered with 4xx or 503, by partner and reason",
+            ),
             partners: Arc::default(),
         }
     }
@@ -79,18 +76,8 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts a create-order request, and its units if it was accepted.
     pub(crate) fn order(&self, result: OrderResult, units: usize) {
-        let name = match result {
-            OrderResult::Accepted => "accepted",
-            OrderResult::Invalid => "invalid",
-            OrderResult::Limited => "limited",
-            OrderResult::Shed => "shed",
-            OrderResult::Duplicate => "duplicate",
-            OrderResult::Refused => "refused",
-            OrderResult::Unreachable => "unreachable",
-            OrderResult::Expired => "expired",
-            OrderResult::Error => "error",
-        };
-        self.orders.add(1, &[KeyValue::new("outcome", name)]);
+        self.orders
+            .add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
         if matches!(result, OrderResult::Accepted) {
             self.units.add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
         }

@@ -40,17 +40,6 @@ pub(crate) struct Observer {
     errors_page: String,
 }
 
-/// A request with a 4xx or 503 response.
-pub(crate) struct Refused<'a> {
-    pub(crate) status: StatusCode,
-    /// The reason, from a fixed list.
-    pub(crate) reason: &'static str,
-    /// The partner, if the request's signature is valid.
-    pub(crate) partner: Option<PartnerId>,
-    pub(crate) request_id: &'a HeaderValue,
-    pub(crate) peer: SocketAddr,
-}
-
 /// Creates a response id of letters and digits.
 pub(crate) fn request_id() -> HeaderValue {
     let mut text = Uuid::encode_buffer();
@@ -61,16 +50,10 @@ pub(crate) fn request_id() -> HeaderValue {
 impl Observer {
     /// Creates the observer. It logs at most `logged` refused requests per second. `brand` is part of the name of the
     /// error header, `public_url` the base URL of the page that explains errors, without final slash.
-    pub(crate) fn new(
-        requests: Requests,
-        metrics: Metrics,
-        logged: u32,
-        brand: &str,
-        public_url: &str,
-    ) -> Arc<Self> {
+    pub(crate) fn new(metrics: Metrics, logged: u32, brand: &str, public_url: &str) -> Arc<Self> {
         let error_header = format!("x-{brand}-error").to_ascii_lowercase();
         Arc::new(Self {
-            requests,
+            requests: Requests::default(),
             metrics,
             log: Sampler::new(logged),
             error_header: HeaderName::try_from(error_header)
@@ -86,16 +69,24 @@ impl Observer {
         std::iter::once(codes).chain(links).collect()
     }
 
-    /// Counts a refused request, and logs it unless the log limit is reached.
-    pub(crate) fn refused(&self, refused: &Refused<'_>) {
-        self.metrics.refused(refused.partner, refused.reason);
+    /// Counts a request with a 4xx or 503 response, and logs it unless the log limit is reached. `partner` is known only
+    /// if the signature is valid.
+    pub(crate) fn refused(
+        &self,
+        status: StatusCode,
+        reason: &'static str,
+        partner: Option<PartnerId>,
+        request_id: &HeaderValue,
+        peer: SocketAddr,
+    ) {
+        self.metrics.refused(partner, reason);
         if let Some(suppressed) = self.log.pass() {
             tracing::info!(
-                http.response.status_code = refused.status.as_u16(),
-                reason = refused.reason,
-                partner.id = refused.partner.map(field::display),
-                request.id = refused.request_id.to_str().unwrap_or_default(),
-                network.peer.address = %refused.peer.ip(),
+                http.response.status_code = status.as_u16(),
+                reason,
+                partner.id = partner.map(field::display),
+                request.id = request_id.to_str().unwrap_or_default(),
+                network.peer.address = %peer.ip(),
                 suppressed,
                 "request refused"
             );
@@ -108,22 +99,16 @@ impl Observer {
             return;
         };
         let partner = response.extensions().get::<PartnerId>().copied();
-        if status == StatusCode::INTERNAL_SERVER_ERROR {
-            tracing::error!(
-                error = cause.as_deref(),
-                partner.id = partner.map(field::display),
-                request.id = request_id.to_str().unwrap_or_default(),
-                "answered with 500"
-            );
+        if status != StatusCode::INTERNAL_SERVER_ERROR {
+            self.refused(status, reason, partner, request_id, peer);
             return;
         }
-        self.refused(&Refused {
-            status,
-            reason,
-            partner,
-            request_id,
-            peer,
-        });
+        tracing::error!(
+            error = cause.as_deref(),
+            partner.id = partner.map(field::display),
+            request.id = request_id.to_str().unwrap_or_default(),
+            "answered with 500"
+        );
     }
 }
 

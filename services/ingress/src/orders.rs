@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use domain::{Environment, OrderId, PlacementId, TopupIds};
+use domain::{Environment, OptionId, OrderId, PlacementId, TopupIds};
 use opentelemetry::trace::FutureExt;
 use pipeline::{
     Batcher, Effect, GroupCommit,
@@ -30,6 +30,7 @@ use store::{
 use tokio::sync::{Semaphore, oneshot};
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
+use utoipa::ToSchema;
 
 use crate::{
     admission::Admitted,
@@ -71,30 +72,40 @@ pub(crate) enum Answer {
 
 /// Stores and answers orders.
 pub(crate) struct Orders {
-    database: Database,
-    commit: GroupCommit<InsertOrders>,
-    directory: Arc<Directory>,
-    handshake: Arc<Handshake>,
-    jobs: Batcher<Job>,
-    topup_ids: TopupIds,
-    providers: Vec<String>,
-    placement_wait: Duration,
-    /// The longest wait in the queue of the group commit.
-    queue_deadline: Duration,
-    /// The requests that may wait for an earlier, undecided order with the same external id.
-    duplicates: Semaphore,
-    metrics: Metrics,
-    shutdown: Shutdown,
+    pub(crate) database: Database,
+    pub(crate) commit: GroupCommit<InsertOrders>,
+    pub(crate) directory: Arc<Directory>,
+    pub(crate) handshake: Arc<Handshake>,
+    pub(crate) jobs: Batcher<Job>,
+    pub(crate) topup_ids: TopupIds,
+    /// `PROVIDERS`.
+    pub(crate) providers: Vec<String>,
+    /// `PLACEMENT_WAIT`.
+    pub(crate) placement_wait: Duration,
+    /// `QUEUE_DEADLINE`: the longest wait in the queue of the group commit.
+    pub(crate) queue_deadline: Duration,
+    /// `DUPLICATES_WAITING`: the requests that may wait for an undecided order with the same external id.
+    pub(crate) duplicates: Semaphore,
+    pub(crate) metrics: Metrics,
+    pub(crate) shutdown: Shutdown,
 }
 
 /// The group commit of orders: one statement per batch, then the jobs of the orders that wait for a verdict.
-struct InsertOrders {
+pub(crate) struct InsertOrders {
     database: Database,
     jobs: Batcher<Job>,
 }
 
+impl InsertOrders {
+    /// Starts the group commit.
+    pub(crate) fn start(database: &Database, jobs: &Batcher<Job>, shutdown: &Shutdown) -> GroupCommit<Self> {
+        let (database, jobs) = (database.clone(), jobs.clone());
+        GroupCommit::start(Self { database, jobs }, BATCH, shutdown)
+    }
+}
+
 /// The result of storing an order.
-struct Inserted {
+pub(crate) struct Inserted {
     /// Whether it was stored; otherwise its external id is taken.
     stored: bool,
     /// When the statement was sent, shortly before the database accepted the order.
@@ -128,60 +139,22 @@ impl Writer for InsertOrders {
     }
 }
 
-/// The body of a 201.
-#[derive(Serialize)]
-struct Created<'a> {
+/// The answer of create-order: one entry per unit, in the order of the items.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct CreatedOrder<'a> {
     products: Vec<CreatedProduct<'a>>,
 }
 
-#[derive(Serialize)]
+/// One unit.
+#[derive(Serialize, ToSchema)]
 struct CreatedProduct<'a> {
+    #[schema(example = "20250129123456123456789012")]
     topup_id: &'a str,
-    option_id: domain::OptionId,
+    #[schema(value_type = Uuid)]
+    option_id: OptionId,
 }
 
 impl Orders {
-    /// Starts the group commit of orders.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "called once, with all parts of the service"
-    )]
-    pub(crate) fn new(
-        database: Database,
-        directory: Arc<Directory>,
-        handshake: Arc<Handshake>,
-        jobs: Batcher<Job>,
-        random_start: u64,
-        providers: Vec<String>,
-        placement_wait: Duration,
-        queue_deadline: Duration,
-        duplicates: u16,
-        metrics: Metrics,
-        shutdown: Shutdown,
-    ) -> Self {
-        Self {
-            commit: GroupCommit::start(
-                InsertOrders {
-                    database: database.clone(),
-                    jobs: jobs.clone(),
-                },
-                BATCH,
-                &shutdown,
-            ),
-            database,
-            directory,
-            handshake,
-            jobs,
-            topup_ids: TopupIds::new(random_start),
-            providers,
-            placement_wait,
-            queue_deadline,
-            duplicates: Semaphore::new(duplicates.into()),
-            metrics,
-            shutdown,
-        }
-    }
-
     /// Turns a draft into an order, or returns all its errors.
     pub(crate) async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
         let Draft {
@@ -190,15 +163,11 @@ impl Orders {
             mut errors,
         } = draft;
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
-        let mut options = self.directory.options(&ids).await.map_err(internal)?;
+        let mut options = self.directory.options(&ids).await.map_err(ApiError::internal)?;
         options.retain(|_, option| {
-            let available = match partner.environment {
-                Environment::Sandbox => true,
-                Environment::Live => {
-                    option.environment == Environment::Live && self.providers.contains(&option.provider)
-                }
-            };
-            available && option.enabled
+            let live =
+                || option.environment == Environment::Live && self.providers.contains(&option.provider);
+            option.enabled && (partner.environment == Environment::Sandbox || live())
         });
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
         let missing: Vec<usize> = items
@@ -212,31 +181,28 @@ impl Orders {
                 ..Fault::new(Code::OptionNotFound, "Product with option_id not found")
             });
         }
-        match external_order_id {
-            Some(external_order_id) if errors.is_empty() => {
-                let placements = self.placements(partner, &items, &options);
-                Ok(NewOrder {
-                    order_id: OrderId::new(),
-                    partner_id: partner.id,
-                    external_order_id,
-                    traceparent: trace::context_of(&Span::current()),
-                    answer_within: ANSWER,
-                    refusable: false,
-                    placements,
-                })
-            }
-            // The external id is checked too, so that one response lists all errors.
-            Some(external_order_id) => {
-                let taken = self.database.run(async |connection| {
-                    store::orders::is_taken(connection, partner.id, &external_order_id).await
-                });
-                if taken.await.map_err(internal)? {
-                    errors.insert(0, taken_fault());
-                }
-                Err(ApiError::Unprocessable(errors))
-            }
-            None => Err(ApiError::Unprocessable(errors)),
+        let Some(external_order_id) = external_order_id else {
+            return Err(ApiError::Unprocessable(errors));
+        };
+        if errors.is_empty() {
+            return Ok(NewOrder {
+                order_id: OrderId::new(),
+                partner_id: partner.id,
+                external_order_id,
+                traceparent: trace::context_of(&Span::current()),
+                answer_within: ANSWER,
+                refusable: false,
+                placements: self.placements(partner, &items, &options),
+            });
         }
+        // The external id is checked too, so that one response lists all errors.
+        let taken = self.database.run(async |connection| {
+            store::orders::is_taken(connection, partner.id, &external_order_id).await
+        });
+        if taken.await.map_err(ApiError::internal)? {
+            errors.insert(0, taken_fault());
+        }
+        Err(ApiError::Unprocessable(errors))
     }
 
     /// Creates one placement per provider, in the order of the items.
@@ -244,7 +210,7 @@ impl Orders {
         &self,
         partner: &Partner,
         items: &[Item],
-        options: &HashMap<domain::OptionId, Arc<store::options::ProductOption>>,
+        options: &HashMap<OptionId, Arc<store::options::ProductOption>>,
     ) -> Vec<NewPlacement> {
         let now = runtime::clock::now();
         let mut placements: Vec<NewPlacement> = Vec::with_capacity(1);
@@ -262,14 +228,12 @@ impl Orders {
                 .iter()
                 .position(|placement| placement.provider == provider)
                 .unwrap_or_else(|| {
-                    let placement_id = PlacementId::new();
-                    let new = NewPlacement {
-                        placement_id,
+                    placements.push(NewPlacement {
+                        placement_id: PlacementId::new(),
                         provider: provider.to_owned(),
                         lane: String::new(),
                         topups: Vec::new(),
-                    };
-                    placements.push(new);
+                    });
                     placements.len() - 1
                 });
             for _ in 0..item.quantity {
@@ -319,24 +283,17 @@ impl Orders {
         let sent = match self.store_unless_taken(&mut order, &mut answer).await {
             Ok(Some(sent)) => sent,
             Ok(None) => {
-                self.metrics.order(OrderResult::Duplicate, 0);
                 let taken = ApiError::Unprocessable(vec![taken_fault()]);
-                let _ = answer.send(Answer::Error(taken));
-                return;
+                return self.fail(OrderResult::Duplicate, taken, answer);
             }
-            Err(error) => {
-                let result = match error {
-                    ApiError::QueuedTooLong | ApiError::Undecided => OrderResult::Expired,
-                    _ => OrderResult::Error,
-                };
-                self.metrics.order(result, 0);
-                let _ = answer.send(Answer::Error(error));
-                return;
+            Err(error @ ApiError::Unavailable { .. }) => {
+                return self.fail(OrderResult::Expired, error, answer);
             }
+            Err(error) => return self.fail(OrderResult::Error, error, answer),
         };
         let deadline = sent + order.answer_within;
         let Some(mut waiting) = waiting else {
-            self.metrics.order(OrderResult::Accepted, units(&order));
+            self.metrics.order(OrderResult::Accepted, topups(&order).count());
             answered(&order, deadline, answer).await;
             publish(&self.jobs, &order);
             return;
@@ -347,7 +304,7 @@ impl Orders {
         }
         match self.refuse(&order, &said).await {
             Ok(None) => {
-                self.metrics.order(OrderResult::Accepted, units(&order));
+                self.metrics.order(OrderResult::Accepted, topups(&order).count());
                 answered(&order, deadline, answer).await;
             }
             Ok(Some(refusals)) => {
@@ -358,16 +315,17 @@ impl Orders {
                 } else {
                     OrderResult::Unreachable
                 };
-                self.metrics.order(outcome, 0);
                 let errors = refusal_errors(order.order_id, &refusals);
-                let _ = answer.send(Answer::Error(ApiError::Refused(errors)));
+                self.fail(outcome, ApiError::Refused(errors), answer);
             }
             // The refusal's outcome is unknown: the order is refused or stands as PostgreSQL has it.
-            Err(error) => {
-                self.metrics.order(OrderResult::Error, 0);
-                let _ = answer.send(Answer::Error(internal(error)));
-            }
+            Err(error) => self.fail(OrderResult::Error, ApiError::internal(error), answer),
         }
+    }
+
+    fn fail(&self, result: OrderResult, error: ApiError, answer: oneshot::Sender<Answer>) {
+        self.metrics.order(result, 0);
+        let _ = answer.send(Answer::Error(error));
     }
 
     /// Stores the order and returns when the statement was sent, or `None` if its external id is taken.
@@ -395,13 +353,13 @@ impl Orders {
                     return Ok(None);
                 }
                 if waits.is_none() {
-                    waits = Some(self.duplicates.try_acquire().map_err(|_| ApiError::Undecided)?);
+                    waits = Some(self.duplicates.try_acquire().map_err(|_| UNDECIDED_ORDER)?);
                 }
                 tokio::time::sleep(wait.min(undecided_for)).await;
                 wait = (wait * 2).min(UNDECIDED_MOST);
             }
             if Instant::now() >= give_up {
-                return Err(ApiError::Undecided);
+                return Err(UNDECIDED_ORDER);
             }
         }
     }
@@ -410,7 +368,7 @@ impl Orders {
         let stands = self.database.run(async |connection| {
             store::orders::stands(connection, order.partner_id, &order.external_order_id).await
         });
-        stands.await.map_err(internal)
+        stands.await.map_err(ApiError::internal)
     }
 
     /// Stores the order, unless its client hangs up or its deadline passes while it is queued.
@@ -430,20 +388,17 @@ impl Orders {
             };
             let written = self.commit.write_unless(order.clone(), given_up).await;
             let written =
-                written.map_err(|_| ApiError::Internal(anyhow::anyhow!("the process is stopping")))?;
-            match written.ok_or(ApiError::QueuedTooLong)? {
+                written.map_err(|_| ApiError::internal(anyhow::anyhow!("the process is stopping")))?;
+            match written.ok_or(QUEUED_TOO_LONG)? {
                 Err(error) if error.constraint() == Some("topups_topup_id_key") && tries < FRESH_IDS => {
                     tries += 1;
                     let now = runtime::clock::now();
-                    for topup in order
-                        .placements
-                        .iter_mut()
-                        .flat_map(|placement| &mut placement.topups)
-                    {
+                    let placements = order.placements.iter_mut();
+                    for topup in placements.flat_map(|placement| &mut placement.topups) {
                         topup.topup_id = self.topup_ids.next(now);
                     }
                 }
-                result => return result.map_err(internal),
+                result => return result.map_err(ApiError::internal),
             }
         }
     }
@@ -466,9 +421,17 @@ impl Orders {
     }
 }
 
-fn internal(error: store::Error) -> ApiError {
-    ApiError::Internal(error.into())
-}
+/// 503: an earlier request with the same external id may still be refused.
+const UNDECIDED_ORDER: ApiError = ApiError::Unavailable {
+    code: Code::OrderUndecided,
+    reason: "undecided",
+    message: "Another request with this external order id is not decided yet. Try again later",
+};
+/// 503: the order waited longer than `QUEUE_DEADLINE` to be stored. It was not stored.
+const QUEUED_TOO_LONG: ApiError = ApiError::overloaded(
+    "queue_deadline",
+    "The order could not be stored in time; nothing was bought. Try again later",
+);
 
 fn taken_fault() -> Fault {
     Fault::new(
@@ -489,12 +452,8 @@ pub(crate) fn names_taken(errors: &[Fault]) -> bool {
         .any(|fault| fault.code == Code::ExternalOrderIdTaken)
 }
 
-fn units(order: &NewOrder) -> usize {
-    order
-        .placements
-        .iter()
-        .map(|placement| placement.topups.len())
-        .sum()
+fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
+    order.placements.iter().flat_map(|placement| &placement.topups)
 }
 
 /// Hands an order's jobs to the publisher.
@@ -536,11 +495,7 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
 
 /// Hands the 201 to the handler and waits until it has left or its deadline has passed.
 async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<Answer>) {
-    let mut topups: Vec<&NewTopup> = order
-        .placements
-        .iter()
-        .flat_map(|placement| &placement.topups)
-        .collect();
+    let mut topups: Vec<&NewTopup> = topups(order).collect();
     topups.sort_unstable_by_key(|topup| topup.position);
     let products = topups
         .into_iter()
@@ -549,7 +504,7 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<A
             option_id: topup.option_id,
         })
         .collect();
-    let Ok(body) = serde_json::to_vec(&Created { products }) else {
+    let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
         return;
     };
     let (left, departure) = oneshot::channel();

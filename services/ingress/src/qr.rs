@@ -54,10 +54,8 @@ impl Drawing {
             place
         };
         let Ok(Ok(place)) = tokio::time::timeout(self.wait, turn).await else {
-            return Err(ApiError::Overloaded {
-                reason: "qr",
-                message: "Too many pictures are being drawn; try again later",
-            });
+            let message = "Too many pictures are being drawn; try again later";
+            return Err(ApiError::overloaded("qr", message));
         };
         let drawn = tokio::task::spawn_blocking(move || {
             let drawn = draw();
@@ -80,13 +78,8 @@ pub(crate) async fn draw(
     let Path((text, size)) = path.map_err(|_| ApiError::NotFound)?;
     let code = ActivationCode::parse(&text).map_err(|_| ApiError::NotFound)?;
     let size: usize = size.parse().map_err(|_| ApiError::NotFound)?;
-    if !SIZES.contains(&size) {
-        return Err(ApiError::NotFound);
-    }
-    if !drawing
-        .gate
-        .lets(&code, uri.query(), runtime::clock::unix_seconds())
-    {
+    let now = runtime::clock::unix_seconds();
+    if !SIZES.contains(&size) || !drawing.gate.lets(&code, uri.query(), now) {
         return Err(ApiError::NotFound);
     }
     let draw = move || picture(&code.download_link(), size);
@@ -121,11 +114,11 @@ fn picture(text: &str, size: usize) -> anyhow::Result<Option<Vec<u8>>> {
     let mut pixels = vec![0xff; row_bytes * size];
     for (row, modules) in colors.chunks(modules).enumerate() {
         let first = (offset + row * scale) * row_bytes;
-        for (column, _) in modules
+        let dark = modules
             .iter()
             .enumerate()
-            .filter(|(_, color)| **color == Color::Dark)
-        {
+            .filter(|(_, color)| **color == Color::Dark);
+        for (column, _) in dark {
             let left = offset + column * scale;
             for x in left..left + scale {
                 pixels[first + x / 8] &= !(0x80 >> (x % 8));
@@ -192,7 +185,7 @@ mod tests {
         });
         begun.await.unwrap();
         let second = drawing.run(|| Ok(())).await;
-        assert!(matches!(second, Err(ApiError::Overloaded { reason: "qr", .. })));
+        assert!(matches!(second, Err(ApiError::Unavailable { reason: "qr", .. })));
         release.send(()).unwrap();
         first.await.unwrap().unwrap();
         drawing.run(|| Ok(())).await.unwrap();
@@ -203,6 +196,6 @@ mod tests {
         let drawing = Drawing::new(QrGate::default(), 9, NonZeroU32::MIN, Duration::from_millis(10));
         drawing.run(|| Ok(())).await.unwrap();
         let second = drawing.run(|| Ok(())).await;
-        assert!(matches!(second, Err(ApiError::Overloaded { reason: "qr", .. })));
+        assert!(matches!(second, Err(ApiError::Unavailable { reason: "qr", .. })));
     }
 }

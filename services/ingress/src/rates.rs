@@ -14,11 +14,7 @@ use governor::{
 };
 use store::partners::Limits;
 
-use crate::{
-    directory::Partner,
-    error::{ApiError, Limited},
-    limits::LimitsConfig,
-};
+use crate::{codes::Code, directory::Partner, error::ApiError, limits::LimitsConfig};
 
 /// The most partners with state before inactive ones are dropped.
 const REMEMBERED: usize = 10_000;
@@ -27,9 +23,7 @@ const FORGOTTEN: Duration = Duration::from_mins(1);
 
 /// The rates of all partners of this process.
 pub(crate) struct Rates {
-    requests: NonZeroU32,
-    orders: NonZeroU32,
-    units: NonZeroU32,
+    limits: LimitsConfig,
     max_units: u32,
     partners: Mutex<HashMap<PartnerId, Known>>,
 }
@@ -58,9 +52,7 @@ impl Rates {
     /// Creates the rate limits. An order of `max_units` always fits into a burst.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
         Self {
-            requests: limits.partner_requests_per_second,
-            orders: limits.partner_orders_per_second,
-            units: limits.partner_units_per_second,
+            limits: limits.clone(),
             max_units,
             partners: Mutex::default(),
         }
@@ -89,27 +81,16 @@ impl Rates {
     }
 
     fn rates(&self, limits: Limits) -> PartnerRates {
+        let all = &self.limits;
         let own = |limit: Option<u32>, default| limit.and_then(NonZeroU32::new).unwrap_or(default);
+        let requests = own(limits.requests_per_second, all.partner_requests_per_second);
+        let orders = own(limits.orders_per_second, all.partner_orders_per_second);
+        let units = own(limits.units_per_second, all.partner_units_per_second);
         PartnerRates {
             limits,
-            requests: Rate::new(
-                "requests",
-                "requests_per_second",
-                own(limits.requests_per_second, self.requests),
-                1,
-            ),
-            orders: Rate::new(
-                "orders",
-                "orders_per_second",
-                own(limits.orders_per_second, self.orders),
-                1,
-            ),
-            units: Rate::new(
-                "units",
-                "units_per_second",
-                own(limits.units_per_second, self.units),
-                self.max_units,
-            ),
+            requests: Rate::new("requests", "requests_per_second", requests, 1),
+            orders: Rate::new("orders", "orders_per_second", orders, 1),
+            units: Rate::new("units", "units_per_second", units, self.max_units),
         }
     }
 }
@@ -151,12 +132,14 @@ impl Rate {
             // More than a burst. The limit of units per order prevents it.
             Err(_) => Duration::from_secs(1),
         };
-        Err(ApiError::TooManyRequests(Limited {
-            what: self.what,
+        let (what, limit) = (self.what, self.per_second.get());
+        Err(ApiError::Limited {
+            code: Code::RateLimited,
             reason: self.reason,
-            per_second: self.per_second.get(),
+            message: format!("Rate limit exceeded: at most {limit} {what} per second").into(),
+            limit,
             wait,
-        }))
+        })
     }
 }
 
@@ -168,12 +151,12 @@ mod tests {
     fn a_rate_has_a_burst_of_one_second_and_says_when_to_come_back() {
         let rate = Rate::new("units", "units_per_second", NonZeroU32::new(10).unwrap(), 1000);
         rate.check(NonZeroU32::new(900).unwrap()).unwrap();
-        let Err(ApiError::TooManyRequests(limited)) = rate.check(NonZeroU32::new(200).unwrap()) else {
+        let Err(ApiError::Limited { wait, .. }) = rate.check(NonZeroU32::new(200).unwrap()) else {
             panic!("it was let through");
         };
         assert!(
-            limited.wait > Duration::from_secs(9) && limited.wait <= Duration::from_secs(10),
-            "{limited:?}"
+            wait > Duration::from_secs(9) && wait <= Duration::from_secs(10),
+            "{wait:?}"
         );
         let rate = Rate::new("orders", "orders_per_second", NonZeroU32::new(2).unwrap(), 1);
         let passed = [(); 3].map(|()| rate.check(NonZeroU32::MIN).is_ok());

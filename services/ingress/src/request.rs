@@ -13,7 +13,7 @@ const MAX_EXTERNAL_ID: usize = 255;
 
 /// The largest order.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct Largest {
     /// Items in `products`.
     pub(crate) items: usize,
     /// Units in total.
@@ -62,7 +62,7 @@ impl Draft {
 type Object<'a> = HashMap<String, &'a RawValue>;
 
 /// Parses a body.
-pub(crate) fn read(body: &[u8], limits: Limits) -> Result<Draft, InvalidJson> {
+pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, InvalidJson> {
     let whole: &RawValue = parse(body)?;
     let fields: Object<'_> = if is(whole, '{') {
         parse(whole.get().as_bytes())?
@@ -89,77 +89,60 @@ fn is(value: &RawValue, start: char) -> bool {
 }
 
 fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, InvalidJson> {
-    let fault = |code, message: &str| Err(Fault::new(code, message));
+    let fault = |code, what: &str| Ok(Err(Fault::new(code, format!("External order id {what}"))));
     let Some(value) = value else {
-        return Ok(fault(
-            Code::ExternalOrderIdBlank,
-            "External order id can't be blank",
-        ));
+        return fault(Code::ExternalOrderIdBlank, "can't be blank");
     };
     if !is(value, '"') {
-        return Ok(fault(
-            Code::ExternalOrderIdInvalid,
-            "External order id must be a string",
-        ));
+        return fault(Code::ExternalOrderIdInvalid, "must be a string");
     }
     let text: String = parse(value.get().as_bytes())?;
-    Ok(if text.trim().is_empty() {
-        fault(Code::ExternalOrderIdBlank, "External order id can't be blank")
+    if text.trim().is_empty() {
+        fault(Code::ExternalOrderIdBlank, "can't be blank")
     } else if text.chars().count() > MAX_EXTERNAL_ID {
-        let message = format!("External order id is too long (maximum is {MAX_EXTERNAL_ID} characters)");
-        fault(Code::ExternalOrderIdInvalid, &message)
+        let what = format!("is too long (maximum is {MAX_EXTERNAL_ID} characters)");
+        fault(Code::ExternalOrderIdInvalid, &what)
     } else if text.contains('\0') {
-        fault(
-            Code::ExternalOrderIdInvalid,
-            "External order id can't contain a NUL character",
-        )
+        fault(Code::ExternalOrderIdInvalid, "can't contain a NUL character")
     } else {
-        Ok(text)
-    })
+        Ok(Ok(text))
+    }
 }
 
-fn products(value: Option<&RawValue>, limits: Limits, draft: &mut Draft) -> Result<(), InvalidJson> {
+fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Result<(), InvalidJson> {
+    let mut fault = |code, message: &str| draft.errors.push(Fault::new(code, message));
     if value.is_some_and(|value| !is(value, '[')) {
-        draft
-            .errors
-            .push(Fault::new(Code::ProductsInvalid, "Products must be an array"));
+        fault(Code::ProductsInvalid, "Products must be an array");
         return Ok(());
     }
     let items: Vec<&RawValue> = value.map_or(Ok(Vec::new()), |value| parse(value.get().as_bytes()))?;
     if items.is_empty() {
-        draft
-            .errors
-            .push(Fault::new(Code::ProductsBlank, "Products can't be blank"));
+        fault(Code::ProductsBlank, "Products can't be blank");
         return Ok(());
     }
     if items.len() > limits.items {
         let message = format!("Products can't have more than {} items", limits.items);
-        draft.errors.push(Fault::new(Code::TooManyItems, message));
+        fault(Code::TooManyItems, &message);
         return Ok(());
     }
     for (index, item) in items.into_iter().enumerate() {
+        let mut fault = |code, what: &str| {
+            let message = format!("Products[{index}] {what}");
+            draft.errors.push(Fault::of_item(index, code, message));
+        };
         if !is(item, '{') {
-            let message = format!("Products[{index}] must be an object");
-            draft
-                .errors
-                .push(Fault::of_item(index, Code::ItemInvalid, message));
+            fault(Code::ItemInvalid, "must be an object");
             continue;
         }
         let fields: Object<'_> = parse(item.get().as_bytes())?;
         let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
         let option = option_id(field("option_id"))?;
         if option.is_none() {
-            let message = format!("Products[{index}] option_id can't be blank");
-            draft
-                .errors
-                .push(Fault::of_item(index, Code::OptionIdBlank, message));
+            fault(Code::OptionIdBlank, "option_id can't be blank");
         }
         let quantity = quantity(field("qty"));
         if quantity.is_none() {
-            let message = format!("Products[{index}] qty must be a positive integer");
-            draft
-                .errors
-                .push(Fault::of_item(index, Code::QtyInvalid, message));
+            fault(Code::QtyInvalid, "qty must be a positive integer");
         }
         // The option of an invalid item is still looked up, so that all errors are reported.
         if let Some(option_id) = option {
@@ -206,7 +189,7 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits = Limits { items: 3, units: 10 };
+    const LIMITS: Largest = Largest { items: 3, units: 10 };
     const OPTION: &str = "6f9619ff-8b86-d011-b42d-00c04fc964ff";
 
     // The table of the specification (`tests/e2e`) has each rule.

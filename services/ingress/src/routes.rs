@@ -1,6 +1,6 @@
 //! The routes and their handlers.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, sync::Arc};
 
 use axum::{
     Extension, Router,
@@ -22,73 +22,36 @@ use crate::{
     codes::Code,
     connection::{Connection, answer_body},
     error::ApiError,
+    limits::{LimitsConfig, size},
     metrics::{Metrics, OrderResult},
     observe::{Observer, observe},
     orders::{self, Answer, Orders},
-    partner::{self, Desk, openapi},
-    qr, request,
+    partner::{self, Desk, described},
+    qr,
+    request::{self, Largest},
 };
 
-/// Both forms of the path that the specification writes.
-const ORDERS: [&str; 2] = ["/api/v1/api_partner/orders", "/v1/api_partner/orders"];
+/// Both forms of the prefix that the specification writes.
+pub(crate) const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];
 pub(crate) const QR: &str = "/qr/{text}/{size}";
-/// All routes; the last ones are those of [`crate::pages`].
-pub(crate) const ROUTES: &[&str] = &[
-    ORDERS[0],
-    ORDERS[1],
-    "/api/v1/api_partner/orders/{external_order_id}",
-    "/v1/api_partner/orders/{external_order_id}",
-    "/api/v1/api_partner/topups/{topup_id}",
-    "/v1/api_partner/topups/{topup_id}",
-    "/api/v1/api_partner/topups/{topup_id}/deliveries",
-    "/v1/api_partner/topups/{topup_id}/deliveries",
-    "/api/v1/api_partner/topups/{topup_id}/redeliver",
-    "/v1/api_partner/topups/{topup_id}/redeliver",
-    "/api/v1/api_partner/options",
-    "/v1/api_partner/options",
-    "/api/v1/api_partner/account",
-    "/v1/api_partner/account",
-    "/api/v1/api_partner/webhook",
-    "/v1/api_partner/webhook",
-    "/api/v1/api_partner/webhook/listen",
-    "/v1/api_partner/webhook/listen",
-    "/api/v1/api_partner/webhook/secret",
-    "/v1/api_partner/webhook/secret",
-    "/api/v1/api_partner/webhook/test",
-    "/v1/api_partner/webhook/test",
-    "/api/v1/api_partner/webhook/events",
-    "/v1/api_partner/webhook/events",
-    "/api/v1/api_partner/webhook/events/{event_id}",
-    "/v1/api_partner/webhook/events/{event_id}",
-    "/api/v1/api_partner/keys",
-    "/v1/api_partner/keys",
-    QR,
-    "/openapi.json",
-    "/reference",
-    "/reference.js",
-    "/pages.css",
-    "/errors",
-    "/llms.txt",
-    "/partner-guide.md",
-    "/examples/esim.sh",
-    "/examples/esim.py",
-    "/examples/esim.mjs",
-    "/examples/esim.go",
-    "/examples/esim.php",
-];
 
 /// The state that the handlers share.
 pub(crate) struct App {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
+    pub(crate) limits: LimitsConfig,
     /// The largest order.
-    pub(crate) limits: request::Limits,
-    /// The largest body, in bytes.
-    pub(crate) max_body: usize,
-    pub(crate) body_timeout: Duration,
+    pub(crate) largest: Largest,
     pub(crate) orders: Arc<Orders>,
     pub(crate) metrics: Metrics,
     pub(crate) desk: Desk,
+}
+
+impl App {
+    /// The largest body, in bytes.
+    pub(crate) fn max_body(&self) -> usize {
+        size(self.limits.max_body)
+    }
 }
 
 /// The public router.
@@ -98,17 +61,19 @@ pub(crate) fn router(
     drawing: Arc<qr::Drawing>,
     observer: Arc<Observer>,
 ) -> Router {
-    let mut router = Router::new();
-    for path in ORDERS {
-        router = router.route(path, post(create_order));
+    let mut router = partner::router(&app);
+    for prefix in PREFIXES {
+        router = router.route(&format!("{prefix}/orders"), post(create_order));
     }
     router
-        .merge(partner::router(&app))
         .with_state(app)
         .merge(pages)
         .merge(Router::new().route(QR, get(qr::draw)).with_state(drawing))
         .fallback(|| async { ApiError::NotFound })
-        .method_not_allowed_fallback(|| async { ApiError::MethodNotAllowed })
+        .method_not_allowed_fallback(|| async {
+            let status = StatusCode::METHOD_NOT_ALLOWED;
+            ApiError::plain(status, Code::MethodNotAllowed, "Method not allowed")
+        })
         .layer(middleware::from_fn(one_host))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(middleware::from_fn_with_state(observer, observe))
@@ -116,10 +81,8 @@ pub(crate) fn router(
 
 #[expect(clippy::needless_pass_by_value, reason = "the layer's signature")]
 fn panicked(panic: Box<dyn Any + Send>) -> Response {
-    let text = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or(panic.downcast_ref::<&str>().copied());
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or(panic.downcast_ref::<&str>().copied());
     let text = text.unwrap_or("unknown panic");
     ApiError::Internal(anyhow::anyhow!("a handler panicked: {text}")).into_response()
 }
@@ -130,25 +93,20 @@ async fn one_host(request: Request, next: Next) -> Response {
     if hosts == 1 || (hosts == 0 && request.version() < Version::HTTP_11) {
         return next.run(request).await;
     }
-    let message = "Exactly one Host header is required".into();
-    ApiError::BadRequest {
-        code: Code::Host,
-        message,
-    }
-    .into_response()
+    ApiError::bad_request(Code::Host, "Exactly one Host header is required").into_response()
 }
 
 /// Create an order
 ///
 /// The answer names one topup per unit. When its eSIM is ready, a webhook is sent for each. After a 5xx or no answer,
 /// repeat the request with the same `external_order_id`, or look the order up.
-#[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = openapi::NewOrder,
+#[utoipa::path(post, path = "/orders", operation_id = "create_order", tag = "Orders", request_body = described::NewOrder,
     responses(
-        (status = 201, description = "The order is stored", body = openapi::CreatedOrder,
+        (status = 201, description = "The order is stored", body = orders::CreatedOrder,
             headers(("Location" = String, description = "The path of the order"))),
-        (status = 400, response = openapi::InvalidJson),
-        (status = 422, response = openapi::Unprocessable),
-        (status = 500, response = openapi::Internal)))]
+        (status = 400, response = described::InvalidJson),
+        (status = 422, response = described::Unprocessable),
+        (status = 500, response = described::Internal)))]
 pub(crate) async fn create_order(
     State(app): State<Arc<App>>,
     Extension(connection): Extension<Arc<Connection>>,
@@ -161,26 +119,16 @@ pub(crate) async fn create_order(
     };
     let partner = &signed.partner;
     tracing::Span::current().record("partner.id", field::display(partner.id));
-    let mut external_order_id = None;
-    let answered = answer(
-        &app,
-        &signed,
-        connection,
-        &parts.headers,
-        body,
-        &mut external_order_id,
-    )
-    .await;
+    let mut id = None;
+    let answered = answer(&app, &signed, connection, &parts.headers, body, &mut id).await;
     let stored = match &answered {
         Ok(_) => true,
         Err(ApiError::Unprocessable(faults)) => orders::names_taken(faults),
         Err(_) => false,
     };
     let mut response = answered.unwrap_or_else(ApiError::into_response);
-    if let Some(location) = external_order_id
-        .filter(|_| stored)
-        .and_then(|id| location(parts.uri.path(), &id))
-    {
+    let id = id.filter(|_| stored);
+    if let Some(location) = id.and_then(|id| location(parts.uri.path(), &id)) {
         response.headers_mut().insert(header::LOCATION, location);
     }
     response.extensions_mut().insert(partner.id);
@@ -203,14 +151,12 @@ async fn answer(
 ) -> Result<Response, ApiError> {
     let partner = &signed.partner;
     let drafting = async {
-        let length = announced(headers).unwrap_or(app.max_body);
-        if length > app.max_body {
-            return Err(ApiError::BodyTooLarge(app.max_body));
-        }
+        let length = announced(app, headers)?;
         let mut admitted = app.admission.enter(partner, length as u64)?;
         let body = read_body(app, body).await?;
         app.authenticator.body(signed, &body)?;
-        let draft = request::read(&body, app.limits).map_err(|request::InvalidJson| ApiError::InvalidJson)?;
+        let draft =
+            request::read(&body, app.largest).map_err(|request::InvalidJson| ApiError::invalid_json())?;
         external_order_id.clone_from(&draft.external_order_id);
         if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
             admitted.order(units)?;
@@ -239,8 +185,8 @@ async fn answer(
 fn order_result(error: &ApiError) -> OrderResult {
     match error {
         ApiError::Internal(_) => OrderResult::Error,
-        ApiError::TooManyRequests(_) | ApiError::TooManyInFlight(_) => OrderResult::Limited,
-        ApiError::Overloaded { .. } => OrderResult::Shed,
+        ApiError::Limited { .. } => OrderResult::Limited,
+        ApiError::Unavailable { .. } => OrderResult::Shed,
         ApiError::Unprocessable(errors) if orders::is_taken(errors) => OrderResult::Duplicate,
         _ => OrderResult::Invalid,
     }
@@ -248,36 +194,49 @@ fn order_result(error: &ApiError) -> OrderResult {
 
 /// Reads a body of at most `MAX_BODY`.
 pub(crate) async fn whole_body(app: &App, headers: &HeaderMap, body: Body) -> Result<Bytes, ApiError> {
-    if announced(headers).is_some_and(|length| length > app.max_body) {
-        return Err(ApiError::BodyTooLarge(app.max_body));
-    }
+    announced(app, headers)?;
     read_body(app, body).await
 }
 
-/// The length of the body in bytes, unless it comes in chunks. hyper has checked that it is a number.
-fn announced(headers: &HeaderMap) -> Option<usize> {
-    let Some(length) = headers.get(header::CONTENT_LENGTH) else {
-        let chunked = headers.contains_key(header::TRANSFER_ENCODING);
-        return (!chunked).then_some(0);
+/// The most bytes that the body may have by its headers. hyper has checked that the length is a number.
+fn announced(app: &App, headers: &HeaderMap) -> Result<usize, ApiError> {
+    let most = app.max_body();
+    let length = match headers.get(header::CONTENT_LENGTH) {
+        None if headers.contains_key(header::TRANSFER_ENCODING) => most,
+        None => 0,
+        Some(length) => {
+            let length = length.to_str().ok().and_then(|length| length.parse().ok());
+            length.unwrap_or(usize::MAX)
+        }
     };
-    Some(length.to_str().ok()?.parse().unwrap_or(usize::MAX))
+    if length > most {
+        return Err(ApiError::body_too_large(most));
+    }
+    Ok(length)
 }
 
 async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
+    let most = app.max_body();
     let mut pieces = body.into_data_stream();
     let read = async {
         let mut whole = BytesMut::new();
         while let Some(piece) = pieces.next().await {
             // The partner hung up, so no response is sent.
-            let piece = piece.map_err(|_| ApiError::InvalidJson)?;
-            if whole.len() + piece.len() > app.max_body {
-                return Err(ApiError::BodyTooLarge(app.max_body));
+            let piece = piece.map_err(|_| ApiError::invalid_json())?;
+            if whole.len() + piece.len() > most {
+                return Err(ApiError::body_too_large(most));
             }
             whole.extend_from_slice(&piece);
         }
         Ok(whole.freeze())
     };
-    tokio::time::timeout(app.body_timeout, read)
-        .await
-        .unwrap_or(Err(ApiError::BodyTimeout))
+    let read = tokio::time::timeout(app.limits.body_timeout, read).await;
+    read.unwrap_or_else(|_| {
+        let message = "Request body did not arrive in time";
+        Err(ApiError::plain(
+            StatusCode::REQUEST_TIMEOUT,
+            Code::BodyTimeout,
+            message,
+        ))
+    })
 }

@@ -31,7 +31,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
 
 use crate::{
-    connection::{Connection, Socket, Timeouts},
+    connection::{Connection, Socket},
     limits::{LimitsConfig, size},
     observe::Observer,
 };
@@ -50,8 +50,7 @@ pub(crate) struct Server {
     connections: Arc<Connections>,
     router: Router,
     observer: Arc<Observer>,
-    timeouts: Timeouts,
-    max_head: usize,
+    limits: LimitsConfig,
     shutdown: Shutdown,
 }
 
@@ -66,11 +65,7 @@ impl Server {
             connections: Connections::new(limits.connections(), TOO_MANY),
             router,
             observer,
-            timeouts: Timeouts {
-                head: limits.head_timeout,
-                idle: limits.idle_timeout,
-            },
-            max_head: size(limits.max_head),
+            limits: limits.clone(),
             shutdown,
         })
     }
@@ -84,11 +79,12 @@ impl Server {
 
     async fn connection(self: Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         let connection = Connection::new(peer, Arc::clone(&self.observer));
-        let socket = Socket::new(stream, Arc::clone(&connection), self.timeouts);
+        let socket = Socket::new(stream, Arc::clone(&connection), &self.limits);
         let service = service_fn(|request| self.handle(Arc::clone(&connection), request));
         let mut http = http1::Builder::new();
         // The socket enforces the timeouts.
-        http.header_read_timeout(None).max_buf_size(self.max_head);
+        let max_head = size(self.limits.max_head);
+        http.header_read_timeout(None).max_buf_size(max_head);
         connection::serve(&http, socket, service, &self.shutdown, LAST_REQUEST).await;
     }
 

@@ -195,7 +195,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         ledger,
         scripts,
         attempts: Arc::default(),
-        metrics: Arc::new(Metrics::new(Arc::clone(&faults), &routes::ROUTES)),
+        metrics: Arc::new(Metrics::new(Arc::clone(&faults))),
         faults,
         detect_duplicates: config.detect_duplicates,
         callbacks: config.callback_url.is_some().then_some(callbacks),

@@ -39,8 +39,6 @@ const FETCH: &str = "/api/v2/order/{order_id}";
 const CANCEL: &str = "/api/v2/cancel/{topup_id}";
 const LEDGER: &str = "/ledger";
 const FAULTS: &str = "/faults";
-/// All routes.
-pub const ROUTES: [&str; 5] = [ORDER, FETCH, CANCEL, LEDGER, FAULTS];
 const MAX_BODY: usize = 1024 * 1024;
 /// The most units in one order.
 const MAX_UNITS: u64 = 10_000;

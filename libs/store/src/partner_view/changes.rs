@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use domain::PartnerId;
-use signing::{SecretKey, webhook};
 use sqlx::{Connection, PgConnection};
 
 use super::{PARTNER, REASON};
@@ -11,8 +10,7 @@ use crate::{
     Error,
     endpoints::Block,
     operator::actions::{self, Action},
-    partners::{self, NewWebhook, Overlap, Rotated},
-    vault::Vault,
+    partners::{self, NewWebhook, Rotated},
 };
 
 async fn record(
@@ -48,45 +46,17 @@ pub async fn set_webhook(
     Ok(changed)
 }
 
-/// [`partners::rotate_keys`] at the partner's request.
-pub async fn rotate_keys(
+/// Rotates at the partner's request; `command` is the record's.
+pub async fn rotate(
     connection: &mut PgConnection,
-    vault: &Vault,
     partner_id: PartnerId,
-    access_key: &str,
-    secret_key: &SecretKey,
-    overlap: Overlap,
+    command: &'static str,
+    rotate: impl AsyncFnOnce(&mut PgConnection) -> Result<Rotated, Error>,
 ) -> Result<Rotated, Error> {
     let mut transaction = connection.begin().await?;
-    let rotated = partners::rotate_keys(
-        &mut transaction,
-        vault,
-        partner_id,
-        access_key,
-        secret_key,
-        overlap,
-    )
-    .await?;
+    let rotated = rotate(&mut transaction).await?;
     if rotated != Rotated::Refused {
-        record(&mut transaction, "keys rotate", partner_id).await?;
-    }
-    transaction.commit().await?;
-    Ok(rotated)
-}
-
-/// [`partners::rotate_webhook_secret`] at the partner's request.
-pub async fn rotate_webhook_secret(
-    connection: &mut PgConnection,
-    vault: &Vault,
-    partner_id: PartnerId,
-    secret: &webhook::Secret,
-    overlap: Overlap,
-) -> Result<Rotated, Error> {
-    let mut transaction = connection.begin().await?;
-    let rotated =
-        partners::rotate_webhook_secret(&mut transaction, vault, partner_id, secret, overlap).await?;
-    if rotated != Rotated::Refused {
-        record(&mut transaction, "webhook secret rotate", partner_id).await?;
+        record(&mut transaction, command, partner_id).await?;
     }
     transaction.commit().await?;
     Ok(rotated)

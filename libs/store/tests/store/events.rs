@@ -209,8 +209,10 @@ async fn keys_that_end_soon_make_one_event_each() {
             keep_old: false,
         };
         let secret = SecretKey::from_bytes(vec![9; 32]).unwrap();
-        let rotated =
-            partner_view::rotate_keys(&mut connection, &VAULT, partner, key, &secret, overlap).await;
+        let rotated = partner_view::rotate(&mut connection, partner, "keys rotate", async |transaction| {
+            partners::rotate_keys(transaction, &VAULT, partner, key, &secret, overlap).await
+        })
+        .await;
         assert!(matches!(rotated.unwrap(), Rotated::Until(Some(_))));
     }
     assert_eq!(events::expiring(&mut connection, 6 * HOUR).await.unwrap(), 0);
@@ -231,7 +233,10 @@ async fn keys_that_end_soon_make_one_event_each() {
         keep_old: false,
     };
     let secret = SecretKey::from_bytes(vec![8; 32]).unwrap();
-    let again = partner_view::rotate_keys(&mut connection, &VAULT, partner, "ak_3", &secret, overlap).await;
+    let again = partner_view::rotate(&mut connection, partner, "keys rotate", async |transaction| {
+        partners::rotate_keys(transaction, &VAULT, partner, "ak_3", &secret, overlap).await
+    })
+    .await;
     assert_eq!(again.unwrap(), Rotated::Refused);
     let recorded = bench.actions().await;
     let target = format!("partner {partner}");

@@ -3,19 +3,13 @@
 //! Nothing here needs keys or another host. The page of the document signs requests in the browser; its policy lets
 //! it load and reach this service only.
 
-use axum::{
-    Router,
-    http::{HeaderValue, header},
-    routing::get,
-};
+use axum::{Router, http::header, routing::get};
 use bytes::Bytes;
 
-use crate::{codes, routes};
+use crate::codes;
 
 /// The page that explains each error code.
 pub(crate) const ERRORS: &str = "/errors";
-/// The first of the routes here; all after it are, too.
-const FIRST: &str = "/openapi.json";
 /// Only this service is loaded from and sent to; the pages can't be framed, and forms are never submitted.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; \
     form-action 'none'; frame-ancestors 'none'";
@@ -27,38 +21,55 @@ const HEAD: &str = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\"
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Errors</title>\n\
     <link rel=\"stylesheet\" href=\"pages.css\">\n<main>\n";
 
-/// The type and the text of a route, with the neutral brand in header names.
-fn page(route: &str, document: &str) -> (&'static str, String) {
-    let (kind, text) = match route {
-        FIRST => ("application/json", document),
-        "/reference" => (HTML, include_str!("reference.html")),
-        "/reference.js" => ("text/javascript; charset=utf-8", include_str!("reference.js")),
-        "/pages.css" => ("text/css; charset=utf-8", include_str!("pages.css")),
-        ERRORS => return (HTML, format!("{HEAD}{}</main>\n</html>\n", codes::html())),
-        "/partner-guide.md" => {
-            let guide = include_str!("../../../../docs/partner-guide.md");
-            return (MARKDOWN, guide.replace("](errors.md", "](errors"));
-        }
-        "/examples/esim.sh" => (TEXT, include_str!("../../../../docs/examples/esim.sh")),
-        "/examples/esim.py" => (TEXT, include_str!("../../../../docs/examples/esim.py")),
-        "/examples/esim.mjs" => (TEXT, include_str!("../../../../docs/examples/esim.mjs")),
-        "/examples/esim.go" => (TEXT, include_str!("../../../../docs/examples/esim.go")),
-        "/examples/esim.php" => (TEXT, include_str!("../../../../docs/examples/esim.php")),
-        _ => (TEXT, include_str!("llms.txt")),
-    };
-    (kind, text.to_owned())
-}
-
-/// The routes of this module.
-fn served() -> impl Iterator<Item = &'static str> {
-    routes::ROUTES.iter().copied().skip_while(|route| *route != FIRST)
+/// Each page: its path, its type and its text, with the neutral brand in header names.
+fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
+    let errors = format!("{HEAD}{}</main>\n</html>\n", codes::html());
+    let guide = include_str!("../../../../docs/partner-guide.md").replace("](errors.md", "](errors");
+    [
+        ("/openapi.json", "application/json", document),
+        ("/reference", HTML, include_str!("reference.html")),
+        (
+            "/reference.js",
+            "text/javascript; charset=utf-8",
+            include_str!("reference.js"),
+        ),
+        ("/pages.css", "text/css; charset=utf-8", include_str!("pages.css")),
+        (ERRORS, HTML, &errors),
+        ("/llms.txt", TEXT, include_str!("llms.txt")),
+        ("/partner-guide.md", MARKDOWN, &guide),
+        (
+            "/examples/esim.sh",
+            TEXT,
+            include_str!("../../../../docs/examples/esim.sh"),
+        ),
+        (
+            "/examples/esim.py",
+            TEXT,
+            include_str!("../../../../docs/examples/esim.py"),
+        ),
+        (
+            "/examples/esim.mjs",
+            TEXT,
+            include_str!("../../../../docs/examples/esim.mjs"),
+        ),
+        (
+            "/examples/esim.go",
+            TEXT,
+            include_str!("../../../../docs/examples/esim.go"),
+        ),
+        (
+            "/examples/esim.php",
+            TEXT,
+            include_str!("../../../../docs/examples/esim.php"),
+        ),
+    ]
+    .map(|(path, kind, text)| (path, kind, text.to_owned()))
 }
 
 /// The router. `document` is the `OpenAPI` document; `brand` is part of all header names.
 pub(crate) fn router(brand: &str, document: &str) -> Router {
     let mut router = Router::new();
-    for route in served() {
-        let (kind, text) = page(route, document);
+    for (path, kind, text) in pages(document) {
         let text = Bytes::from(text.replace("X-Service-", &format!("X-{brand}-")));
         let headers = [
             (header::CONTENT_TYPE, kind),
@@ -66,9 +77,8 @@ pub(crate) fn router(brand: &str, document: &str) -> Router {
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
             (header::REFERRER_POLICY, "no-referrer"),
         ];
-        let headers = headers.map(|(name, value)| (name, HeaderValue::from_static(value)));
         router = router.route(
-            route,
+            path,
             get(move || std::future::ready((headers.clone(), text.clone()))),
         );
     }
@@ -87,18 +97,18 @@ mod tests {
 
     #[test]
     fn every_link_leads_to_a_served_page() {
-        for route in served() {
-            let (kind, text) = page(route, "{}");
-            let mut links = match kind {
-                HTML => [targets(&text, "href=\"", '"'), targets(&text, "src=\"", '"')].concat(),
-                MARKDOWN | TEXT if !route.starts_with("/examples") => targets(&text, "](", ')'),
+        let pages = pages("{}");
+        for (route, kind, text) in &pages {
+            let mut links = match *kind {
+                HTML => [targets(text, "href=\"", '"'), targets(text, "src=\"", '"')].concat(),
+                MARKDOWN | TEXT if !route.starts_with("/examples") => targets(text, "](", ')'),
                 _ => continue,
             };
             links.retain(|link| !link.starts_with("https://") && !link.starts_with('#'));
             for link in links {
                 let path = link.split('#').next().unwrap_or_default();
                 let path = format!("/{}", path.trim_start_matches('/'));
-                let served = served().any(|route| route == path);
+                let served = pages.iter().any(|(route, ..)| *route == path);
                 assert!(served, "{route} links {link}");
             }
         }
@@ -106,8 +116,10 @@ mod tests {
 
     #[test]
     fn the_pages_load_nothing_from_elsewhere_and_hold_no_script() {
-        for route in ["/reference", ERRORS] {
-            let (_, text) = page(route, "{}");
+        let pages = pages("{}");
+        let (markup, _): (Vec<_>, Vec<_>) = pages.iter().partition(|(_, kind, _)| *kind == HTML);
+        assert_eq!(markup.len(), 2);
+        for (route, _, text) in markup {
             assert!(!text.contains("http://") && !text.contains("https://"), "{route}");
             assert_eq!(
                 text.matches("<script").count(),
@@ -119,7 +131,7 @@ mod tests {
                 "{route}"
             );
         }
-        let (_, script) = page("/reference.js", "{}");
+        let script = include_str!("reference.js");
         for risky in ["innerHTML", "localStorage", "sessionStorage", "eval(", "cookie"] {
             assert!(!script.contains(risky), "{risky}");
         }

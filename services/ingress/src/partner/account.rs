@@ -1,15 +1,13 @@
 //! The partner's account.
 
-use std::sync::Arc;
-
-use axum::{Extension, extract::State, http::StatusCode, response::Response};
+use axum::{http::StatusCode, response::Response};
 use serde::Serialize;
 use store::partner_view;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
-use super::{Caller, json};
-use crate::{error::ApiError, routes::App};
+use super::{Session, json};
+use crate::error::ApiError;
 
 /// The account of the partner that signed the request.
 #[derive(Serialize, ToSchema)]
@@ -50,18 +48,13 @@ struct Used {
 /// Show the account
 #[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
     responses((status = 200, description = "The account", body = Account)))]
-pub(super) async fn show(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-) -> Result<Response, ApiError> {
-    let stored = app
-        .desk
-        .run(caller.id(), async |connection| {
-            partner_view::account(connection, caller.id()).await
-        })
+pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
+    let stored = session
+        .run(partner_view::account)
         .await?
         .ok_or(ApiError::NotFound)?;
-    let [requests, orders, units] = app.admission.rates(&caller.0).per_second();
+    let (app, partner) = (&session.app, &session.partner);
+    let [requests, orders, units] = app.admission.rates(partner).per_second();
     let account = Account {
         name: &stored.name,
         environment: &stored.environment,
@@ -73,13 +66,13 @@ pub(super) async fn show(
             requests_per_second: requests,
             orders_per_second: orders,
             units_per_second: units,
-            orders_in_flight: caller.0.limits.max_in_flight,
-            items_per_order: app.limits.items,
-            units_per_order: app.limits.units,
-            body_bytes: app.max_body,
+            orders_in_flight: partner.limits.max_in_flight,
+            items_per_order: app.largest.items,
+            units_per_order: app.largest.units,
+            body_bytes: app.max_body(),
         },
         used: Used {
-            orders_in_flight: app.admission.in_flight(caller.id()),
+            orders_in_flight: app.admission.in_flight(partner.id),
         },
     };
     Ok(json(StatusCode::OK, &account))

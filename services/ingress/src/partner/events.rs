@@ -1,10 +1,8 @@
 //! Events of the partner's endpoint other than the specified webhook, and the test of the endpoint.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
-    Extension,
-    extract::{Path, State, rejection::PathRejection},
     http::{StatusCode, Uri},
     response::Response,
 };
@@ -17,14 +15,13 @@ use store::{
 use time::{OffsetDateTime, serde::rfc3339};
 use tokio::time::Instant;
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use super::{
-    Caller, Desk, conflict, json,
-    page::{Query, cursor},
+    Id, Session, json,
+    page::{Query, cut},
     topups::{Attempt, attempts},
 };
-use crate::{codes::Code, error::ApiError, routes::App};
+use crate::{codes::Code, error::ApiError};
 
 /// How often the outcome of a test is looked for.
 const LOOK: Duration = Duration::from_millis(200);
@@ -92,32 +89,21 @@ pub(super) struct Events<'a> {
         ("limit" = Option<u16>, Query, description = "Events of the page, 1 to 100; 20 without it")),
     responses(
         (status = 200, description = "A page of events", body = Events),
-        (status = 422, response = super::openapi::Unprocessable)))]
-pub(super) async fn list(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
     let (limit, before) = (query.limit(), query.cursor().map(EventId::from));
     query.check()?;
-    let partner = caller.id();
-    let listing = app.desk.run(partner, async |connection| {
-        let page = Page {
-            before: before.as_ref(),
-            // One more tells whether there is another page.
-            limit: i64::from(limit) + 1,
-        };
-        events::list(connection, partner, &page).await
-    });
+    let page = Page {
+        before: before.as_ref(),
+        // One more tells whether there is another page.
+        limit: i64::from(limit) + 1,
+    };
+    let listing = session.run(async |connection, partner| events::list(connection, partner, &page).await);
     let mut found = listing.await?;
-    let more = found.len() > limit.into();
-    found.truncate(limit.into());
-    let last = found.last().filter(|_| more);
+    let id = |last: &View| last.event_id.parse::<EventId>().ok().map(|id| id.uuid());
     let shown = Events {
-        next_cursor: last
-            .and_then(|last| last.event_id.parse().ok())
-            .map(|last: EventId| cursor(last.uuid())),
+        next_cursor: cut(&mut found, limit, id),
         events: found.iter().map(Event::new).collect(),
     };
     Ok(json(StatusCode::OK, &shown))
@@ -128,41 +114,30 @@ pub(super) async fn list(
 /// With its attempts.
 #[utoipa::path(get, path = "/webhook/events/{event_id}", operation_id = "show_event", tag = "Webhook",
     params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
-    responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = super::openapi::NotFound)))]
-pub(super) async fn show(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    path: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let Path(text) = path.map_err(|_| ApiError::NotFound)?;
-    let id: EventId = text.parse().map_err(|_| ApiError::NotFound)?;
-    let event = find(&app.desk, &caller, &id).await?.ok_or(ApiError::NotFound)?;
-    detail(&app.desk, &caller, StatusCode::OK, &id, &event).await
+    responses((status = 200, description = "The event", body = EventDetail), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
+    let event = find(&session, &id).await?.ok_or(ApiError::NotFound)?;
+    detail(&session, StatusCode::OK, &id, &event).await
 }
 
-async fn find(desk: &Desk, caller: &Caller, id: &EventId) -> Result<Option<View>, ApiError> {
-    let partner = caller.id();
-    desk.run(partner, async |connection| {
-        events::find(connection, Some(partner), id).await
-    })
-    .await
+async fn find(session: &Session, id: &EventId) -> Result<Option<View>, ApiError> {
+    let finding = session.run(async |connection, partner| events::find(connection, Some(partner), id).await);
+    finding.await
 }
 
 async fn detail(
-    desk: &Desk,
-    caller: &Caller,
+    session: &Session,
     status: StatusCode,
     id: &EventId,
     event: &View,
 ) -> Result<Response, ApiError> {
-    let (partner, id) = (caller.id(), id.clone().into());
-    let reading = desk.run(partner, async |connection| {
-        partner_view::attempts(connection, partner, &id).await
-    });
+    let id = id.clone().into();
+    let reading =
+        session.run(async |connection, partner| partner_view::attempts(connection, partner, &id).await);
     let made = reading.await?;
     let shown = EventDetail {
         event: Event::new(event),
-        attempts: attempts(desk, &id, &made),
+        attempts: attempts(session.desk(), &id, &made),
     };
     Ok(json(status, &shown))
 }
@@ -175,118 +150,44 @@ async fn detail(
     responses(
         (status = 200, description = "The outcome: `delivered`, or `exhausted` with the reason in its attempt", body = EventDetail),
         (status = 202, description = "It is not sent yet, or the answer is slow: look the event up", body = EventDetail),
-        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we paused the endpoint (`webhook_paused`)", body = super::openapi::Message),
-        (status = 429, description = "The last test was a moment ago (`tested_recently`)", body = super::openapi::Message)))]
-pub(super) async fn test(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-) -> Result<Response, ApiError> {
-    let desk = &app.desk;
-    let (partner, interval) = (caller.id(), desk.test_interval);
-    let testing = desk.run(partner, async |connection| {
-        events::test(connection, partner, interval).await
-    });
+        (status = 409, description = "No webhook URL is set (`webhook_url_missing`), or we paused the endpoint (`webhook_paused`)", body = super::described::Message),
+        (status = 429, description = "The last test was a moment ago (`tested_recently`)", body = super::described::Message)))]
+pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
+    let (limits, stop) = (&session.app.limits, &session.desk().stop);
+    let interval = limits.webhook_test_interval;
+    let testing = session.run(async |connection, partner| events::test(connection, partner, interval).await);
     let id = match testing.await? {
         Tested::Due(id) => id,
         Tested::TooSoon(wait) => {
-            return Err(ApiError::TooSoon {
-                code: Code::TestedRecently,
-                message: "The last test was sent a moment ago; try again later",
-                wait,
-            });
+            let message = "The last test was sent a moment ago; try again later";
+            return Err(ApiError::too_soon(Code::TestedRecently, message, wait));
         }
         Tested::Paused => {
-            return Err(conflict(
-                Code::WebhookPaused,
-                "The webhook endpoint is paused; ask us to resume it",
-            ));
+            let message = "The webhook endpoint is paused; ask us to resume it";
+            return Err(ApiError::conflict(Code::WebhookPaused, message));
         }
         Tested::NoEndpoint => {
-            return Err(conflict(
-                Code::WebhookUrlMissing,
-                "There is no webhook URL; set one first",
-            ));
+            let message = "There is no webhook URL; set one first";
+            return Err(ApiError::conflict(Code::WebhookUrlMissing, message));
         }
     };
     // The notifier sends it: ingress opens no connections to partners.
-    let deadline = Instant::now() + desk.test_wait;
+    let deadline = Instant::now() + limits.webhook_test_wait;
     loop {
         tokio::select! {
             () = tokio::time::sleep(LOOK) => {}
-            () = desk.stop.cancelled() => {}
+            () = stop.cancelled() => {}
         }
-        let late = Instant::now() >= deadline || desk.stop.is_cancelled();
-        match find(desk, &caller, &id).await {
+        let late = Instant::now() >= deadline || stop.is_cancelled();
+        match find(&session, &id).await {
             Ok(Some(event)) if event.state != "pending" => {
-                return detail(desk, &caller, StatusCode::OK, &id, &event).await;
+                return detail(&session, StatusCode::OK, &id, &event).await;
             }
-            Ok(Some(event)) if late => {
-                return detail(desk, &caller, StatusCode::ACCEPTED, &id, &event).await;
-            }
+            Ok(Some(event)) if late => return detail(&session, StatusCode::ACCEPTED, &id, &event).await,
             Ok(None) => return Err(ApiError::NotFound),
             Err(error) if late => return Err(error),
             // A busy database delays the answer, not the test.
             Ok(Some(_)) | Err(_) => {}
         }
     }
-}
-
-/// `topup.failed`: a topup of an order that was answered with 201 will have no eSIM.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes webhooks::event::Body in the OpenAPI document")]
-pub(super) struct TopupFailed {
-    #[schema(example = "topup.failed")]
-    r#type: String,
-    #[schema(format = DateTime)]
-    timestamp: String,
-    data: TopupFailedData,
-}
-
-/// The topup.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes webhooks::event::Body in the OpenAPI document")]
-pub(super) struct TopupFailedData {
-    #[schema(example = "20250129123456123456789012")]
-    topup_id: String,
-    option_id: Uuid,
-    #[schema(example = "A-1042")]
-    external_order_id: String,
-    /// Why, as in the look-up of the topup.
-    #[schema(example = "The eSIM will not be delivered")]
-    error: String,
-}
-
-/// `key.expiring`: the old keys or the old webhook secret of a rotation end soon.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes webhooks::event::Body in the OpenAPI document")]
-pub(super) struct KeyExpiring {
-    #[schema(example = "key.expiring")]
-    r#type: String,
-    #[schema(format = DateTime)]
-    timestamp: String,
-    data: KeyExpiringData,
-}
-
-/// What ends.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes webhooks::event::Body in the OpenAPI document")]
-pub(super) struct KeyExpiringData {
-    /// `keys` or `webhook_secret`: always the old one.
-    #[schema(example = "keys")]
-    credential: String,
-    #[schema(format = DateTime)]
-    ends_at: String,
-}
-
-/// `webhook.test`: you asked for a test.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes webhooks::event::Body in the OpenAPI document")]
-pub(super) struct WebhookTest {
-    #[schema(example = "webhook.test")]
-    r#type: String,
-    #[schema(format = DateTime)]
-    timestamp: String,
-    /// Empty.
-    #[schema(value_type = Object)]
-    data: (),
 }

@@ -1,19 +1,17 @@
 //! Rotation of the partner's keys.
 
-use std::sync::Arc;
-
-use axum::{Extension, extract::State, http::StatusCode, response::Response};
+use axum::{http::StatusCode, response::Response};
 use serde::Serialize;
 use signing::generate;
 use store::{
     partner_view,
-    partners::{Overlap, Rotated},
+    partners::{self, Rotated},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
-use super::{Caller, OVERLAP, conflict, internal, json};
-use crate::{codes::Code, error::ApiError, routes::App};
+use super::{OVERLAP, Session, json};
+use crate::{codes::Code, error::ApiError};
 
 /// The new keys. The secret key is shown only now.
 #[derive(Serialize, ToSchema)]
@@ -32,35 +30,23 @@ pub(super) struct NewKeys<'a> {
 #[utoipa::path(post, path = "/keys", operation_id = "replace_keys", tag = "Account",
     responses(
         (status = 201, description = "The new keys", body = NewKeys),
-        (status = 409, description = "The old keys of the last rotation are still valid (`rotation_under_way`)", body = super::openapi::Message)))]
-pub(super) async fn rotate(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-) -> Result<Response, ApiError> {
-    let (access_key, secret_key) = generate::keys().map_err(internal)?;
-    let overlap = Overlap {
-        lasts: OVERLAP,
-        keep_old: false,
-    };
-    let desk = &app.desk;
-    let rotated = desk.run(caller.id(), async |connection| {
-        partner_view::rotate_keys(
-            connection,
-            &desk.vault,
-            caller.id(),
-            &access_key,
-            &secret_key,
-            overlap,
-        )
+        (status = 409, description = "The old keys of the last rotation are still valid (`rotation_under_way`)", body = super::described::Message)))]
+pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
+    let (access_key, secret_key) = generate::keys().map_err(ApiError::internal)?;
+    let vault = &session.desk().vault;
+    let rotated = session.run(async |connection, partner| {
+        partner_view::rotate(connection, partner, "keys rotate", async |transaction| {
+            partners::rotate_keys(transaction, vault, partner, &access_key, &secret_key, OVERLAP).await
+        })
         .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        return Err(conflict(
+        return Err(ApiError::conflict(
             Code::RotationUnderWay,
             "The old keys of the last rotation are still valid; try again when they have ended",
         ));
     };
-    tracing::info!(partner.id = %caller.id(), "a partner replaced its keys");
+    tracing::info!(partner.id = %session.id(), "a partner replaced its keys");
     let new = NewKeys {
         access_key: &access_key,
         secret_key: secret_key.to_base64(),

@@ -3,11 +3,9 @@
 //! A long poll reads stored deliveries and changes nothing: webhooks are sent to the configured URL all the same, and
 //! without a URL they wait for one.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, time::Duration};
 
 use axum::{
-    Extension,
-    extract::State,
     http::{StatusCode, Uri},
     response::Response,
 };
@@ -25,8 +23,8 @@ use tokio::time::Instant;
 use utoipa::ToSchema;
 use webhooks::{body::Body, signature::signatures};
 
-use super::{Caller, Desk, internal, json, page::Query};
-use crate::{codes::Code, error::ApiError, routes::App};
+use super::{Desk, Session, json, page::Query};
+use crate::{codes::Code, error::ApiError};
 
 /// The time between two looks at the database.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -61,36 +59,26 @@ pub(super) struct Webhooks {
         ("wait" = Option<u16>, Query, description = "Longest wait in seconds; the service's own limit of about 20 s without it")),
     responses(
         (status = 200, description = "Webhooks with their signatures", body = Webhooks),
-        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::openapi::Message),
-        (status = 422, response = super::openapi::Unprocessable)))]
-pub(super) async fn listen(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
-    if caller.0.environment != Environment::Sandbox {
-        return Err(ApiError::Forbidden {
-            code: Code::SandboxOnly,
-            message: "Only sandbox accounts can listen",
-        });
+        (status = 403, description = "The account is not a sandbox account (`sandbox_only`)", body = super::described::Message),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiError> {
+    if session.environment() != Environment::Sandbox {
+        let message = "Only sandbox accounts can listen";
+        return Err(ApiError::plain(StatusCode::FORBIDDEN, Code::SandboxOnly, message));
     }
     let mut query = Query::of(&uri);
-    let limit = query.limit();
+    let limit = query.limit().into();
     let cursor = query.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor);
-    let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
-    let created_after = query.time("created_after", Code::CreatedAfterInvalid, message);
-    let wait = query.read(
-        "wait",
-        Code::WaitInvalid,
-        "Wait must be a number of seconds",
-        |text| text.parse::<u16>().ok(),
-    );
-    query.check()?;
-    let desk = &app.desk;
-    let _place = app.admission.listen(&caller.0)?;
-    let wait = wait.map_or(desk.listen_wait, |wait| {
-        desk.listen_wait.min(Duration::from_secs(wait.into()))
+    let created_after = query.created_after();
+    let message = "Wait must be a number of seconds";
+    let wait = query.read("wait", Code::WaitInvalid, message, |text| {
+        text.parse::<u16>().ok()
     });
+    query.check()?;
+    let stop = &session.desk().stop;
+    let _place = session.app.admission.listen(&session.partner)?;
+    let longest = session.app.limits.listen_wait;
+    let wait = wait.map_or(longest, |wait| longest.min(Duration::from_secs(wait.into())));
     let until = Instant::now() + wait;
     let after = cursor.unwrap_or_else(|| Position {
         // A cursor holds no earlier time.
@@ -98,41 +86,33 @@ pub(super) async fn listen(
         topup_id: String::new(),
     });
     loop {
-        let found = desk
-            .run(caller.id(), async |connection| {
-                partner_view::webhooks(connection, caller.id(), &after, limit.into()).await
-            })
-            .await?;
+        let looking = session.run(async |connection, partner| {
+            partner_view::webhooks(connection, partner, &after, limit).await
+        });
+        let found = looking.await?;
         let next = Instant::now() + PAUSE;
-        if !found.is_empty() || next > until || desk.stop.is_cancelled() {
-            return answer(desk, &caller, &found, &after).await;
+        if !found.is_empty() || next > until || stop.is_cancelled() {
+            return answer(&session, &found, &after).await;
         }
         tokio::select! {
             () = tokio::time::sleep_until(next) => {}
-            () = desk.stop.cancelled() => {}
+            () = stop.cancelled() => {}
         }
     }
 }
 
-async fn answer(
-    desk: &Desk,
-    caller: &Caller,
-    found: &[StoredWebhook],
-    after: &Position,
-) -> Result<Response, ApiError> {
+async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) -> Result<Response, ApiError> {
     let sealed = if found.is_empty() {
         Vec::new()
     } else {
-        desk.run(caller.id(), async |connection| {
-            partner_view::webhook_secrets(connection, caller.id()).await
-        })
-        .await?
+        session.run(partner_view::webhook_secrets).await?
     };
+    let desk = session.desk();
     let secrets: Result<Vec<Secret>, _> = sealed
         .iter()
-        .map(|sealed| partners::open_webhook_secret(&desk.vault, caller.id(), sealed))
+        .map(|sealed| partners::open_webhook_secret(&desk.vault, session.id(), sealed))
         .collect();
-    let secrets = secrets.map_err(internal)?;
+    let secrets = secrets.map_err(ApiError::internal)?;
     let webhooks = found
         .iter()
         .filter_map(|stored| webhook(desk, &secrets, stored).transpose());
@@ -149,7 +129,7 @@ fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Op
         return Ok(None);
     };
     let id = &stored.topup_id;
-    let profile = Profile::open(&desk.vault, id, sealed).map_err(internal)?;
+    let profile = Profile::open(&desk.vault, id, sealed).map_err(ApiError::internal)?;
     let body = Body::new(
         id,
         stored.option_id,
@@ -158,7 +138,7 @@ fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Op
         &profile,
         &desk.qr,
     );
-    let body = serde_json::to_string(&body).map_err(internal)?;
+    let body = serde_json::to_string(&body).map_err(ApiError::internal)?;
     let timestamp = runtime::clock::unix_seconds();
     let headers = [
         ("content-type", "application/json".to_owned()),

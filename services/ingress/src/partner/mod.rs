@@ -6,6 +6,7 @@
 //! [`Admission::visit`]: crate::admission::Admission::visit
 
 mod account;
+pub(crate) mod described;
 mod events;
 mod keys;
 mod listen;
@@ -19,6 +20,7 @@ mod webhook;
 
 use std::{
     pin::Pin,
+    str::FromStr,
     sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
@@ -27,16 +29,16 @@ use std::{
 use axum::{
     Json, Router,
     body::{Body, Bytes},
-    extract::{Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    extract::{FromRequestParts, Path, Request, State},
+    http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts},
     middleware::{self, Next},
     response::{IntoResponse, Response},
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
-use domain::PartnerId;
+use domain::{Environment, PartnerId};
 use http_body::{Frame, SizeHint};
 use serde::Serialize;
-use store::{Database, PgConnection, vault::Vault};
+use store::{Database, PgConnection, partners::Overlap, vault::Vault};
 use tokio_util::sync::CancellationToken;
 use tracing::field;
 use webhooks::{guard::Guard, qr::QrUrls};
@@ -45,18 +47,18 @@ pub(crate) use self::turns::Turns;
 use crate::{
     admission::Visit,
     auth::Signed,
-    codes::Code,
     directory::Partner,
     error::ApiError,
-    routes::{App, whole_body},
+    routes::{App, PREFIXES, whole_body},
 };
 
-/// Both forms of the prefix.
-const PREFIXES: [&str; 2] = ["/api/v1/api_partner", "/v1/api_partner"];
 /// The longest wait for a connection.
 const TURN: Duration = Duration::from_secs(2);
-/// How long the old keys or the old secret stay valid after a rotation.
-const OVERLAP: Duration = Duration::from_hours(24);
+/// The keys or the secret of a rotation by the partner: the old ones stay valid for a day.
+const OVERLAP: Overlap = Overlap {
+    lasts: Duration::from_hours(24),
+    keep_old: false,
+};
 
 /// What these requests use.
 pub(crate) struct Desk {
@@ -69,73 +71,101 @@ pub(crate) struct Desk {
     pub(crate) qr: QrUrls,
     /// The providers whose options live partners may order, beside the sandbox.
     pub(crate) providers: Vec<String>,
-    /// `REDELIVER_INTERVAL`.
-    pub(crate) redeliver_interval: Duration,
-    /// `LISTEN_WAIT`.
-    pub(crate) listen_wait: Duration,
     /// The soft stop, which ends long polls.
     pub(crate) stop: CancellationToken,
-    /// `WEBHOOK_TEST_INTERVAL`.
-    pub(crate) test_interval: Duration,
-    /// `WEBHOOK_TEST_WAIT`.
-    pub(crate) test_wait: Duration,
 }
 
-impl Desk {
-    /// Runs `work` on a connection, after a turn of the partner.
-    async fn run<T>(
-        &self,
-        partner: PartnerId,
-        work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, store::Error>,
-    ) -> Result<T, ApiError> {
-        let Ok(_turn) = tokio::time::timeout(TURN, self.turns.take(partner)).await else {
-            return Err(ApiError::Overloaded {
-                reason: "self_service_turn",
-                message: "Too many requests in progress; try again later",
-            });
-        };
-        self.database.run(work).await.map_err(internal)
-    }
-}
-
-fn internal(error: impl Into<anyhow::Error>) -> ApiError {
-    ApiError::Internal(error.into())
+/// The paths below the prefix, and their handlers.
+fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 14] {
+    [
+        ("/orders", get(orders::list)),
+        (
+            "/orders/{external_order_id}",
+            get(orders::show).delete(orders::cancel),
+        ),
+        ("/topups/{topup_id}", get(topups::show)),
+        ("/topups/{topup_id}/deliveries", get(topups::deliveries)),
+        ("/topups/{topup_id}/redeliver", post(topups::redeliver)),
+        ("/options", get(options::list)),
+        ("/account", get(account::show)),
+        ("/webhook", get(webhook::show).put(webhook::set)),
+        ("/webhook/listen", get(listen::listen)),
+        ("/webhook/secret", post(webhook::rotate_secret)),
+        ("/webhook/test", post(events::test)),
+        ("/webhook/events", get(events::list)),
+        ("/webhook/events/{event_id}", get(events::show)),
+        ("/keys", post(keys::rotate)),
+    ]
 }
 
 /// The routes, under both prefixes.
 pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
     let mut router = Router::new();
     for prefix in PREFIXES {
-        let path = |rest: &str| format!("{prefix}{rest}");
-        router = router
-            .route(&path("/orders"), get(orders::list))
-            .route(
-                &path("/orders/{external_order_id}"),
-                get(orders::show).delete(orders::cancel),
-            )
-            .route(&path("/topups/{topup_id}"), get(topups::show))
-            .route(&path("/topups/{topup_id}/deliveries"), get(topups::deliveries))
-            .route(&path("/topups/{topup_id}/redeliver"), post(topups::redeliver))
-            .route(&path("/options"), get(options::list))
-            .route(&path("/account"), get(account::show))
-            .route(&path("/webhook"), get(webhook::show).put(webhook::set))
-            .route(&path("/webhook/listen"), get(listen::listen))
-            .route(&path("/webhook/secret"), post(webhook::rotate_secret))
-            .route(&path("/webhook/test"), post(events::test))
-            .route(&path("/webhook/events"), get(events::list))
-            .route(&path("/webhook/events/{event_id}"), get(events::show))
-            .route(&path("/keys"), post(keys::rotate));
+        for (path, handlers) in routes() {
+            router = router.route(&format!("{prefix}{path}"), handlers);
+        }
     }
     router.route_layer(middleware::from_fn_with_state(Arc::clone(app), admit))
 }
 
-/// The partner that signed a request.
-#[derive(Clone)]
-struct Caller(Arc<Partner>);
+/// An admitted request of a partner.
+struct Session {
+    app: Arc<App>,
+    partner: Arc<Partner>,
+}
 
-impl Caller {
+impl FromRequestParts<Arc<App>> for Session {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, app: &Arc<App>) -> Result<Self, ApiError> {
+        let partner = parts.extensions.get().cloned();
+        Ok(Self {
+            app: Arc::clone(app),
+            partner: partner
+                .ok_or_else(|| ApiError::internal(anyhow::anyhow!("the request is not admitted")))?,
+        })
+    }
+}
+
+impl Session {
+    fn desk(&self) -> &Desk {
+        &self.app.desk
+    }
+
     fn id(&self) -> PartnerId {
-        self.0.id
+        self.partner.id
+    }
+
+    fn environment(&self) -> Environment {
+        self.partner.environment
+    }
+
+    /// Runs `work` on a connection, after a turn of the partner.
+    async fn run<T>(
+        &self,
+        work: impl AsyncFnOnce(&mut PgConnection, PartnerId) -> Result<T, store::Error>,
+    ) -> Result<T, ApiError> {
+        let (desk, id) = (self.desk(), self.id());
+        let Ok(_turn) = tokio::time::timeout(TURN, desk.turns.take(id)).await else {
+            let message = "Too many requests in progress; try again later";
+            return Err(ApiError::overloaded("self_service_turn", message));
+        };
+        let work = async |connection: &mut PgConnection| work(connection, id).await;
+        desk.database.run(work).await.map_err(ApiError::internal)
+    }
+}
+
+/// The id in a path, percent-decoded. A text that is no such id is unknown.
+struct Id<T>(T);
+
+impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = Path::<String>::from_request_parts(parts, state).await.ok();
+        let id = path.and_then(|Path(text)| text.parse().ok());
+        id.map(Self).ok_or(ApiError::NotFound)
     }
 }
 
@@ -151,7 +181,7 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let visiting = async {
         let visit = app.admission.visit(&signed.partner)?;
         let body = checked(&app, &signed, &parts.headers, body).await?;
-        parts.extensions.insert(Caller(signed.partner));
+        parts.extensions.insert(signed.partner);
         let response = next.run(Request::from_parts(parts, body)).await;
         let visit = Arc::new(visit);
         Ok::<_, ApiError>(response.map(|body| Body::new(Visited { body, visit })))
@@ -219,15 +249,4 @@ impl http_body::Body for Visited {
 /// A JSON response.
 fn json(status: StatusCode, body: &impl Serialize) -> Response {
     (status, Json(body)).into_response()
-}
-
-/// Reads the body of a request whose parameters are in it.
-async fn body_of(app: &App, request: Request) -> Result<Bytes, ApiError> {
-    let (parts, body) = request.into_parts();
-    whole_body(app, &parts.headers, body).await
-}
-
-/// The code and the message of a 409.
-const fn conflict(code: Code, message: &'static str) -> ApiError {
-    ApiError::Conflict { code, message }
 }

@@ -1,138 +1,24 @@
 //! The `OpenAPI` document, generated from the handlers and their types. Served at `/openapi.json` and stored in
 //! `docs/openapi.json`.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use utoipa::{
-    Modify, OpenApi, ToResponse, ToSchema,
+    Modify, OpenApi,
     openapi::security::{ApiKey, ApiKeyValue, SecurityRequirement, SecurityScheme},
 };
-use uuid::Uuid;
 
-use super::{account, events, keys, listen, options, orders, topups, webhook};
+use super::{
+    account,
+    described::{
+        BadRequest, Denied, Internal, InvalidJson, KeyExpiring, Message, Messages, NotFound, Overloaded,
+        TooManyRequests, TopupFailed, Unauthorized, Unprocessable, WebhookTest,
+    },
+    events, keys, listen, options, orders, topups, webhook,
+};
 use crate::routes;
 
 /// The prefix of all header names in the document, replaced by the brand's.
 const PREFIX: &str = "X-Service-";
-
-/// The body of create-order.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `request` reads")]
-pub(crate) struct NewOrder {
-    /// Your id of the order, at most 255 characters, unique among your orders.
-    #[schema(example = "A-1042", min_length = 1, max_length = 255)]
-    external_order_id: String,
-    #[schema(min_items = 1)]
-    products: Vec<Item>,
-}
-
-/// An item of an order.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `request` reads")]
-struct Item {
-    #[schema(example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
-    option_id: Uuid,
-    #[schema(minimum = 1, example = 2)]
-    qty: u32,
-}
-
-/// The answer of create-order: one entry per unit, in the order of the items.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `orders` writes")]
-pub(crate) struct CreatedOrder {
-    products: Vec<CreatedProduct>,
-}
-
-/// One unit.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `orders` writes")]
-struct CreatedProduct {
-    #[schema(example = "20250129123456123456789012")]
-    topup_id: String,
-    option_id: Uuid,
-}
-
-/// An error.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `error` writes")]
-pub(crate) struct Message {
-    error: String,
-}
-
-/// All errors of a request.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `error` writes")]
-struct Messages {
-    errors: Vec<String>,
-}
-
-/// A failed authentication.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `error` writes")]
-struct Denied {
-    error: DeniedError,
-}
-
-/// The check that failed.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes the body that `error` writes")]
-struct DeniedError {
-    #[schema(example = "unauthorized")]
-    code: String,
-    #[schema(example = "Invalid signature.")]
-    message: String,
-}
-
-/// The body is missing or is not JSON
-#[derive(ToResponse)]
-#[response(headers(("X-Service-Error" = String, description = "`invalid_json`")))]
-#[expect(dead_code, reason = "describes a response")]
-pub(crate) struct InvalidJson(#[to_schema] Message);
-
-/// The head of the request is wrong
-#[derive(ToResponse)]
-#[expect(dead_code, reason = "describes a response")]
-struct BadRequest(#[to_schema] Message);
-
-/// Nothing has this id
-#[derive(ToResponse)]
-#[response(headers(("X-Service-Error" = String, description = "`not_found`")))]
-#[expect(dead_code, reason = "describes a response")]
-pub(crate) struct NotFound(#[to_schema] Message);
-
-/// Nothing was stored or bought by this request. Every error at once
-#[derive(ToResponse)]
-#[response(headers(
-    ("X-Service-Error" = String, description = "The codes of the errors, of items with the index: `option_not_found; item=1, qty_invalid; item=2`"),
-    ("Location" = String, description = "With `external_order_id_taken`: the path of the stored order")))]
-#[expect(dead_code, reason = "describes a response")]
-pub(crate) struct Unprocessable(#[to_schema] Messages);
-
-/// Our fault. An order may be stored: repeat the request or look the order up
-#[derive(ToResponse)]
-#[expect(dead_code, reason = "describes a response")]
-pub(crate) struct Internal(#[to_schema] Message);
-
-/// Authentication failed
-#[derive(ToResponse)]
-#[response(headers(("X-Service-Error" = String, description = "The check that failed, such as `signature_invalid`")))]
-#[expect(dead_code, reason = "describes a response")]
-struct Unauthorized(#[to_schema] Denied);
-
-/// More than the account may send. Send it again after `Retry-After` seconds
-#[derive(ToResponse)]
-#[response(headers(
-    ("Retry-After" = u32, description = "Seconds"),
-    ("RateLimit-Limit" = u32, description = "The limit"),
-    ("RateLimit-Remaining" = u32, description = "0"),
-    ("RateLimit-Reset" = u32, description = "Seconds")))]
-#[expect(dead_code, reason = "describes a response")]
-struct TooManyRequests(#[to_schema] Message);
-
-/// Overload: nothing was stored. Send it again after `Retry-After` seconds
-#[derive(ToResponse)]
-#[response(headers(("Retry-After" = u32, description = "Seconds")))]
-#[expect(dead_code, reason = "describes a response")]
-struct Overloaded(#[to_schema] Message);
 
 #[derive(OpenApi)]
 #[openapi(
@@ -152,9 +38,7 @@ struct Overloaded(#[to_schema] Message);
         webhook::rotate_secret, listen::listen, events::test, events::list, events::show
     ),
     components(
-        schemas(
-            topups::Esim, events::TopupFailed, events::KeyExpiring, events::WebhookTest, Message, Messages, Denied
-        ),
+        schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),
         responses(InvalidJson, BadRequest, NotFound, Unprocessable, Internal, Unauthorized, TooManyRequests, Overloaded)
     ),
     modifiers(&Signed)
@@ -211,35 +95,32 @@ pub(crate) fn document(brand: &str) -> serde_json::Result<String> {
         ("503", "Overloaded"),
         ("500", "Internal"),
     ];
-    for (_, response) in document["components"]["responses"]
-        .as_object_mut()
-        .into_iter()
-        .flatten()
-    {
-        let headers = [
-            (format!("{PREFIX}Error"), "The codes of the errors"),
-            ("Link".into(), "The page that explains each code (`rel=\"help\"`)"),
-        ];
-        for (name, description) in headers {
-            if response["headers"].get(&name).is_none() {
-                response["headers"][&name] =
-                    json!({"description": description, "schema": {"type": "string"}});
+    let headers = [
+        (format!("{PREFIX}Error"), "The codes of the errors"),
+        ("Link".into(), "The page that explains each code (`rel=\"help\"`)"),
+    ];
+    for response in members(&mut document["components"]["responses"]) {
+        for (name, description) in &headers {
+            if response["headers"].get(name).is_none() {
+                response["headers"][name] = json!({"description": description, "schema": {"type": "string"}});
             }
         }
     }
-    let operations = document["paths"].as_object_mut().into_iter().flatten();
-    for (_, operations) in operations {
-        for (_, operation) in operations.as_object_mut().into_iter().flatten() {
-            for (status, name) in common {
-                let responses = &mut operation["responses"];
-                if responses.get(status).is_none() {
-                    responses[status] = json!({"$ref": format!("#/components/responses/{name}")});
-                }
+    for operation in members(&mut document["paths"]).flat_map(members) {
+        for (status, name) in common {
+            let responses = &mut operation["responses"];
+            if responses.get(status).is_none() {
+                responses[status] = json!({"$ref": format!("#/components/responses/{name}")});
             }
         }
     }
     let text = serde_json::to_string_pretty(&document)? + "\n";
     Ok(text.replace(PREFIX, &format!("X-{brand}-")))
+}
+
+/// The values of an object.
+fn members(object: &mut Value) -> impl Iterator<Item = &mut Value> {
+    object.as_object_mut().into_iter().flat_map(Map::values_mut)
 }
 
 fn webhooks() -> Value {
@@ -261,20 +142,16 @@ fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -
         json!({"name": name, "in": "header", "required": true, "description": description,
                "schema": {"type": "string"}, "example": example})
     };
-    let id = match kind {
-        None => header(
-            "webhook-id",
-            "The `topup_id`, the same in every attempt",
-            "20250129123456123456789012",
-        ),
-        Some(_) => header(
-            "webhook-id",
-            "The `event_id`, the same in every attempt",
-            "evt_019a0000000070008000000000000001",
-        ),
+    let (id, example) = match kind {
+        None => ("topup_id", "20250129123456123456789012"),
+        Some(_) => ("event_id", "evt_019a0000000070008000000000000001"),
     };
     let mut parameters = vec![
-        id,
+        header(
+            "webhook-id",
+            &format!("The `{id}`, the same in every attempt"),
+            example,
+        ),
         header(
             "webhook-timestamp",
             "Unix time of the attempt in seconds",
@@ -286,13 +163,8 @@ fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -
             "v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=",
         ),
     ];
-    parameters.extend(kind.map(|kind| {
-        header(
-            webhooks::event::TYPE,
-            "The type; the webhook of a topup has none",
-            kind,
-        )
-    }));
+    let of_type = "The type; the webhook of a topup has none";
+    parameters.extend(kind.map(|kind| header(webhooks::event::TYPE, of_type, kind)));
     json!({"post": {
         "summary": summary,
         "description": description,
@@ -330,11 +202,7 @@ mod tests {
     #[test]
     fn every_signed_route_is_described() {
         let document: Value = serde_json::from_str(&document("Acme").unwrap()).unwrap();
-        let prefix = "/api/v1/api_partner";
-        let routes = routes::ROUTES
-            .iter()
-            .filter_map(|route| route.strip_prefix(prefix));
-        let mut routes: Vec<&str> = routes.collect();
+        let mut routes = super::super::routes().map(|(path, _)| path);
         routes.sort_unstable();
         let described: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
         assert_eq!(described, routes);

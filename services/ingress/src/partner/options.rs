@@ -1,10 +1,6 @@
 //! The options that a partner may order.
 
-use std::sync::Arc;
-
 use axum::{
-    Extension,
-    extract::State,
     http::{HeaderMap, HeaderValue, StatusCode, Uri, header},
     response::{IntoResponse, Response},
 };
@@ -16,10 +12,10 @@ use store::partner_view;
 use utoipa::ToSchema;
 
 use super::{
-    Caller, internal,
-    page::{Query, cursor},
+    Session,
+    page::{Query, cut},
 };
-use crate::{error::ApiError, routes::App};
+use crate::error::ApiError;
 
 /// An option that may be ordered.
 #[derive(Serialize, ToSchema)]
@@ -48,32 +44,20 @@ pub(super) struct Options<'a> {
     responses(
         (status = 200, description = "A page of options", body = Options),
         (status = 304, description = "The page has not changed"),
-        (status = 422, response = super::openapi::Unprocessable)))]
-pub(super) async fn list(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    uri: Uri,
-    headers: HeaderMap,
-) -> Result<Response, ApiError> {
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let (limit, after) = (query.limit(), query.cursor());
+    let (limit, after) = (query.limit(), query.cursor().map(OptionId::from));
     query.check()?;
-    let desk = &app.desk;
-    let mut found = desk
-        .run(caller.id(), async |connection| {
-            // One more tells whether there is another page.
-            let most = i64::from(limit) + 1;
-            let after = after.map(OptionId::from);
-            partner_view::options(connection, caller.0.environment, &desk.providers, after, most).await
-        })
-        .await?;
-    let more = found.len() > limit.into();
-    found.truncate(limit.into());
+    let (environment, providers) = (session.environment(), &session.desk().providers);
+    let listing = session.run(async |connection, _| {
+        // One more tells whether there is another page.
+        let most = i64::from(limit) + 1;
+        partner_view::options(connection, environment, providers, after, most).await
+    });
+    let mut found = listing.await?;
     let page = Options {
-        next_cursor: found
-            .last()
-            .filter(|_| more)
-            .map(|last| cursor(last.option_id.uuid())),
+        next_cursor: cut(&mut found, limit, |last| Some(last.option_id.uuid())),
         options: found
             .iter()
             .map(|option| Offered {
@@ -82,10 +66,10 @@ pub(super) async fn list(
             })
             .collect(),
     };
-    let body = serde_json::to_vec(&page).map_err(internal)?;
+    let body = serde_json::to_vec(&page).map_err(ApiError::internal)?;
     let digest = Sha256::digest(&body);
     let etag = BASE64_URL_SAFE_NO_PAD.encode(digest);
-    let etag = HeaderValue::try_from(format!("\"{etag}\"")).map_err(internal)?;
+    let etag = HeaderValue::try_from(format!("\"{etag}\"")).map_err(ApiError::internal)?;
     if is_known(&headers, &etag) {
         return Ok((StatusCode::NOT_MODIFIED, [(header::ETAG, etag)]).into_response());
     }

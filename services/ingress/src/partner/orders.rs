@@ -1,66 +1,33 @@
 //! Orders: listed, looked up, cancelled.
 
-use std::sync::Arc;
+use std::str::FromStr;
 
 use axum::{
-    Extension,
-    extract::{Path, State, rejection::PathRejection},
     http::{StatusCode, Uri},
     response::Response,
 };
-use domain::OrderId;
-use serde::{Deserialize, Serialize};
+use domain::{OrderId, PartnerId};
+use serde::Serialize;
 use store::{
     PgConnection,
     orders::Cancelled,
-    partner_view::{self, OrderHead, OrderPage, Unit, Units},
+    partner_view::{self, OrderHead, OrderPage, OrderState, Unit, Units},
     profile::Profile,
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
 
 use super::{
-    Caller, Desk, conflict, json,
+    Desk, Id, Session, json,
     page::{Query, cursor},
     topups::{self, Topup},
 };
-use crate::{codes::Code, error::ApiError, routes::App};
+use crate::{codes::Code, error::ApiError};
 
 /// The longest `external_order_id`, in characters.
 const LONGEST: usize = 255;
 /// The orders that a page with a filter looks at.
 const LOOKED_AT: i64 = 200;
-
-/// The state of an order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum OrderState {
-    /// At least one topup is `processing` or `on_hold`.
-    Processing,
-    /// All topups are ready.
-    Ready,
-    /// Some topups are ready, the others have failed.
-    PartlyFailed,
-    /// All topups have failed.
-    Failed,
-    /// It was answered with 422: nothing was bought.
-    Refused,
-    /// You cancelled it: nothing was bought.
-    Cancelled,
-}
-
-impl From<partner_view::OrderState> for OrderState {
-    fn from(state: partner_view::OrderState) -> Self {
-        match state {
-            partner_view::OrderState::Processing => Self::Processing,
-            partner_view::OrderState::Ready => Self::Ready,
-            partner_view::OrderState::PartlyFailed => Self::PartlyFailed,
-            partner_view::OrderState::Failed => Self::Failed,
-            partner_view::OrderState::Refused => Self::Refused,
-            partner_view::OrderState::Cancelled => Self::Cancelled,
-        }
-    }
-}
 
 /// The numbers of topups by state.
 #[derive(Serialize, ToSchema)]
@@ -105,7 +72,7 @@ impl<'a> Summary<'a> {
         Self {
             external_order_id: &head.external_order_id,
             order_id: head.order_id,
-            state: head.state(units).into(),
+            state: head.state(units),
             created_at: head.created_at,
             cancelled_at: head.cancelled_at,
             topup_counts: units.into(),
@@ -129,25 +96,28 @@ pub(super) struct Orders<'a> {
     next_cursor: Option<String>,
 }
 
-/// The id in the path, percent-decoded. A text that no order can have is unknown.
-fn external_order_id(path: Result<Path<String>, PathRejection>) -> Result<String, ApiError> {
-    let Path(text) = path.map_err(|_| ApiError::NotFound)?;
-    if text.contains('\0') || text.chars().count() > LONGEST {
-        return Err(ApiError::NotFound);
+/// An `external_order_id` that an order can have.
+pub(super) struct ExternalId(String);
+
+impl FromStr for ExternalId {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let fits = !text.contains('\0') && text.chars().count() <= LONGEST;
+        fits.then(|| Self(text.to_owned())).ok_or(())
     }
-    Ok(text)
 }
 
 /// An order as it is stored.
 async fn stored(
     connection: &mut PgConnection,
-    caller: &Caller,
+    partner: PartnerId,
     external_order_id: &str,
 ) -> Result<Option<(OrderHead, Vec<Unit>)>, store::Error> {
-    let Some(head) = partner_view::order(connection, caller.id(), external_order_id).await? else {
+    let Some(head) = partner_view::order(connection, partner, external_order_id).await? else {
         return Ok(None);
     };
-    let units = partner_view::units(connection, caller.id(), head.order_id).await?;
+    let units = partner_view::units(connection, partner, head.order_id).await?;
     Ok(Some((head, units)))
 }
 
@@ -173,21 +143,11 @@ fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiE
 /// several orders had this id, the one that stands is shown, or else the newest refused or cancelled one.
 #[utoipa::path(get, path = "/orders/{external_order_id}", operation_id = "show_order", tag = "Orders",
     params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
-    responses((status = 200, description = "The order", body = Order), (status = 404, response = super::openapi::NotFound)))]
-pub(super) async fn show(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    path: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let id = external_order_id(path)?;
-    let (head, units) = app
-        .desk
-        .run(caller.id(), async |connection| {
-            stored(connection, &caller, &id).await
-        })
-        .await?
-        .ok_or(ApiError::NotFound)?;
-    shown(&app.desk, &head, &units)
+    responses((status = 200, description = "The order", body = Order), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
+    let order = session.run(async |connection, partner| stored(connection, partner, &id.0).await);
+    let (head, units) = order.await?.ok_or(ApiError::NotFound)?;
+    shown(session.desk(), &head, &units)
 }
 
 /// Cancel an order
@@ -198,36 +158,29 @@ pub(super) async fn show(
     params(("external_order_id" = String, Path, description = "Your id of the order, percent-encoded")),
     responses(
         (status = 200, description = "The cancelled order; nothing is bought, now or later", body = Order),
-        (status = 404, response = super::openapi::NotFound),
-        (status = 409, description = "It is bought or may be (`order_not_waiting`), its create request is not answered yet (`order_undecided`), or it was refused (`order_refused`)", body = super::openapi::Message)))]
-pub(super) async fn cancel(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    path: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let id = external_order_id(path)?;
-    let (cancelled, order) = app
-        .desk
-        .run(caller.id(), async |connection| {
-            let cancelled = store::orders::cancel(connection, caller.id(), &id).await?;
-            Ok((cancelled, stored(connection, &caller, &id).await?))
-        })
-        .await?;
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "It is bought or may be (`order_not_waiting`), its create request is not answered yet (`order_undecided`), or it was refused (`order_refused`)", body = super::described::Message)))]
+pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<Response, ApiError> {
+    let cancelling = session.run(async |connection, partner| {
+        let cancelled = store::orders::cancel(connection, partner, &id.0).await?;
+        Ok((cancelled, stored(connection, partner, &id.0).await?))
+    });
+    let (cancelled, order) = cancelling.await?;
     let (head, units) = order.ok_or(ApiError::NotFound)?;
     match cancelled {
-        Cancelled::Undecided(_) => Err(conflict(
+        Cancelled::Undecided(_) => Err(ApiError::conflict(
             Code::OrderUndecided,
             "The order's create request may not be answered yet; try again in a few seconds",
         )),
-        Cancelled::TooLate => Err(conflict(
+        Cancelled::TooLate => Err(ApiError::conflict(
             Code::OrderNotWaiting,
             "The order is bought, or may be; it can't be cancelled",
         )),
-        Cancelled::Unknown if head.cancelled_at.is_none() => Err(conflict(
+        Cancelled::Unknown if head.cancelled_at.is_none() => Err(ApiError::conflict(
             Code::OrderRefused,
             "The order was refused; nothing was bought",
         )),
-        Cancelled::Done | Cancelled::Unknown => shown(&app.desk, &head, &units),
+        Cancelled::Done | Cancelled::Unknown => shown(session.desk(), &head, &units),
     }
 }
 
@@ -243,37 +196,24 @@ pub(super) async fn cancel(
         ("limit" = Option<u16>, Query, minimum = 1, maximum = 100, description = "Orders of the page, 1 to 100; 20 without it")),
     responses(
         (status = 200, description = "A page of orders", body = Orders),
-        (status = 422, response = super::openapi::Unprocessable)))]
-pub(super) async fn list(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    uri: Uri,
-) -> Result<Response, ApiError> {
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let limit = usize::from(query.limit());
-    let before = query.cursor();
-    let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
-    let created_after = query.time("created_after", Code::CreatedAfterInvalid, message);
+    let (limit, before) = (query.limit(), query.cursor());
+    let created_after = query.created_after();
     let state = query.read("state", Code::StateInvalid, "State is unknown", |text| {
         serde_json::from_value::<OrderState>(text.into()).ok()
     });
     query.check()?;
-    let looked_at = if state.is_some() {
-        LOOKED_AT
-    } else {
-        i64::try_from(limit).unwrap_or(i64::MAX)
-    };
+    let looked_at = if state.is_some() { LOOKED_AT } else { limit.into() };
     let page = OrderPage {
         before: before.map(OrderId::from),
         created_after,
         limit: looked_at,
     };
-    let found = app
-        .desk
-        .run(caller.id(), async |connection| {
-            partner_view::orders(connection, caller.id(), &page).await
-        })
-        .await?;
+    let listing =
+        session.run(async |connection, partner| partner_view::orders(connection, partner, &page).await);
+    let found = listing.await?;
     let (mut orders, mut last) = (Vec::new(), None);
     let mut rest = found.iter();
     for (head, units) in rest.by_ref() {
@@ -282,7 +222,7 @@ pub(super) async fn list(
         if state.is_none_or(|state| state == summary.state) {
             orders.push(summary);
         }
-        if orders.len() == limit {
+        if orders.len() == usize::from(limit) {
             break;
         }
     }

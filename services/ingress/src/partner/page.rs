@@ -62,9 +62,10 @@ impl<'a> Query<'a> {
         self.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor)
     }
 
-    /// A time such as `2026-11-22T00:00:00Z`.
-    pub(super) fn time(&mut self, name: &'static str, code: Code, message: &str) -> Option<OffsetDateTime> {
-        self.read(name, code, message, |text| {
+    /// `created_after`: a time such as `2026-11-22T00:00:00Z`.
+    pub(super) fn created_after(&mut self) -> Option<OffsetDateTime> {
+        let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
+        self.read("created_after", Code::CreatedAfterInvalid, message, |text| {
             // A time just before the year 10000 may have no representation in UTC.
             OffsetDateTime::parse(text, &Rfc3339)
                 .ok()?
@@ -80,6 +81,13 @@ impl<'a> Query<'a> {
             Err(ApiError::Unprocessable(self.faults))
         }
     }
+}
+
+/// Cuts `found` to `limit` entries; returns the cursor of the next page, if there were more.
+pub(super) fn cut<T>(found: &mut Vec<T>, limit: u16, id: impl Fn(&T) -> Option<Uuid>) -> Option<String> {
+    let more = found.len() > limit.into();
+    found.truncate(limit.into());
+    found.last().filter(|_| more).and_then(id).map(cursor)
 }
 
 /// The cursor after an entry.
@@ -116,15 +124,12 @@ mod tests {
         let uri: Uri = "/?limit=0&cursor=x&created_after=now".parse().unwrap();
         let mut query = Query::of(&uri);
         assert_eq!((query.limit(), query.cursor()), (LIMIT, None));
-        assert_eq!(query.time("created_after", Code::CreatedAfterInvalid, "no"), None);
+        assert_eq!(query.created_after(), None);
         let Err(ApiError::Unprocessable(faults)) = query.check() else {
             panic!("it passed");
         };
         let uri: Uri = "/?created_after=9999-12-31T23:59:59-23:59".parse().unwrap();
-        assert_eq!(
-            Query::of(&uri).time("created_after", Code::CreatedAfterInvalid, "no"),
-            None
-        );
+        assert_eq!(Query::of(&uri).created_after(), None);
         let codes: Vec<Code> = faults.iter().map(|fault| fault.code).collect();
         assert_eq!(
             codes,

@@ -1,13 +1,6 @@
 //! Topups, their deliveries and redeliveries.
 
-use std::sync::Arc;
-
-use axum::{
-    Extension,
-    extract::{Path, State, rejection::PathRejection},
-    http::StatusCode,
-    response::Response,
-};
+use axum::{http::StatusCode, response::Response};
 use domain::{DeliveryId, OptionId, TopupId};
 use serde::Serialize;
 use store::{
@@ -17,60 +10,10 @@ use store::{
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
-use uuid::Uuid;
 use webhooks::{body::Body, event::failure, qr::QrUrls};
 
-use super::{Caller, Desk, conflict, internal, json};
-use crate::{codes::Code, error::ApiError, routes::App};
-
-/// The state of a topup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum TopupState {
-    /// It is being bought, or its eSIM is awaited.
-    Processing,
-    /// The provider's answer is missing or contradicts itself. We look into it; it becomes ready or failed.
-    OnHold,
-    /// The eSIM is ready.
-    Ready,
-    /// There will be no eSIM.
-    Failed,
-}
-
-impl From<UnitState> for TopupState {
-    fn from(state: UnitState) -> Self {
-        match state {
-            UnitState::Processing => Self::Processing,
-            UnitState::OnHold => Self::OnHold,
-            UnitState::Ready => Self::Ready,
-            UnitState::Failed => Self::Failed,
-        }
-    }
-}
-
-/// The nine fields of the webhook.
-#[derive(ToSchema)]
-#[expect(dead_code, reason = "describes webhooks::body::Body in the OpenAPI document")]
-pub(super) struct Esim {
-    #[schema(example = "20250129123456123456789012")]
-    topup_id: String,
-    #[schema(example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
-    option_id: Uuid,
-    #[schema(example = "8982123456789012345")]
-    iccid: String,
-    #[schema(example = "smdp.example.com")]
-    smdp: String,
-    #[schema(example = "A1B2C3D4E5F60718")]
-    activate_code: String,
-    #[schema(example = "LPA:1$smdp.example.com$A1B2C3D4E5F60718")]
-    download_link: String,
-    #[schema(example = "https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24A1B2C3D4E5F60718/300")]
-    qrcode_img_url: String,
-    #[schema(example = "2026-12-20")]
-    expired_date: String,
-    #[schema(example = "A-1042")]
-    external_order_id: String,
-}
+use super::{Desk, Id, Session, json};
+use crate::{codes::Code, error::ApiError};
 
 /// One unit of an order.
 #[derive(Serialize, ToSchema)]
@@ -81,7 +24,7 @@ pub(super) struct Topup<'a> {
     external_order_id: &'a str,
     #[schema(value_type = Uuid)]
     option_id: OptionId,
-    state: TopupState,
+    state: UnitState,
     /// Why it failed.
     error: Option<String>,
     #[serde(with = "rfc3339::option")]
@@ -94,7 +37,6 @@ pub(super) struct Topup<'a> {
     #[serde(with = "rfc3339::option")]
     erased_at: Option<OffsetDateTime>,
     /// The fields of the webhook, once the eSIM is ready and until they are erased.
-    #[schema(value_type = Option<Esim>)]
     esim: Option<Body<'a>>,
 }
 
@@ -107,7 +49,7 @@ impl<'a> Topup<'a> {
             topup_id: &unit.topup_id,
             external_order_id: &unit.external_order_id,
             option_id: unit.option_id,
-            state: unit.state.into(),
+            state: unit.state,
             error,
             ready_at: unit.ready_at,
             delivery: unit.delivery.as_deref(),
@@ -134,13 +76,7 @@ pub(super) fn profile(desk: &Desk, unit: &Unit) -> Result<Option<Profile>, ApiEr
     };
     Profile::open(&desk.vault, &unit.topup_id, sealed)
         .map(Some)
-        .map_err(internal)
-}
-
-/// The id in the path; a text that is no topup id is unknown.
-fn topup_id(path: Result<Path<String>, PathRejection>) -> Result<TopupId, ApiError> {
-    let Path(text) = path.map_err(|_| ApiError::NotFound)?;
-    text.parse().map_err(|_| ApiError::NotFound)
+        .map_err(ApiError::internal)
 }
 
 /// Look up a topup
@@ -148,22 +84,12 @@ fn topup_id(path: Result<Path<String>, PathRejection>) -> Result<TopupId, ApiErr
 /// Its state, and the eSIM once it is ready.
 #[utoipa::path(get, path = "/topups/{topup_id}", operation_id = "show_topup", tag = "Topups",
     params(("topup_id" = String, Path, description = "26 digits, from the answer of create-order")),
-    responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::openapi::NotFound)))]
-pub(super) async fn show(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    path: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let id = topup_id(path)?;
-    let desk = &app.desk;
-    let unit = desk
-        .run(caller.id(), async |connection| {
-            partner_view::unit(connection, caller.id(), &id).await
-        })
-        .await?
-        .ok_or(ApiError::NotFound)?;
-    let profile = profile(desk, &unit)?;
-    let topup = Topup::new(&unit, profile.as_ref(), &desk.qr);
+    responses((status = 200, description = "The topup", body = Topup), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn show(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    let reading = session.run(async |connection, partner| partner_view::unit(connection, partner, &id).await);
+    let unit = reading.await?.ok_or(ApiError::NotFound)?;
+    let profile = profile(session.desk(), &unit)?;
+    let topup = Topup::new(&unit, profile.as_ref(), &session.desk().qr);
     Ok(json(StatusCode::OK, &topup))
 }
 
@@ -203,26 +129,17 @@ pub(super) struct Attempt<'a> {
 /// List the attempts of a topup's webhook
 #[utoipa::path(get, path = "/topups/{topup_id}/deliveries", operation_id = "list_deliveries", tag = "Topups",
     params(("topup_id" = String, Path, description = "26 digits")),
-    responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::openapi::NotFound)))]
-pub(super) async fn deliveries(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    path: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let id = topup_id(path)?;
-    let desk = &app.desk;
-    let delivery = desk
-        .run(caller.id(), async |connection| {
-            partner_view::delivery(connection, caller.id(), &id).await
-        })
-        .await?
-        .ok_or(ApiError::NotFound)?;
+    responses((status = 200, description = "The delivery with its attempts", body = Deliveries), (status = 404, response = super::described::NotFound)))]
+pub(super) async fn deliveries(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    let reading =
+        session.run(async |connection, partner| partner_view::delivery(connection, partner, &id).await);
+    let delivery = reading.await?.ok_or(ApiError::NotFound)?;
     let shown = Deliveries {
         topup_id: &id,
         state: delivery.state.as_deref(),
         delivered_at: delivery.delivered_at,
         next_attempt_at: delivery.next_attempt_at,
-        attempts: attempts(desk, &id.clone().into(), &delivery.attempts),
+        attempts: attempts(session.desk(), &id.clone().into(), &delivery.attempts),
     };
     Ok(json(StatusCode::OK, &shown))
 }
@@ -268,21 +185,14 @@ pub(super) struct Redelivery<'a> {
     params(("topup_id" = String, Path, description = "26 digits")),
     responses(
         (status = 202, description = "The webhook is sent within seconds", body = Redelivery),
-        (status = 404, response = super::openapi::NotFound),
-        (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::openapi::Message),
-        (status = 429, description = "The last attempt began less than a minute ago", body = super::openapi::Message)))]
-pub(super) async fn redeliver(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    path: Result<Path<String>, PathRejection>,
-) -> Result<Response, ApiError> {
-    let id = topup_id(path)?;
-    let desk = &app.desk;
-    let interval = desk.redeliver_interval;
-    let redelivered = desk.run(caller.id(), async |connection| {
-        partner_view::redeliver(connection, caller.id(), &id, interval).await
-    });
-    match redelivered.await? {
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
+        (status = 429, description = "The last attempt began less than a minute ago", body = super::described::Message)))]
+pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    let interval = session.app.limits.redeliver_interval;
+    let redelivering = session
+        .run(async |connection, partner| partner_view::redeliver(connection, partner, &id, interval).await);
+    match redelivering.await? {
         Redelivered::Again | Redelivered::Due => {
             let redelivery = Redelivery {
                 topup_id: &id,
@@ -290,17 +200,16 @@ pub(super) async fn redeliver(
             };
             Ok(json(StatusCode::ACCEPTED, &redelivery))
         }
-        Redelivered::TooSoon(wait) => Err(ApiError::TooSoon {
-            code: Code::RedeliveredRecently,
-            message: "The webhook was sent a moment ago; try again later",
-            wait,
-        }),
-        Redelivered::NotReady => Err(conflict(Code::TopupNotReady, "The eSIM is not ready")),
-        Redelivered::Erased => Err(conflict(
+        Redelivered::TooSoon(wait) => {
+            let message = "The webhook was sent a moment ago; try again later";
+            Err(ApiError::too_soon(Code::RedeliveredRecently, message, wait))
+        }
+        Redelivered::NotReady => Err(ApiError::conflict(Code::TopupNotReady, "The eSIM is not ready")),
+        Redelivered::Erased => Err(ApiError::conflict(
             Code::TopupErased,
             "The eSIM's fields were erased and cannot be sent again",
         )),
-        Redelivered::NoEndpoint => Err(conflict(
+        Redelivered::NoEndpoint => Err(ApiError::conflict(
             Code::WebhookUrlMissing,
             "There is no webhook URL; set one, then waiting webhooks are sent",
         )),

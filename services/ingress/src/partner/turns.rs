@@ -19,18 +19,9 @@ struct State {
 }
 
 /// A turn; dropping it passes it on.
-#[derive(Debug)]
 pub(crate) struct Turn(Option<Shared>);
 
 type Shared = Arc<Mutex<State>>;
-
-impl std::fmt::Debug for State {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("State")
-            .field("free", &self.free)
-            .finish_non_exhaustive()
-    }
-}
 
 fn lock(shared: &Shared) -> MutexGuard<'_, State> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,132 +1,65 @@
 //! The partner's webhook endpoint: its URL, its state, its secret.
 
-use std::sync::Arc;
-
-use axum::{
-    Extension,
-    extract::{Request, State},
-    http::StatusCode,
-    response::Response,
-};
+use axum::{extract::Request, http::StatusCode, response::Response};
 use domain::Environment;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 use signing::generate;
 use store::{
     events::Kind,
-    partner_view,
-    partners::{NewWebhook, Overlap, Rotated},
+    partner_view::{self, Endpoint},
+    partners::{self, NewWebhook, Rotated},
 };
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
-use webhooks::{guard::Forbidden, url::WebhookUrl};
+use webhooks::{
+    guard::{Forbidden, Guard},
+    url::WebhookUrl,
+};
 
-use super::{Caller, Desk, OVERLAP, body_of, conflict, internal, json};
+use super::{OVERLAP, Session, json};
 use crate::{
     codes::Code,
     error::{ApiError, Fault},
-    routes::App,
+    routes::whole_body,
 };
-
-/// The webhook endpoint.
-#[derive(Serialize, ToSchema)]
-pub(super) struct Endpoint<'a> {
-    url: Option<&'a str>,
-    /// The further events that are sent: `topup.failed`, `key.expiring`.
-    events: &'a [String],
-    /// `open`, `blocked` (after failures), `probing` (one webhook tests it), `paused` (by us) or `no_url`.
-    state: &'a str,
-    #[serde(with = "rfc3339::option")]
-    blocked_until: Option<OffsetDateTime>,
-    /// Consecutive failed attempts.
-    failures: i32,
-    /// Webhooks that wait for an attempt, counted up to 10,000.
-    waiting: i64,
-    /// Webhooks whose retries have ended, counted up to 10,000; redeliver them one by one.
-    exhausted: i64,
-    /// Until when the old secret signs, too.
-    #[serde(with = "rfc3339::option")]
-    old_secret_until: Option<OffsetDateTime>,
-}
 
 /// Show the webhook endpoint
 #[utoipa::path(get, path = "/webhook", operation_id = "show_webhook", tag = "Webhook",
     responses((status = 200, description = "The endpoint", body = Endpoint)))]
-pub(super) async fn show(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-) -> Result<Response, ApiError> {
-    current(&app.desk, &caller).await
-}
-
-async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
-    let endpoint = desk
-        .run(caller.id(), async |connection| {
-            partner_view::endpoint(connection, caller.id()).await
-        })
-        .await?
-        .ok_or(ApiError::NotFound)?;
-    let shown = Endpoint {
-        url: endpoint.url.as_deref(),
-        events: &endpoint.events,
-        state: &endpoint.state,
-        blocked_until: endpoint.blocked_until,
-        failures: endpoint.failures,
-        waiting: endpoint.waiting,
-        exhausted: endpoint.exhausted,
-        old_secret_until: endpoint.old_secret_until,
-    };
-    Ok(json(StatusCode::OK, &shown))
-}
-
-/// The new URL, the new events, or both.
-#[derive(Deserialize, ToSchema)]
-#[expect(
-    dead_code,
-    reason = "describes the body in the OpenAPI document; `wanted` reads it"
-)]
-pub(super) struct NewEndpoint {
-    /// An `https` URL of at most 2048 bytes, or `http` in the sandbox; null removes it.
-    #[schema(example = "https://shop.example.com/webhooks")]
-    url: Option<String>,
-    /// The further events that are sent, of `topup.failed` and `key.expiring`. Without it, they stay.
-    #[schema(example = json!(["topup.failed", "key.expiring"]))]
-    events: Option<Vec<String>>,
+pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
+    let endpoint = session.run(partner_view::endpoint).await?;
+    let endpoint = endpoint.ok_or(ApiError::NotFound)?;
+    Ok(json(StatusCode::OK, &endpoint))
 }
 
 /// Set the webhook URL and the further events
 ///
 /// Webhooks that wait are sent to a new URL within seconds, and a blocked endpoint is tested at once; the same URL again
 /// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays.
-#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewEndpoint,
+#[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = super::described::NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = Endpoint),
-        (status = 400, response = super::openapi::InvalidJson),
-        (status = 422, response = super::openapi::Unprocessable)))]
-pub(super) async fn set(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    request: Request,
-) -> Result<Response, ApiError> {
-    let body = body_of(&app, request).await?;
-    let desk = &app.desk;
-    let wanted = wanted(desk, &body, caller.0.environment)?;
+        (status = 400, response = super::described::InvalidJson),
+        (status = 422, response = super::described::Unprocessable)))]
+pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let body = whole_body(&session.app, &parts.headers, body).await?;
+    let wanted = wanted(&session.desk().guard, &body, session.environment())?;
+    let url = wanted.url.as_ref();
     let new = NewWebhook {
-        url: wanted
-            .url
-            .as_ref()
-            .map(|url| url.as_ref().map(WebhookUrl::as_str)),
+        url: url.map(|url| url.as_ref().map(WebhookUrl::as_str)),
         events: wanted.events.as_deref(),
     };
-    let interval = desk.redeliver_interval;
-    let changing = desk.run(caller.id(), async |connection| {
-        partner_view::set_webhook(connection, caller.id(), &new, interval).await
+    let interval = session.app.limits.redeliver_interval;
+    let changing = session.run(async |connection, partner| {
+        partner_view::set_webhook(connection, partner, &new, interval).await
     });
     if changing.await? {
         let removed = matches!(wanted.url, Some(None));
-        tracing::info!(partner.id = %caller.id(), removed, "a partner set its webhook endpoint");
+        tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");
     }
-    current(desk, &caller).await
+    show(session).await
 }
 
 /// What a body asks for; `None` keeps what is stored.
@@ -136,22 +69,21 @@ struct Wanted {
     events: Option<Vec<Kind>>,
 }
 
-fn refused<T>(parameter: &'static str, code: Code, message: String) -> Result<T, ApiError> {
-    Err(ApiError::Unprocessable(vec![Fault::of_parameter(
-        parameter, code, message,
-    )]))
+fn refused<T>(parameter: &'static str, code: Code, message: impl Into<String>) -> Result<T, ApiError> {
+    let fault = Fault::of_parameter(parameter, code, message);
+    Err(ApiError::Unprocessable(vec![fault]))
 }
 
-fn wanted(desk: &Desk, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
-    let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::InvalidJson)?;
+fn wanted(guard: &Guard, body: &[u8], environment: Environment) -> Result<Wanted, ApiError> {
+    let body: Value = serde_json::from_slice(body).map_err(|_| ApiError::invalid_json())?;
     let given = body.get("events").filter(|given| !given.is_null());
     let events = given.map(events).transpose()?;
     let url = match body.get("url") {
         Some(Value::Null) => Some(None),
-        Some(Value::String(text)) => Some(Some(url(desk, text, environment)?)),
-        Some(_) => return refused("url", Code::UrlInvalid, "Url must be a string or null".into()),
+        Some(Value::String(text)) => Some(Some(url(guard, text, environment)?)),
+        Some(_) => return refused("url", Code::UrlInvalid, "Url must be a string or null"),
         None if events.is_some() => None,
-        None => return refused("url", Code::UrlMissing, "Url is missing; null removes it".into()),
+        None => return refused("url", Code::UrlMissing, "Url is missing; null removes it"),
     };
     Ok(Wanted { url, events })
 }
@@ -164,39 +96,26 @@ fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
     });
     let Some(Some(given)) = names else {
         let message = "Events must be a list of topup.failed and key.expiring";
-        return refused("events", Code::EventsInvalid, message.into());
+        return refused("events", Code::EventsInvalid, message);
     };
     let chosen = Kind::CHOICES.into_iter().filter(|kind| given.contains(kind));
     Ok(chosen.collect())
 }
 
 /// A URL after all checks that need no connection. A name is judged at each connection.
-fn url(desk: &Desk, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
-    let url = match text.parse::<WebhookUrl>() {
+fn url(guard: &Guard, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
+    let url: WebhookUrl = match text.parse() {
         Ok(url) => url,
         Err(error) => return refused("url", Code::UrlInvalid, format!("Url is invalid: {error}")),
     };
-    let judged = url
-        .parsed()
-        .map(|parsed| desk.guard.check_new(&parsed, environment));
-    match judged {
-        Some(Ok(())) => Ok(url),
-        Some(Err(Forbidden::Port)) => refused(
-            "url",
-            Code::UrlForbidden,
-            "Url has a port that webhooks are not sent to".into(),
-        ),
-        Some(Err(Forbidden::Plain)) => refused(
-            "url",
-            Code::UrlForbidden,
-            "Url must begin with https:// for a live account".into(),
-        ),
-        Some(Err(Forbidden::Address)) | None => refused(
-            "url",
-            Code::UrlForbidden,
-            "Url has an address that webhooks are not sent to".into(),
-        ),
-    }
+    let judged = url.parsed().map(|parsed| guard.check_new(&parsed, environment));
+    let message = match judged {
+        Some(Ok(())) => return Ok(url),
+        Some(Err(Forbidden::Port)) => "Url has a port that webhooks are not sent to",
+        Some(Err(Forbidden::Plain)) => "Url must begin with https:// for a live account",
+        Some(Err(Forbidden::Address)) | None => "Url has an address that webhooks are not sent to",
+    };
+    refused("url", Code::UrlForbidden, message)
 }
 
 /// The new webhook secret. It is shown only now.
@@ -214,27 +133,28 @@ pub(super) struct NewSecret {
 #[utoipa::path(post, path = "/webhook/secret", operation_id = "replace_webhook_secret", tag = "Webhook",
     responses(
         (status = 201, description = "The new secret", body = NewSecret),
-        (status = 409, description = "The old secret of the last rotation still signs (`rotation_under_way`)", body = super::openapi::Message)))]
-pub(super) async fn rotate_secret(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-) -> Result<Response, ApiError> {
-    let secret = generate::webhook_secret().map_err(internal)?;
-    let overlap = Overlap {
-        lasts: OVERLAP,
-        keep_old: false,
-    };
-    let desk = &app.desk;
-    let rotated = desk.run(caller.id(), async |connection| {
-        partner_view::rotate_webhook_secret(connection, &desk.vault, caller.id(), &secret, overlap).await
+        (status = 409, description = "The old secret of the last rotation still signs (`rotation_under_way`)", body = super::described::Message)))]
+pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
+    let secret = generate::webhook_secret().map_err(ApiError::internal)?;
+    let vault = &session.desk().vault;
+    let rotated = session.run(async |connection, partner| {
+        partner_view::rotate(
+            connection,
+            partner,
+            "webhook secret rotate",
+            async |transaction| {
+                partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
+            },
+        )
+        .await
     });
     let Rotated::Until(until) = rotated.await? else {
-        return Err(conflict(
+        return Err(ApiError::conflict(
             Code::RotationUnderWay,
             "The old secret of the last rotation is still valid; try again when it has ended",
         ));
     };
-    tracing::info!(partner.id = %caller.id(), "a partner replaced its webhook secret");
+    tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret");
     let new = NewSecret {
         webhook_secret: secret.to_text(),
         old_secret_until: until,

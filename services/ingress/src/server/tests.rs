@@ -8,7 +8,6 @@ use axum::{
     routing::{get, post},
 };
 use clap::Parser;
-use runtime::http::Requests;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     sync::{mpsc, oneshot},
@@ -41,13 +40,7 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     };
     let refuse = |_: Request| async { (StatusCode::FORBIDDEN, "refused") };
     let limits = Program::parse_from(["program"].iter().chain(settings)).limits;
-    let observer = Observer::new(
-        Requests::new(&[]),
-        Metrics::default(),
-        1,
-        "Service",
-        "https://esim.example.com",
-    );
+    let observer = Observer::new(Metrics::default(), 1, "Service", "https://esim.example.com");
     let router = Router::new()
         .route("/", get(answer))
         .route("/", post(refuse))
