@@ -7,10 +7,10 @@ use axum::{
     extract::{MatchedPath, Request},
     http::{Method, StatusCode},
 };
-use opentelemetry::{KeyValue, global, metrics::Histogram};
+use opentelemetry::{KeyValue, metrics::Histogram};
 use tracing::{Span, field, info_span};
 
-use crate::trace::TRACEPARENT;
+use crate::{metrics::Instruments, trace::TRACEPARENT};
 
 /// Bucket bounds of request durations in seconds, from the semantic conventions.
 const BOUNDS: [f64; 14] = [
@@ -36,16 +36,14 @@ pub struct Underway {
 impl Requests {
     /// Creates the instruments; `routes` lists all routes of the server.
     pub fn new(routes: &'static [&'static str]) -> Self {
-        let duration = global::meter("runtime")
-            .f64_histogram("http.server.request.duration")
-            .with_unit("s")
-            .with_boundaries(BOUNDS.into())
-            .with_description("Time from a request to the head of its response")
-            .build();
+        let duration = Instruments::of("runtime").durations(
+            "http.server.request.duration",
+            "Time from a request to the head of its response",
+            &BOUNDS,
+        );
         Self { routes, duration }
     }
 
-    /// Starts the span of a request.
     pub fn begin(&self, request: &Request) -> Underway {
         let began = Instant::now();
         let method = method(request.method());

@@ -39,7 +39,6 @@ const FETCH: &str = "/api/v2/order/{order_id}";
 const CANCEL: &str = "/api/v2/cancel/{topup_id}";
 const LEDGER: &str = "/ledger";
 const FAULTS: &str = "/faults";
-/// All routes.
 pub const ROUTES: [&str; 5] = [ORDER, FETCH, CANCEL, LEDGER, FAULTS];
 const MAX_BODY: usize = 1024 * 1024;
 /// The most units in one order.
@@ -47,7 +46,6 @@ const MAX_UNITS: u64 = 10_000;
 /// The most characters of an order id or option id.
 const MAX_ID: usize = 200;
 
-/// Every route of the service.
 pub fn router(sandbox: Sandbox) -> Router {
     let provider = Router::new()
         .route(ORDER, post(order))
@@ -253,7 +251,6 @@ async fn show_faults(State(sandbox): State<Sandbox>) -> Json<Faults> {
     Json(sandbox.faults.get())
 }
 
-/// Replaces all faults.
 async fn set_faults(
     State(sandbox): State<Sandbox>,
     body: Result<Bytes, BytesRejection>,

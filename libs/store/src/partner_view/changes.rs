@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use domain::PartnerId;
 use signing::{SecretKey, webhook};
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
 use super::{PARTNER, REASON};
 use crate::{
@@ -15,19 +15,23 @@ use crate::{
     vault::Vault,
 };
 
-async fn record(
-    connection: &mut PgConnection,
+/// Commits a change of the partner with its record, if there is one.
+async fn commit(
+    mut transaction: Transaction<'_, Postgres>,
+    changed: bool,
     command: &'static str,
     partner_id: PartnerId,
 ) -> Result<(), Error> {
-    let action = Action {
-        operator: PARTNER,
-        command,
-        target: &format!("partner {partner_id}"),
-        reason: REASON,
-    };
-    actions::record(connection, action, 1).await?;
-    Ok(())
+    if changed {
+        let action = Action {
+            operator: PARTNER,
+            command,
+            target: &format!("partner {partner_id}"),
+            reason: REASON,
+        };
+        actions::record(&mut transaction, action, 1).await?;
+    }
+    Ok(transaction.commit().await?)
 }
 
 /// Changes the partner's webhook endpoint; notifiers make the deliveries due that a new URL concerns. A new URL makes
@@ -41,10 +45,7 @@ pub async fn set_webhook(
     let mut transaction = connection.begin().await?;
     let changed =
         partners::change_webhook(&mut transaction, partner_id, new, Block::Hasten(interval)).await?;
-    if changed {
-        record(&mut transaction, "webhook set", partner_id).await?;
-    }
-    transaction.commit().await?;
+    commit(transaction, changed, "webhook set", partner_id).await?;
     Ok(changed)
 }
 
@@ -67,10 +68,8 @@ pub async fn rotate_keys(
         overlap,
     )
     .await?;
-    if rotated != Rotated::Refused {
-        record(&mut transaction, "keys rotate", partner_id).await?;
-    }
-    transaction.commit().await?;
+    let done = rotated != Rotated::Refused;
+    commit(transaction, done, "keys rotate", partner_id).await?;
     Ok(rotated)
 }
 
@@ -85,9 +84,7 @@ pub async fn rotate_webhook_secret(
     let mut transaction = connection.begin().await?;
     let rotated =
         partners::rotate_webhook_secret(&mut transaction, vault, partner_id, secret, overlap).await?;
-    if rotated != Rotated::Refused {
-        record(&mut transaction, "webhook secret rotate", partner_id).await?;
-    }
-    transaction.commit().await?;
+    let done = rotated != Rotated::Refused;
+    commit(transaction, done, "webhook secret rotate", partner_id).await?;
     Ok(rotated)
 }

@@ -157,7 +157,7 @@ async fn detail(
 ) -> Result<Response, ApiError> {
     let (partner, id) = (caller.id(), id.clone().into());
     let reading = desk.run(partner, async |connection| {
-        partner_view::attempts(connection, partner, &id).await
+        partner_view::attempts(connection, &id).await
     });
     let made = reading.await?;
     let shown = EventDetail {
