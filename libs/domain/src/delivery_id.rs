@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::TopupId;
+use crate::{TopupId, ids::NotAnId};
 
 /// What an event id begins with.
 const PREFIX: &str = "evt_";
@@ -21,7 +21,6 @@ impl EventId {
         Uuid::now_v7().into()
     }
 
-    /// The text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -44,13 +43,8 @@ impl Default for EventId {
     }
 }
 
-/// A text that is no event id.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("an event id is `evt_` and 32 hexadecimal digits")]
-pub struct NotAnEventId;
-
 impl TryFrom<String> for EventId {
-    type Error = NotAnEventId;
+    type Error = NotAnId;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
@@ -58,13 +52,13 @@ impl TryFrom<String> for EventId {
         if digits.len() == 32 && digits.bytes().all(hex) {
             Ok(Self(text))
         } else {
-            Err(NotAnEventId)
+            Err(NotAnId("an event id is `evt_` and 32 hexadecimal digits"))
         }
     }
 }
 
 impl FromStr for EventId {
-    type Err = NotAnEventId;
+    type Err = NotAnId;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.to_owned().try_into()
@@ -88,12 +82,10 @@ impl fmt::Display for EventId {
 pub enum DeliveryId {
     /// The specified webhook of this topup.
     Topup(TopupId),
-    /// A further event.
     Event(EventId),
 }
 
 impl DeliveryId {
-    /// The text.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Topup(id) => id.as_str(),
@@ -102,25 +94,21 @@ impl DeliveryId {
     }
 }
 
-/// A text that is neither a topup id nor an event id.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("neither a topup id (26 digits) nor an event id (`evt_…`)")]
-pub struct NotADeliveryId;
-
 impl TryFrom<String> for DeliveryId {
-    type Error = NotADeliveryId;
+    type Error = NotAnId;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
-        if text.starts_with(PREFIX) {
-            text.try_into().map(Self::Event).map_err(|_| NotADeliveryId)
+        let id = if text.starts_with(PREFIX) {
+            text.try_into().map(Self::Event)
         } else {
-            text.try_into().map(Self::Topup).map_err(|_| NotADeliveryId)
-        }
+            text.try_into().map(Self::Topup)
+        };
+        id.map_err(|_: NotAnId| NotAnId("neither a topup id (26 digits) nor an event id (`evt_…`)"))
     }
 }
 
 impl FromStr for DeliveryId {
-    type Err = NotADeliveryId;
+    type Err = NotAnId;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.to_owned().try_into()

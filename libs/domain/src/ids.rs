@@ -5,10 +5,15 @@ use std::{fmt, marker::PhantomData, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+/// A text of another shape than that of the id; it says which.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("{0}")]
+pub struct NotAnId(pub(crate) &'static str);
+
 /// A UUID that identifies a `Kind`.
-#[derive(Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct Id<Kind>(Uuid, #[serde(skip)] PhantomData<fn() -> Kind>);
+pub struct Id<Kind>(Uuid, #[serde(skip)] PhantomData<Kind>);
 
 /// Identifies a partner account.
 pub type PartnerId = Id<kind::Partner>;
@@ -21,13 +26,13 @@ pub type OptionId = Id<kind::ProductOption>;
 
 /// Markers for [`Id`].
 pub mod kind {
-    /// A partner account.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Partner {}
-    /// An order.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Order {}
-    /// A placement.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Placement {}
-    /// A product option.
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum ProductOption {}
 }
 
@@ -37,7 +42,6 @@ impl<Kind> Id<Kind> {
         Uuid::now_v7().into()
     }
 
-    /// The UUID itself.
     pub fn uuid(self) -> Uuid {
         self.0
     }
@@ -62,40 +66,6 @@ impl<Kind> FromStr for Id<Kind> {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         text.parse::<uuid::fmt::Hyphenated>()
             .map(|hyphenated| hyphenated.into_uuid().into())
-    }
-}
-
-impl<Kind> Clone for Id<Kind> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<Kind> Copy for Id<Kind> {}
-
-impl<Kind> PartialEq for Id<Kind> {
-    fn eq(&self, other: &Self) -> bool {
-        self.0 == other.0
-    }
-}
-
-impl<Kind> Eq for Id<Kind> {}
-
-impl<Kind> PartialOrd for Id<Kind> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<Kind> Ord for Id<Kind> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.cmp(&other.0)
-    }
-}
-
-impl<Kind> std::hash::Hash for Id<Kind> {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
     }
 }
 

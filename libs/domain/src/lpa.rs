@@ -10,16 +10,13 @@ const MAX_MATCHING_ID: usize = 255;
 /// A text that is no part of an eSIM profile.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidProfile {
-    /// The SM-DP+ address is no host name.
     #[error("the SM-DP+ address is not a host name")]
     Smdp,
     /// The matching id isn't made of ASCII letters, digits and hyphens.
     #[error("the activation code is not made of letters, digits and hyphens")]
     MatchingId,
-    /// Not of the shape `LPA:1$<smdp>$<code>`.
     #[error("the text is not of the shape LPA:1$<smdp>$<code>")]
     Shape,
-    /// Not 18 to 20 digits.
     #[error("the ICCID is not 18 to 20 digits")]
     Iccid,
 }
@@ -103,7 +100,6 @@ impl Iccid {
         }
     }
 
-    /// The digits.
     pub fn as_str(&self) -> &str {
         &self.0
     }

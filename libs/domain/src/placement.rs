@@ -13,7 +13,6 @@ use crate::PlacementState;
 /// The columns that the transitions depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Placement {
-    /// The stored state.
     pub state: PlacementState,
     /// The number of the last recorded attempt; 0 before the first.
     pub attempt: u32,

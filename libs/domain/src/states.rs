@@ -50,7 +50,6 @@ pub enum TopupState {
 }
 
 impl Environment {
-    /// The stored name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Sandbox => "sandbox",
@@ -78,7 +77,6 @@ impl FromStr for Environment {
 }
 
 impl PlacementState {
-    /// Every state.
     pub const ALL: [Self; 6] = [
         Self::Accepted,
         Self::Placing,
@@ -88,7 +86,6 @@ impl PlacementState {
         Self::Parked,
     ];
 
-    /// The stored name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Accepted => "accepted",
@@ -113,7 +110,6 @@ impl FromStr for PlacementState {
 }
 
 impl TopupState {
-    /// The stored name.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pending => "pending",

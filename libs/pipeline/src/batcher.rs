@@ -1,15 +1,9 @@
 //! The group commit's counterpart for messages: many tasks queue one item each and go on. One task sends
 //! everything that queued during its last send at once. There is no timer, and no caller ever waits.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
-use runtime::Shutdown;
+use runtime::{Shutdown, sampler::Sampler};
 use tokio::sync::mpsc;
 use tokio_util::task::{TaskTracker, task_tracker::TaskTrackerToken};
 
@@ -20,17 +14,20 @@ const LOG_EVERY: Duration = Duration::from_secs(10);
 
 /// A handle to the sender. Clones share the sender.
 pub struct Batcher<T> {
+    name: &'static str,
     queue: mpsc::Sender<(T, TaskTrackerToken)>,
     unsent: TaskTracker,
-    dropped: Arc<AtomicU64>,
+    /// Log lines about dropped items.
+    overflow: Arc<Sampler>,
 }
 
 impl<T> Clone for Batcher<T> {
     fn clone(&self) -> Self {
         Self {
+            name: self.name,
             queue: self.queue.clone(),
             unsent: self.unsent.clone(),
-            dropped: Arc::clone(&self.dropped),
+            overflow: Arc::clone(&self.overflow),
         }
     }
 }
@@ -50,39 +47,32 @@ impl<T: Send + 'static> Batcher<T> {
         Sending: Future<Output = ()> + Send,
     {
         let (queue, mut items) = mpsc::channel::<(T, TaskTrackerToken)>(WAITING);
-        let dropped = Arc::new(AtomicU64::new(0));
-        let overflow = Arc::clone(&dropped);
         shutdown.supervise(name, async move {
             let mut batch = Vec::new();
-            let mut logged: Option<Instant> = None;
             while queued(&mut items, &mut batch, most).await {
                 let (sent, tokens): (Vec<T>, Vec<TaskTrackerToken>) = batch.drain(..).unzip();
                 send(sent).await;
                 drop(tokens);
-                if logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-                    let dropped = overflow.swap(0, Ordering::Relaxed);
-                    if dropped > 0 {
-                        logged = Some(Instant::now());
-                        tracing::warn!(
-                            queue = name,
-                            dropped,
-                            "messages were dropped: the queue is full; redrive will pick their rows up"
-                        );
-                    }
-                }
             }
         });
         Self {
+            name,
             queue,
             unsent,
-            dropped,
+            overflow: Arc::new(Sampler::every(LOG_EVERY)),
         }
     }
 
     /// Queues one item, or drops it if the queue is full.
     pub fn hand_in(&self, item: T) {
         if self.queue.try_send((item, self.unsent.token())).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+            if let Some(others) = self.overflow.pass() {
+                tracing::warn!(
+                    queue = self.name,
+                    dropped = others + 1,
+                    "messages were dropped: the queue is full; redrive will pick their rows up"
+                );
+            }
         }
     }
 }
@@ -149,7 +139,6 @@ mod tests {
             tokio::task::yield_now().await;
         }
         (0..WAITING + 5).for_each(|item| batcher.hand_in(item));
-        assert_eq!(batcher.dropped.load(Ordering::Relaxed), 5);
         gate.add_permits(9);
         unsent.wait().await;
         let sent: Vec<usize> = sent.lock().unwrap().iter().map(Vec::len).collect();

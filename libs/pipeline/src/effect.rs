@@ -48,14 +48,11 @@ effects! {
     Claim: "provisioner" "notifier", "claim";
     /// The sweep that gives due rows to rows without an outcome.
     Sweep: "provisioner" "notifier", "sweep";
-    /// The lease of due rows.
     LeaseDue: "provisioner" "notifier", "lease-due";
-    /// The claim of due rows.
     ClaimDue: "provisioner" "notifier", "claim-due";
     /// The move of an unreadable message to the dead messages.
     Bury: "provisioner" "notifier", "bury";
 
-    /// The purchase.
     Place: "provisioner", "place";
     /// The look-up of a purchase by its placement id.
     Find: "provisioner", "find";
@@ -67,12 +64,9 @@ effects! {
     CommitHealth: "provisioner", "commit-health";
     /// The claim of one placement through an open breaker, as a probe.
     CommitProbe: "provisioner", "commit-probe";
-    /// The group commit of outcomes.
     CommitOutcomes: "provisioner", "commit-outcomes";
 
-    /// The webhook.
     Webhook: "notifier", "webhook";
-    /// The group commit of delivery attempts.
     CommitAttempts: "notifier", "commit-attempts";
     /// The group commit of deliveries without a webhook URL.
     CommitNoEndpoint: "notifier", "commit-no-endpoint";
@@ -90,10 +84,8 @@ pub enum Side {
 /// A point where the process of a stage can be made to die. Shown as `ingress publish.after`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
-    /// The binary.
     pub stage: &'static str,
     pub effect: Effect,
-    /// Before or after the effect.
     pub side: Side,
 }
 

@@ -22,11 +22,8 @@ pub trait Writer: Send + Sync + 'static {
     const NAME: &'static str;
     /// Operation and table of a write, for its span.
     const STATEMENT: (&'static str, &'static str);
-    /// A queued item.
     type Item: Send + Sync + 'static;
-    /// The result of one item.
     type Output: Send + 'static;
-    /// The error of a failed write.
     type Error: Clone + Send + 'static;
 
     /// Writes all items or none.

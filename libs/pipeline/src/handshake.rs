@@ -14,20 +14,14 @@ use crate::{
     publish::parcels,
 };
 
-/// The most hints of one send, over all of its messages.
-const BATCH: usize = 1024;
-
 /// A verdict for the ingress that waits at `to`, the job's `verdict_to`.
 pub struct Hint {
-    /// The subject of the ingress.
     pub to: Arc<str>,
-    /// The verdict.
     pub verdict: Verdict,
 }
 
 /// A placement whose webhooks may go out, for the provisioner at `to`, the verdicts' `release_to`.
 pub struct Release {
-    /// The subject of the provisioner.
     pub to: Arc<str>,
     /// The placement.
     pub placement_id: PlacementId,
@@ -36,14 +30,13 @@ pub struct Release {
 impl Nats {
     /// Starts the sender of verdicts. Releases come back to the provisioner `instance`.
     pub fn verdicts(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Hint> {
-        let nats = self.clone();
-        let release_to = self.release_subject(instance);
-        Batcher::start("verdicts", BATCH, self.unsent.clone(), shutdown, move |hints| {
-            let (nats, release_to) = (nats.clone(), release_to.clone());
+        let address = self.release_subject(instance);
+        self.batcher("verdicts", shutdown, move |nats, hints: Vec<Hint>| {
+            let address = address.clone();
             async move {
-                let hints = hints.into_iter().map(|hint: Hint| (hint.to, hint.verdict));
+                let hints = hints.into_iter().map(|hint| (hint.to, hint.verdict));
                 for (to, verdicts) in parcels(hints) {
-                    let release_to = release_to.clone();
+                    let release_to = address.clone();
                     let message = Verdicts::V2 { release_to, verdicts };
                     nats.send("topup.verdict", &to, &message).await;
                 }
@@ -53,22 +46,16 @@ impl Nats {
 
     /// Starts the sender of releases.
     pub fn releases(&self, shutdown: &Shutdown) -> Batcher<Release> {
-        let nats = self.clone();
-        Batcher::start(
+        self.batcher(
             "releases",
-            BATCH,
-            self.unsent.clone(),
             shutdown,
-            move |releases| {
-                let nats = nats.clone();
-                async move {
-                    let releases = releases
-                        .into_iter()
-                        .map(|release: Release| (release.to, release.placement_id));
-                    for (to, placements) in parcels(releases) {
-                        let message = Releases::V2 { placements };
-                        nats.send("topup.release", &to, &message).await;
-                    }
+            async |nats: Self, releases: Vec<Release>| {
+                let releases = releases
+                    .into_iter()
+                    .map(|release| (release.to, release.placement_id));
+                for (to, placements) in parcels(releases) {
+                    let message = Releases::V2 { placements };
+                    nats.send("topup.release", &to, &message).await;
                 }
             },
         )

@@ -10,7 +10,7 @@ use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, UpDownCounter},
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, metrics::Instruments};
 
 use crate::Nats;
 
@@ -49,16 +49,12 @@ fn due_of(stage: &'static str, provider: Option<String>) -> Arc<[KeyValue]> {
 pub struct DueRows(Gauge<u64>, &'static str);
 
 impl DueRows {
-    /// The metric for a stage.
     pub fn new(stage: &'static str) -> Self {
-        let gauge = global::meter("pipeline")
-            .u64_gauge("esim.due.rows")
-            .with_description("Rows that are due in PostgreSQL, counted up to a limit")
-            .build();
+        let description = "Rows that are due in PostgreSQL, counted up to a limit";
+        let gauge = Instruments::of("pipeline").gauge("esim.due.rows", description);
         Self(gauge, stage)
     }
 
-    /// Records the number of due rows.
     pub fn show(&self, provider: Option<String>, rows: u64) {
         self.0.record(rows, &due_of(self.1, provider));
     }
@@ -66,26 +62,25 @@ impl DueRows {
 
 impl Jobs {
     pub(crate) fn new(stage: &'static str, provider: Option<String>) -> Self {
-        let meter = global::meter("pipeline");
-        let counter = |name, description| meter.u64_counter(name).with_description(description).build();
+        let make = Instruments::of("pipeline");
         let jobs = Self {
-            in_flight: meter
+            in_flight: global::meter("pipeline")
                 .i64_up_down_counter("esim.jobs.in_flight")
                 .with_description("Rows that this process works on")
                 .build(),
-            claimed: counter(
+            claimed: make.counter(
                 "esim.jobs.claimed",
                 "Rows that were claimed, because of a message or because they were due",
             ),
-            deferred: counter(
+            deferred: make.counter(
                 "esim.jobs.deferred",
                 "Rows of messages that became due at once, because their lane is full, slow or blocked",
             ),
-            swept: counter(
+            swept: make.counter(
                 "esim.due.swept",
                 "Rows that became due because their first lease ended without an outcome",
             ),
-            drained: counter("esim.due.drained", "Due rows that were worked on"),
+            drained: make.counter("esim.due.drained", "Due rows that were worked on"),
             stage: [KeyValue::new("stage", stage)],
             due: due_of(stage, provider),
         };

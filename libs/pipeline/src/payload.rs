@@ -13,14 +13,10 @@ pub const MOST: usize = 32;
 pub enum TopupJob {
     /// The first version: one placement. Still read, never sent.
     #[serde(rename = "topup.job.v1")]
-    V1 {
-        /// The placement to buy.
-        placement_id: PlacementId,
-    },
+    V1 { placement_id: PlacementId },
     /// At most [`MOST`] placements of one provider.
     #[serde(rename = "topup.job.v2")]
     V2 {
-        /// The placements to buy.
         placements: Vec<JobPlacement>,
         /// The subject on which an ingress waits for [`Verdicts`]; `None` if the orders are already answered.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -28,14 +24,10 @@ pub enum TopupJob {
     },
 }
 
-/// One placement of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobPlacement {
-    /// The placement to buy.
     pub placement_id: PlacementId,
-    /// The partner that ordered it.
     pub partner_id: PartnerId,
-    /// The lane of the purchase.
     pub lane: String,
 }
 
@@ -45,24 +37,15 @@ pub struct JobPlacement {
 pub enum TopupReady {
     /// The first version: one topup. Still read, never sent.
     #[serde(rename = "topup.ready.v1")]
-    V1 {
-        /// The ready topup.
-        topup_id: TopupId,
-    },
+    V1 { topup_id: TopupId },
     /// At most [`MOST`] topups.
     #[serde(rename = "topup.ready.v2")]
-    V2 {
-        /// The ready topups.
-        topups: Vec<ReadyTopup>,
-    },
+    V2 { topups: Vec<ReadyTopup> },
 }
 
-/// One topup of a readiness event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadyTopup {
-    /// The ready topup.
     pub topup_id: TopupId,
-    /// The partner that ordered it.
     pub partner_id: PartnerId,
 }
 
@@ -75,7 +58,6 @@ pub enum Verdicts {
     V2 {
         /// The subject on which the provisioner waits for [`Releases`].
         release_to: String,
-        /// One verdict for each placement.
         verdicts: Vec<Verdict>,
     },
 }
@@ -85,9 +67,7 @@ pub enum Verdicts {
 pub struct Verdict {
     /// The order whose partner waits.
     pub order_id: OrderId,
-    /// The placement of the verdict.
     pub placement_id: PlacementId,
-    /// The content of the verdict.
     pub said: Said,
 }
 
@@ -124,7 +104,6 @@ pub enum Heartbeat {
     /// The first version.
     #[serde(rename = "heartbeat.v1")]
     V1 {
-        /// The provider.
         provider: String,
         /// The provisioner that sends it; empty before version 2 of jobs.
         #[serde(default)]
@@ -140,7 +119,6 @@ pub enum Heartbeat {
 /// A provisioner's estimate for one lane.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LanePromise {
-    /// The lane.
     pub lane: String,
     /// The expected time from a job's publication to its verdict, in milliseconds.
     pub verdict_ms: u64,

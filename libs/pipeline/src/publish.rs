@@ -23,9 +23,7 @@ const BATCH: usize = 1024;
 
 /// A placement to announce.
 pub struct Job {
-    /// The provider that sells it.
     pub provider: String,
-    /// The placement.
     pub placement: JobPlacement,
     /// Whether an ingress waits for its verdict.
     pub waits: bool,
@@ -35,7 +33,6 @@ pub struct Job {
 
 /// A ready topup to announce.
 pub struct Ready {
-    /// The topup.
     pub topup: ReadyTopup,
     /// W3C trace context of the order, if it is recorded.
     pub traceparent: Option<String>,
@@ -55,20 +52,31 @@ pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> V
 }
 
 impl Nats {
+    /// Starts a task that sends what queues.
+    pub(crate) fn batcher<T: Send + 'static, Sending: Future<Output = ()> + Send>(
+        &self,
+        name: &'static str,
+        shutdown: &Shutdown,
+        send: impl Fn(Self, Vec<T>) -> Sending + Send + 'static,
+    ) -> Batcher<T> {
+        let nats = self.clone();
+        let send = move |items| send(nats.clone(), items);
+        Batcher::start(name, BATCH, self.unsent.clone(), shutdown, send)
+    }
+
     /// Starts the publisher of jobs. `instance` names the ingress; jobs that wait for a verdict carry its
     /// subject.
     pub fn jobs(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Job> {
-        let nats = self.clone();
-        let verdict_to = self.verdict_subject(instance);
-        Batcher::start("jobs", BATCH, self.unsent.clone(), shutdown, move |jobs| {
-            let (nats, verdict_to) = (nats.clone(), verdict_to.clone());
+        let address = self.verdict_subject(instance);
+        self.batcher("jobs", shutdown, move |nats, jobs: Vec<Job>| {
+            let address = address.clone();
             async move {
                 let jobs = jobs
                     .into_iter()
-                    .map(|job: Job| ((job.provider, job.waits), (job.placement, job.traceparent)));
+                    .map(|job| ((job.provider, job.waits), (job.placement, job.traceparent)));
                 let messages = parcels(jobs).into_iter().map(|((provider, waits), rows)| {
                     let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                    let verdict_to = waits.then(|| verdict_to.clone());
+                    let verdict_to = waits.then(|| address.clone());
                     let job = TopupJob::V2 {
                         placements,
                         verdict_to,
@@ -82,23 +90,16 @@ impl Nats {
 
     /// Starts the publisher of readiness events.
     pub fn readiness(&self, shutdown: &Shutdown) -> Batcher<Ready> {
-        let nats = self.clone();
-        Batcher::start("readiness", BATCH, self.unsent.clone(), shutdown, move |ready| {
-            let nats = nats.clone();
-            async move {
-                let ready = ready
-                    .into_iter()
-                    .map(|ready: Ready| ((), (ready.topup, ready.traceparent)));
-                let messages = parcels(ready).into_iter().map(|((), rows)| {
-                    let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
-                    (
-                        nats.ready_batch_subject(),
-                        TopupReady::V2 { topups },
-                        traceparents,
-                    )
-                });
-                nats.publish_all(READY, messages).await;
-            }
+        self.batcher("readiness", shutdown, async |nats: Self, ready: Vec<Ready>| {
+            let ready = ready
+                .into_iter()
+                .map(|ready| ((), (ready.topup, ready.traceparent)));
+            let messages = parcels(ready).into_iter().map(|((), rows)| {
+                let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
+                let subject = nats.ready_batch_subject();
+                (subject, TopupReady::V2 { topups }, traceparents)
+            });
+            nats.publish_all(READY, messages).await;
         })
     }
 

@@ -20,11 +20,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::access::NatsAccess;
 
-/// The stream of jobs.
 pub const JOBS: &str = "TOPUP_JOBS";
-/// The stream of readiness events.
 pub const READY: &str = "TOPUP_READY";
-/// The stream of dead messages.
 pub const DEAD: &str = "TOPUP_DEAD";
 
 const MIB: i64 = 1024 * 1024;
@@ -61,10 +58,7 @@ pub struct NatsConfig {
 
 /// Parses a provider's name, which is also part of its subject: lowercase letters, digits, `_`, `-`.
 pub fn provider_name(text: &str) -> Result<String, String> {
-    let plain = text
-        .bytes()
-        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte));
-    if plain && !text.is_empty() {
+    if is_plain(text) && !text.is_empty() && text == text.to_ascii_lowercase() {
         Ok(text.to_owned())
     } else {
         Err("a provider's name is made of lowercase letters, digits, `_` and `-`".into())
@@ -72,14 +66,16 @@ pub fn provider_name(text: &str) -> Result<String, String> {
 }
 
 fn prefix(text: &str) -> Result<String, String> {
-    let plain = text
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'));
-    if plain {
+    if is_plain(text) {
         Ok(text.to_owned())
     } else {
         Err("only letters, digits, `_` and `-` are allowed".into())
     }
+}
+
+fn is_plain(text: &str) -> bool {
+    text.bytes()
+        .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
 fn tell(event: &Event) {
@@ -179,12 +175,10 @@ impl Nats {
         let _ = tokio::time::timeout(FLUSH, self.client.flush()).await;
     }
 
-    /// The subject of a provider's jobs.
     pub fn job_subject(&self, provider: &str) -> String {
         format!("{}topup.job.{provider}", self.config.stream_prefix)
     }
 
-    /// The subject of readiness events.
     pub fn ready_batch_subject(&self) -> String {
         format!("{}topup.ready.batch", self.config.stream_prefix)
     }
@@ -307,19 +301,12 @@ impl Nats {
 }
 
 /// The cluster has fewer servers than `STREAM_REPLICAS`; a retry does not help.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "STREAM_REPLICAS={0} needs a cluster of at least {0} NATS servers: start what is missing, or set STREAM_REPLICAS \
+     to the number of servers"
+)]
 pub(crate) struct TooFewServers(u8);
-
-impl std::fmt::Display for TooFewServers {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let copies = self.0;
-        write!(
-            f,
-            "STREAM_REPLICAS={copies} needs a cluster of at least {copies} NATS servers: start what is \
-             missing, or set STREAM_REPLICAS to the number of servers"
-        )
-    }
-}
 
 fn has_too_few_servers(error: &CreateStreamError) -> bool {
     let CreateStreamErrorKind::JetStream(error) = error.kind() else {

@@ -75,7 +75,8 @@ pub fn duration(text: &str) -> Result<Duration, String> {
 
 /// An invalid setting. A service that fails with this error ends with one line on standard error and exit
 /// status 2, as for an argument that clap refuses.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub struct BadSetting(String);
 
 impl BadSetting {
@@ -84,14 +85,6 @@ impl BadSetting {
         anyhow::Error::new(Self(reason.to_string()))
     }
 }
-
-impl std::fmt::Display for BadSetting {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for BadSetting {}
 
 /// Reads the configuration from arguments, environment and the files of secrets (`NAME_FILE`). An invalid one ends the process with one line that
 /// names the setting and exit status 2. The subcommand `healthcheck` runs here and ends the process, too.
@@ -165,21 +158,15 @@ fn one_line<C: Parser>(error: &clap::Error) -> String {
         .filter(|line| !line.is_empty())
         .collect();
     let message = message.join(" ");
-    let variables: Vec<String> = command
+    let is_named = |long: &str| {
+        let mut words = message.split(|c: char| !(c.is_alphanumeric() || c == '-'));
+        words.any(|word| word.strip_prefix("--") == Some(long))
+    };
+    let named = command
         .get_arguments()
-        .filter(|argument| {
-            argument.get_long().is_some_and(|long| {
-                message
-                    .split(|c: char| !(c.is_alphanumeric() || c == '-'))
-                    .any(|word| word.strip_prefix("--") == Some(long))
-            })
-        })
-        .filter_map(|argument| {
-            argument
-                .get_env()
-                .and_then(|name| name.to_str())
-                .map(String::from)
-        })
+        .filter(|argument| argument.get_long().is_some_and(is_named));
+    let variables: Vec<&str> = named
+        .filter_map(|argument| argument.get_env()?.to_str())
         .collect();
     let hint = if variables.is_empty() {
         String::new()

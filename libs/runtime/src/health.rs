@@ -48,7 +48,6 @@ impl Readiness {
         }
     }
 
-    /// Marks a part as ready.
     pub fn well(&self, part: &'static str) {
         self.lock().remove(part);
         self.show(part, 1);
@@ -91,11 +90,11 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
         .with_state(readiness);
     tokio::spawn(async move {
         let (http, never) = (connection::http(IDLE), Shutdown::new());
-        let serve_one = |stream| {
-            let (http, router, never) = (http.clone(), router.clone(), never.clone());
-            async move {
-                connection::serve(&http, stream, connection::service(router), &never, Duration::ZERO).await;
-            }
+        let serve_one = |stream, _| {
+            let (http, router, stop) = (http.clone(), router.clone(), never.clone());
+            never.tracker().spawn(async move {
+                connection::serve(&http, stream, connection::service(router), &stop, Duration::ZERO).await;
+            });
         };
         if let Err(error) = listener::accept(listener, &never, serve_one).await {
             tracing::error!(%error, "the admin endpoint ended");

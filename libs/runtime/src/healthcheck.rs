@@ -4,18 +4,22 @@
 //! Ingress is ready without NATS and, after its start, without PostgreSQL: partners then get the specified errors.
 
 use std::{
-    io::{ErrorKind, Read, Write},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
-    time::{Duration, Instant},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
 };
 
 use clap::Command;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    runtime::Builder,
+};
 
 pub const NAME: &str = "healthcheck";
 
 /// The deadline of the whole check, below the default timeout of container health checks.
 const DEADLINE: Duration = Duration::from_secs(3);
-const LONGEST_ANSWER: usize = 16 * 1024;
+const LONGEST_ANSWER: u64 = 16 * 1024;
 
 /// The id of the flag with the admin address, in every service's configuration.
 const PORT: &str = "admin_listen";
@@ -68,28 +72,18 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 }
 
 fn exchange(address: SocketAddr) -> std::io::Result<Vec<u8>> {
-    let began = Instant::now();
-    let mut stream = TcpStream::connect_timeout(&address, DEADLINE)?;
-    stream.set_write_timeout(Some(DEADLINE))?;
-    // One write: a server that responds and closes early would break the pipe of a second write.
-    let request = format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
-    let mut answer = Vec::new();
-    let mut piece = [0; 4096];
-    while answer.len() < LONGEST_ANSWER {
-        let left = DEADLINE.saturating_sub(began.elapsed());
-        // Zero would mean no timeout.
-        stream.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
-        match stream.read(&mut piece) {
-            Ok(0) => break,
-            Ok(length) => answer.extend_from_slice(&piece[..length]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                return Err(std::io::Error::other(format!("no answer within {DEADLINE:?}")));
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(answer)
+    let asking = async {
+        let mut stream = TcpStream::connect(address).await?;
+        // One write: a server that responds and closes early would break the pipe of a second write.
+        let request = format!("GET /readyz HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.take(LONGEST_ANSWER).read_to_end(&mut answer).await?;
+        Ok(answer)
+    };
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let answered = runtime.block_on(async { tokio::time::timeout(DEADLINE, asking).await });
+    answered.unwrap_or_else(|_| Err(std::io::Error::other(format!("no answer within {DEADLINE:?}"))))
 }
 
 /// Turns `{"missing": {"database": "why"}}` into `database: why`.
@@ -107,7 +101,11 @@ fn reasons(body: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, thread};
+    use std::{
+        io::{Read, Write},
+        net::TcpListener,
+        thread,
+    };
 
     use super::*;
 

@@ -7,10 +7,10 @@ use axum::{
     extract::{MatchedPath, Request},
     http::{Method, StatusCode},
 };
-use opentelemetry::{KeyValue, global, metrics::Histogram};
+use opentelemetry::{KeyValue, metrics::Histogram};
 use tracing::{Span, field, info_span};
 
-use crate::trace::TRACEPARENT;
+use crate::{metrics::Instruments, trace::TRACEPARENT};
 
 /// Bucket bounds of request durations in seconds, from the semantic conventions.
 const BOUNDS: [f64; 14] = [
@@ -34,12 +34,11 @@ pub struct Underway {
 
 impl Default for Requests {
     fn default() -> Self {
-        let duration = global::meter("runtime")
-            .f64_histogram("http.server.request.duration")
-            .with_unit("s")
-            .with_boundaries(BOUNDS.into())
-            .with_description("Time from a request to the head of its response")
-            .build();
+        let duration = Instruments::of("runtime").durations(
+            "http.server.request.duration",
+            "Time from a request to the head of its response",
+            &BOUNDS,
+        );
         Self { duration }
     }
 }

@@ -32,12 +32,10 @@ impl Shutdown {
         self.soft.clone()
     }
 
-    /// Begins the soft stop.
     pub fn stop(&self) {
         self.soft.cancel();
     }
 
-    /// Whether the soft stop has begun.
     pub fn is_stopping(&self) -> bool {
         self.soft.is_cancelled()
     }

@@ -15,7 +15,7 @@ use tokio::{
     sync::Semaphore,
 };
 
-use crate::{Shutdown, sampler::Sampler};
+use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
 
 /// The pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -68,11 +68,10 @@ struct Place {
 impl Connections {
     /// Creates the counter. A connection beyond `bounds` gets `refusal` and is closed.
     pub fn new(bounds: Bounds, refusal: &'static [u8]) -> Arc<Self> {
-        let meter = global::meter("runtime");
-        let refused = meter
-            .u64_counter("esim.connections.refused")
-            .with_description("Connections closed at once, by the bound that was reached")
-            .build();
+        let refused = Instruments::of("runtime").counter(
+            "esim.connections.refused",
+            "Connections closed at once, by the bound that was reached",
+        );
         for reason in ["all", "source"] {
             refused.add(0, &[KeyValue::new("reason", reason)]);
         }
@@ -85,7 +84,7 @@ impl Connections {
             log: Sampler::new(1),
         });
         let observed = Arc::downgrade(&connections);
-        meter
+        global::meter("runtime")
             .u64_observable_gauge("esim.connections")
             .with_description("Open connections of clients")
             .with_callback(move |gauge| {
@@ -172,22 +171,7 @@ fn source(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// Serves each connection in a tracked task, until the soft stop. Connections that exist then are not reset.
-pub async fn accept<F>(
-    listener: TcpListener,
-    shutdown: &Shutdown,
-    serve: impl Fn(TcpStream) -> F,
-) -> anyhow::Result<()>
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    accept_each(listener, shutdown, |stream, _| {
-        shutdown.tracker().spawn(serve(stream));
-    })
-    .await
-}
-
-/// Like [`accept`], but refuses connections beyond the limits.
+/// Serves each connection in a tracked task, until the soft stop. Connections beyond the limits are refused.
 pub async fn accept_bounded<F>(
     listener: TcpListener,
     shutdown: &Shutdown,
@@ -197,7 +181,7 @@ pub async fn accept_bounded<F>(
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    accept_each(listener, shutdown, |stream, peer| {
+    accept(listener, shutdown, |stream, peer| {
         match connections.admit(peer.ip()) {
             Ok(place) => {
                 let serving = serve(stream, peer);
@@ -212,7 +196,8 @@ where
     .await
 }
 
-async fn accept_each(
+/// Passes each connection to `serve`, until the soft stop. Connections that exist then are not reset.
+pub async fn accept(
     listener: TcpListener,
     shutdown: &Shutdown,
     mut serve: impl FnMut(TcpStream, SocketAddr),

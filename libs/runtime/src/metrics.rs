@@ -1,8 +1,43 @@
-//! Metrics of every service.
+//! Metrics of every service, and the usual kinds of instruments.
 
-use opentelemetry::{KeyValue, global};
+use opentelemetry::{
+    KeyValue, global,
+    metrics::{Counter, Gauge, Histogram, Meter},
+};
 
 use crate::version;
+
+/// Makes the instruments of one crate.
+pub struct Instruments(Meter);
+
+impl Instruments {
+    /// `scope` is the name of the crate.
+    pub fn of(scope: &'static str) -> Self {
+        Self(global::meter(scope))
+    }
+
+    /// A counter.
+    pub fn counter(&self, name: &'static str, description: &'static str) -> Counter<u64> {
+        self.0.u64_counter(name).with_description(description).build()
+    }
+
+    /// A gauge of whole numbers.
+    pub fn gauge(&self, name: &'static str, description: &'static str) -> Gauge<u64> {
+        self.0.u64_gauge(name).with_description(description).build()
+    }
+
+    /// A gauge of seconds.
+    pub fn seconds(&self, name: &'static str, description: &'static str) -> Gauge<f64> {
+        let gauge = self.0.f64_gauge(name).with_description(description);
+        gauge.with_unit("s").build()
+    }
+
+    /// A histogram of durations in seconds; `bounds` are those of its buckets.
+    pub fn durations(&self, name: &'static str, description: &'static str, bounds: &[f64]) -> Histogram<f64> {
+        let histogram = self.0.f64_histogram(name).with_description(description);
+        histogram.with_unit("s").with_boundaries(bounds.to_vec()).build()
+    }
+}
 
 /// Registers the metric with version and commit.
 pub(crate) fn build_info() {
@@ -10,10 +45,8 @@ pub(crate) fn build_info() {
         KeyValue::new("version", version::VERSION),
         KeyValue::new("commit", version::COMMIT.unwrap_or("unknown")),
     ];
-    global::meter("runtime")
-        .u64_gauge("esim.build.info")
-        .with_description("Version and commit of the process; always 1")
-        .build()
+    Instruments::of("runtime")
+        .gauge("esim.build.info", "Version and commit of the process; always 1")
         .record(1, &build);
 }
 

@@ -6,7 +6,6 @@ use std::fs;
 use opentelemetry::{KeyValue, global};
 use tokio::runtime::Handle;
 
-/// Registers the metrics.
 pub(crate) fn observe() {
     runtime(&Handle::current());
     if Usage::read().is_some() {

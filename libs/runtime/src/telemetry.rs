@@ -19,11 +19,11 @@ use opentelemetry_appender_tracing::layer::OpenTelemetryTracingBridge;
 use opentelemetry_sdk::{
     Resource,
     error::OTelSdkResult,
-    logs::{self, BatchLogProcessor, SdkLoggerProvider},
-    metrics::{PeriodicReader, SdkMeterProvider},
+    logs::SdkLoggerProvider,
+    metrics::SdkMeterProvider,
     propagation::TraceContextPropagator,
     resource::TelemetryResourceDetector,
-    trace::{self, BatchSpanProcessor, Sampler, SdkTracerProvider},
+    trace::{Sampler, SdkTracerProvider},
 };
 use tracing::{Metadata, Subscriber, subscriber::Interest};
 use tracing_subscriber::{
@@ -39,7 +39,7 @@ use self::{
     export::Transport,
     gate::{Gate, Gated},
     lines::{Ids, Json, Text},
-    settings::{Queue, Settings},
+    settings::Settings,
 };
 use crate::{CommonConfig, config::LogFormat};
 
@@ -163,26 +163,17 @@ fn tracer(
     gate: &Gate,
 ) -> anyhow::Result<SdkTracerProvider> {
     let provider = SdkTracerProvider::builder().with_resource(resource.clone());
-    let (Some(traces), Some(transport)) = (&settings.traces, transport) else {
+    let (Some((target, sampler)), Some(transport)) = (&settings.traces, transport) else {
         // Not exported: they only have ids.
         return Ok(provider.with_sampler(Sampler::AlwaysOff).build());
     };
-    let Queue { size, batch, delay } = traces.queue;
-    let queue = trace::BatchConfigBuilder::default()
-        .with_max_queue_size(size)
-        .with_max_export_batch_size(batch)
-        .with_scheduled_delay(delay)
-        .build();
-    let exporter = transport.spans(&traces.target, gate.clone())?;
-    let processor = BatchSpanProcessor::builder(exporter)
-        .with_batch_config(queue)
-        .build();
+    let exporter = transport.spans(target, gate.clone())?;
     Ok(provider
         .with_sampler(Gated {
-            sampler: traces.sampler.clone(),
+            sampler: sampler.clone(),
             gate: gate.clone(),
         })
-        .with_span_processor(processor)
+        .with_batch_exporter(exporter)
         .build())
 }
 
@@ -191,24 +182,13 @@ fn logger(
     transport: Option<&Transport>,
     resource: &Resource,
 ) -> anyhow::Result<Option<SdkLoggerProvider>> {
-    let (Some(logs), Some(transport)) = (&settings.logs, transport) else {
+    let (Some(target), Some(transport)) = (&settings.logs, transport) else {
         return Ok(None);
     };
-    let Queue { size, batch, delay } = logs.queue;
-    let queue = logs::BatchConfigBuilder::default()
-        .with_max_queue_size(size)
-        .with_max_export_batch_size(batch)
-        .with_scheduled_delay(delay)
-        .build();
-    let exporter = transport.logs(&logs.target)?;
-    let processor = BatchLogProcessor::builder(exporter)
-        .with_batch_config(queue)
-        .build();
     let provider = SdkLoggerProvider::builder()
         .with_resource(resource.clone())
-        .with_log_processor(processor)
-        .build();
-    Ok(Some(provider))
+        .with_batch_exporter(transport.logs(target)?);
+    Ok(Some(provider.build()))
 }
 
 /// Instruments come from `opentelemetry::global::meter`; the admin endpoint serves this registry.
@@ -225,10 +205,8 @@ fn meter(
     let mut provider = SdkMeterProvider::builder()
         .with_resource(resource)
         .with_reader(prometheus);
-    if let (Some(metrics), Some(transport)) = (&settings.metrics, transport) {
-        let exporter = transport.metrics(&metrics.target)?;
-        let reader = PeriodicReader::builder(exporter).with_interval(metrics.interval);
-        provider = provider.with_reader(reader.build());
+    if let (Some(target), Some(transport)) = (&settings.metrics, transport) {
+        provider = provider.with_periodic_exporter(transport.metrics(target)?);
     }
     Ok(provider.build())
 }

@@ -7,10 +7,8 @@ use crate::{InvalidSecret, SecretKey, webhook};
 /// No key was created.
 #[derive(Debug, thiserror::Error)]
 pub enum NotGenerated {
-    /// The operating system gave no random bytes.
     #[error("cannot read random bytes from the operating system: {0}")]
     NoRandom(<SysRng as TryRng>::Error),
-    /// The bytes make no secret.
     #[error(transparent)]
     Invalid(#[from] InvalidSecret),
 }

@@ -34,16 +34,13 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 /// An unusable secret.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidSecret {
-    /// The text isn't Base64.
     #[error("the secret is not valid Base64")]
     NotBase64,
     /// The text decodes to no bytes, so anyone could sign with it.
     #[error("the secret is empty")]
     Empty,
-    /// A key of fewer than 32 bytes.
     #[error("the key is shorter than 32 bytes")]
     TooShort,
-    /// A webhook secret must start with `whsec_`.
     #[error("the webhook secret does not start with whsec_")]
     MissingPrefix,
     /// A token is part of a URL and must not be guessable.

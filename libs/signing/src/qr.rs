@@ -35,7 +35,6 @@ impl Keys {
         Ok(Self(keys))
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -143,25 +143,19 @@ pub struct MasterKeyConfig {
 /// The master keys are missing or unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum MasterKeyError {
-    /// Both settings are given.
     #[error("both MASTER_KEY and MASTER_KEY_FILE are set: set one")]
     Both,
-    /// The file can't be read.
     #[error("{setting}={path}: {cause}")]
     Unreadable {
         /// The setting that names it.
         setting: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Why.
         cause: std::io::Error,
     },
-    /// The keys can't be used.
     #[error("{setting}: {cause}")]
     Vault {
         /// Where they are.
         setting: &'static str,
-        /// Why.
         cause: VaultError,
     },
 }

@@ -20,12 +20,9 @@ use crate::{
     sweep::{Fence, Swept},
 };
 
-/// A due delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DueDelivery {
-    /// The delivery.
     pub id: DeliveryId,
-    /// The partner that receives the webhook.
     pub partner_id: PartnerId,
 }
 
@@ -52,6 +49,7 @@ pub struct FoundDeliveries {
 /// Looks for due deliveries. Deliveries of a blocked endpoint are skipped, except tests, which are due at `-infinity`;
 /// after a block ends, one due delivery is found as a probe. Changes nothing.
 pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries, Error> {
+    let limit = signed(page.limit);
     // Walks from partner to partner by index: a partner without due rows costs nothing.
     let rows = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
@@ -64,7 +62,7 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
                ) next
                WHERE partner.nth < $2
            )
-           SELECT partner.partner_id AS "partner_id!", late.topup_id AS "topup_id?"
+           SELECT partner.partner_id AS "partner_id!", partner.nth AS "nth!", late.topup_id AS "topup_id?"
            FROM partner
            LEFT JOIN endpoints e ON e.partner_id = partner.partner_id
            LEFT JOIN LATERAL (
@@ -76,17 +74,13 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
            ) late ON true
            ORDER BY late.turn, partner.nth"#,
         page.after.map_or_else(Uuid::nil, PartnerId::uuid),
-        signed(page.limit),
+        limit,
         i64::try_from(page.per_partner).unwrap_or(i64::MAX),
     )
     .fetch_all(connection)
     .await?;
-    let mut partners: Vec<Uuid> = rows.iter().map(|row| row.partner_id).collect();
-    partners.sort_unstable();
-    partners.dedup();
-    let after = (partners.len() >= page.limit)
-        .then(|| partners.last().copied().map(PartnerId::from))
-        .flatten();
+    let last = rows.iter().find(|row| row.nth >= limit);
+    let after = last.map(|row| row.partner_id.into());
     let due = rows
         .into_iter()
         .filter_map(|row| {
@@ -133,7 +127,19 @@ pub async fn lease(
 /// Inserts a due row, due now, for each of these pending deliveries. One that has a due row keeps it.
 pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<(), Error> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
-    retry_conflicts!(defer_once(&mut *connection, &ids))
+    retry_conflicts!(async {
+        sqlx::query!(
+            "INSERT INTO delivery_due (topup_id, partner_id, at)
+             SELECT topup_id, partner_id, now() FROM deliveries
+             WHERE topup_id = ANY ($1) AND state = 'pending'
+             ORDER BY topup_id
+             ON CONFLICT DO NOTHING",
+            &ids as &[&str],
+        )
+        .execute(&mut *connection)
+        .await?;
+        Ok::<_, Error>(())
+    })
 }
 
 /// Ends the lease of a due row of this process: it is due now.
@@ -150,24 +156,9 @@ pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result
     Ok(())
 }
 
-async fn defer_once(connection: &mut PgConnection, ids: &[&str]) -> Result<(), Error> {
-    sqlx::query!(
-        "INSERT INTO delivery_due (topup_id, partner_id, at)
-         SELECT topup_id, partner_id, now() FROM deliveries
-         WHERE topup_id = ANY ($1) AND state = 'pending'
-         ORDER BY topup_id
-         ON CONFLICT DO NOTHING",
-        ids as &[&str],
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
 /// Inserts a due row for each delivery without an outcome after its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    let Some(fence) = Fence::take(&mut transaction, "deliveries", lag).await? else {
+    let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
     };
     let late = sqlx::query!(
@@ -178,26 +169,21 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         fence.from,
         fence.until,
     )
-    .execute(&mut *transaction)
+    .execute(&mut *fence.transaction)
     .await?
     .rows_affected();
-    let swept = fence.done(&mut transaction, late).await?;
-    transaction.commit().await?;
-    Ok(swept)
+    fence.done(late).await
 }
 
 /// One ended attempt.
 #[derive(Clone, Debug)]
 pub struct Attempted {
-    /// The delivery.
     pub id: DeliveryId,
-    /// The partner that owns the delivery.
     pub partner_id: PartnerId,
     /// The number of attempts that ended before this one.
     pub attempt: u32,
     /// When the attempt began.
     pub at: OffsetDateTime,
-    /// The duration of the attempt.
     pub duration: Duration,
     /// The HTTP status of the response, if one arrived.
     pub status: Option<u16>,
@@ -205,16 +191,12 @@ pub struct Attempted {
     pub class: &'static str,
     /// The start of the response body, sealed; only if the endpoint did not acknowledge.
     pub answer: Option<Vec<u8>>,
-    /// The result of the attempt.
     pub result: AttemptResult,
 }
 
-/// The result of one attempt.
 #[derive(Clone, Debug)]
 pub enum AttemptResult {
-    /// The endpoint acknowledged the webhook.
     Delivered,
-    /// The attempt failed.
     Failed {
         /// The cause, without the URL and without response text.
         error: String,

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, age, seconds};
+use crate::{Error, age, count, seconds};
 
 /// A due time later than this is a retry; an earlier one may be a lease.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
@@ -28,18 +28,13 @@ pub struct BlockPolicy {
 /// An endpoint, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Endpoint {
-    /// The partner that owns the endpoint.
     pub partner_id: Uuid,
-    /// The partner's name.
     pub name: String,
-    /// The URL that receives the webhooks.
     pub webhook_url: Option<String>,
     /// `open`, `blocked` (after failures), `probing` (one delivery tests it), `paused`, or `no_url`.
     pub state: String,
-    /// The end of the block.
     #[serde(with = "time::serde::rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
-    /// Consecutive failed attempts.
     pub failures: i32,
     /// Deliveries with a due row; those within their first lease do not count.
     pub pending: i64,
@@ -222,7 +217,7 @@ pub async fn move_waiting(
     .execute(&mut *connection)
     .await?
     .rows_affected();
-    let without_url = u64::try_from(without_url).unwrap_or_default();
+    let without_url = count(without_url);
     let full = without_url.max(retries) >= u64::from(limit);
     let ended = if full {
         0
@@ -254,19 +249,6 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
     )
     .execute(&mut *transaction)
     .await?;
-    retry_now(&mut transaction, partner_id).await?;
-    let due = sqlx::query_scalar!(
-        r#"SELECT count(*) AS "due!" FROM delivery_due WHERE partner_id = $1 AND at <= now()"#,
-        partner_id.uuid(),
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
-    transaction.commit().await?;
-    Ok(u64::try_from(due).unwrap_or_default())
-}
-
-/// Makes deliveries that wait for a retry due.
-async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
     // A due time closer than this may be a lease.
     sqlx::query!(
         "UPDATE delivery_due SET at = now()
@@ -274,9 +256,16 @@ async fn retry_now(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
         partner_id.uuid(),
         seconds(LONGEST_LEASE),
     )
-    .execute(connection)
+    .execute(&mut *transaction)
     .await?;
-    Ok(())
+    let due = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "due!" FROM delivery_due WHERE partner_id = $1 AND at <= now()"#,
+        partner_id.uuid(),
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    transaction.commit().await?;
+    Ok(count(due))
 }
 
 /// The state of all deliveries and endpoints, for metrics.
@@ -309,8 +298,7 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
                    ORDER BY d.partner_id LIMIT 1
                ) next
                WHERE partner.nth < $1
-           )
-, first AS (
+           ), first AS (
                SELECT p.environment, due.at
                FROM partner
                JOIN partners p ON p.partner_id = partner.partner_id
@@ -336,7 +324,6 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
     )
     .fetch_one(connection)
     .await?;
-    let count = |count: i64| u64::try_from(count).unwrap_or_default();
     Ok(Standing {
         overdue_live: age(row.overdue_live.unwrap_or_default()),
         overdue_sandbox: age(row.overdue_sandbox.unwrap_or_default()),

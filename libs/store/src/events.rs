@@ -9,7 +9,6 @@ use time::OffsetDateTime;
 
 use crate::{Error, seconds};
 
-/// The kinds of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A topup will never be ready.
@@ -48,7 +47,6 @@ impl std::str::FromStr for Kind {
 /// The content of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// When it was stored.
     pub created_at: OffsetDateTime,
     pub subject: Subject,
 }
@@ -56,29 +54,23 @@ pub struct Event {
 /// What an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// [`Kind::TopupFailed`].
     TopupFailed {
         topup_id: String,
-        /// The partner's own order id.
         external_order_id: String,
-        /// The ordered option.
         option_id: OptionId,
         /// What the provider said when it refused: its code and its message.
         refusal: Option<(String, String)>,
     },
-    /// [`Kind::KeyExpiring`].
     KeyExpiring {
         /// `keys` or `webhook_secret`.
         credential: String,
         /// When the old ones end.
         ends_at: OffsetDateTime,
     },
-    /// [`Kind::WebhookTest`].
     WebhookTest,
 }
 
 impl Subject {
-    /// The kind of the event.
     pub fn kind(&self) -> Kind {
         match self {
             Self::TopupFailed { .. } => Kind::TopupFailed,
@@ -147,9 +139,7 @@ pub enum Tested {
     Due(EventId),
     /// The last test is younger than the interval; this much is left of it.
     TooSoon(Duration),
-    /// An operator paused the endpoint.
     Paused,
-    /// The partner has no webhook URL.
     NoEndpoint,
 }
 
@@ -234,7 +224,6 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Er
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct View {
     pub event_id: String,
-    /// The partner that receives it.
     pub partner_id: uuid::Uuid,
     /// The name of its [`Kind`].
     pub kind: String,
@@ -247,19 +236,30 @@ pub struct View {
     /// When the last attempt began.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
-    /// The HTTP status of the last response.
     pub status: Option<i32>,
     /// Why the last attempt failed.
     pub error: Option<String>,
-    /// When the next attempt is due.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
-    /// When the endpoint acknowledged it.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
-    /// When it was stored.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
+}
+
+/// The views of chosen events.
+macro_rules! views {
+    ($chosen:literal $(, $argument:expr)*) => {
+        sqlx::query_as!(
+            View,
+            r#"SELECT e.event_id AS "event_id!", e.partner_id AS "partner_id!", e.kind AS "kind!", e.topup_id,
+                      e.state AS "state!", e.attempt AS "attempts!", e.attempted_at, e.status, e.error,
+                      (SELECT nullif(at, '-infinity') FROM delivery_due d WHERE d.topup_id = e.event_id) AS due_at,
+                      e.delivered_at, e.created_at AS "created_at!"
+               FROM (SELECT * FROM events WHERE "# + $chosen + ") e ORDER BY e.created_at DESC, e.event_id DESC"
+            $(, $argument)*
+        )
+    };
 }
 
 /// One event; of any partner if `partner_id` is `None`.
@@ -268,18 +268,12 @@ pub async fn find(
     partner_id: Option<PartnerId>,
     event_id: &EventId,
 ) -> Result<Option<View>, Error> {
-    let view = sqlx::query_as!(
-        View,
-        r#"SELECT e.event_id, e.partner_id, e.kind, e.topup_id, e.state, e.attempt AS attempts, e.attempted_at, e.status,
-                  e.error, nullif(d.at, '-infinity') AS due_at, e.delivered_at, e.created_at
-           FROM events e LEFT JOIN delivery_due d ON d.topup_id = e.event_id
-           WHERE e.event_id = $1 AND ($2::uuid IS NULL OR e.partner_id = $2)"#,
+    let view = views!(
+        "event_id = $1 AND ($2::uuid IS NULL OR partner_id = $2)",
         event_id.as_str(),
-        partner_id.map(PartnerId::uuid),
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(view)
+        partner_id.map(PartnerId::uuid)
+    );
+    Ok(view.fetch_optional(connection).await?)
 }
 
 /// A page of a partner's events.
@@ -287,7 +281,6 @@ pub async fn find(
 pub struct Page<'a> {
     /// Events before this one; `None` begins with the newest.
     pub before: Option<&'a EventId>,
-    /// The most events.
     pub limit: i64,
 }
 
@@ -297,23 +290,14 @@ pub async fn list(
     partner_id: PartnerId,
     page: &Page<'_>,
 ) -> Result<Vec<View>, Error> {
-    let views = sqlx::query_as!(
-        View,
-        r#"SELECT e.event_id AS "event_id!", e.partner_id AS "partner_id!", e.kind AS "kind!", e.topup_id,
-                  e.state AS "state!", e.attempt AS "attempts!", e.attempted_at, e.status, e.error,
-                  (SELECT nullif(at, '-infinity') FROM delivery_due d WHERE d.topup_id = e.event_id) AS due_at,
-                  e.delivered_at, e.created_at AS "created_at!"
-           FROM (SELECT * FROM events
-                 WHERE partner_id = $1
-                   AND (created_at, event_id) < (
-                       coalesce((SELECT created_at FROM events WHERE event_id = $2 AND partner_id = $1), 'infinity'), $2)
-                 ORDER BY created_at DESC, event_id DESC LIMIT $3) e
-           ORDER BY e.created_at DESC, e.event_id DESC"#,
+    let views = views!(
+        "partner_id = $1
+         AND (created_at, event_id) < (
+             coalesce((SELECT created_at FROM events WHERE event_id = $2 AND partner_id = $1), 'infinity'), $2)
+         ORDER BY created_at DESC, event_id DESC LIMIT $3",
         partner_id.uuid(),
         page.before.map_or("", EventId::as_str),
-        page.limit,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(views)
+        page.limit
+    );
+    Ok(views.fetch_all(connection).await?)
 }

@@ -24,7 +24,7 @@ pub mod server;
 mod sweep;
 pub mod vault;
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 pub use database::Database;
 pub use sqlx::PgConnection;
@@ -36,7 +36,6 @@ pub enum Error {
     /// A statement failed, or its result is unknown.
     #[error("database: {}", told(.0))]
     Database(Arc<sqlx::Error>),
-    /// No connection was available in time.
     #[error(
         "database: no connection to {address} within {waited:?}: it doesn't respond (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
     )]
@@ -51,10 +50,8 @@ pub enum Error {
     /// No response for this long: the result is unknown.
     #[error("database: no response within {0:?}")]
     Silent(Duration),
-    /// A stored secret can't be used.
     #[error(transparent)]
     Vault(#[from] vault::VaultError),
-    /// A stored text that this version doesn't know.
     #[error("the database holds a value that this version does not know: {0}")]
     Unreadable(String),
 }
@@ -83,14 +80,8 @@ impl From<domain::states::UnknownName> for Error {
     }
 }
 
-impl From<domain::topup_id::NotATopupId> for Error {
-    fn from(error: domain::topup_id::NotATopupId) -> Self {
-        Self::Unreadable(error.to_string())
-    }
-}
-
-impl From<domain::delivery_id::NotADeliveryId> for Error {
-    fn from(error: domain::delivery_id::NotADeliveryId) -> Self {
+impl From<domain::ids::NotAnId> for Error {
+    fn from(error: domain::ids::NotAnId) -> Self {
         Self::Unreadable(error.to_string())
     }
 }
@@ -111,44 +102,35 @@ impl Error {
         }
     }
 
+    /// The server's code, if it refused the statement.
+    fn code(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Database(error) => error.as_database_error()?.code(),
+            _ => None,
+        }
+    }
+
+    /// Whether the server's code begins with one of these classes.
+    fn is_of(&self, classes: &[&str]) -> bool {
+        self.code()
+            .is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
+    }
+
     /// Whether the role has not the privilege.
     pub fn is_denied(&self) -> bool {
-        match self {
-            Self::Database(error) => error
-                .as_database_error()
-                .and_then(sqlx::error::DatabaseError::code)
-                .is_some_and(|code| code == "42501"),
-            _ => false,
-        }
+        self.is_of(&["42501"])
     }
 
     /// Whether the statement lost a deadlock or a serialisation conflict: nothing of it was done.
     fn is_conflict(&self) -> bool {
-        match self {
-            Self::Database(error) => error
-                .as_database_error()
-                .and_then(sqlx::error::DatabaseError::code)
-                .is_some_and(|code| code.starts_with("40")),
-            _ => false,
-        }
+        self.is_of(&["40"])
     }
 
     /// Whether the data of the statement is at fault: the rows of a batch are worth trying one by one.
     /// Otherwise the database is.
     pub fn is_about_data(&self) -> bool {
-        match self {
-            Self::Database(error) => error
-                .as_database_error()
-                .and_then(sqlx::error::DatabaseError::code)
-                .is_some_and(|code| {
-                    // 54: a value is too large for its column or an index.
-                    ["21", "22", "23", "54"]
-                        .iter()
-                        .any(|class| code.starts_with(class))
-                }),
-            Self::Silent(_) | Self::NoConnection { .. } => false,
-            Self::Vault(_) | Self::Unreadable(_) => true,
-        }
+        // 54: a value is too large for its column or an index.
+        matches!(self, Self::Vault(_) | Self::Unreadable(_)) || self.is_of(&["21", "22", "23", "54"])
     }
 
     /// Whether the same statement may succeed later: the connection, the server's load or its role
@@ -156,16 +138,8 @@ impl Error {
     /// bounded number of times.
     pub fn is_transient(&self) -> bool {
         match self {
-            Self::Database(error) => error
-                .as_database_error()
-                .and_then(sqlx::error::DatabaseError::code)
-                .is_none_or(|code| {
-                    ["08", "25", "40", "53", "55", "57", "58"]
-                        .iter()
-                        .any(|class| code.starts_with(class))
-                }),
-            Self::Silent(_) | Self::NoConnection { .. } => true,
             Self::Vault(_) | Self::Unreadable(_) => false,
+            _ => self.code().is_none() || self.is_of(&["08", "25", "40", "53", "55", "57", "58"]),
         }
     }
 }
@@ -190,7 +164,6 @@ macro_rules! retry_conflicts {
 }
 use retry_conflicts;
 
-/// Seconds for a statement's argument.
 fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
@@ -198,6 +171,10 @@ fn seconds(duration: Duration) -> f64 {
 /// A stored number that is never negative.
 fn unsigned(number: i32) -> u32 {
     u32::try_from(number).unwrap_or_default()
+}
+
+fn count(number: i64) -> u64 {
+    u64::try_from(number).unwrap_or_default()
 }
 
 /// A number for a column of type `integer`.

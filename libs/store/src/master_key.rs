@@ -62,7 +62,6 @@ pub struct Failed {
     pub what: &'static str,
     /// The partner id or topup id; for a response with the number of the attempt.
     pub id: String,
-    /// The error.
     pub reason: String,
 }
 
@@ -73,9 +72,26 @@ pub struct Pass {
     pub reencrypted: u64,
     /// The values that could not be sealed again.
     pub failed: Vec<Failed>,
+    usages: Usages,
 }
 
 impl Pass {
+    /// The usage of the key of a value that begins with `head`.
+    fn usage(&mut self, head: &[u8]) -> &mut Usage {
+        self.usages
+            .entry(vault::key_id(head).map(str::to_owned))
+            .or_default()
+    }
+
+    fn count_partner(&mut self, row: &PartnerRow) {
+        for (index, sealed) in row.secrets().into_iter().enumerate() {
+            let Some(sealed) = sealed else { continue };
+            let usage = self.usage(sealed);
+            usage.partner_secrets += 1;
+            usage.webhook_secrets += u64::from(PartnerRow::WEBHOOKS.contains(&index));
+        }
+    }
+
     /// Seals a value again; `None` if that fails.
     fn reseal(
         &mut self,
@@ -108,49 +124,7 @@ async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
 
 /// Counts the values of each key. Values that change meanwhile may be missed.
 pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
-    plan_by_index(connection).await?;
-    let mut usages = Usages::new();
-    let mut of = |head: &[u8], add: fn(&mut Usage) -> &mut u64| {
-        let key = vault::key_id(head).map(str::to_owned);
-        *add(usages.entry(key).or_default()) += 1;
-    };
-    let mut after = Uuid::nil();
-    loop {
-        let page = partners(connection, after).await?;
-        for (index, sealed) in page.iter().flat_map(|row| row.secrets().into_iter().enumerate()) {
-            let Some(sealed) = sealed else { continue };
-            of(sealed, |usage| &mut usage.partner_secrets);
-            if PartnerRow::WEBHOOKS.contains(&index) {
-                of(sealed, |usage| &mut usage.webhook_secrets);
-            }
-        }
-        match page.last() {
-            Some(last) if page.len() == PAGE => after = last.partner_id,
-            _ => break,
-        }
-    }
-    let mut after = String::new();
-    loop {
-        let page = profiles(connection, &after, None).await?;
-        for head in page.iter().filter_map(|row| row.head.as_deref()) {
-            of(head, |usage| &mut usage.profiles);
-        }
-        match page.into_iter().nth(PAGE - 1) {
-            Some(last) => after = last.topup_id,
-            None => break,
-        }
-    }
-    let mut after = None;
-    loop {
-        let page = answers(connection, after.as_ref(), None).await?;
-        for head in page.iter().filter_map(|row| row.head.as_deref()) {
-            of(head, |usage| &mut usage.answers);
-        }
-        after = page.into_iter().nth(PAGE - 1);
-        if after.is_none() {
-            return Ok(usages);
-        }
-    }
+    Ok(walk(connection, None, |_| {}).await?.usages)
 }
 
 /// One pass: seals all values of other keys again under the first. Calls `progress` after each page. Values that
@@ -158,37 +132,52 @@ pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
 pub async fn reencrypt(
     connection: &mut PgConnection,
     vault: &Vault,
+    progress: impl FnMut(&Pass),
+) -> Result<Pass, Error> {
+    walk(connection, Some(vault), progress).await
+}
+
+/// Reads all tables, and seals their values again if there is a vault.
+async fn walk(
+    connection: &mut PgConnection,
+    vault: Option<&Vault>,
     mut progress: impl FnMut(&Pass),
 ) -> Result<Pass, Error> {
     plan_by_index(connection).await?;
-    let profile_prefix = vault.first_prefix(Keyring::Profiles)?;
+    let prefix = vault.map(|vault| vault.first_prefix(Keyring::Profiles));
+    let prefix = prefix.transpose()?;
     let mut pass = Pass::default();
-    let mut after = Uuid::nil();
-    loop {
-        let page = partners(connection, after).await?;
+    let mut after = Some(Uuid::nil());
+    while let Some(last) = after {
+        let page = partners(connection, last).await?;
         for row in &page {
-            reencrypt_partner(connection, vault, row, &mut pass).await?;
+            pass.count_partner(row);
+            if let Some(vault) = vault {
+                reencrypt_partner(connection, vault, row, &mut pass).await?;
+            }
         }
         progress(&pass);
-        match page.last() {
-            Some(last) if page.len() == PAGE => after = last.partner_id,
-            _ => break,
-        }
+        after = page.get(PAGE - 1).map(|row| row.partner_id);
     }
-    let mut after = String::new();
-    loop {
-        let mut page = profiles(connection, &after, Some(&profile_prefix)).await?;
-        reencrypt_profiles(connection, vault, &page, &mut pass).await?;
-        progress(&pass);
-        if page.len() < PAGE {
-            break;
+    let mut after = Some(String::new());
+    while let Some(last) = after {
+        let page = profiles(connection, &last, prefix.as_deref()).await?;
+        let heads = page.iter().filter_map(|row| row.head.as_deref());
+        heads.for_each(|head| pass.usage(head).profiles += 1);
+        if let Some(vault) = vault {
+            reencrypt_profiles(connection, vault, &page, &mut pass).await?;
         }
-        after = page.pop().map(|last| last.topup_id).unwrap_or_default();
+        progress(&pass);
+        after = page.into_iter().nth(PAGE - 1).map(|row| row.topup_id);
     }
     let mut after = None;
     loop {
-        let page = answers(connection, after.as_ref(), Some(&profile_prefix)).await?;
-        reencrypt_answers(connection, vault, &page, &mut pass).await?;
+        let page = answers(connection, after.as_ref(), prefix.as_deref()).await?;
+        let heads = page.iter().filter_map(|row| row.head.as_deref());
+        heads.for_each(|head| pass.usage(head).answers += 1);
+        if let Some(vault) = vault {
+            reencrypt_answers(connection, vault, &page, &mut pass).await?;
+        }
         progress(&pass);
         after = page.into_iter().nth(PAGE - 1);
         if after.is_none() {

@@ -6,17 +6,13 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// A product option.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProductOption {
     /// The `option_id` of partners' orders.
     pub option_id: OptionId,
-    /// The display name.
     pub name: String,
-    /// The provider that sells it.
     pub provider: String,
-    /// The provider's id of the option.
     pub provider_option_id: String,
     /// Partners of this environment may order it.
     pub environment: Environment,
@@ -29,28 +25,31 @@ fn enabled() -> bool {
     true
 }
 
-struct OptionRow {
-    option_id: Uuid,
-    name: String,
-    provider: String,
-    provider_option_id: String,
-    environment: String,
-    enabled: bool,
-    version: i64,
-}
-
-impl OptionRow {
-    fn read(self) -> Result<(ProductOption, i64), Error> {
-        let option = ProductOption {
-            option_id: self.option_id.into(),
-            name: self.name,
-            provider: self.provider,
-            provider_option_id: self.provider_option_id,
-            environment: self.environment.parse()?,
-            enabled: self.enabled,
-        };
-        Ok((option, self.version))
-    }
+/// The options that match a condition, each with the version of its last change.
+macro_rules! options {
+    ($connection:expr, $condition:literal, $argument:expr) => {
+        sqlx::query!(
+            "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
+             FROM options WHERE "
+                + $condition,
+            $argument
+        )
+        .fetch_all($connection)
+        .await?
+        .into_iter()
+        .map(|row| {
+            let option = ProductOption {
+                option_id: row.option_id.into(),
+                name: row.name,
+                provider: row.provider,
+                provider_option_id: row.provider_option_id,
+                environment: row.environment.parse()?,
+                enabled: row.enabled,
+            };
+            Ok((option, row.version))
+        })
+        .collect()
+    };
 }
 
 /// Inserts or updates an option. Returns whether anything changed.
@@ -79,30 +78,14 @@ pub async fn changed_since(
     connection: &mut PgConnection,
     version: i64,
 ) -> Result<Vec<(ProductOption, i64)>, Error> {
-    sqlx::query_as!(
-        OptionRow,
-        "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
-         FROM options WHERE version > $1 ORDER BY environment, provider, name, option_id",
-        version,
+    options!(
+        connection,
+        "version > $1 ORDER BY environment, provider, name, option_id",
+        version
     )
-    .fetch_all(connection)
-    .await?
-    .into_iter()
-    .map(OptionRow::read)
-    .collect()
 }
 
 /// The options with these ids.
 pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<(ProductOption, i64)>, Error> {
-    sqlx::query_as!(
-        OptionRow,
-        "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
-         FROM options WHERE option_id = ANY($1)",
-        ids,
-    )
-    .fetch_all(connection)
-    .await?
-    .into_iter()
-    .map(OptionRow::read)
-    .collect()
+    options!(connection, "option_id = ANY($1)", ids)
 }

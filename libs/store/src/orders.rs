@@ -13,11 +13,9 @@ use crate::{
     retry_conflicts, seconds, signed,
 };
 
-/// An order to store.
 #[derive(Clone, Debug)]
 pub struct NewOrder {
     pub order_id: OrderId,
-    /// The partner that ordered.
     pub partner_id: PartnerId,
     /// The partner's order id, unique per partner.
     pub external_order_id: String,
@@ -35,11 +33,8 @@ pub struct NewOrder {
 #[derive(Clone, Debug)]
 pub struct NewPlacement {
     pub placement_id: PlacementId,
-    /// The provider that sells it.
     pub provider: String,
-    /// The lane of its purchase.
     pub lane: String,
-    /// The units to buy.
     pub topups: Vec<NewTopup>,
 }
 
@@ -49,9 +44,7 @@ pub struct NewTopup {
     pub topup_id: TopupId,
     /// The index in the response, from 0.
     pub position: usize,
-    /// The ordered option.
     pub option_id: OptionId,
-    /// The provider's id of that option.
     pub provider_option_id: String,
 }
 
@@ -220,12 +213,7 @@ pub async fn stands(
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The provider rejected it.
-    Rejected {
-        /// The provider's code.
-        status: String,
-        /// The provider's message.
-        message: String,
-    },
+    Rejected { status: String, message: String },
     /// The provider never got the request.
     NotSent,
 }

@@ -16,10 +16,11 @@ use uuid::Uuid;
 
 pub use self::{
     changes::{rotate, set_webhook},
-    deliveries::{Attempt, Delivery, Redelivered, attempts, delivery, redeliver},
+    deliveries::{Delivery, Redelivered, attempts, delivery, redeliver},
     webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
 };
 use crate::Error;
+pub use crate::operator::deliveries::AttemptView as Attempt;
 
 /// An order's id is made before its row, by another clock; they differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
@@ -78,13 +79,10 @@ pub enum OrderState {
 #[derive(Clone, Debug)]
 pub struct OrderHead {
     pub order_id: OrderId,
-    /// The partner's own order id.
     pub external_order_id: String,
     /// It was answered with 422, or cancelled.
     pub refused: bool,
-    /// When the partner cancelled it.
     pub cancelled_at: Option<OffsetDateTime>,
-    /// When it was stored.
     pub created_at: OffsetDateTime,
 }
 
@@ -120,28 +118,21 @@ impl OrderHead {
 #[derive(Clone, Debug)]
 pub struct Unit {
     pub topup_id: TopupId,
-    /// The partner's own order id.
     pub external_order_id: String,
-    /// The ordered option.
     pub option_id: OptionId,
     pub state: UnitState,
     /// What the provider said when it refused: its code and its message.
     pub refusal: Option<(String, String)>,
-    /// The ICCID of a ready unit.
     pub iccid: Option<String>,
-    /// The sealed profile of a ready unit.
     pub profile: Option<Vec<u8>>,
     /// When its profile was stored.
     pub ready_at: Option<OffsetDateTime>,
-    /// When its profile was erased.
     pub erased_at: Option<OffsetDateTime>,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
     pub delivery: Option<String>,
-    /// When the endpoint acknowledged the webhook.
     pub delivered_at: Option<OffsetDateTime>,
 }
 
-/// The numbers of units by state.
 pub fn count(units: &[Unit]) -> Units {
     let of =
         |state| i64::try_from(units.iter().filter(|unit| unit.state == state).count()).unwrap_or(i64::MAX);
@@ -153,39 +144,35 @@ pub fn count(units: &[Unit]) -> Units {
     }
 }
 
-struct UnitRow {
-    topup_id: String,
-    external_order_id: String,
-    option_id: Uuid,
-    state: String,
-    refusal_status: Option<String>,
-    refusal_message: Option<String>,
-    iccid: Option<String>,
-    profile: Option<Vec<u8>>,
-    ready_at: Option<OffsetDateTime>,
-    erased_at: Option<OffsetDateTime>,
-    delivery: Option<String>,
-    delivered_at: Option<OffsetDateTime>,
-}
-
-impl TryFrom<UnitRow> for Unit {
-    type Error = Error;
-
-    fn try_from(row: UnitRow) -> Result<Self, Error> {
-        Ok(Self {
-            topup_id: row.topup_id.try_into()?,
-            external_order_id: row.external_order_id,
-            option_id: row.option_id.into(),
-            state: UnitState::named(&row.state),
-            refusal: row.refusal_status.zip(row.refusal_message),
-            iccid: row.iccid,
-            profile: row.profile,
-            ready_at: row.ready_at,
-            erased_at: row.erased_at,
-            delivery: row.delivery,
-            delivered_at: row.delivered_at,
+/// Reads the units that match a condition.
+macro_rules! units {
+    ($connection:expr, $condition:literal $(, $argument:expr)*) => {
+        sqlx::query!(
+            r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!",
+                      state AS "state!", refusal_status, refusal_message, iccid, profile, ready_at, erased_at, delivery,
+                      delivered_at
+               FROM partner_units WHERE "# + $condition
+            $(, $argument)*
+        )
+        .fetch_all($connection)
+        .await?
+        .into_iter()
+        .map(|row| {
+            Ok(Unit {
+                topup_id: row.topup_id.try_into()?,
+                external_order_id: row.external_order_id,
+                option_id: row.option_id.into(),
+                state: UnitState::named(&row.state),
+                refusal: row.refusal_status.zip(row.refusal_message),
+                iccid: row.iccid,
+                profile: row.profile,
+                ready_at: row.ready_at,
+                erased_at: row.erased_at,
+                delivery: row.delivery,
+                delivered_at: row.delivered_at,
+            })
         })
-    }
+    };
 }
 
 /// The order with this external id: the one that stands, or else the newest refused one.
@@ -194,7 +181,8 @@ pub async fn order(
     partner_id: PartnerId,
     external_order_id: &str,
 ) -> Result<Option<OrderHead>, Error> {
-    let row = sqlx::query!(
+    let found = sqlx::query_as!(
+        OrderHead,
         r#"SELECT order_id AS "order_id!", external_order_id AS "external_order_id!", refused AS "refused!",
                   cancelled_at, created_at AS "created_at!"
            FROM (
@@ -206,16 +194,8 @@ pub async fn order(
            ORDER BY refused LIMIT 1"#,
         partner_id.uuid(),
         external_order_id,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.map(|row| OrderHead {
-        order_id: row.order_id.into(),
-        external_order_id: row.external_order_id,
-        refused: row.refused,
-        cancelled_at: row.cancelled_at,
-        created_at: row.created_at,
-    }))
+    );
+    Ok(found.fetch_optional(connection).await?)
 }
 
 /// The units of one of the partner's orders, in the order of the response.
@@ -224,18 +204,12 @@ pub async fn units(
     partner_id: PartnerId,
     order_id: OrderId,
 ) -> Result<Vec<Unit>, Error> {
-    sqlx::query_as!(
-        UnitRow,
-        r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!", state AS "state!",
-                  refusal_status, refusal_message, iccid, profile, ready_at, erased_at, delivery, delivered_at
-           FROM partner_units WHERE order_id = $2 AND partner_id = $1 ORDER BY position"#,
+    units!(
+        connection,
+        "order_id = $2 AND partner_id = $1 ORDER BY position",
         partner_id.uuid(),
-        order_id.uuid(),
+        order_id.uuid()
     )
-    .fetch_all(connection)
-    .await?
-    .into_iter()
-    .map(Unit::try_from)
     .collect()
 }
 
@@ -245,18 +219,13 @@ pub async fn unit(
     partner_id: PartnerId,
     topup_id: &TopupId,
 ) -> Result<Option<Unit>, Error> {
-    sqlx::query_as!(
-        UnitRow,
-        r#"SELECT topup_id AS "topup_id!", external_order_id AS "external_order_id!", option_id AS "option_id!", state AS "state!",
-                  refusal_status, refusal_message, iccid, profile, ready_at, erased_at, delivery, delivered_at
-           FROM partner_units WHERE topup_id = $2 AND partner_id = $1"#,
+    let mut found = units!(
+        connection,
+        "topup_id = $2 AND partner_id = $1",
         partner_id.uuid(),
-        topup_id.as_str(),
-    )
-    .fetch_optional(connection)
-    .await?
-    .map(Unit::try_from)
-    .transpose()
+        topup_id.as_str()
+    );
+    found.next().transpose()
 }
 
 /// A page of orders, the newest first.
@@ -266,7 +235,6 @@ pub struct OrderPage {
     pub before: Option<OrderId>,
     /// Orders that were stored after this time.
     pub created_after: Option<OffsetDateTime>,
-    /// The most orders.
     pub limit: i64,
 }
 
@@ -334,7 +302,6 @@ fn first_id(at: OffsetDateTime) -> Uuid {
 #[derive(Clone, Debug)]
 pub struct OfferedOption {
     pub option_id: OptionId,
-    /// The display name.
     pub name: String,
 }
 
@@ -347,7 +314,8 @@ pub async fn options(
     after: Option<OptionId>,
     limit: i64,
 ) -> Result<Vec<OfferedOption>, Error> {
-    let rows = sqlx::query!(
+    let offered = sqlx::query_as!(
+        OfferedOption,
         "SELECT option_id, name FROM options
          WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
          ORDER BY option_id LIMIT $4",
@@ -355,34 +323,24 @@ pub async fn options(
         environment == Environment::Sandbox,
         providers,
         limit,
-    )
-    .fetch_all(connection)
-    .await?;
-    let offered = rows.into_iter().map(|row| OfferedOption {
-        option_id: row.option_id.into(),
-        name: row.name,
-    });
-    Ok(offered.collect())
+    );
+    Ok(offered.fetch_all(connection).await?)
 }
 
 /// A partner's account, without secrets.
 #[derive(Clone, Debug)]
 pub struct Account {
-    /// The display name.
     pub name: String,
     /// `sandbox` or `live`.
     pub environment: String,
-    /// The current access key.
     pub access_key: String,
     /// The access key before the last rotation, during the overlap.
     pub old_access_key: Option<String>,
     /// When the old keys end.
     pub old_keys_until: Option<OffsetDateTime>,
-    /// When the account was created.
     pub created_at: OffsetDateTime,
 }
 
-/// A partner's account.
 pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>, Error> {
     let account = sqlx::query_as!(
         Account,
@@ -407,7 +365,6 @@ pub struct Endpoint {
     pub state: String,
     #[serde(with = "rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
-    /// Consecutive failed attempts.
     pub failures: i32,
     /// Webhooks that wait for an attempt, counted up to 10,000.
     // Those within their first lease do not count.
@@ -419,7 +376,6 @@ pub struct Endpoint {
     pub old_secret_until: Option<OffsetDateTime>,
 }
 
-/// A partner's endpoint.
 pub async fn endpoint(
     connection: &mut PgConnection,
     partner_id: PartnerId,

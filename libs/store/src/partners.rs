@@ -21,22 +21,16 @@ use crate::{
 /// A partner's own limits, of each ingress. `None`: the setting's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Limits {
-    /// The most orders in flight.
     pub max_in_flight: Option<u32>,
-    /// The most requests per second.
     pub requests_per_second: Option<u32>,
-    /// The most orders per second.
     pub orders_per_second: Option<u32>,
-    /// The most units per second.
     pub units_per_second: Option<u32>,
 }
 
 /// A partner account without its secrets.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Partner {
-    /// The partner's id.
     pub partner_id: Uuid,
-    /// The display name.
     pub name: String,
     /// `sandbox` or `live`.
     pub environment: String,
@@ -49,7 +43,6 @@ pub struct Partner {
     /// When the old keys end; `None` if there are none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_keys_until: Option<OffsetDateTime>,
-    /// The URL of the webhooks.
     pub webhook_url: Option<String>,
     /// The further events that it gets.
     pub webhook_events: Vec<String>,
@@ -69,41 +62,32 @@ pub struct Partner {
     /// Since when the partner's requests are denied.
     #[serde(with = "time::serde::rfc3339::option")]
     pub disabled_at: Option<OffsetDateTime>,
-    /// When the account was created.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
 }
 
 /// A partner account to be created.
 pub struct NewPartner<'a> {
-    /// The partner's id.
     pub partner_id: PartnerId,
-    /// The display name.
     pub name: &'a str,
     /// A sandbox partner buys nothing real.
     pub environment: Environment,
     /// The value of `X-Service-Access-Key`.
     pub access_key: &'a str,
-    /// The key that signs requests.
     pub secret_key: &'a SecretKey,
-    /// The URL of the webhooks.
     pub webhook_url: Option<&'a str>,
-    /// The secret that signs webhooks.
     pub webhook_secret: &'a webhook::Secret,
 }
 
 /// The data that authenticates a partner's request.
 #[derive(Clone, Debug)]
 pub struct Credentials {
-    /// The partner's id.
     pub partner_id: PartnerId,
     /// A sandbox partner buys nothing real.
     pub environment: Environment,
     /// The valid keys: the current pair and, during an overlap, the old one.
     pub keys: Vec<Keys>,
-    /// All requests of the partner are denied.
     pub disabled: bool,
-    /// The partner's own limits.
     pub limits: Limits,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
@@ -122,7 +106,6 @@ pub struct Keys {
     pub ends_in: Option<Duration>,
 }
 
-/// Stores a new partner.
 pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<(), Error> {
     let secret_key = vault.seal(Purpose::SecretKey(new.partner_id), new.secret_key.expose())?;
     let webhook_secret = vault.seal(
@@ -145,8 +128,8 @@ pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartn
     Ok(())
 }
 
-/// All partners, oldest first.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> {
+/// A partner by id, access key or the access key before the last rotation; `None`: all partners. The oldest comes first.
+async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> Result<Vec<Partner>, Error> {
     let partners = sqlx::query_as!(
         Partner,
         r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
@@ -157,31 +140,22 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> 
                       AS old_webhook_secret_until,
                   max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
                   disabled_at, created_at
-           FROM partners ORDER BY created_at, partner_id"#,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(partners)
+           FROM partners
+           WHERE $1::text IS NULL OR partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1
+           ORDER BY created_at, partner_id"#,
+        id_or_access_key,
+    );
+    Ok(partners.fetch_all(connection).await?)
+}
+
+/// All partners, oldest first.
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> {
+    find(connection, None).await
 }
 
 /// A partner by id, access key or the access key before the last rotation.
 pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>, Error> {
-    let partner = sqlx::query_as!(
-        Partner,
-        r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
-                  CASE WHEN old_keys_until > now() THEN old_access_key END AS old_access_key,
-                  CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until, webhook_url,
-                  webhook_events,
-                  CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret_until END
-                      AS old_webhook_secret_until,
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                  disabled_at, created_at
-           FROM partners WHERE partner_id::text = lower($1) OR access_key = $1 OR old_access_key = $1"#,
-        id_or_access_key,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(partner)
+    Ok(find(connection, Some(id_or_access_key)).await?.into_iter().next())
 }
 
 /// Denies a partner's requests or allows them again; accepted orders go on. Returns whether the partner exists.
@@ -228,13 +202,9 @@ impl Limit {
 /// Changes of a partner's limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewLimits {
-    /// The most orders in flight.
     pub max_in_flight: Limit,
-    /// The most requests per second.
     pub requests_per_second: Limit,
-    /// The most orders per second.
     pub orders_per_second: Limit,
-    /// The most units per second.
     pub units_per_second: Limit,
 }
 
@@ -359,73 +329,55 @@ pub async fn rotate_webhook_secret(
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 
-struct CredentialsRow {
-    partner_id: Uuid,
-    environment: String,
-    access_key: String,
-    secret_key: Option<Vec<u8>>,
-    old_access_key: Option<String>,
-    old_secret_key: Option<Vec<u8>>,
-    old_ends_in: Option<f64>,
-    disabled: bool,
-    max_in_flight: Option<i32>,
-    requests_per_second: Option<i32>,
-    orders_per_second: Option<i32>,
-    units_per_second: Option<i32>,
-    signed_body_required: bool,
-    version: i64,
-}
-
-impl TryFrom<CredentialsRow> for Credentials {
-    type Error = Error;
-
-    fn try_from(row: CredentialsRow) -> Result<Self, Error> {
-        let new = Keys {
-            access_key: row.access_key,
-            secret_key: row.secret_key,
-            ends_in: None,
-        };
-        let old = row.old_access_key.zip(row.old_ends_in);
-        let old = old.map(|(access_key, ends_in)| Keys {
-            access_key,
-            secret_key: row.old_secret_key,
-            ends_in: Some(age(ends_in)),
-        });
-        Ok(Self {
-            partner_id: row.partner_id.into(),
-            environment: row.environment.parse()?,
-            keys: std::iter::once(new).chain(old).collect(),
-            disabled: row.disabled,
-            limits: Limits {
-                max_in_flight: row.max_in_flight.map(unsigned),
-                requests_per_second: row.requests_per_second.map(unsigned),
-                orders_per_second: row.orders_per_second.map(unsigned),
-                units_per_second: row.units_per_second.map(unsigned),
-            },
-            signed_body_required: row.signed_body_required,
-            version: row.version,
+/// Reads the credentials of the partners that match a condition.
+macro_rules! credentials {
+    ($connection:expr, $condition:literal, $argument:expr) => {
+        sqlx::query!(
+            r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
+                      CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
+                          AS old_ends_in,
+                      disabled_at IS NOT NULL AS "disabled!",
+                      max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
+                      version
+               FROM partners WHERE "# + $condition,
+            $argument
+        )
+        .fetch_all($connection)
+        .await?
+        .into_iter()
+        .map(|row| {
+            let new = Keys {
+                access_key: row.access_key,
+                secret_key: row.secret_key,
+                ends_in: None,
+            };
+            let old = row.old_access_key.zip(row.old_ends_in);
+            let old = old.map(|(access_key, ends_in)| Keys {
+                access_key,
+                secret_key: row.old_secret_key,
+                ends_in: Some(age(ends_in)),
+            });
+            Ok(Credentials {
+                partner_id: row.partner_id.into(),
+                environment: row.environment.parse()?,
+                keys: std::iter::once(new).chain(old).collect(),
+                disabled: row.disabled,
+                limits: Limits {
+                    max_in_flight: row.max_in_flight.map(unsigned),
+                    requests_per_second: row.requests_per_second.map(unsigned),
+                    orders_per_second: row.orders_per_second.map(unsigned),
+                    units_per_second: row.units_per_second.map(unsigned),
+                },
+                signed_body_required: row.signed_body_required,
+                version: row.version,
+            })
         })
-    }
+    };
 }
 
 /// The credentials of partners that changed after `version`.
 pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>, Error> {
-    sqlx::query_as!(
-        CredentialsRow,
-        r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
-                  CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
-                      AS old_ends_in,
-                  disabled_at IS NOT NULL AS "disabled!",
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                  version
-           FROM partners WHERE version > $1"#,
-        version,
-    )
-    .fetch_all(connection)
-    .await?
-    .into_iter()
-    .map(Credentials::try_from)
-    .collect()
+    credentials!(connection, "version > $1", version).collect()
 }
 
 /// The credentials of the partner with this access key, current or old and still valid.
@@ -433,62 +385,50 @@ pub async fn by_access_key(
     connection: &mut PgConnection,
     access_key: &str,
 ) -> Result<Option<Credentials>, Error> {
-    sqlx::query_as!(
-        CredentialsRow,
-        r#"SELECT partner_id, environment, access_key, secret_key, old_access_key, old_secret_key,
-                  CASE WHEN old_keys_until > now() THEN extract(epoch FROM old_keys_until - now())::float8 END
-                      AS old_ends_in,
-                  disabled_at IS NOT NULL AS "disabled!",
-                  max_in_flight, requests_per_second, orders_per_second, units_per_second, signed_body_required,
-                  version
-           FROM partners WHERE access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())"#,
-        access_key,
-    )
-    .fetch_optional(connection)
-    .await?
-    .map(Credentials::try_from)
-    .transpose()
+    let mut found = credentials!(
+        connection,
+        "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",
+        access_key
+    );
+    found.next().transpose()
+}
+
+/// The ten newest partners' secrets of each key: those in the column `$new` and those in `$old`, which are valid until
+/// `$until`. A sealed value begins with the length and the id of its key. A partner's secrets may have different keys.
+macro_rules! newest_sealed {
+    ($connection:expr, $new:literal, $old:literal, $until:literal) => {
+        sqlx::query_as!(
+            Sealed,
+            r#"SELECT partner_id, sealed AS "sealed!" FROM (
+                 SELECT partner_id, sealed, row_number() OVER (
+                            PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
+                        ) AS place
+                 FROM partners
+                 CROSS JOIN LATERAL (VALUES ("# + $new + "), (CASE WHEN " + $until + " > now() THEN " + $old + " END)
+                 ) AS secret(sealed)
+                 WHERE octet_length(sealed) > 0
+             ) by_key WHERE place <= 10"
+        )
+        .fetch_all(&mut *$connection)
+        .await?
+    };
 }
 
 /// Checks that the master keys of a vault open what is stored: of each purpose that the vault holds. For each key in
 /// use it tries the secrets of the ten newest partners. Errors: a key is missing, or none of its secrets opens. One that
 /// doesn't open is a damaged row.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
-    // A sealed value begins with the length and the id of its key. A partner's secrets may have different keys.
     if vault.holds(Keyring::Partners) {
-        let newest = sqlx::query_as!(
-            Sealed,
-            r#"SELECT partner_id, sealed AS "sealed!" FROM (
-                 SELECT partner_id, sealed, row_number() OVER (
-                            PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
-                        ) AS place
-                 FROM partners
-                 CROSS JOIN LATERAL (VALUES
-                     (secret_key), (CASE WHEN old_keys_until > now() THEN old_secret_key END)
-                 ) AS secret(sealed)
-                 WHERE octet_length(sealed) > 0
-             ) by_key WHERE place <= 10"#
-        )
-        .fetch_all(&mut *connection)
-        .await?;
+        let newest = newest_sealed!(connection, "secret_key", "old_secret_key", "old_keys_until");
         open_some(vault, newest, Purpose::SecretKey)?;
     }
     if vault.holds(Keyring::Webhooks) {
-        let newest = sqlx::query_as!(
-            Sealed,
-            r#"SELECT partner_id, sealed AS "sealed!" FROM (
-                 SELECT partner_id, sealed, row_number() OVER (
-                            PARTITION BY substring(sealed FROM 1 FOR 1 + get_byte(sealed, 0)) ORDER BY created_at DESC
-                        ) AS place
-                 FROM partners
-                 CROSS JOIN LATERAL (VALUES
-                     (webhook_secret), (CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END)
-                 ) AS secret(sealed)
-                 WHERE octet_length(sealed) > 0
-             ) by_key WHERE place <= 10"#
-        )
-        .fetch_all(&mut *connection)
-        .await?;
+        let newest = newest_sealed!(
+            connection,
+            "webhook_secret",
+            "old_webhook_secret",
+            "old_webhook_secret_until"
+        );
         open_some(vault, newest, Purpose::WebhookSecret)?;
     }
     if vault.holds(Keyring::Profiles) {

@@ -19,28 +19,25 @@ use crate::{
 /// Inserts a due row, due now, for each of these placements that no process has claimed yet.
 pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<(), Error> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
-    retry_conflicts!(defer_once(&mut *connection, &ids))
-}
-
-async fn defer_once(connection: &mut PgConnection, placements: &[Uuid]) -> Result<(), Error> {
-    sqlx::query!(
-        "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
-         SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, true, now()
-         FROM placements p JOIN orders o ON o.order_id = p.order_id
-         WHERE p.placement_id = ANY ($1) AND p.state = 'accepted'
-         ORDER BY p.placement_id
-         ON CONFLICT DO NOTHING",
-        placements,
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
+    retry_conflicts!(async {
+        sqlx::query!(
+            "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
+             SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, true, now()
+             FROM placements p JOIN orders o ON o.order_id = p.order_id
+             WHERE p.placement_id = ANY ($1) AND p.state = 'accepted'
+             ORDER BY p.placement_id
+             ON CONFLICT DO NOTHING",
+            &ids,
+        )
+        .execute(&mut *connection)
+        .await?;
+        Ok::<_, Error>(())
+    })
 }
 
 /// Inserts a due row for each placement without an outcome after its first lease of `lag`.
 pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
-    let mut transaction = sqlx::Connection::begin(connection).await?;
-    let Some(fence) = Fence::take(&mut transaction, "placements", lag).await? else {
+    let Some(mut fence) = Fence::take(connection, "placements", lag).await? else {
         return Ok(Swept::default());
     };
     let late = sqlx::query!(
@@ -52,10 +49,8 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
         fence.from,
         fence.until,
     )
-    .execute(&mut *transaction)
+    .execute(&mut *fence.transaction)
     .await?
     .rows_affected();
-    let swept = fence.done(&mut transaction, late).await?;
-    transaction.commit().await?;
-    Ok(swept)
+    fence.done(late).await
 }

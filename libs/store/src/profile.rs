@@ -26,7 +26,6 @@ struct Stored {
 }
 
 impl Profile {
-    /// Seals the profile of a topup.
     pub fn seal(&self, vault: &Vault, topup_id: &TopupId) -> Result<Vec<u8>, Error> {
         let stored = Stored {
             smdp: self.code.smdp().to_owned(),
@@ -37,7 +36,6 @@ impl Profile {
         Ok(vault.seal(Purpose::Profile(topup_id), &bytes)?)
     }
 
-    /// Opens the sealed profile of a topup.
     pub fn open(vault: &Vault, topup_id: &TopupId, sealed: &[u8]) -> Result<Self, Error> {
         let bytes = vault.open(Purpose::Profile(topup_id), sealed)?;
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Error, age, seconds, signed};
+use crate::{Error, age, count, seconds, signed};
 
 /// The state of a provider's breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -31,10 +31,19 @@ impl BreakerState {
     }
 }
 
+impl From<String> for BreakerState {
+    fn from(name: String) -> Self {
+        match name.as_str() {
+            "closed" => Self::Closed,
+            "open" => Self::Open,
+            _ => Self::HalfOpen,
+        }
+    }
+}
+
 /// A provider's breaker as stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ProviderBreaker {
-    /// The provider's name.
     pub name: String,
     /// The state at the time of the read, by the database's clock.
     pub state: BreakerState,
@@ -45,7 +54,6 @@ pub struct ProviderBreaker {
     pub reason: Option<String>,
     /// Consecutive failed calls.
     pub failures: i32,
-    /// Consecutive openings.
     pub openings: i32,
     /// Changes whenever the breaker opens, closes or lets a probe through.
     #[serde(skip)]
@@ -55,34 +63,19 @@ pub struct ProviderBreaker {
     pub changed_at: OffsetDateTime,
 }
 
-struct Row {
-    name: String,
-    is_open: bool,
-    open_until: Option<OffsetDateTime>,
-    reason: Option<String>,
-    failures: i32,
-    openings: i32,
-    version: i64,
-    changed_at: OffsetDateTime,
-}
-
-impl From<Row> for ProviderBreaker {
-    fn from(row: Row) -> Self {
-        Self {
-            name: row.name,
-            state: match row.open_until {
-                None => BreakerState::Closed,
-                Some(_) if row.is_open => BreakerState::Open,
-                Some(_) => BreakerState::HalfOpen,
-            },
-            open_until: row.open_until,
-            reason: row.reason,
-            failures: row.failures,
-            openings: row.openings,
-            version: row.version,
-            changed_at: row.changed_at,
-        }
-    }
+/// A statement that returns breakers: its text before and after the columns.
+macro_rules! breakers {
+    ($before:literal, $after:literal $(, $argument:expr)* $(,)?) => {
+        sqlx::query_as!(
+            ProviderBreaker,
+            $before
+                + r#" name, CASE WHEN open_until IS NULL THEN 'closed' WHEN open_until > now() THEN 'open'
+                            ELSE 'half_open' END AS "state!",
+                      open_until, reason, failures, openings, version, changed_at "#
+                + $after
+            $(, $argument)*
+        )
+    };
 }
 
 /// When a breaker opens by itself, and for how long.
@@ -109,15 +102,8 @@ pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result
 
 /// Every provider that was ever configured, by name.
 pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>, Error> {
-    let rows = sqlx::query_as!(
-        Row,
-        r#"SELECT name, open_until > now() IS TRUE AS "is_open!", open_until, reason, failures, openings, version,
-                  changed_at
-           FROM providers ORDER BY name"#
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows.into_iter().map(ProviderBreaker::from).collect())
+    let all = breakers!("SELECT", "FROM providers ORDER BY name");
+    Ok(all.fetch_all(connection).await?)
 }
 
 /// Counts a failed call that began at this version. Opens the breaker if the limit is reached, if the call
@@ -130,33 +116,30 @@ pub async fn failed(
     limits: &BreakerLimits,
     reason: &str,
 ) -> Result<Option<ProviderBreaker>, Error> {
-    let row = sqlx::query_as!(
-        Row,
-        r#"WITH counted AS (
-               SELECT name, $3 OR open_until IS NOT NULL OR failures + 1 >= $4 AS opens
-               FROM providers WHERE name = $1 AND version = $2
-               FOR UPDATE
-           )
-           UPDATE providers p
-           SET failures = failures + 1, reason = $7,
-               open_until = CASE WHEN opens
-                   THEN now() + make_interval(secs => least($6::float8, $5::float8 * 2 ^ least(openings, 20))) END,
-               openings = openings + opens::int, version = version + opens::int,
-               changed_at = CASE WHEN opens THEN now() ELSE changed_at END
-           FROM counted WHERE p.name = counted.name
-           RETURNING p.name, open_until > now() IS TRUE AS "is_open!", open_until, reason, failures, openings, version,
-                     changed_at"#,
+    let counted = breakers!(
+        "WITH counted AS (
+             SELECT name AS counted, $3 OR open_until IS NOT NULL OR failures + 1 >= $4 AS opens
+             FROM providers WHERE name = $1 AND version = $2
+             FOR UPDATE
+         )
+         UPDATE providers
+         SET failures = failures + 1, reason = $7,
+             open_until = CASE WHEN opens
+                 THEN now() + make_interval(secs => least($6::float8, $5::float8 * 2 ^ least(openings, 20))) END,
+             openings = openings + opens::int, version = version + opens::int,
+             changed_at = CASE WHEN opens THEN now() ELSE changed_at END
+         FROM counted WHERE name = counted
+         RETURNING",
+        "",
         name,
         version,
         at_once,
         signed(limits.failures),
         seconds(limits.open),
         seconds(limits.open_most),
-        reason,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.map(ProviderBreaker::from))
+        reason
+    );
+    Ok(counted.fetch_optional(connection).await?)
 }
 
 /// Closes the breaker, or clears its failures, after a call that began at this version and got a response.
@@ -166,20 +149,18 @@ pub async fn answered(
     name: &str,
     version: i64,
 ) -> Result<Option<ProviderBreaker>, Error> {
-    let row = sqlx::query_as!(
-        Row,
-        r#"UPDATE providers p
-           SET failures = 0, openings = 0, open_until = NULL, reason = NULL,
-               version = version + (open_until IS NOT NULL)::int,
-               changed_at = CASE WHEN open_until IS NULL THEN changed_at ELSE now() END
-           WHERE name = $1 AND version = $2
-           RETURNING name, false AS "is_open!", open_until, reason, failures, openings, version, changed_at"#,
+    let closed = breakers!(
+        "UPDATE providers
+         SET failures = 0, openings = 0, open_until = NULL, reason = NULL,
+             version = version + (open_until IS NOT NULL)::int,
+             changed_at = CASE WHEN open_until IS NULL THEN changed_at ELSE now() END
+         WHERE name = $1 AND version = $2
+         RETURNING",
+        "",
         name,
-        version,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.map(ProviderBreaker::from))
+        version
+    );
+    Ok(closed.fetch_optional(connection).await?)
 }
 
 /// Lets one probe through a breaker whose open time has passed, if a placement is due. No other process gets
@@ -189,19 +170,17 @@ pub async fn probe(
     name: &str,
     lease: Duration,
 ) -> Result<Option<ProviderBreaker>, Error> {
-    let row = sqlx::query_as!(
-        Row,
-        r#"UPDATE providers
-           SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
-           WHERE name = $1 AND open_until <= now()
-             AND (SELECT at FROM placement_due WHERE provider = $1 ORDER BY at LIMIT 1) <= now()
-           RETURNING name, true AS "is_open!", open_until, reason, failures, openings, version, changed_at"#,
+    let probing = breakers!(
+        "UPDATE providers
+         SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
+         WHERE name = $1 AND open_until <= now()
+           AND (SELECT at FROM placement_due WHERE provider = $1 ORDER BY at LIMIT 1) <= now()
+         RETURNING",
+        "",
         name,
-        seconds(lease),
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.map(ProviderBreaker::from))
+        seconds(lease)
+    );
+    Ok(probing.fetch_optional(connection).await?)
 }
 
 /// Opens a provider's breaker on an operator's command. Returns `None` if there is no such provider.
@@ -211,34 +190,30 @@ pub async fn open(
     duration: Duration,
     reason: &str,
 ) -> Result<Option<ProviderBreaker>, Error> {
-    let row = sqlx::query_as!(
-        Row,
-        r#"UPDATE providers
-           SET open_until = now() + make_interval(secs => $2), reason = $3, version = version + 1, changed_at = now()
-           WHERE name = $1
-           RETURNING name, true AS "is_open!", open_until, reason, failures, openings, version, changed_at"#,
+    let opened = breakers!(
+        "UPDATE providers
+         SET open_until = now() + make_interval(secs => $2), reason = $3, version = version + 1, changed_at = now()
+         WHERE name = $1
+         RETURNING",
+        "",
         name,
         seconds(duration),
-        reason,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.map(ProviderBreaker::from))
+        reason
+    );
+    Ok(opened.fetch_optional(connection).await?)
 }
 
 /// Closes a provider's breaker on an operator's command. Returns `None` if there is no such provider.
 pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>, Error> {
-    let row = sqlx::query_as!(
-        Row,
-        r#"UPDATE providers
-           SET open_until = NULL, reason = NULL, failures = 0, openings = 0, version = version + 1, changed_at = now()
-           WHERE name = $1
-           RETURNING name, false AS "is_open!", open_until, reason, failures, openings, version, changed_at"#,
-        name,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(row.map(ProviderBreaker::from))
+    let closed = breakers!(
+        "UPDATE providers
+         SET open_until = NULL, reason = NULL, failures = 0, openings = 0, version = version + 1, changed_at = now()
+         WHERE name = $1
+         RETURNING",
+        "",
+        name
+    );
+    Ok(closed.fetch_optional(connection).await?)
 }
 
 /// Handles a callback for this unit: if its placement waits for profiles, it becomes due now, or one second
@@ -345,12 +320,9 @@ fn share(limit: f64, wanted: f64, others: &[(f64, f64)]) -> f64 {
 /// The backlog of a provider's queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Backlog {
-    /// The provider's name.
     pub provider: String,
-    /// The number of parked placements.
-    pub parked: i64,
-    /// The number of due placements.
-    pub due: i64,
+    pub parked: u64,
+    pub due: u64,
     /// How long the oldest due placement has been overdue; zero if none is due.
     pub oldest_overdue: Duration,
 }
@@ -373,8 +345,8 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
     .await?;
     let backlogs = rows.into_iter().map(|row| Backlog {
         provider: row.provider,
-        parked: row.parked,
-        due: row.due,
+        parked: count(row.parked),
+        due: count(row.due),
         oldest_overdue: age(row.overdue.unwrap_or_default()),
     });
     Ok(backlogs.collect())

@@ -34,21 +34,16 @@ pub struct Recovered {
 /// An order that may have been answered with 422 after the dump.
 #[derive(Clone, Debug, Serialize)]
 pub struct Unanswered {
-    /// Our order id.
     pub order_id: OrderId,
-    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The partner's own order id.
     pub external_order_id: String,
 }
 
 /// Why nothing was moved.
 #[derive(Debug, thiserror::Error)]
 pub enum NotRecovered {
-    /// Provisioners are connected to this database.
     #[error("{0} connections of provisioners are open: stop all provisioners first, they may be buying")]
     Provisioners(i64),
-    /// The database refused a statement or didn't respond.
     #[error(transparent)]
     Store(#[from] Error),
 }

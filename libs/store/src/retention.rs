@@ -9,7 +9,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Error, age, seconds};
+use crate::{Error, age, count, seconds};
 
 /// A profile's walk passes this long after the end of the term, counted from the order. Deliveries that took longer
 /// get a row in `retention_due`.
@@ -27,7 +27,6 @@ pub enum Class {
 }
 
 impl Class {
-    /// All classes.
     pub const ALL: [Self; 3] = [Self::Profiles, Self::Attempts, Self::Audit];
 
     /// The name in the database, in metrics and in `esimctl`.
@@ -36,6 +35,14 @@ impl Class {
             Self::Profiles => "profiles",
             Self::Attempts => "attempts",
             Self::Audit => "audit",
+        }
+    }
+
+    /// How long after the end of the term a walk passes.
+    fn lag(self) -> Duration {
+        match self {
+            Self::Profiles => LAG,
+            Self::Attempts | Self::Audit => Duration::ZERO,
         }
     }
 }
@@ -64,8 +71,8 @@ pub struct Step {
 impl Step {
     fn of(seen: i64, erased: i64, limit: u32) -> Self {
         Self {
-            seen: u64::try_from(seen).unwrap_or_default(),
-            erased: u64::try_from(erased).unwrap_or_default(),
+            seen: count(seen),
+            erased: count(erased),
             more: seen >= i64::from(limit),
         }
     }
@@ -92,11 +99,6 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
 
 async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    let lag = if class == Class::Profiles {
-        LAG
-    } else {
-        Duration::ZERO
-    };
     let walk = sqlx::query_as!(
         Walk,
         r#"SELECT days, after, nullif(up_to, '-infinity') AS up_to,
@@ -108,7 +110,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
            WHERE class = $1 AND up_to < now() - make_interval(days => days, secs => $2)
            ORDER BY w.up_to LIMIT 1 FOR UPDATE OF w SKIP LOCKED"#,
         class.as_str(),
-        seconds(lag),
+        seconds(class.lag()),
     )
     .fetch_optional(&mut *transaction)
     .await?;
@@ -116,17 +118,18 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         transaction.rollback().await?;
         return Ok(Step::default());
     };
-    let (passed, step) = match class {
+    let batch = match class {
         Class::Profiles => walk.profiles(&mut transaction, limit).await?,
         Class::Attempts => walk.attempts(&mut transaction, limit).await?,
         Class::Audit => walk.audit(&mut transaction, limit).await?,
     };
+    let step = Step::of(batch.seen, batch.erased, limit);
     sqlx::query!(
         "UPDATE retention_walks SET after = coalesce($3, after), up_to = $4 WHERE class = $1 AND days = $2",
         class.as_str(),
         walk.days,
-        passed.after,
-        passed
+        batch.after,
+        batch
             .at
             .filter(|_| step.more)
             .map_or(walk.until, |at| at.min(walk.until)),
@@ -164,17 +167,21 @@ struct Walk {
     by_default: bool,
 }
 
-/// The last row that a walk has passed.
-#[derive(Default)]
-struct Passed {
+/// What one batch of a walk did.
+struct Batch {
+    seen: i64,
+    erased: i64,
+    /// The last row that it passed, where the walk remembers it.
     after: Option<String>,
+    /// The time of that row.
     at: Option<OffsetDateTime>,
 }
 
 impl Walk {
     /// Topup ids begin with the time of the order, so their primary key is in the order of time.
-    async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<(Passed, Step), Error> {
-        let row = sqlx::query!(
+    async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+        let batch = sqlx::query_as!(
+            Batch,
             r#"WITH page AS MATERIALIZED (
                    SELECT topup_id, placement_id, state FROM topups
                    WHERE topup_id > $1 AND topup_id < to_char($2::timestamptz AT TIME ZONE 'UTC', 'YYYYMMDDHH24MISS')
@@ -214,18 +221,13 @@ impl Walk {
             i64::from(limit),
             self.days,
             self.by_default,
-        )
-        .fetch_one(connection)
-        .await?;
-        let passed = Passed {
-            after: row.after,
-            at: row.at,
-        };
-        Ok((passed, Step::of(row.seen, row.erased, limit)))
+        );
+        Ok(batch.fetch_one(connection).await?)
     }
 
-    async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<(Passed, Step), Error> {
-        let row = sqlx::query!(
+    async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+        let batch = sqlx::query_as!(
+            Batch,
             r#"WITH page AS MATERIALIZED (
                    SELECT topup_id, attempt, at FROM delivery_attempts
                    WHERE at > coalesce($1, '-infinity'::timestamptz) AND at < $2
@@ -241,40 +243,30 @@ impl Walk {
                      AND CASE WHEN own.class IS NULL THEN $4 ELSE own.days = $5 END
                    RETURNING a.topup_id
                )
-               SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", max(at) AS at FROM page"#,
+               SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!", NULL::text AS after, max(at) AS at
+               FROM page"#,
             self.up_to,
             self.until,
             i64::from(limit),
             self.by_default,
             self.days,
-        )
-        .fetch_one(connection)
-        .await?;
-        let passed = Passed {
-            after: None,
-            at: row.at,
-        };
-        Ok((passed, Step::of(row.seen, row.erased, limit)))
+        );
+        Ok(batch.fetch_one(connection).await?)
     }
 
-    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<(Passed, Step), Error> {
-        let row = sqlx::query!(
+    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+        let batch = sqlx::query_as!(
+            Batch,
             r#"WITH erased AS (
                    DELETE FROM operator_actions WHERE action_id = ANY (ARRAY (
                        SELECT action_id FROM operator_actions WHERE at < $1 ORDER BY at LIMIT $2))
                    RETURNING at
                )
-               SELECT count(*) AS "erased!", max(at) AS at FROM erased"#,
+               SELECT count(*) AS "seen!", count(*) AS "erased!", NULL::text AS after, max(at) AS at FROM erased"#,
             self.until,
             i64::from(limit),
-        )
-        .fetch_one(connection)
-        .await?;
-        let passed = Passed {
-            after: None,
-            at: row.at,
-        };
-        Ok((passed, Step::of(row.erased, row.erased, limit)))
+        );
+        Ok(batch.fetch_one(connection).await?)
     }
 }
 
@@ -339,22 +331,16 @@ pub struct Standing {
     pub waiting: u64,
 }
 
-/// Reads [`Standing`].
 pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> {
     let mut standing = Standing::default();
     for (class, overdue) in Class::ALL.into_iter().zip(&mut standing.overdue) {
-        let lag = if class == Class::Profiles {
-            LAG
-        } else {
-            Duration::ZERO
-        };
         let behind = sqlx::query_scalar!(
             r#"SELECT max(extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to
                        ELSE now() - began_at END))::float8
                FROM retention_walks WHERE class = $1"#,
             class.as_str(),
-            seconds(lag),
+            seconds(class.lag()),
         )
         .fetch_one(&mut *connection)
         .await?;
@@ -367,6 +353,6 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
     .fetch_one(connection)
     .await?;
     standing.overdue[0] = standing.overdue[0].max(age(late.overdue.unwrap_or_default()));
-    standing.waiting = u64::try_from(late.waiting).unwrap_or_default();
+    standing.waiting = count(late.waiting);
     Ok(standing)
 }

@@ -21,7 +21,6 @@ static MIGRATIONS: Migrator = sqlx::migrate!("./migrations");
 /// This program does not work with the database.
 #[derive(Debug, thiserror::Error)]
 pub enum SchemaError {
-    /// Migrations of this version are missing.
     #[error("the database schema is at version {found}, this version needs {needed}: run `esimctl migrate`")]
     Behind {
         /// The newest applied migration, 0 if there is none.
@@ -29,7 +28,6 @@ pub enum SchemaError {
         /// The newest migration of this version.
         needed: i64,
     },
-    /// The schema is newer than this version and doesn't serve it.
     #[error(
         "the database schema is at version {found}, which serves programs from schema {serves} on; this version \
          knows schema {known}: deploy a newer version"
@@ -42,16 +40,13 @@ pub enum SchemaError {
         /// The newest migration of this version.
         known: i64,
     },
-    /// A connection pooler between this program and the server drops the session's settings.
     #[error(
         "a connection pooler drops the session settings (statement_timeout, enable_seqscan): DATABASE_URL must name \
          PostgreSQL itself, not PgBouncer or another pooler; DATABASE_CONNECTIONS bounds the connections"
     )]
     Pooler,
-    /// The master key does not open the stored secrets.
     #[error("the master key is not the one that the stored secrets were encrypted under: {0}")]
     MasterKey(VaultError),
-    /// A statement failed, or the database does not respond.
     #[error(transparent)]
     Store(Error),
 }
@@ -76,7 +71,6 @@ impl SchemaError {
     }
 }
 
-/// The migrations of this version.
 pub fn migrations() -> &'static Migrator {
     &MIGRATIONS
 }

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use crate::{Error, age};
+use crate::{Error, age, count};
 
 /// The state of the server. Sessions of other roles are invisible without the role `pg_read_all_stats`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Server {
     /// The size of this database, in bytes.
-    pub size: i64,
+    pub size: u64,
     /// Transactions since the oldest unfrozen row of any database. PostgreSQL stops writes near 2 billion.
-    pub xid_age: i64,
+    pub xid_age: u64,
     /// The age of the oldest open transaction.
     pub longest_transaction: Duration,
     /// How long WAL segments have not been archived because archiving fails.
     pub unarchived: Duration,
     /// The number of connected standbys.
-    pub standbys: i64,
+    pub standbys: u64,
     /// The largest replay lag of a connected standby.
     pub standby_lag: Duration,
 }
@@ -41,11 +41,11 @@ pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
     .fetch_one(connection)
     .await?;
     Ok(Server {
-        size: row.size,
-        xid_age: row.xid_age,
+        size: count(row.size),
+        xid_age: count(row.xid_age),
         longest_transaction: age(row.longest_transaction),
         unarchived: age(row.unarchived),
-        standbys: row.standbys,
+        standbys: count(row.standbys),
         standby_lag: age(row.lag),
     })
 }

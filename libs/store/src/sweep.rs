@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sqlx::PgConnection;
+use sqlx::{Connection, PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
 
 use crate::{Error, seconds};
@@ -23,7 +23,8 @@ pub struct Swept {
 
 /// The time range of one sweep; one process holds it at a time. Its end becomes the start of the next range only after
 /// every transaction that may have created rows in it has ended, so a slow commit is not missed.
-pub(crate) struct Fence {
+pub(crate) struct Fence<'a> {
+    pub(crate) transaction: Transaction<'a, Postgres>,
     stage: &'static str,
     /// The start of the range, exclusive.
     pub(crate) from: OffsetDateTime,
@@ -37,13 +38,14 @@ pub(crate) struct Fence {
     more: bool,
 }
 
-impl Fence {
+impl<'a> Fence<'a> {
     /// Returns `None` if another process sweeps now or nothing is old enough.
     pub(crate) async fn take(
-        connection: &mut PgConnection,
+        connection: &'a mut PgConnection,
         stage: &'static str,
         lag: Duration,
     ) -> Result<Option<Self>, Error> {
+        let mut transaction = connection.begin().await?;
         let row = sqlx::query!(
             r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
                       stretch < now() - make_interval(secs => $2) AS "more!"
@@ -62,12 +64,13 @@ impl Fence {
             seconds(lag),
             STRETCH,
         )
-        .fetch_optional(connection)
+        .fetch_optional(&mut *transaction)
         .await?;
         Ok(row.map(|row| {
             let passed = row.fence_at.filter(|_| row.passed);
             let renew = passed.is_some() || row.fence_at.is_none();
             Self {
+                transaction,
                 stage,
                 from: row.up_to,
                 until: row.until,
@@ -78,8 +81,8 @@ impl Fence {
         }))
     }
 
-    /// Moves the start of the next range and sets the fence.
-    pub(crate) async fn done(self, connection: &mut PgConnection, late: u64) -> Result<Swept, Error> {
+    /// Moves the start of the next range, sets the fence and commits.
+    pub(crate) async fn done(mut self, late: u64) -> Result<Swept, Error> {
         sqlx::query!(
             "UPDATE sweeps
              SET up_to = $2,
@@ -91,8 +94,9 @@ impl Fence {
             self.until,
             self.renew,
         )
-        .execute(connection)
+        .execute(&mut *self.transaction)
         .await?;
+        self.transaction.commit().await?;
         Ok(Swept {
             late,
             more: self.more,

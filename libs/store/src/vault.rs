@@ -36,7 +36,6 @@ pub enum Keyring {
 }
 
 impl Keyring {
-    /// All of them.
     pub const ALL: [Self; 3] = [Self::Partners, Self::Webhooks, Self::Profiles];
 }
 
@@ -85,26 +84,20 @@ impl Purpose<'_> {
 /// Master keys or a sealed value can't be used. The texts show no secret.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 pub enum VaultError {
-    /// Not `<id>:<Base64 of 32 bytes>`.
     #[error(
         "master key number {0} is not of the form <id>:<Base64 of 32 bytes> with an id of 1 to 32 characters"
     )]
     BadKey(usize),
-    /// The key is published in an example.
     #[error("master key number {0} is an example; make one with `esimctl master-key create FILE`")]
     Example(usize),
-    /// No key is configured.
     #[error(
         "there is no master key: set MASTER_KEY or MASTER_KEY_FILE (`esimctl master-key create FILE` makes one)"
     )]
     NoKey,
-    /// Two keys have one id.
     #[error("two master keys have the id {0:?}")]
     DuplicateKey(String),
-    /// The vault has no keys for this purpose.
     #[error("this program holds no master key for {0}")]
     NotHeld(Keyring),
-    /// The value was sealed under a key that isn't configured.
     #[error("a stored secret needs the master key {0:?}, which is not configured")]
     MissingKey(String),
     /// The value was changed, or belongs to another row.

@@ -46,7 +46,6 @@ pub struct Body<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// The body for one ready topup.
     pub fn new(
         topup_id: &'a TopupId,
         option_id: OptionId,

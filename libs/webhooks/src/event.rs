@@ -21,7 +21,6 @@ pub fn failure(refusal: Option<&(String, String)>) -> String {
     )
 }
 
-/// The body of an event.
 #[derive(Serialize)]
 pub struct Body<'a> {
     r#type: &'static str,
@@ -49,7 +48,6 @@ enum Data<'a> {
 }
 
 impl<'a> Body<'a> {
-    /// The body of this event.
     pub fn new(event: &'a Event) -> Self {
         let data = match &event.subject {
             Subject::TopupFailed {

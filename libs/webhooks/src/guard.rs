@@ -110,10 +110,8 @@ impl Ports {
 /// Why an endpoint is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Forbidden {
-    /// It has an address that endpoints of partners may not have.
     #[error("forbidden address")]
     Address,
-    /// It has a port that endpoints of partners may not have.
     #[error("forbidden port")]
     Port,
     /// Its webhooks would not be encrypted, and its partner is live.

@@ -11,7 +11,6 @@ const SIZE: u16 = 300;
 /// The query parameter of the MAC.
 const PARAMETER: &str = "mac";
 
-/// Makes the URLs.
 #[derive(Clone, Debug)]
 pub struct QrUrls {
     base: String,

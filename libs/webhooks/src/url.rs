@@ -27,22 +27,16 @@ impl WebhookUrl {
 /// Why a text is no webhook URL, with the remedy. It doesn't show the text, which may hold a password.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadWebhookUrl {
-    /// Longer than 2048 bytes.
     #[error("it is {0} bytes long and {LONGEST} are allowed; use a shorter one")]
     TooLong(usize),
-    /// A blank or control character.
     #[error("it has a blank or control character; remove it or percent-encode it")]
     Blank,
-    /// Not a URL.
     #[error("it is no URL ({0}); write it like https://example.com/webhooks")]
     NoUrl(#[from] url::ParseError),
-    /// Neither `http` nor `https`.
     #[error("it does not start with http:// or https://; write it like https://example.com/webhooks")]
     Scheme,
-    /// A user name or password.
     #[error("it holds a user name or password; remove it, the endpoint can check webhook-signature instead")]
     Credentials,
-    /// A fragment.
     #[error("it has a fragment, which is never sent; remove the part from # on")]
     Fragment,
 }

@@ -178,7 +178,7 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
             (json!(delivery), head(&delivery))
         }
     };
-    let attempts = deliveries::attempts(&mut connection, id).await?;
+    let attempts = deliveries::attempts(&mut connection, id, i64::MAX).await?;
     let answers: Vec<Option<String>> = attempts
         .iter()
         .map(|attempt| answer(vault, id, attempt))

@@ -36,7 +36,6 @@ const IDLE: Duration = Duration::from_secs(30);
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The client of all endpoints.
 pub type Endpoints = Client<EndpointConnector, Full<Bytes>>;
 
 /// An endpoint sent too much before the head of its response was complete.

@@ -29,11 +29,11 @@ use time::OffsetDateTime;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, field::Empty, info_span};
 use uuid::Uuid;
-use webhooks::qr::QrUrls;
+use webhooks::{body::Body, event, qr::QrUrls};
 
 use crate::{
     endpoint::{Endpoint, Endpoints},
-    metrics::{DeliveryResult, Metrics},
+    metrics::Metrics,
     outcome::{Failure, Tried, class, ids, log, result},
     schedule::{Next, Schedule},
     webhook::{self, Sender},
@@ -54,14 +54,11 @@ pub fn lease(timeout: Duration) -> Duration {
     timeout + LEASE_MARGIN
 }
 
-/// The stage.
 pub struct Deliver {
     database: Database,
     vault: Vault,
     sender: Sender,
-    qr: QrUrls,
-    schedule: Schedule,
-    lease: Duration,
+    settings: Settings,
     endpoints: Endpoints,
     metrics: Arc<Metrics>,
     attempts: GroupCommit<Attempts>,
@@ -69,15 +66,12 @@ pub struct Deliver {
     stop: CancellationToken,
 }
 
-/// The settings of [`Deliver`].
 pub struct Settings {
     /// Makes `qrcode_img_url`.
     pub qr: QrUrls,
-    /// The timeout of a whole request.
     pub timeout: Duration,
     /// The waits between attempts.
     pub schedule: Schedule,
-    /// When endpoints are blocked.
     pub block_policy: BlockPolicy,
 }
 
@@ -109,9 +103,7 @@ impl Deliver {
         Self {
             vault,
             sender,
-            qr: settings.qr,
-            schedule: settings.schedule,
-            lease: lease(settings.timeout),
+            settings,
             endpoints: Endpoints::default(),
             metrics,
             attempts: GroupCommit::start(attempts, BATCH, shutdown),
@@ -126,13 +118,13 @@ impl Deliver {
         let Some(endpoint) = self.endpoints.of(&delivery, &self.vault) else {
             let (topup_id, event_id) = ids(&delivery.id);
             tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "no webhook URL");
-            self.metrics.delivery(DeliveryResult::NoEndpoint);
+            self.metrics.delivery("no_endpoint");
             return self.write(&self.without_url, delivery.id).await;
         };
         if !slot.join(&endpoint.host) {
             let (topup_id, event_id) = ids(&delivery.id);
             tracing::debug!(topup.id = topup_id, event.id = event_id, partner.id = %delivery.partner_id, "deferred: the host has no free slot");
-            self.metrics.delivery(DeliveryResult::Deferred);
+            self.metrics.delivery("deferred");
             return self.make_due(&delivery.id, leased).await;
         }
         let (at, began) = (clock::now(), Instant::now());
@@ -143,7 +135,7 @@ impl Deliver {
         let round = delivery.attempt.saturating_sub(delivery.schedule_start);
         let mut next = match tried {
             Err(Failure::Erased) => Next::Exhausted,
-            _ => self.schedule.next(round, answer, rand::random()),
+            _ => self.settings.schedule.next(round, answer, rand::random()),
         };
         if next != Next::Delivered && is_test(&delivery) {
             next = Next::Exhausted;
@@ -194,9 +186,9 @@ impl Deliver {
     ) {
         self.metrics.attempt(&delivery.environment, class, duration);
         self.metrics.delivery(match next {
-            Next::Delivered => DeliveryResult::Delivered,
-            Next::Retry(_) => DeliveryResult::Retried,
-            Next::Exhausted => DeliveryResult::Exhausted,
+            Next::Delivered => "delivered",
+            Next::Retry(_) => "retried",
+            Next::Exhausted => "exhausted",
         });
         // A replay does not count for the delivery time.
         if let Content::Esim(esim) = &delivery.content
@@ -284,19 +276,21 @@ impl Deliver {
 
     /// The body, and the kind of an event other than the specified webhook.
     fn body(&self, content: &Content) -> Result<(Vec<u8>, Option<&'static str>), Failure> {
-        match content {
-            Content::Esim(esim) if esim.erased => Err(Failure::Erased),
+        let (body, kind) = match content {
+            Content::Esim(esim) if esim.erased => return Err(Failure::Erased),
             Content::Esim(esim) => {
                 let profile =
                     Profile::open(&self.vault, &esim.topup_id, &esim.profile).map_err(Failure::Profile)?;
-                let body = webhook::body(esim, &profile, &self.qr).map_err(|_| Failure::Unwritable)?;
-                Ok((body, None))
+                let (order, qr) = (&esim.external_order_id, &self.settings.qr);
+                let body = Body::new(&esim.topup_id, esim.option_id, order, &esim.iccid, &profile, qr);
+                (serde_json::to_vec(&body), None)
             }
             Content::Event(event) => {
-                let body = webhook::event_body(event).map_err(|_| Failure::Unwritable)?;
-                Ok((body, Some(event.subject.kind().as_str())))
+                let body = serde_json::to_vec(&event::Body::new(event));
+                (body, Some(event.subject.kind().as_str()))
             }
-        }
+        };
+        Ok((body.map_err(|_| Failure::Unwritable)?, kind))
     }
 
     /// Writes, and retries while the database is away. After a stop it gives up, and the delivery is due
@@ -377,9 +371,10 @@ impl Stage for Deliver {
     }
 
     async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
+        let lease = lease(self.settings.timeout);
         let leasing = self
             .database
-            .run(async |connection| deliveries::lease(connection, ids, self.lease).await);
+            .run(async |connection| deliveries::lease(connection, ids, lease).await);
         Ok(leasing.await?)
     }
 
@@ -387,7 +382,7 @@ impl Stage for Deliver {
         let which = if overdue {
             Read::Leased
         } else {
-            Read::Young(FIRST_LEASE.saturating_sub(self.lease))
+            Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout)))
         };
         let reading = self
             .database
@@ -484,7 +479,6 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     span
 }
 
-/// The group commit of attempts.
 struct Attempts {
     database: Database,
     block_policy: BlockPolicy,

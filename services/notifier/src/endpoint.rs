@@ -15,13 +15,11 @@ use crate::webhook::Unanswered;
 /// The most cached endpoints.
 const KEPT: usize = 10_000;
 
-/// One partner's endpoint.
 pub struct Endpoint {
     text: String,
     sealed: [Option<Vec<u8>>; 2],
     /// The host, to which requests in flight are limited.
     pub host: Arc<str>,
-    /// The URL of its webhooks.
     pub url: Result<Url, Unanswered>,
     /// The secrets that sign its webhooks, the newest first.
     pub secrets: Result<Vec<Secret>, store::Error>,
@@ -36,7 +34,6 @@ impl Endpoint {
     }
 }
 
-/// A cache of endpoints.
 #[derive(Default)]
 pub struct Endpoints(Mutex<HashMap<PartnerId, Arc<Endpoint>>>);
 

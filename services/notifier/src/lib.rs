@@ -146,19 +146,19 @@ impl AsRef<CommonConfig> for Config {
 }
 
 fn webhook_timeout(text: &str) -> Result<Duration, String> {
-    let timeout = runtime::config::duration(text)?;
-    if timeout.is_zero() || timeout > LONGEST_TIMEOUT {
-        return Err(format!("must be more than 0 and at most {LONGEST_TIMEOUT:?}"));
-    }
-    Ok(timeout)
+    at_most(LONGEST_TIMEOUT, text)
 }
 
 fn block(text: &str) -> Result<Duration, String> {
-    let block = runtime::config::duration(text)?;
-    if block.is_zero() || block > LONGEST_BLOCK {
-        return Err(format!("must be more than 0 and at most {LONGEST_BLOCK:?}"));
+    at_most(LONGEST_BLOCK, text)
+}
+
+fn at_most(most: Duration, text: &str) -> Result<Duration, String> {
+    let duration = positive_duration(text)?;
+    if duration > most {
+        return Err(format!("must be at most {most:?}"));
     }
-    Ok(block)
+    Ok(duration)
 }
 
 /// Runs the stage until the soft stop.
@@ -275,7 +275,6 @@ async fn watch(database: Database, readiness: Readiness, shutdown: Shutdown) -> 
     Ok(())
 }
 
-/// Updates the gauges of stored rows.
 async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -> anyhow::Result<()> {
     let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);

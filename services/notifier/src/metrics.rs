@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use opentelemetry::{
-    KeyValue, global,
+    KeyValue,
     metrics::{Counter, Gauge, Histogram},
 };
+use runtime::metrics::Instruments;
 use store::endpoints::Standing;
 
 /// Histogram bounds of the time from order to delivery, in seconds.
@@ -16,7 +17,6 @@ const DELIVERY_BOUNDS: [f64; 16] = [
 /// Histogram bounds of the duration of one request, in seconds.
 const ATTEMPT_BOUNDS: [f64; 10] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 2.5, 5.0, 15.0];
 
-/// The instruments of this stage.
 pub struct Metrics {
     deliveries: Counter<u64>,
     attempts: Counter<u64>,
@@ -28,83 +28,48 @@ pub struct Metrics {
     exhausted: Gauge<u64>,
 }
 
-/// The result of a claimed delivery.
-#[derive(Clone, Copy, Debug)]
-pub enum DeliveryResult {
-    /// The endpoint acknowledged it.
-    Delivered,
-    /// A retry is scheduled.
-    Retried,
-    /// The schedule ended, or the endpoint responded 410.
-    Exhausted,
-    /// The partner has no webhook URL.
-    NoEndpoint,
-    /// It found no slot; no attempt was made.
-    Deferred,
-}
-
 impl Metrics {
     /// Registers the instruments with the process's meter provider.
     pub fn register() -> Self {
-        let meter = global::meter("notifier");
+        let make = Instruments::of("notifier");
         Self {
-            deliveries: meter
-                .u64_counter("esim.deliveries")
-                .with_description("Claimed deliveries, by result")
-                .build(),
-            attempts: meter
-                .u64_counter("esim.delivery.attempts")
-                .with_description("Webhook requests, by result")
-                .build(),
-            attempt_duration: meter
-                .f64_histogram("esim.delivery.attempt.duration")
-                .with_description("Duration of a webhook request")
-                .with_unit("s")
-                .with_boundaries(ATTEMPT_BOUNDS.into())
-                .build(),
-            delivery_duration: meter
-                .f64_histogram("esim.delivery.duration")
-                .with_description("Time from an order to the acknowledged webhook of a unit")
-                .with_unit("s")
-                .with_boundaries(DELIVERY_BOUNDS.into())
-                .build(),
-            ready_duration: meter
-                .f64_histogram("esim.delivery.ready.duration")
-                .with_description(
-                    "Time from the readiness of a unit to its webhook, if the first attempt was acknowledged",
-                )
-                .with_unit("s")
-                .with_boundaries(DELIVERY_BOUNDS.into())
-                .build(),
-            overdue: meter
-                .f64_gauge("esim.redrive.oldest_overdue")
-                .with_description("How long the oldest due row has been due, without blocked endpoints")
-                .with_unit("s")
-                .build(),
-            blocked: meter
-                .u64_gauge("esim.endpoints.blocked")
-                .with_description("Endpoints that get no webhooks, by reason")
-                .build(),
-            exhausted: meter
-                .u64_gauge("esim.deliveries.exhausted")
-                .with_description("Exhausted deliveries, which an operator can replay")
-                .build(),
+            deliveries: make.counter("esim.deliveries", "Claimed deliveries, by result"),
+            attempts: make.counter("esim.delivery.attempts", "Webhook requests, by result"),
+            attempt_duration: make.durations(
+                "esim.delivery.attempt.duration",
+                "Duration of a webhook request",
+                &ATTEMPT_BOUNDS,
+            ),
+            delivery_duration: make.durations(
+                "esim.delivery.duration",
+                "Time from an order to the acknowledged webhook of a unit",
+                &DELIVERY_BOUNDS,
+            ),
+            ready_duration: make.durations(
+                "esim.delivery.ready.duration",
+                "Time from the readiness of a unit to its webhook, if the first attempt was acknowledged",
+                &DELIVERY_BOUNDS,
+            ),
+            overdue: make.seconds(
+                "esim.redrive.oldest_overdue",
+                "How long the oldest due row has been due, without blocked endpoints",
+            ),
+            blocked: make.gauge(
+                "esim.endpoints.blocked",
+                "Endpoints that get no webhooks, by reason",
+            ),
+            exhausted: make.gauge(
+                "esim.deliveries.exhausted",
+                "Exhausted deliveries, which an operator can replay",
+            ),
         }
     }
 
-    /// Counts a claimed delivery.
-    pub fn delivery(&self, result: DeliveryResult) {
-        let outcome = match result {
-            DeliveryResult::Delivered => "delivered",
-            DeliveryResult::Retried => "retried",
-            DeliveryResult::Exhausted => "exhausted",
-            DeliveryResult::NoEndpoint => "no_endpoint",
-            DeliveryResult::Deferred => "deferred",
-        };
+    /// Counts a claimed delivery: `delivered`, `retried`, `exhausted`, `no_endpoint`, or `deferred` without an attempt.
+    pub fn delivery(&self, outcome: &'static str) {
         self.deliveries.add(1, &[KeyValue::new("outcome", outcome)]);
     }
 
-    /// Counts an attempt and records its duration.
     pub fn attempt(&self, environment: &str, class: &'static str, took: Duration) {
         let of = [
             KeyValue::new("outcome", class),
@@ -126,7 +91,6 @@ impl Metrics {
             .record(since_ready.as_secs_f64(), &[environment]);
     }
 
-    /// Sets the gauges of stored deliveries and endpoints.
     pub fn standing(&self, standing: &Standing) {
         let overdue = [
             ("live", standing.overdue_live),

@@ -70,7 +70,6 @@ pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
     }
 }
 
-/// Logs one line per attempt.
 pub(crate) fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
     let Delivery {
         id,

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use opentelemetry::{
-    KeyValue, global,
+    KeyValue,
     metrics::{Counter, Gauge},
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, metrics::Instruments};
 use store::{
     Database,
     retention::{self, Class, Step},
@@ -26,21 +26,20 @@ struct Metrics {
 
 impl Metrics {
     fn register() -> Self {
-        let meter = global::meter("notifier");
+        let make = Instruments::of("notifier");
         Self {
-            erased: meter
-                .u64_counter("esim.retention.erased")
-                .with_description("Rows that were erased after their term, by class")
-                .build(),
-            overdue: meter
-                .f64_gauge("esim.retention.overdue")
-                .with_description("How long the oldest row of a class has been past its term")
-                .with_unit("s")
-                .build(),
-            waiting: meter
-                .u64_gauge("esim.retention.waiting")
-                .with_description("Profiles that are kept past the term because they are not delivered")
-                .build(),
+            erased: make.counter(
+                "esim.retention.erased",
+                "Rows that were erased after their term, by class",
+            ),
+            overdue: make.seconds(
+                "esim.retention.overdue",
+                "How long the oldest row of a class has been past its term",
+            ),
+            waiting: make.gauge(
+                "esim.retention.waiting",
+                "Profiles that are kept past the term because they are not delivered",
+            ),
         }
     }
 }

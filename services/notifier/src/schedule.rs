@@ -51,7 +51,6 @@ impl fmt::Display for Schedule {
 /// The response of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The HTTP status.
     pub status: u16,
     /// The wait that it asks for.
     pub retry_after: Option<Duration>,
@@ -60,7 +59,6 @@ pub struct Answer {
 /// What an attempt leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// The endpoint acknowledged it.
     Delivered,
     /// The next attempt is made after this time.
     Retry(Duration),

@@ -11,14 +11,11 @@ use http::{
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use signing::webhook::Secret;
-use store::{deliveries::Esim, events::Event, profile::Profile};
 use time::OffsetDateTime;
 use url::Url;
 use webhooks::{
-    body::Body,
     event,
     guard::{Forbidden, Guard},
-    qr::QrUrls,
     signature::signatures,
 };
 
@@ -35,23 +32,6 @@ const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
 const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
-
-/// The body of the specified webhook.
-pub fn body(esim: &Esim, profile: &Profile, qr: &QrUrls) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&Body::new(
-        &esim.topup_id,
-        esim.option_id,
-        &esim.external_order_id,
-        &esim.iccid,
-        profile,
-        qr,
-    ))
-}
-
-/// The body of another event.
-pub fn event_body(event: &Event) -> serde_json::Result<Vec<u8>> {
-    serde_json::to_vec(&event::Body::new(event))
-}
 
 /// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
 /// the `secrets`, the newest first. `kind` is that of an event; the specified webhook names none.
@@ -81,28 +61,20 @@ pub fn headers(
 /// Why there is no response. The text is stored and shown to operators: it never holds a URL.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unanswered {
-    /// Not an `http` or `https` URL with a host.
     #[error("unusable URL")]
     BadUrl,
-    /// The guard refuses the endpoint.
     #[error("{0}")]
     Forbidden(Forbidden),
-    /// The name has no address.
     #[error("name not resolved")]
     Unresolved,
-    /// The exchange took too long.
     #[error("timeout")]
     Timeout,
-    /// The certificate is not valid, or the endpoint does not speak TLS.
     #[error("TLS failed")]
     Tls,
-    /// The endpoint takes no connections.
     #[error("connection failed")]
     Connect,
-    /// Too much came before the head of the response was complete.
     #[error("the head of the response is too large (WEBHOOK_HEAD_MAX)")]
     HeadTooLarge,
-    /// The connection broke, or the response is not HTTP.
     #[error("no valid answer")]
     NoAnswer,
 }

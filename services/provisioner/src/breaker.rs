@@ -23,7 +23,6 @@ use crate::{lanes::Lanes, metrics::Metrics, providers::Trouble, rate::Rate};
 /// How often the breakers are read.
 const PERIOD: Duration = Duration::from_secs(1);
 
-/// The breaker of one provider.
 pub struct Breaker {
     provider: String,
     limits: BreakerLimits,

@@ -227,16 +227,17 @@ pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdo
     let router = Router::new()
         .route(ROUTE, post(take))
         .with_state(Arc::new(callbacks));
-    let serve_one = |stream| {
-        let permit = Arc::clone(&connections).try_acquire_owned();
-        let (service, shutdown) = (connection::service(router.clone()), shutdown.clone());
-        async move {
-            // Without a permit the connection is closed at once.
-            if let Ok(_permit) = permit {
-                let http = connection::http(READ_TIMEOUT);
-                connection::serve(&http, stream, service, &shutdown, Duration::ZERO).await;
-            }
-        }
+    let serve_one = |stream, _| {
+        // Without a permit the connection is closed at once.
+        let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {
+            return;
+        };
+        let (service, stop) = (connection::service(router.clone()), shutdown.clone());
+        shutdown.tracker().spawn(async move {
+            let http = connection::http(READ_TIMEOUT);
+            connection::serve(&http, stream, service, &stop, Duration::ZERO).await;
+            drop(permit);
+        });
     };
     listener::accept(listener, &shutdown, serve_one).await
 }

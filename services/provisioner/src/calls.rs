@@ -18,17 +18,11 @@ use crate::{
 
 /// A provider, its rate limit, its breaker and its lanes.
 pub struct Calls {
-    /// The provider's name.
     pub name: String,
-    /// The provider's adapter.
     pub provider: Arc<dyn Provider>,
-    /// The rate limit.
     pub rate: Arc<Rate>,
-    /// The provider's breaker.
     pub breaker: Arc<Breaker>,
-    /// The provider's lanes.
     pub lanes: Arc<Lanes>,
-    /// The instruments.
     pub metrics: Metrics,
 }
 
@@ -62,7 +56,6 @@ impl Calls {
         Some(answer)
     }
 
-    /// Looks up a purchase.
     pub async fn find(&self, lane: &Arc<str>, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let find = perform(Effect::Find, self.provider.find(placement_id));
@@ -73,7 +66,6 @@ impl Calls {
         answer
     }
 
-    /// Collects the profiles of a purchase.
     pub async fn collect(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         self.rate.turn().await;
         let collect = perform(Effect::Collect, self.provider.collect(placement_id));

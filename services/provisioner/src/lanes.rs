@@ -34,7 +34,6 @@ pub struct LaneLimits {
     pub open_most: Duration,
 }
 
-/// The lanes of one provider.
 pub struct Lanes {
     provider: String,
     limits: LaneLimits,

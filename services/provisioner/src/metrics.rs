@@ -7,7 +7,7 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram},
 };
 use pipeline::metrics::DueRows;
-use runtime::Shutdown;
+use runtime::{Shutdown, metrics::Instruments};
 use store::{
     Database,
     providers::{self, Backlog, BreakerState},
@@ -29,7 +29,7 @@ pub struct Metrics {
     open_lanes: Gauge<u64>,
     calls: Counter<u64>,
     call_duration: Histogram<f64>,
-    parked: Gauge<i64>,
+    parked: Gauge<u64>,
     oldest_overdue: Gauge<f64>,
     due: DueRows,
     server: ServerGauges,
@@ -40,51 +40,39 @@ pub struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let meter = global::meter("provisioner");
+        let make = Instruments::of("provisioner");
         Self {
-            breaker: meter
-                .u64_gauge("esim.provider.breaker")
-                .with_description("State of a provider's breaker: 0 closed, 1 open, 2 half open")
-                .build(),
-            open_lanes: meter
-                .u64_gauge("esim.provider.lanes.open")
-                .with_description("Open lanes of a provider: their purchases fail or are slow, and wait")
-                .build(),
-            calls: meter
-                .u64_counter("esim.provider.calls")
-                .with_description("Calls to a provider, by call and outcome")
-                .build(),
-            call_duration: meter
-                .f64_histogram("esim.provider.call.duration")
-                .with_unit("s")
-                .with_boundaries(vec![0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0])
-                .with_description("Duration of a call to a provider")
-                .build(),
-            parked: meter
-                .i64_gauge("esim.placements.parked")
-                .with_description("Parked placements; read every 15 s")
-                .build(),
-            oldest_overdue: meter
-                .f64_gauge("esim.redrive.oldest_overdue")
-                .with_unit("s")
-                .with_description("How long the oldest due row has been due; read every 15 s")
-                .build(),
+            breaker: make.gauge(
+                "esim.provider.breaker",
+                "State of a provider's breaker: 0 closed, 1 open, 2 half open",
+            ),
+            open_lanes: make.gauge(
+                "esim.provider.lanes.open",
+                "Open lanes of a provider: their purchases fail or are slow, and wait",
+            ),
+            calls: make.counter("esim.provider.calls", "Calls to a provider, by call and outcome"),
+            call_duration: make.durations(
+                "esim.provider.call.duration",
+                "Duration of a call to a provider",
+                &[0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0],
+            ),
+            parked: make.gauge("esim.placements.parked", "Parked placements; read every 15 s"),
+            oldest_overdue: make.seconds(
+                "esim.redrive.oldest_overdue",
+                "How long the oldest due row has been due; read every 15 s",
+            ),
             due: DueRows::new("provisioner"),
             server: ServerGauges::default(),
-            callbacks: meter
-                .u64_counter("esim.provider.callbacks")
-                .with_description("Callbacks from providers, by outcome")
-                .build(),
-            topups: meter
-                .u64_counter("esim.topups")
-                .with_description("Units that are ready, failed or parked, by outcome")
-                .build(),
-            ready_duration: meter
-                .f64_histogram("esim.topup.ready.duration")
-                .with_unit("s")
-                .with_boundaries(READY_BOUNDS.into())
-                .with_description("Time from an accepted order to the stored profile of a unit")
-                .build(),
+            callbacks: make.counter("esim.provider.callbacks", "Callbacks from providers, by outcome"),
+            topups: make.counter(
+                "esim.topups",
+                "Units that are ready, failed or parked, by outcome",
+            ),
+            ready_duration: make.durations(
+                "esim.topup.ready.duration",
+                "Time from an accepted order to the stored profile of a unit",
+                &READY_BOUNDS,
+            ),
         }
     }
 }
@@ -92,44 +80,37 @@ impl Default for Metrics {
 /// The state of the PostgreSQL server. Every replica shows the same.
 #[derive(Clone)]
 struct ServerGauges {
-    size: Gauge<i64>,
-    xid_age: Gauge<i64>,
+    size: Gauge<u64>,
+    xid_age: Gauge<u64>,
     longest_transaction: Gauge<f64>,
     unarchived: Gauge<f64>,
-    standbys: Gauge<i64>,
+    standbys: Gauge<u64>,
     standby_lag: Gauge<f64>,
 }
 
 impl Default for ServerGauges {
     fn default() -> Self {
-        let meter = global::meter("provisioner");
-        let seconds = |name, description| {
-            let gauge = meter.f64_gauge(name).with_unit("s");
-            gauge.with_description(description).build()
-        };
+        let make = Instruments::of("provisioner");
         Self {
-            size: meter
-                .i64_gauge("esim.database.size")
+            size: global::meter("provisioner")
+                .u64_gauge("esim.database.size")
                 .with_unit("By")
                 .with_description("Size of the database")
                 .build(),
-            xid_age: meter
-                .i64_gauge("esim.database.xid_age")
-                .with_description("Transactions since the oldest unfrozen row; writes stop near 2 billion")
-                .build(),
-            longest_transaction: seconds(
+            xid_age: make.gauge(
+                "esim.database.xid_age",
+                "Transactions since the oldest unfrozen row; writes stop near 2 billion",
+            ),
+            longest_transaction: make.seconds(
                 "esim.database.longest_transaction",
                 "Age of the oldest open transaction of a client",
             ),
-            unarchived: seconds(
+            unarchived: make.seconds(
                 "esim.database.archive_age",
                 "How long WAL has not been archived because archiving fails",
             ),
-            standbys: meter
-                .i64_gauge("esim.database.standbys")
-                .with_description("Connected standbys")
-                .build(),
-            standby_lag: seconds(
+            standbys: make.gauge("esim.database.standbys", "Connected standbys"),
+            standby_lag: make.seconds(
                 "esim.database.standby_lag",
                 "Largest replay lag of a connected standby",
             ),
@@ -154,7 +135,6 @@ fn provider(name: &str) -> KeyValue {
 }
 
 impl Metrics {
-    /// Records the state of a provider's breaker.
     pub fn breaker(&self, name: &str, state: BreakerState) {
         let value = match state {
             BreakerState::Closed => 0,
@@ -164,13 +144,11 @@ impl Metrics {
         self.breaker.record(value, &[provider(name)]);
     }
 
-    /// Records the number of a provider's open lanes.
     pub fn open_lanes(&self, name: &str, lanes: usize) {
         let lanes = u64::try_from(lanes).unwrap_or(u64::MAX);
         self.open_lanes.record(lanes, &[provider(name)]);
     }
 
-    /// Counts a call and records its duration.
     pub fn call(&self, name: &str, call: &'static str, outcome: &'static str, took: Duration) {
         let asked = [provider(name), KeyValue::new("call", call)];
         self.call_duration.record(took.as_secs_f64(), &asked);
@@ -185,7 +163,6 @@ impl Metrics {
             .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
-    /// Counts units that are ready, failed or parked.
     pub fn topups(&self, name: &str, outcome: &'static str, units: usize) {
         if units > 0 {
             let units = u64::try_from(units).unwrap_or(u64::MAX);
@@ -206,8 +183,7 @@ impl Metrics {
     fn backlog(&self, backlog: &Backlog) {
         let name = &backlog.provider;
         self.parked.record(backlog.parked, &[provider(name)]);
-        self.due
-            .show(Some(name.clone()), u64::try_from(backlog.due).unwrap_or_default());
+        self.due.show(Some(name.clone()), backlog.due);
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
         self.oldest_overdue
             .record(backlog.oldest_overdue.as_secs_f64(), &of);

@@ -56,7 +56,6 @@ const PROBED_LANES: usize = 16;
 pub struct Placing {
     /// Paces and measures the calls to the provider.
     pub calls: Calls,
-    /// The connection pool.
     pub database: Database,
     /// Encrypts profiles.
     pub vault: Vault,
@@ -72,7 +71,6 @@ pub struct Placing {
     pub unrecorded: Semaphore,
     /// The lease of a claimed placement.
     pub lease: Duration,
-    /// The instruments.
     pub metrics: Metrics,
     /// Ends retries on a stop.
     pub shutdown: Shutdown,
@@ -81,7 +79,6 @@ pub struct Placing {
 /// One of a provider's two queues: purchases, or look-ups and collects. Each has its own slots, so an
 /// unknown outcome never waits behind purchases.
 pub struct Queue {
-    /// The provider's placements.
     pub placing: Arc<Placing>,
     /// Whether this is the queue of purchases.
     pub buys: bool,
@@ -462,7 +459,6 @@ impl Placing {
         self.settle(work, outcome).await;
     }
 
-    /// Collects the missing profiles.
     async fn collect(&self, work: &Claimed, slot: Option<Slot>) {
         let answer = self.calls.collect(work.placement_id).await;
         let _room = self.leave(slot).await;

@@ -27,25 +27,13 @@ const MAX_DUE: usize = 100_000;
 const MAX_SENDING: usize = 32;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The URL of callbacks. It holds a token, so `Debug` hides it.
-#[derive(Clone)]
-pub struct CallbackUrl(Url);
-
-impl CallbackUrl {
-    /// Parses a URL. The error does not repeat it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let url = Url::parse(text).map_err(|error| error.to_string())?;
-        if !matches!(url.scheme(), "http" | "https") {
-            return Err("it must begin with http:// or https://".into());
-        }
-        Ok(Self(url))
+/// Parses the URL of callbacks, which holds a token. The error does not repeat it.
+pub fn url(text: &str) -> Result<Url, String> {
+    let url = Url::parse(text).map_err(|error| error.to_string())?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("it must begin with http:// or https://".into());
     }
-}
-
-impl std::fmt::Debug for CallbackUrl {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("CallbackUrl([REDACTED])")
-    }
+    Ok(url)
 }
 
 /// The queue of purchases that need callbacks.
@@ -75,7 +63,7 @@ struct Due {
 
 /// Sends callbacks for the units of `purchases` until `stop`.
 pub async fn run(
-    CallbackUrl(url): CallbackUrl,
+    url: Url,
     ledger: Arc<Ledger>,
     scripts: Arc<Scripts>,
     mut purchases: mpsc::Receiver<Arc<Purchase>>,

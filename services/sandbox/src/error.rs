@@ -23,7 +23,6 @@ pub enum Error {
     Malformed(String),
     /// An option of the order refuses: nothing was bought.
     Refused(Refusal),
-    /// The order id has bought before.
     Duplicate,
     UnknownOrder,
     UnknownTopup,

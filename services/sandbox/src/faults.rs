@@ -141,7 +141,6 @@ impl Switch {
         self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Replaces all faults.
     pub fn set(&self, faults: Faults) {
         let mut current = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         self.any.store(faults != Faults::default(), Ordering::Relaxed);

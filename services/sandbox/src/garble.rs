@@ -29,7 +29,6 @@ const ODD_MESSAGE: &str = "sold\0 out \u{1b}[31m\r\nX-Injected: 1 \u{202e}gnp.ex
 pub enum Garble {
     /// A message of 300 MB.
     Huge,
-    /// The body is not JSON.
     NoJson,
     /// Unit ids of 6,000 characters.
     LongUnitId,

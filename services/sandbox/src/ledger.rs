@@ -86,9 +86,7 @@ pub enum Repeats {
 /// Why nothing was bought.
 #[derive(Debug)]
 pub enum NotBought {
-    /// The order id bought before.
     Duplicate,
-    /// The ledger can't be written.
     Failed(io::Error),
 }
 
@@ -97,11 +95,9 @@ pub enum NotBought {
 pub struct Order {
     /// More than one only if duplicates are not detected.
     pub purchases: Vec<Arc<Purchase>>,
-    /// Its canceled units.
     pub canceled: BTreeSet<UnitNumber>,
 }
 
-/// The ledger of one file.
 pub struct Ledger {
     seed: Seed,
     books: Mutex<Books>,
@@ -196,12 +192,10 @@ impl Ledger {
         Ok(accounts.enter(purchase))
     }
 
-    /// Whether the order id has bought anything.
     pub fn has(&self, order_id: &str) -> bool {
         self.lock().accounts.by_order_id.contains_key(order_id)
     }
 
-    /// The purchases of an order id.
     pub fn order(&self, order_id: &str) -> Option<Order> {
         let books = self.lock();
         let accounts = &books.accounts;
@@ -238,7 +232,6 @@ impl Ledger {
         profile::profile(self.seed, unit, bought_at)
     }
 
-    /// Whether a unit was canceled.
     pub fn is_canceled(&self, unit: UnitNumber) -> bool {
         self.lock().accounts.canceled.contains(&unit)
     }

@@ -25,21 +25,18 @@ mod state;
 mod summary;
 mod units;
 
-use std::{ffi::OsStr, net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{fmt::Display, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use anyhow::Context;
-use clap::{
-    ArgAction, Parser, ValueEnum,
-    builder::{NonEmptyStringValueParser, TypedValueParser},
-    error::ErrorKind,
-};
+use clap::{ArgAction, Parser, ValueEnum, builder::NonEmptyStringValueParser};
 use runtime::{
     CommonConfig, Shutdown,
+    config::BadSetting,
     health::{self, Readiness},
 };
+use secrecy::{ExposeSecret, SecretString};
 use signing::SecretKey;
 
-pub use crate::callbacks::CallbackUrl;
 use crate::{auth::Credentials, ledger::Ledger, observe::Metrics, script::Scripts, state::Sandbox};
 
 const EXAMPLES: &str = "Examples:
@@ -91,23 +88,17 @@ pub struct Config {
         long,
         env = "SANDBOX_SECRET_KEY",
         hide_env_values = true,
-        value_parser = Secret(secret_key),
         required_unless_present = "command",
         required_if_eq("command", "serve")
     )]
-    pub secret_key: Option<SecretKey>,
+    pub secret_key: Option<SecretString>,
     /// Whether a repeated order id is refused (code 9003); otherwise it buys again
     #[arg(long, env = "SANDBOX_DETECT_DUPLICATES", default_value_t = true, action = ArgAction::Set)]
     pub detect_duplicates: bool,
     /// URL of callbacks, with its secret token, such as
     /// `http://127.0.0.1:18082/callbacks/sandbox/<token>`. No callbacks if omitted
-    #[arg(
-        long,
-        env = "SANDBOX_CALLBACK_URL",
-        hide_env_values = true,
-        value_parser = Secret(CallbackUrl::parse)
-    )]
-    pub callback_url: Option<CallbackUrl>,
+    #[arg(long, env = "SANDBOX_CALLBACK_URL", hide_env_values = true)]
+    pub callback_url: Option<SecretString>,
     #[command(flatten)]
     pub common: CommonConfig,
 }
@@ -127,31 +118,16 @@ impl AsRef<CommonConfig> for Config {
     }
 }
 
-/// Parses a secret. Its errors do not repeat the value, unlike clap's.
-#[derive(Clone)]
-struct Secret<T>(fn(&str) -> Result<T, String>);
-
-impl<T: Clone + Send + Sync + 'static> TypedValueParser for Secret<T> {
-    type Value = T;
-
-    fn parse_ref(
-        &self,
-        _: &clap::Command,
-        argument: Option<&clap::Arg>,
-        value: &OsStr,
-    ) -> Result<T, clap::Error> {
-        (self.0)(&value.to_string_lossy()).map_err(|reason| {
-            let name = argument.and_then(clap::Arg::get_long).unwrap_or_default();
-            clap::Error::raw(
-                ErrorKind::ValueValidation,
-                format!("invalid value for '--{name}': {reason}\n"),
-            )
-        })
-    }
-}
-
-fn secret_key(text: &str) -> Result<SecretKey, String> {
-    SecretKey::from_base64(text).map_err(|error| error.to_string())
+/// Parses a secret setting. The error names it and does not repeat its value, unlike clap's.
+fn secret<T, E: Display>(
+    name: &str,
+    value: Option<&SecretString>,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> anyhow::Result<Option<T>> {
+    let parsed = value.map(|value| parse(value.expose_secret()));
+    parsed
+        .transpose()
+        .map_err(|error| BadSetting::error(format!("{name}: {error}")))
 }
 
 /// Serves until `shutdown`. Fails if the ledger cannot be read or the address is not free.
@@ -161,10 +137,18 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         access_key: config
             .access_key
             .context("--access-key (SANDBOX_ACCESS_KEY) is missing")?,
-        secret: config
-            .secret_key
-            .context("--secret-key (SANDBOX_SECRET_KEY) is missing")?,
+        secret: secret(
+            "SANDBOX_SECRET_KEY",
+            config.secret_key.as_ref(),
+            SecretKey::from_base64,
+        )?
+        .context("--secret-key (SANDBOX_SECRET_KEY) is missing")?,
     };
+    let callback_url = secret(
+        "SANDBOX_CALLBACK_URL",
+        config.callback_url.as_ref(),
+        callbacks::url,
+    )?;
     let ledger = Arc::new(Ledger::open(&path)?);
     let bought = ledger.summary(None);
     let listener = runtime::listener::bind("LISTEN", config.listen).await?;
@@ -177,19 +161,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         units = bought.units,
         "the sandbox provider has started"
     );
-    let (callbacks, purchases) = callbacks::Queue::new();
     let faults = Arc::new(faults::Switch::default());
     let scripts = Arc::new(Scripts::default());
-    if let Some(url) = config.callback_url.clone() {
-        let sending = callbacks::run(
-            url,
-            Arc::clone(&ledger),
-            Arc::clone(&scripts),
-            purchases,
-            shutdown.soft(),
-        );
+    let callbacks = callback_url.map(|url| {
+        let (queue, purchases) = callbacks::Queue::new();
+        let (ledger, scripts) = (Arc::clone(&ledger), Arc::clone(&scripts));
+        let sending = callbacks::run(url, ledger, scripts, purchases, shutdown.soft());
         shutdown.spawn("callbacks", sending);
-    }
+        queue
+    });
     let sandbox = Sandbox {
         credentials,
         ledger,
@@ -198,7 +178,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         metrics: Arc::new(Metrics::new(Arc::clone(&faults))),
         faults,
         detect_duplicates: config.detect_duplicates,
-        callbacks: config.callback_url.is_some().then_some(callbacks),
+        callbacks,
         shutdown: shutdown.clone(),
     };
     server::serve(listener, routes::router(sandbox), shutdown).await
@@ -210,15 +190,26 @@ mod tests {
 
     #[test]
     fn a_bad_secret_is_named_and_not_repeated() {
-        for (setting, value) in [
-            ("--secret-key", "no*base64"),
-            ("--callback-url", "no-url/token"),
-            ("--callback-url", "ftp://host/token"),
-        ] {
-            let error = Config::try_parse_from(["sandbox", setting, value])
+        let error = |value: &str, parse: fn(&str) -> Result<(), String>| {
+            secret("SETTING", Some(&value.into()), parse)
                 .unwrap_err()
-                .to_string();
-            assert!(error.contains(setting) && !error.contains(value), "{error}");
+                .to_string()
+        };
+        let key = |text: &str| {
+            SecretKey::from_base64(text)
+                .map(drop)
+                .map_err(|error| error.to_string())
+        };
+        let url = |text: &str| callbacks::url(text).map(drop);
+        for (value, error) in [
+            ("no*base64", error("no*base64", key)),
+            ("no-url/token", error("no-url/token", url)),
+            ("ftp://host/token", error("ftp://host/token", url)),
+        ] {
+            assert!(
+                error.starts_with("SETTING: ") && !error.contains(value),
+                "{error}"
+            );
         }
     }
 

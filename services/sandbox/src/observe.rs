@@ -7,48 +7,38 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use opentelemetry::{
-    KeyValue, global,
-    metrics::{Counter, ObservableGauge},
-};
+use opentelemetry::{KeyValue, global, metrics::Counter};
 use runtime::{
     http::{Requests, traceparent},
+    metrics::Instruments,
     trace,
 };
 use tracing::Instrument;
 
 use crate::{faults::Switch, purchase::Purchase, server::NoAnswer};
 
-/// The instruments.
 pub struct Metrics {
     requests: Requests,
     purchases: Counter<u64>,
     units: Counter<u64>,
-    _faults: ObservableGauge<u64>,
 }
 
 impl Metrics {
     pub fn new(faults: Arc<Switch>) -> Self {
-        let meter = global::meter("sandbox");
+        global::meter("sandbox")
+            .u64_observable_gauge("esim.sandbox.faults")
+            .with_description("Which faults of the whole provider are in force")
+            .with_callback(move |gauge| {
+                for (fault, in_force) in faults.get().in_force() {
+                    gauge.observe(in_force.into(), &[KeyValue::new("fault", fault)]);
+                }
+            })
+            .build();
+        let make = Instruments::of("sandbox");
         Self {
             requests: Requests::default(),
-            purchases: meter
-                .u64_counter("esim.sandbox.purchases")
-                .with_description("Purchases, answered or not")
-                .build(),
-            units: meter
-                .u64_counter("esim.sandbox.units")
-                .with_description("Units of purchases")
-                .build(),
-            _faults: meter
-                .u64_observable_gauge("esim.sandbox.faults")
-                .with_description("Which faults of the whole provider are in force")
-                .with_callback(move |gauge| {
-                    for (fault, in_force) in faults.get().in_force() {
-                        gauge.observe(in_force.into(), &[KeyValue::new("fault", fault)]);
-                    }
-                })
-                .build(),
+            purchases: make.counter("esim.sandbox.purchases", "Purchases, answered or not"),
+            units: make.counter("esim.sandbox.units", "Units of purchases"),
         }
     }
 

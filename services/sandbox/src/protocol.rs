@@ -95,7 +95,6 @@ pub struct Callback<'a> {
     pub qrcode_img_url: String,
 }
 
-/// The state of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum UnitStatus {

@@ -20,12 +20,10 @@ pub struct Purchase {
 }
 
 impl Purchase {
-    /// The number of units.
     pub fn size(&self) -> u64 {
         self.products.iter().map(|product| u64::from(product.qty)).sum()
     }
 
-    /// The numbers of its units.
     pub fn unit_numbers(&self) -> Range<UnitNumber> {
         self.first_unit..self.first_unit + self.size()
     }

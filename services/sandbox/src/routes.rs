@@ -45,7 +45,6 @@ const MAX_UNITS: u64 = 10_000;
 /// The most characters of an order id or option id.
 const MAX_ID: usize = 200;
 
-/// Every route of the service.
 pub fn router(sandbox: Sandbox) -> Router {
     let provider = Router::new()
         .route(ORDER, post(order))
@@ -251,7 +250,6 @@ async fn show_faults(State(sandbox): State<Sandbox>) -> Json<Faults> {
     Json(sandbox.faults.get())
 }
 
-/// Replaces all faults.
 async fn set_faults(
     State(sandbox): State<Sandbox>,
     body: Result<Bytes, BytesRejection>,

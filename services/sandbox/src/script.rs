@@ -44,7 +44,6 @@ pub enum AtGet {
     ReadyAfter(Duration),
     /// Like [`AtGet::ReadyAfter`], but the first unit fails.
     FirstFails(Duration),
-    /// Pending for ever.
     Never,
 }
 
@@ -88,7 +87,6 @@ const ONE_SECOND: Duration = Duration::from_secs(1);
 const TWO_SECONDS: Duration = Duration::from_secs(2);
 const FIVE_SECONDS: Duration = Duration::from_secs(5);
 
-/// The scripted options by name.
 const SCRIPTS: &[(&str, Script)] = &[
     ("ready", READY),
     (
@@ -112,7 +110,6 @@ pub fn option_id(name: &str) -> Uuid {
     Uuid::new_v5(&Uuid::NAMESPACE_OID, format!("sandbox/{name}").as_bytes())
 }
 
-/// Whether an option of this name is scripted.
 pub fn is_scripted(name: &str) -> bool {
     SCRIPTS.iter().any(|(scripted, _)| *scripted == name)
 }
@@ -132,7 +129,6 @@ pub fn catalogue() -> Value {
     json!({ "options": options.collect::<Vec<_>>() })
 }
 
-/// The scripts by option id.
 pub struct Scripts(HashMap<Uuid, (&'static str, Script)>);
 
 impl Default for Scripts {
@@ -160,7 +156,6 @@ impl Scripts {
         self.find(option_id).map_or(READY, |(_, script)| script)
     }
 
-    /// The name of a scripted option.
     pub fn name(&self, option_id: &str) -> Option<&'static str> {
         self.find(option_id).map(|(name, _)| name)
     }

@@ -1,6 +1,6 @@
 //! HTTP connections that can be left without an answer, which axum does not offer.
 
-use std::{fmt, time::Duration};
+use std::{io, time::Duration};
 
 use axum::{
     Router,
@@ -21,7 +21,6 @@ const SILENCE: Duration = Duration::from_mins(2);
 /// What a client gets instead of an answer.
 #[derive(Clone, Copy, Debug)]
 pub enum NoAnswer {
-    /// The connection is closed.
     Close,
     /// Nothing. The connection is closed when the client goes, after [`SILENCE`], or at a stop.
     Silence,
@@ -36,21 +35,12 @@ impl IntoResponse for NoAnswer {
     }
 }
 
-/// The error that makes hyper drop a connection.
-#[derive(Debug)]
-struct Dropped;
-
-impl fmt::Display for Dropped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("left without an answer, as asked")
-    }
-}
-
-impl std::error::Error for Dropped {}
-
 /// Serves `router` until the soft stop; the tracker then waits for the requests in flight.
 pub async fn serve(listener: TcpListener, router: Router, shutdown: Shutdown) -> anyhow::Result<()> {
-    let serve_one = |stream| serve_one(stream, router.clone(), shutdown.clone());
+    let serve_one = |stream, _| {
+        let serving = serve_one(stream, router.clone(), shutdown.clone());
+        shutdown.tracker().spawn(serving);
+    };
     listener::accept(listener, &shutdown, serve_one).await
 }
 
@@ -65,7 +55,8 @@ async fn serve_one(stream: TcpStream, router: Router, shutdown: Shutdown) {
                 Some(NoAnswer::Close) => {}
                 Some(NoAnswer::Silence) => pause(shutdown, SILENCE).await,
             }
-            Err(Dropped)
+            // The error makes hyper drop the connection.
+            Err(io::Error::other("left without an answer, as asked"))
         }
     });
     let http = connection::http(HEAD_TIMEOUT);

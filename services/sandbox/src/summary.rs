@@ -15,7 +15,6 @@ use crate::{profile::UnitNumber, purchase::Purchase};
 pub struct Summary {
     pub purchases: usize,
     pub units: u64,
-    /// Canceled units.
     pub canceled: usize,
     /// In the order of their first purchase.
     pub orders: Vec<OrderSummary>,
@@ -41,7 +40,6 @@ pub struct Bought {
     pub topups: Vec<BoughtTopup>,
 }
 
-/// A unit that was bought.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct BoughtTopup {
     pub topup_id: String,

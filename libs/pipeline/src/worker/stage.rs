@@ -59,18 +59,15 @@ pub trait Stage: Send + Sync + 'static {
 /// A row that waits for a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ticket<Id> {
-    /// The row.
     pub id: Id,
     /// The lane: rows that may fail together. Empty if it is not known.
     pub lane: Arc<str>,
-    /// The partner of the row.
     pub partner: PartnerId,
 }
 
 /// The limits of a look for due rows, and where it begins.
 #[derive(Clone, Debug)]
 pub struct Look {
-    /// The most rows.
     pub limit: usize,
     /// The most rows of one partner in one lane.
     pub per_lane: usize,
@@ -81,7 +78,6 @@ pub struct Look {
 /// The result of a look for due rows.
 #[derive(Clone, Debug)]
 pub struct Found<Id> {
-    /// The rows, none of them leased.
     pub due: Vec<Ticket<Id>>,
     /// Where the next look begins; `None` after the last lane.
     pub after: Option<(String, PartnerId)>,
@@ -97,7 +93,6 @@ pub struct Trigger<Hint> {
 }
 
 impl<Hint> Trigger<Hint> {
-    /// The message's trace context.
     pub fn traceparent(&self) -> Option<&str> {
         self.message.as_ref()?.traceparent.as_deref()
     }
@@ -108,6 +103,5 @@ impl<Hint> Trigger<Hint> {
 pub struct Received<Hint> {
     /// The content for all of its rows.
     pub hint: Hint,
-    /// The message's trace context.
     pub traceparent: Option<String>,
 }

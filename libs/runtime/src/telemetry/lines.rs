@@ -1,9 +1,10 @@
 //! Log lines, as JSON with trace ids or as text. A line takes ids from the spans around it, and no other field.
 
-use std::fmt::{self, Write};
+use std::fmt;
 
 use opentelemetry::{Context, trace::TraceContextExt};
-use serde::Serialize;
+use serde::Serializer;
+use serde_json::Value;
 use tracing::{
     Event, Level, Subscriber,
     field::{Field, Visit},
@@ -15,7 +16,7 @@ use tracing_subscriber::{
         format::Writer,
         time::{FormatTime, SystemTime},
     },
-    registry::LookupSpan,
+    registry::{LookupSpan, Scope},
 };
 
 /// The span fields that a line shows. Their values have no white space.
@@ -29,15 +30,6 @@ const IDS: [&str; 5] = [
 
 /// The target of events from the crate `log`. Their real target is a field with the prefix `log.`, beside others.
 const OF_LOG: &str = "log";
-
-/// The name under which a field is shown, if it is shown.
-fn shown(name: &str) -> Option<&str> {
-    match name {
-        "log.target" => Some("target"),
-        "log.module_path" | "log.file" | "log.line" => None,
-        name => Some(name),
-    }
-}
 
 /// Keeps the ids of a span: `order.id=… partner.id=…`.
 pub(super) struct Ids;
@@ -70,27 +62,70 @@ impl Visit for IdVisitor<'_> {
     }
 }
 
-/// Calls `tell` with the ids of all spans around an event, outermost first.
-fn ids_around<S>(
-    context: &FmtContext<'_, S, Ids>,
-    mut tell: impl FnMut(&str, &str) -> fmt::Result,
-) -> fmt::Result
-where
-    S: Subscriber + for<'span> LookupSpan<'span>,
-{
-    let Some(scope) = context.event_scope() else {
-        return Ok(());
-    };
-    for span in scope.from_root() {
-        let extensions = span.extensions();
-        let Some(fields) = extensions.get::<FormattedFields<Ids>>() else {
-            continue;
+/// The members of a line in their order. The first value of a name is kept.
+#[derive(Default)]
+struct Members(Vec<(String, Value)>);
+
+impl Members {
+    /// The time, the level, the target and the fields of an event, then the ids of all spans around it, outermost first.
+    fn of<S>(context: &FmtContext<'_, S, Ids>, event: &Event<'_>) -> Result<Self, fmt::Error>
+    where
+        S: Subscriber + for<'span> LookupSpan<'span>,
+    {
+        let mut time = String::with_capacity(32);
+        SystemTime.format_time(&mut Writer::new(&mut time))?;
+        let mut members = Self::default();
+        members.add("timestamp", time.trim().into());
+        members.add("level", event.metadata().level().as_str().into());
+        if event.metadata().target() != OF_LOG {
+            members.add("target", event.metadata().target().into());
+        }
+        event.record(&mut members);
+        for span in context.event_scope().into_iter().flat_map(Scope::from_root) {
+            if let Some(ids) = span.extensions().get::<FormattedFields<Ids>>() {
+                let ids = ids.split_whitespace().filter_map(|pair| pair.split_once('='));
+                ids.for_each(|(name, value)| members.add(name, value.into()));
+            }
+        }
+        Ok(members)
+    }
+
+    fn add(&mut self, name: &str, value: Value) {
+        let name = match name {
+            "log.target" => "target",
+            "log.module_path" | "log.file" | "log.line" => return,
+            name => name,
         };
-        for (name, value) in fields.split_whitespace().filter_map(|pair| pair.split_once('=')) {
-            tell(name, value)?;
+        if self.0.iter().all(|(earlier, _)| earlier != name) {
+            self.0.push((name.to_owned(), value));
         }
     }
-    Ok(())
+}
+
+impl Visit for Members {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.add(field.name(), format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.add(field.name(), value.into());
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.add(field.name(), value.into());
+    }
+
+    fn record_i64(&mut self, field: &Field, value: i64) {
+        self.add(field.name(), value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.add(field.name(), value.into());
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.add(field.name(), value.into());
+    }
 }
 
 /// One JSON object per line.
@@ -106,82 +141,20 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut time = String::with_capacity(32);
-        SystemTime.format_time(&mut Writer::new(&mut time))?;
-        let mut object = Object {
-            text: String::with_capacity(256),
-            names: Vec::with_capacity(8),
-        };
-        object.member("timestamp", time.trim());
-        object.member("level", event.metadata().level().as_str());
-        let target = event.metadata().target();
-        if target != OF_LOG {
-            object.member("target", target);
-        }
-        event.record(&mut object);
-        ids_around(context, |name, value| {
-            object.member(name, value);
-            Ok(())
-        })?;
+        let mut members = Members::of(context, event)?;
         Context::map_current(|current| {
             let span = current.span();
             let span = span.span_context();
             if span.is_valid() {
-                object.member("trace_id", &span.trace_id().to_string());
-                object.member("span_id", &span.span_id().to_string());
+                members.add("trace_id", span.trace_id().to_string().into());
+                members.add("span_id", span.span_id().to_string().into());
             }
         });
-        writeln!(writer, "{}}}", object.text)
-    }
-}
-
-/// A JSON object under construction. The first value of a name is kept.
-struct Object {
-    text: String,
-    names: Vec<String>,
-}
-
-impl Object {
-    fn member<T: Serialize + ?Sized>(&mut self, name: &str, value: &T) {
-        let Some(name) = shown(name).filter(|name| self.names.iter().all(|earlier| earlier != name)) else {
-            return;
-        };
-        let Ok(value) = serde_json::to_string(value) else {
-            return;
-        };
-        self.text.push(if self.names.is_empty() { '{' } else { ',' });
-        self.names.push(name.to_owned());
-        // A name needs no escape: it is a Rust identifier with dots, or one of our texts.
-        self.text.push('"');
-        self.text.push_str(name);
-        self.text.push_str("\":");
-        self.text.push_str(&value);
-    }
-}
-
-impl Visit for Object {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.member(field.name(), &format!("{value:?}"));
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.member(field.name(), value);
-    }
-
-    fn record_bool(&mut self, field: &Field, value: bool) {
-        self.member(field.name(), &value);
-    }
-
-    fn record_i64(&mut self, field: &Field, value: i64) {
-        self.member(field.name(), &value);
-    }
-
-    fn record_u64(&mut self, field: &Field, value: u64) {
-        self.member(field.name(), &value);
-    }
-
-    fn record_f64(&mut self, field: &Field, value: f64) {
-        self.member(field.name(), &value);
+        let mut line = Vec::with_capacity(256);
+        let members = members.0.iter().map(|(name, value)| (name, value));
+        let written = serde_json::Serializer::new(&mut line).collect_map(members);
+        written.map_err(|_| fmt::Error)?;
+        writeln!(writer, "{}", String::from_utf8_lossy(&line))
     }
 }
 
@@ -211,70 +184,36 @@ where
             Level::DEBUG => "\x1b[34m",
             Level::TRACE => "\x1b[35m",
         };
-        write!(writer, "{dim}")?;
-        SystemTime.format_time(&mut writer)?;
-        let mut pieces = Pieces::default();
-        event.record(&mut pieces);
-        let level = event.metadata().level();
-        let target = pieces.target.as_deref().unwrap_or(event.metadata().target());
-        write!(writer, "{plain} {color}{level:>5}{plain} {dim}{target}:{plain}")?;
-        write!(writer, " {}{}", pieces.message, pieces.fields)?;
-        ids_around(context, |name, value| {
-            if pieces.names.contains(&name) {
-                return Ok(());
+        let (mut head, mut fields) = (String::new(), String::new());
+        let mut message = String::new();
+        for (name, value) in &Members::of(context, event)?.0 {
+            let value = one_line(value);
+            match name.as_str() {
+                "timestamp" => head = format!("{dim}{value}{plain} "),
+                "level" => head += &format!("{color}{value:>5}{plain}"),
+                "target" => head += &format!(" {dim}{value}:{plain}"),
+                "message" => message = format!(" {value}"),
+                _ => fields += &format!(" {dim}{name}={plain}{value}"),
             }
-            write!(writer, " {dim}{name}={plain}{value}")
-        })?;
-        writeln!(writer)
+        }
+        writeln!(writer, "{head}{message}{fields}")
     }
 }
 
-/// The message and the fields of an event.
-#[derive(Default)]
-struct Pieces {
-    message: String,
-    /// The target of an event from the crate `log`.
-    target: Option<String>,
-    fields: String,
-    names: Vec<&'static str>,
-}
-
-impl Visit for Pieces {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        // Writing into a string doesn't fail.
-        let _ = match shown(field.name()) {
-            None => Ok(()),
-            Some("message") => write!(OneLine(&mut self.message), "{value:?}"),
-            Some(name) => {
-                self.names.push(field.name());
-                write!(OneLine(&mut self.fields), " {name}={value:?}")
-            }
-        };
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if field.name() == "log.target" {
-            self.target = Some(value.to_owned());
+/// A value with its control characters escaped: foreign text must not start a line or move the terminal's cursor.
+fn one_line(value: &Value) -> String {
+    let Some(text) = value.as_str() else {
+        return value.to_string();
+    };
+    let mut line = String::with_capacity(text.len());
+    for letter in text.chars() {
+        if letter.is_control() {
+            line.extend(letter.escape_default());
         } else {
-            self.record_debug(field, &value);
+            line.push(letter);
         }
     }
-}
-
-/// Escapes control characters: foreign text must not start a line or move the terminal's cursor.
-struct OneLine<'a>(&'a mut String);
-
-impl Write for OneLine<'_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        for letter in text.chars() {
-            if letter.is_control() {
-                self.0.extend(letter.escape_default());
-            } else {
-                self.0.push(letter);
-            }
-        }
-        Ok(())
-    }
+    line
 }
 
 #[cfg(test)]

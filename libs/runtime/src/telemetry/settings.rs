@@ -13,32 +13,13 @@ use crate::{config::BadSetting, version};
 /// Reads a variable.
 type Environment<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// The settings.
+/// The settings. The SDK reads the variables of queues and intervals itself; they are only checked here.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) resource: Vec<KeyValue>,
-    pub(super) traces: Option<Traces>,
-    pub(super) metrics: Option<Metrics>,
-    pub(super) logs: Option<Logs>,
-}
-
-#[derive(Debug)]
-pub(super) struct Traces {
-    pub(super) target: Target,
-    pub(super) queue: Queue,
-    pub(super) sampler: Sampler,
-}
-
-#[derive(Debug)]
-pub(super) struct Metrics {
-    pub(super) target: Target,
-    pub(super) interval: Duration,
-}
-
-#[derive(Debug)]
-pub(super) struct Logs {
-    pub(super) target: Target,
-    pub(super) queue: Queue,
+    pub(super) traces: Option<(Target, Sampler)>,
+    pub(super) metrics: Option<Target>,
+    pub(super) logs: Option<Target>,
 }
 
 /// The target of one signal. Its headers are checked here; the exporter reads them itself.
@@ -62,14 +43,6 @@ pub(super) enum Protocol {
     Grpc,
     #[default]
     Http,
-}
-
-/// The queue of one signal.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Queue {
-    pub(super) size: usize,
-    pub(super) batch: usize,
-    pub(super) delay: Duration,
 }
 
 /// A signal, by its name in the variables.
@@ -109,25 +82,18 @@ impl Settings {
         let metrics = read.target(Signal::Metrics)?;
         let logs = read.target(Signal::Logs)?;
         // Checks all variables, also those without effect.
-        let traces = Traces {
-            queue: read.queue("BSP", Duration::from_secs(5))?,
-            sampler: read.sampler()?,
-            target: read.within("OTEL_BSP_EXPORT_TIMEOUT", traces)?,
-        };
-        let logs = Logs {
-            queue: read.queue("BLRP", Duration::from_secs(1))?,
-            target: read.within("OTEL_BLRP_EXPORT_TIMEOUT", logs)?,
-        };
-        let metrics = Metrics {
-            interval: read.milliseconds("OTEL_METRIC_EXPORT_INTERVAL", Duration::from_mins(1))?,
-            target: read.within("OTEL_METRIC_EXPORT_TIMEOUT", metrics)?,
-        };
+        let (traces, sampler) = (read.within("OTEL_BSP_EXPORT_TIMEOUT", traces)?, read.sampler()?);
+        let logs = read.within("OTEL_BLRP_EXPORT_TIMEOUT", logs)?;
+        let metrics = read.within("OTEL_METRIC_EXPORT_TIMEOUT", metrics)?;
+        read.check_queue("BSP")?;
+        read.check_queue("BLRP")?;
+        read.positive("OTEL_METRIC_EXPORT_INTERVAL", 1)?;
         let wanted = |target: &Target| !disabled && !target.endpoint.is_empty();
         Ok(Self {
             resource,
-            traces: Some(traces).filter(|traces| wanted(&traces.target)),
-            metrics: Some(metrics).filter(|metrics| wanted(&metrics.target)),
-            logs: Some(logs).filter(|logs| wanted(&logs.target)),
+            traces: Some(traces).filter(wanted).map(|target| (target, sampler)),
+            metrics: Some(metrics).filter(wanted),
+            logs: Some(logs).filter(wanted),
         })
     }
 }
@@ -139,13 +105,16 @@ fn bad(name: &str, reason: impl Display) -> anyhow::Error {
 }
 
 impl Reader<'_> {
-    /// The value of a variable; an empty one counts as not set.
+    /// The value of a variable as it is; a blank one counts as not set.
+    fn raw(&self, name: &str) -> anyhow::Result<Option<String>> {
+        let text = (self.0)(name).map(OsString::into_string).transpose();
+        let text = text.map_err(|_| bad(name, "is not a text"))?;
+        Ok(text.filter(|text| !text.trim().is_empty()))
+    }
+
+    /// The value of a variable without blanks around it.
     fn text(&self, name: &str) -> anyhow::Result<Option<String>> {
-        let Some(value) = (self.0)(name).filter(|value| !value.is_empty()) else {
-            return Ok(None);
-        };
-        let text = value.into_string().map_err(|_| bad(name, "is not a text"))?;
-        Ok(Some(text.trim().to_owned()).filter(|text| !text.is_empty()))
+        Ok(self.raw(name)?.map(|text| text.trim().to_owned()))
     }
 
     /// The variable of a signal, else the one of all signals, with its name.
@@ -169,8 +138,9 @@ impl Reader<'_> {
         }
     }
 
+    /// A number. The SDK ignores one with blanks around it, so it is refused.
     fn number<T: FromStr>(&self, name: &str) -> anyhow::Result<Option<T>> {
-        self.text(name)?
+        self.raw(name)?
             .map(|text| {
                 text.parse()
                     .map_err(|_| bad(name, format!("{text:?} is not a whole number, or too large")))
@@ -191,22 +161,18 @@ impl Reader<'_> {
         Ok(Duration::from_millis(self.positive(name, default)?.into()))
     }
 
-    fn queue(&self, prefix: &str, delay: Duration) -> anyhow::Result<Queue> {
+    fn check_queue(&self, prefix: &str) -> anyhow::Result<()> {
         let size_name = format!("OTEL_{prefix}_MAX_QUEUE_SIZE");
         let batch_name = format!("OTEL_{prefix}_MAX_EXPORT_BATCH_SIZE");
         let size = self.positive(&size_name, 2048)?;
         if size > LONGEST_QUEUE {
             return Err(bad(&size_name, format!("must be at most {LONGEST_QUEUE}")));
         }
-        let batch = self.positive(&batch_name, size.min(512))?;
-        if batch > size {
+        if self.positive(&batch_name, 1)? > size {
             return Err(bad(&batch_name, format!("must be at most {size_name} ({size})")));
         }
-        Ok(Queue {
-            size: usize::try_from(size)?,
-            batch: usize::try_from(batch)?,
-            delay: self.milliseconds(&format!("OTEL_{prefix}_SCHEDULE_DELAY"), delay)?,
-        })
+        self.positive(&format!("OTEL_{prefix}_SCHEDULE_DELAY"), 1)?;
+        Ok(())
     }
 
     /// Limits the timeout of a target to that of a whole export.
@@ -452,7 +418,7 @@ mod tests {
         assert!(some.traces.is_some() && some.metrics.is_some() && some.logs.is_none());
         let standard = read(&[("OTEL_TRACES_EXPORTER", "otlp")]).unwrap();
         assert_eq!(
-            standard.traces.unwrap().target.endpoint,
+            standard.traces.unwrap().0.endpoint,
             "http://localhost:4318/v1/traces"
         );
         assert!(standard.metrics.is_none());
@@ -472,15 +438,15 @@ mod tests {
             ("OTEL_BLRP_EXPORT_TIMEOUT", "500"),
         ]);
         let settings = settings.unwrap();
-        let traces = settings.traces.unwrap().target;
+        let traces = settings.traces.unwrap().0;
         assert_eq!(traces.endpoint, "http://collector:4318/otlp/v1/traces");
         assert_eq!(
             (traces.protocol, traces.timeout),
             (Protocol::Http, Duration::from_secs(2))
         );
-        let metrics = settings.metrics.unwrap().target;
+        let metrics = settings.metrics.unwrap();
         assert_eq!(metrics.endpoint, "https://metrics/push?tenant=a");
-        let logs = settings.logs.unwrap().target;
+        let logs = settings.logs.unwrap();
         assert_eq!(logs.endpoint, "http://collector:4317");
         assert_eq!(
             (logs.protocol, logs.timeout),
@@ -556,6 +522,7 @@ mod tests {
             ("OTEL_BSP_MAX_QUEUE_SIZE", "2000000"),
             ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "4096"),
             ("OTEL_BSP_SCHEDULE_DELAY", "-1"),
+            ("OTEL_BSP_SCHEDULE_DELAY", " 50"),
             ("OTEL_BSP_EXPORT_TIMEOUT", "soon"),
             ("OTEL_BLRP_MAX_QUEUE_SIZE", "many"),
             ("OTEL_BLRP_SCHEDULE_DELAY", "1.5"),

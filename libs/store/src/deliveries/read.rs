@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use domain::{DeliveryId, EventId, OptionId, OrderId, PartnerId, TopupId};
 use sqlx::PgConnection;
-use time::OffsetDateTime;
-use uuid::Uuid;
 
 use crate::{
     Error, age,
@@ -18,7 +16,6 @@ use crate::{
 pub struct Delivery {
     /// The delivery; also the webhook's id, the same in every attempt.
     pub id: DeliveryId,
-    /// The partner that receives the webhook.
     pub partner_id: PartnerId,
     /// The partner's webhook URL, if one is set.
     pub webhook_url: Option<String>,
@@ -42,20 +39,15 @@ pub struct Delivery {
 pub enum Content {
     /// A ready topup: the specified webhook.
     Esim(Esim),
-    /// Another event.
     Event(Event),
 }
 
-/// A ready topup.
 #[derive(Clone, Debug)]
 pub struct Esim {
     pub topup_id: TopupId,
     pub order_id: OrderId,
-    /// The partner's own order id.
     pub external_order_id: String,
-    /// The ordered option.
     pub option_id: OptionId,
-    /// The ICCID of the eSIM.
     pub iccid: String,
     /// The sealed profile; empty if it was erased.
     pub profile: Vec<u8>,
@@ -67,60 +59,6 @@ pub struct Esim {
     pub ready_age: Duration,
     /// W3C trace context of the order's POST.
     pub traceparent: Option<String>,
-}
-
-struct Row {
-    topup_id: String,
-    order_id: Uuid,
-    partner_id: Uuid,
-    external_order_id: String,
-    option_id: Uuid,
-    iccid: Option<String>,
-    profile: Option<Vec<u8>>,
-    erased: bool,
-    webhook_url: Option<String>,
-    webhook_host: Option<String>,
-    webhook_secret: Vec<u8>,
-    old_webhook_secret: Option<Vec<u8>>,
-    attempt: i32,
-    schedule_start: i32,
-    age: f64,
-    ready_age: f64,
-    environment: String,
-    traceparent: Option<String>,
-}
-
-impl TryFrom<Row> for Delivery {
-    type Error = Error;
-
-    fn try_from(row: Row) -> Result<Self, Error> {
-        let topup_id: TopupId = row.topup_id.try_into()?;
-        Ok(Self {
-            id: topup_id.clone().into(),
-            partner_id: row.partner_id.into(),
-            webhook_url: row.webhook_url,
-            webhook_host: row.webhook_host,
-            webhook_secret: row.webhook_secret,
-            old_webhook_secret: row.old_webhook_secret,
-            attempt: unsigned(row.attempt),
-            schedule_start: unsigned(row.schedule_start),
-            environment: row.environment,
-            content: Content::Esim(Esim {
-                topup_id,
-                order_id: row.order_id.into(),
-                external_order_id: row.external_order_id,
-                option_id: row.option_id.into(),
-                // Never null where a delivery exists. If one is null, opening its profile fails, and only this
-                // delivery is affected.
-                iccid: row.iccid.unwrap_or_default(),
-                profile: row.profile.unwrap_or_default(),
-                erased: row.erased,
-                age: age(row.age),
-                ready_age: age(row.ready_age),
-                traceparent: row.traceparent,
-            }),
-        })
-    }
 }
 
 /// Conditions on deliveries that may be read for an attempt.
@@ -168,8 +106,7 @@ async fn read_esims(
         Read::Young(youth) => Some(seconds(youth)),
         Read::Leased => None,
     };
-    let rows = sqlx::query_as!(
-        Row,
+    let rows = sqlx::query!(
         r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, e.iccid, e.profile,
                   e.erased_at IS NOT NULL AS "erased!", p.webhook_url, p.webhook_host, p.webhook_secret,
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
@@ -195,13 +132,41 @@ async fn read_esims(
     if which == Read::Leased && rows.len() < ids.len() {
         forget_finished(connection, ids).await?;
     }
-    let readable = |row: Row| {
-        let topup_id = row.topup_id.clone();
-        Delivery::try_from(row)
-            .inspect_err(|error| tracing::error!(topup.id = topup_id, %error, "a delivery cannot be read"))
-            .ok()
-    };
-    Ok(rows.into_iter().filter_map(readable).collect())
+    let read = rows.into_iter().filter_map(|row| {
+        let topup_id: TopupId = row
+            .topup_id
+            .parse()
+            .inspect_err(
+                |error| tracing::error!(topup.id = row.topup_id, %error, "a delivery cannot be read"),
+            )
+            .ok()?;
+        Some(Delivery {
+            id: topup_id.clone().into(),
+            partner_id: row.partner_id.into(),
+            webhook_url: row.webhook_url,
+            webhook_host: row.webhook_host,
+            webhook_secret: row.webhook_secret,
+            old_webhook_secret: row.old_webhook_secret,
+            attempt: unsigned(row.attempt),
+            schedule_start: unsigned(row.schedule_start),
+            environment: row.environment,
+            content: Content::Esim(Esim {
+                topup_id,
+                order_id: row.order_id.into(),
+                external_order_id: row.external_order_id,
+                option_id: row.option_id.into(),
+                // Never null where a delivery exists. If one is null, opening its profile fails, and only this
+                // delivery is affected.
+                iccid: row.iccid.unwrap_or_default(),
+                profile: row.profile.unwrap_or_default(),
+                erased: row.erased,
+                age: age(row.age),
+                ready_age: age(row.ready_age),
+                traceparent: row.traceparent,
+            }),
+        })
+    });
+    Ok(read.collect())
 }
 
 async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
@@ -227,69 +192,9 @@ async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> 
     Ok(())
 }
 
-struct EventRow {
-    event_id: String,
-    partner_id: Uuid,
-    kind: String,
-    credential: Option<String>,
-    ends_at: Option<OffsetDateTime>,
-    created_at: OffsetDateTime,
-    topup_id: Option<String>,
-    external_order_id: Option<String>,
-    option_id: Option<Uuid>,
-    refusal_status: Option<String>,
-    refusal_message: Option<String>,
-    webhook_url: Option<String>,
-    webhook_host: Option<String>,
-    webhook_secret: Vec<u8>,
-    old_webhook_secret: Option<Vec<u8>>,
-    attempt: i32,
-    schedule_start: i32,
-    environment: String,
-}
-
-impl TryFrom<EventRow> for Delivery {
-    type Error = Error;
-
-    fn try_from(row: EventRow) -> Result<Self, Error> {
-        let unreadable = || Error::Unreadable(format!("the event {}", row.event_id));
-        let subject = match row.kind.as_str() {
-            "topup.failed" => Subject::TopupFailed {
-                topup_id: row.topup_id.clone().ok_or_else(unreadable)?,
-                external_order_id: row.external_order_id.clone().ok_or_else(unreadable)?,
-                option_id: row.option_id.ok_or_else(unreadable)?.into(),
-                refusal: row.refusal_status.clone().zip(row.refusal_message.clone()),
-            },
-            "key.expiring" => Subject::KeyExpiring {
-                credential: row.credential.clone().ok_or_else(unreadable)?,
-                ends_at: row.ends_at.ok_or_else(unreadable)?,
-            },
-            "webhook.test" => Subject::WebhookTest,
-            _ => return Err(unreadable()),
-        };
-        let id: EventId = row.event_id.parse().map_err(|_| unreadable())?;
-        Ok(Self {
-            id: id.into(),
-            partner_id: row.partner_id.into(),
-            webhook_url: row.webhook_url,
-            webhook_host: row.webhook_host,
-            webhook_secret: row.webhook_secret,
-            old_webhook_secret: row.old_webhook_secret,
-            attempt: unsigned(row.attempt),
-            schedule_start: unsigned(row.schedule_start),
-            environment: row.environment,
-            content: Content::Event(Event {
-                created_at: row.created_at,
-                subject,
-            }),
-        })
-    }
-}
-
 async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<Delivery>, Error> {
     events::drop_void(&mut *connection, ids).await?;
-    let rows = sqlx::query_as!(
-        EventRow,
+    let rows = sqlx::query!(
         r#"SELECT v.event_id, v.partner_id, v.kind, v.credential, v.ends_at, v.created_at, v.topup_id,
                   o.external_order_id AS "external_order_id?", t.option_id AS "option_id?",
                   l.refusal_status AS "refusal_status?", l.refusal_message AS "refusal_message?",
@@ -313,11 +218,50 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
     if rows.len() < ids.len() {
         forget_finished_events(connection, ids).await?;
     }
-    let readable = |row: EventRow| {
-        let event_id = row.event_id.clone();
-        Delivery::try_from(row)
-            .inspect_err(|error| tracing::error!(event.id = event_id, %error, "an event cannot be read"))
-            .ok()
-    };
-    Ok(rows.into_iter().filter_map(readable).collect())
+    let read = rows.into_iter().filter_map(|row| {
+        let id: Option<EventId> = row.event_id.parse().ok();
+        let subject = match row.kind.as_str() {
+            "topup.failed" => {
+                let topup = row.topup_id.zip(row.external_order_id).zip(row.option_id);
+                topup.map(
+                    |((topup_id, external_order_id), option_id)| Subject::TopupFailed {
+                        topup_id,
+                        external_order_id,
+                        option_id: option_id.into(),
+                        refusal: row.refusal_status.zip(row.refusal_message),
+                    },
+                )
+            }
+            "key.expiring" => {
+                let ending = row.credential.zip(row.ends_at);
+                ending.map(|(credential, ends_at)| Subject::KeyExpiring { credential, ends_at })
+            }
+            "webhook.test" => Some(Subject::WebhookTest),
+            _ => None,
+        };
+        let Some((id, subject)) = id.zip(subject) else {
+            tracing::error!(
+                event.id = row.event_id,
+                kind = row.kind,
+                "an event cannot be read"
+            );
+            return None;
+        };
+        Some(Delivery {
+            id: DeliveryId::Event(id),
+            partner_id: row.partner_id.into(),
+            webhook_url: row.webhook_url,
+            webhook_host: row.webhook_host,
+            webhook_secret: row.webhook_secret,
+            old_webhook_secret: row.old_webhook_secret,
+            attempt: unsigned(row.attempt),
+            schedule_start: unsigned(row.schedule_start),
+            environment: row.environment,
+            content: Content::Event(Event {
+                created_at: row.created_at,
+                subject,
+            }),
+        })
+    });
+    Ok(read.collect())
 }

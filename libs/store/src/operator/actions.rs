@@ -9,13 +9,11 @@ use crate::Error;
 /// A command that changes something, as recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Action<'a> {
-    /// The operator's name.
     pub operator: &'a str,
     /// The command with its subcommand: `placement resolve --retry`.
     pub command: &'a str,
     /// The object of the command: `placement 0199…`.
     pub target: &'a str,
-    /// The operator's reason.
     pub reason: &'a str,
 }
 
@@ -70,7 +68,6 @@ pub struct Recorded {
     pub at: OffsetDateTime,
     /// The operator's name, as given to `esimctl`.
     pub operator: String,
-    /// The database role.
     pub database_role: String,
     /// The command with its subcommand.
     pub command: String,
@@ -78,7 +75,6 @@ pub struct Recorded {
     pub target: String,
     /// The number of changed rows.
     pub affected: i64,
-    /// The operator's reason.
     pub reason: String,
 }
 

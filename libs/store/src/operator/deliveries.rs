@@ -1,7 +1,5 @@
 //! Deliveries and their attempts as operators see them, and replays.
 
-use std::collections::HashMap;
-
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::{Connection, PgConnection};
 use time::{Duration, OffsetDateTime};
@@ -13,13 +11,9 @@ use crate::{Error, endpoints::LONGEST_LEASE, seconds};
 /// A delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
-    /// The topup that the webhook reports.
     pub topup_id: String,
-    /// The order of the topup.
     pub order_id: Uuid,
-    /// The partner's own order id.
     pub external_order_id: String,
-    /// The partner that receives the webhook.
     pub partner_id: Uuid,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`.
     pub state: String,
@@ -28,14 +22,11 @@ pub struct DeliveryView {
     /// When the last attempt began.
     #[serde(with = "time::serde::rfc3339::option")]
     pub attempted_at: Option<OffsetDateTime>,
-    /// The HTTP status of the last response.
     pub status: Option<i32>,
     /// Why the last attempt failed.
     pub error: Option<String>,
-    /// When the next attempt is due.
     #[serde(with = "time::serde::rfc3339::option")]
     pub due_at: Option<OffsetDateTime>,
-    /// When the endpoint acknowledged the webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
     /// When the topup became ready.
@@ -68,11 +59,8 @@ pub struct AttemptView {
 /// Conditions on deliveries; `None` matches all.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Filter<'a> {
-    /// The topup of the delivery.
     pub topup_id: Option<&'a TopupId>,
-    /// The partner of the delivery.
     pub partner_id: Option<PartnerId>,
-    /// The state of the delivery.
     pub state: Option<&'a str>,
     /// The earliest start of the last attempt; without an attempt, of the readiness.
     pub since: Option<OffsetDateTime>,
@@ -87,7 +75,7 @@ pub async fn list(
     filter: &Filter<'_>,
     limit: u32,
 ) -> Result<Vec<DeliveryView>, Error> {
-    let mut chosen = find(connection, filter, Order::NewestFirst, limit).await?;
+    let chosen = find(connection, filter, Order::NewestFirst, limit).await?;
     let views = sqlx::query_as!(
         DeliveryView,
         r#"SELECT d.topup_id, o.order_id, o.external_order_id, d.partner_id, d.state, d.attempt AS attempts,
@@ -98,19 +86,11 @@ pub async fn list(
            JOIN placements p ON p.placement_id = t.placement_id
            JOIN orders o ON o.order_id = p.order_id
            LEFT JOIN esims e ON e.topup_id = d.topup_id
-           WHERE d.topup_id = ANY ($1)"#,
+           WHERE d.topup_id = ANY ($1)
+           ORDER BY array_position($1, d.topup_id)"#,
         &chosen,
-    )
-    .fetch_all(connection)
-    .await?;
-    let mut views: HashMap<String, DeliveryView> = views
-        .into_iter()
-        .map(|view| (view.topup_id.clone(), view))
-        .collect();
-    Ok(chosen
-        .drain(..)
-        .filter_map(|topup| views.remove(&topup))
-        .collect())
+    );
+    Ok(views.fetch_all(connection).await?)
 }
 
 /// Rows of one look at the history: each is bounded, whatever is stored.
@@ -171,10 +151,9 @@ async fn find(
     let mut found = Vec::new();
     let mut last: Option<Seen> = None;
     while found.len() < limit {
-        let rows = match (filter.partner_id, order) {
-            (Some(partner), Order::NewestFirst) => newest(connection, partner, filter, last.as_ref()).await?,
-            (Some(partner), Order::OldestFirst) => oldest(connection, partner, filter, last.as_ref()).await?,
-            (None, _) => all(connection, filter, last.as_ref()).await?,
+        let rows = match filter.partner_id {
+            Some(partner) => of_partner(connection, partner, filter, order, last.as_ref()).await?,
+            None => all(connection, filter, last.as_ref()).await?,
         };
         let full = i64::try_from(rows.len()) == Ok(LOOK);
         for seen in rows {
@@ -228,46 +207,50 @@ async fn held(
     Ok(seen)
 }
 
-async fn newest(
+/// A partner's deliveries in the order of their readiness, after `last`.
+async fn of_partner(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     filter: &Filter<'_>,
+    order: Order,
     last: Option<&Seen>,
 ) -> Result<Vec<Seen>, Error> {
-    let rows = sqlx::query_as!(
-        Seen,
-        "SELECT topup_id, state, attempted_at, created_at FROM deliveries
-         WHERE partner_id = $1 AND created_at >= $2 AND created_at <= coalesce($3, 'infinity'::timestamptz)
-           AND (created_at < coalesce($3, 'infinity'::timestamptz) OR topup_id < $4)
-         ORDER BY created_at DESC, topup_id DESC LIMIT $5",
-        partner_id.uuid(),
-        filter.reach(),
-        last.map(|seen| seen.created_at),
-        last.map_or("", |seen| seen.topup_id.as_str()),
-        LOOK,
-    );
-    Ok(rows.fetch_all(connection).await?)
-}
-
-async fn oldest(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    filter: &Filter<'_>,
-    last: Option<&Seen>,
-) -> Result<Vec<Seen>, Error> {
-    let rows = sqlx::query_as!(
-        Seen,
-        "SELECT topup_id, state, attempted_at, created_at FROM deliveries
-         WHERE partner_id = $1 AND created_at >= $2 AND created_at < coalesce($3, 'infinity'::timestamptz)
-           AND (created_at > $2 OR topup_id > $4)
-         ORDER BY created_at, topup_id LIMIT $5",
-        partner_id.uuid(),
-        last.map_or(filter.reach(), |seen| seen.created_at),
-        filter.until,
-        last.map_or("", |seen| seen.topup_id.as_str()),
-        LOOK,
-    );
-    Ok(rows.fetch_all(connection).await?)
+    let last_id = last.map_or("", |seen| seen.topup_id.as_str());
+    let last_at = last.map(|seen| seen.created_at);
+    Ok(match order {
+        Order::NewestFirst => {
+            sqlx::query_as!(
+                Seen,
+                "SELECT topup_id, state, attempted_at, created_at FROM deliveries
+                 WHERE partner_id = $1 AND created_at >= $2 AND created_at <= coalesce($3, 'infinity'::timestamptz)
+                   AND (created_at < coalesce($3, 'infinity'::timestamptz) OR topup_id < $4)
+                 ORDER BY created_at DESC, topup_id DESC LIMIT $5",
+                partner_id.uuid(),
+                filter.reach(),
+                last_at,
+                last_id,
+                LOOK,
+            )
+            .fetch_all(connection)
+            .await?
+        }
+        Order::OldestFirst => {
+            sqlx::query_as!(
+                Seen,
+                "SELECT topup_id, state, attempted_at, created_at FROM deliveries
+                 WHERE partner_id = $1 AND created_at >= $2 AND created_at < coalesce($3, 'infinity'::timestamptz)
+                   AND (created_at > $2 OR topup_id > $4)
+                 ORDER BY created_at, topup_id LIMIT $5",
+                partner_id.uuid(),
+                last_at.unwrap_or_else(|| filter.reach()),
+                filter.until,
+                last_id,
+                LOOK,
+            )
+            .fetch_all(connection)
+            .await?
+        }
+    })
 }
 
 /// The newest topups of all partners: a topup id begins with the time of its order.
@@ -288,8 +271,12 @@ async fn all(
     Ok(rows.fetch_all(connection).await?)
 }
 
-/// Lists the attempts of a delivery, in order.
-pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<Vec<AttemptView>, Error> {
+/// The newest attempts of a delivery, at most `most`, in order.
+pub async fn attempts(
+    connection: &mut PgConnection,
+    id: &DeliveryId,
+    most: i64,
+) -> Result<Vec<AttemptView>, Error> {
     let attempts = sqlx::query_as!(
         AttemptView,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
@@ -299,11 +286,12 @@ pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<
                SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
                FROM deliveries WHERE topup_id = $1 AND state = 'delivered' AND attempted_at IS NOT NULL
            ) attempts
-           ORDER BY 1, 2"#,
+           ORDER BY 1 DESC, 2 DESC LIMIT $2"#,
         id.as_str(),
-    )
-    .fetch_all(connection)
-    .await?;
+        most,
+    );
+    let mut attempts = attempts.fetch_all(connection).await?;
+    attempts.reverse();
     Ok(attempts)
 }
 

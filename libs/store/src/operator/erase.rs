@@ -38,10 +38,8 @@ impl std::ops::AddAssign for Erased {
 /// Why nothing was erased.
 #[derive(Debug, thiserror::Error)]
 pub enum NotErased {
-    /// There is no such order or partner.
     #[error("there is no such {0}")]
     Unknown(&'static str),
-    /// Something of the order is still to be bought, collected or delivered.
     #[error("it is not finished: {placements} of its placements and {units} of its units are under way")]
     Unfinished {
         /// Placements that are not placed, failed or refused, or wait for an operator.
@@ -49,13 +47,11 @@ pub enum NotErased {
         /// Units that wait for a profile or an attempt of their webhook.
         units: i64,
     },
-    /// The partner may still order.
     #[error("the partner is enabled: `esimctl partner disable` comes first")]
     Enabled,
     /// Orders from before the partner was disabled may be without a due row.
     #[error("the partner was disabled only now: repeat the command in a minute")]
     TooSoon,
-    /// Orders of the partner are not finished.
     #[error(
         "{placements} of its placements and {deliveries} of its webhooks are not finished; see `esimctl delivery list \
          --partner` and `esimctl placement list --state parked`"
@@ -66,7 +62,6 @@ pub enum NotErased {
         /// Due deliveries.
         deliveries: i64,
     },
-    /// The database refused a statement or did not respond.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -77,7 +72,6 @@ impl From<sqlx::Error> for NotErased {
     }
 }
 
-/// Erases a finished order.
 pub async fn order(
     connection: &mut PgConnection,
     order_id: OrderId,
@@ -126,7 +120,6 @@ pub async fn order(
     Ok(erased)
 }
 
-/// Erases finished orders.
 async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased, sqlx::Error> {
     sqlx::query_as!(
         Erased,

@@ -10,23 +10,18 @@ use crate::Error;
 /// An order with its placements, units and deliveries. It holds no activation code.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct OrderView {
-    /// Our order id.
     pub order_id: Uuid,
-    /// The partner that ordered.
     pub partner_id: Uuid,
-    /// The partner's own order id.
     pub external_order_id: String,
     /// The order was answered with 422: nothing was bought.
     pub refused: bool,
     /// W3C trace context of the POST.
     pub traceparent: Option<String>,
-    /// When the order was stored.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
     /// When the order was erased: its ids, states and times are left.
     #[serde(with = "time::serde::rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
-    /// The order's purchases.
     pub placements: Vec<PlacementView>,
     /// The order's units, in the order of the response.
     pub topups: Vec<TopupView>,
@@ -37,7 +32,6 @@ pub struct OrderView {
 pub struct PlacementView {
     /// The order id that the provider sees.
     pub placement_id: Uuid,
-    /// The provider's name.
     pub provider: String,
     /// `accepted`, `placing`, `placed`, `refused`, `failed` or `parked`.
     pub state: String,
@@ -61,7 +55,6 @@ pub struct PlacementView {
 pub struct TopupView {
     /// The unit, 26 digits.
     pub topup_id: String,
-    /// The ordered option.
     pub option_id: Uuid,
     /// The purchase that holds the unit.
     pub placement_id: Uuid,
@@ -69,26 +62,21 @@ pub struct TopupView {
     pub state: String,
     /// Why the unit failed or its placement is parked.
     pub reason: Option<String>,
-    /// The eSIM's ICCID, once it is known.
     pub iccid: Option<String>,
     /// When its profile was stored.
     #[serde(with = "time::serde::rfc3339::option")]
     pub ready_at: Option<OffsetDateTime>,
-    /// When its profile was erased.
     #[serde(with = "time::serde::rfc3339::option")]
     pub erased_at: Option<OffsetDateTime>,
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`; none before the unit is ready.
     pub delivery: Option<String>,
     /// The number of ended webhook attempts.
     pub delivery_attempts: Option<i32>,
-    /// HTTP status of the last webhook response.
     pub delivery_status: Option<i32>,
     /// Why the last webhook attempt failed.
     pub delivery_error: Option<String>,
-    /// When the endpoint acknowledged the webhook.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivered_at: Option<OffsetDateTime>,
-    /// When the next webhook attempt is due.
     #[serde(with = "time::serde::rfc3339::option")]
     pub delivery_due_at: Option<OffsetDateTime>,
 }

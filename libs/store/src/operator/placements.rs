@@ -17,13 +17,9 @@ use crate::{Error, unsigned};
 pub struct Listed {
     /// The order id that the provider sees.
     pub placement_id: PlacementId,
-    /// The order that the placement is part of.
     pub order_id: OrderId,
-    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The partner's own order id.
     pub external_order_id: String,
-    /// The provider's name.
     pub provider: String,
     /// A name of [`PlacementState`].
     pub state: String,
@@ -37,7 +33,6 @@ pub struct Listed {
     pub units: i64,
     /// Units without a profile that haven't failed.
     pub pending: i64,
-    /// When the order was stored.
     #[serde(with = "time::serde::rfc3339")]
     pub created_at: OffsetDateTime,
     /// When redrive picks it up next.
@@ -141,13 +136,9 @@ async fn newest(
 /// A placement after [`resolve`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Resolved {
-    /// The resolved placement.
     pub placement_id: PlacementId,
-    /// The order that it is part of.
     pub order_id: OrderId,
-    /// The provider's name.
     pub provider: String,
-    /// The new state.
     pub state: PlacementState,
     /// The number of the last recorded attempt.
     pub attempt: u32,
@@ -162,13 +153,10 @@ pub struct Resolved {
 /// Why a placement was not resolved.
 #[derive(Debug, thiserror::Error)]
 pub enum NotResolved {
-    /// No placement has this id.
     #[error("there is no such placement")]
     Unknown,
-    /// The placement is not parked.
     #[error("it is {}; only a parked placement can be resolved", .0.as_str())]
     NotParked(PlacementState),
-    /// The order was answered with 422: nothing may be delivered for it.
     #[error(
         "its order was answered with 422, so nothing may be delivered for it: cancel the purchase at the provider, \
          then settle it with --not-bought"
@@ -177,7 +165,6 @@ pub enum NotResolved {
     /// The provider named units for it: a retry would buy twice.
     #[error("the provider has named units for it, so it is bought; a retry would buy it twice")]
     HasUnits,
-    /// The database refused a statement or did not respond.
     #[error(transparent)]
     Store(#[from] Error),
 }

@@ -13,7 +13,6 @@ const MOST_TERMS: i64 = 8;
 /// The term of a class.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Term {
-    /// The class of data.
     pub class: String,
     /// The partner; `None` for the default.
     pub partner_id: Option<Uuid>,
@@ -38,7 +37,6 @@ pub enum NotSet {
     /// Each term costs a walk over the history.
     #[error("there are {MOST_TERMS} different terms of this class already: use one of them")]
     TooMany,
-    /// The database refused a statement or did not respond.
     #[error(transparent)]
     Store(#[from] Error),
 }

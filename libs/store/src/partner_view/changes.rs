@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use domain::PartnerId;
-use sqlx::{Connection, PgConnection};
+use sqlx::{Connection, PgConnection, Postgres, Transaction};
 
 use super::{PARTNER, REASON};
 use crate::{
@@ -13,19 +13,23 @@ use crate::{
     partners::{self, NewWebhook, Rotated},
 };
 
-async fn record(
-    connection: &mut PgConnection,
+/// Commits a change of the partner with its record, if there is one.
+async fn commit(
+    mut transaction: Transaction<'_, Postgres>,
+    changed: bool,
     command: &'static str,
     partner_id: PartnerId,
 ) -> Result<(), Error> {
-    let action = Action {
-        operator: PARTNER,
-        command,
-        target: &format!("partner {partner_id}"),
-        reason: REASON,
-    };
-    actions::record(connection, action, 1).await?;
-    Ok(())
+    if changed {
+        let action = Action {
+            operator: PARTNER,
+            command,
+            target: &format!("partner {partner_id}"),
+            reason: REASON,
+        };
+        actions::record(&mut transaction, action, 1).await?;
+    }
+    Ok(transaction.commit().await?)
 }
 
 /// Changes the partner's webhook endpoint; notifiers make the deliveries due that a new URL concerns. A new URL makes
@@ -39,10 +43,7 @@ pub async fn set_webhook(
     let mut transaction = connection.begin().await?;
     let changed =
         partners::change_webhook(&mut transaction, partner_id, new, Block::Hasten(interval)).await?;
-    if changed {
-        record(&mut transaction, "webhook set", partner_id).await?;
-    }
-    transaction.commit().await?;
+    commit(transaction, changed, "webhook set", partner_id).await?;
     Ok(changed)
 }
 
@@ -55,9 +56,7 @@ pub async fn rotate(
 ) -> Result<Rotated, Error> {
     let mut transaction = connection.begin().await?;
     let rotated = rotate(&mut transaction).await?;
-    if rotated != Rotated::Refused {
-        record(&mut transaction, command, partner_id).await?;
-    }
-    transaction.commit().await?;
+    let done = rotated != Rotated::Refused;
+    commit(transaction, done, command, partner_id).await?;
     Ok(rotated)
 }

@@ -11,7 +11,7 @@ use crate::{
     endpoints::LONGEST_LEASE,
     operator::{
         actions::{Action, Mode},
-        deliveries::{self, Filter},
+        deliveries::{self, AttemptView, Filter},
     },
     partner_view::{PARTNER, REASON},
     seconds,
@@ -19,34 +19,17 @@ use crate::{
 
 /// The most attempts of a delivery that are shown, the newest.
 const MOST_ATTEMPTS: i64 = 100;
+
 /// The delivery of one of the partner's units.
 #[derive(Clone, Debug)]
 pub struct Delivery {
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`; `None` before the unit is ready.
     pub state: Option<String>,
-    /// When the endpoint acknowledged the webhook.
     pub delivered_at: Option<OffsetDateTime>,
     /// When the next attempt is due.
     pub next_attempt_at: Option<OffsetDateTime>,
     /// The newest attempts, in order.
-    pub attempts: Vec<Attempt>,
-}
-
-/// One attempt of a delivery.
-#[derive(Clone, Debug)]
-pub struct Attempt {
-    /// The number of attempts that ended before this one.
-    pub attempt: i32,
-    /// When it began.
-    pub at: OffsetDateTime,
-    /// The duration in milliseconds.
-    pub duration_ms: i32,
-    /// The HTTP status of the response, if one arrived.
-    pub status: Option<i32>,
-    /// The result class: `delivered`, `status_5xx`, `timeout`, …
-    pub class: String,
-    /// The start of the response body, sealed for [`Purpose::Answer`](crate::vault::Purpose::Answer).
-    pub answer: Option<Vec<u8>>,
+    pub attempts: Vec<AttemptView>,
 }
 
 /// The delivery of a unit with its attempts; `None` if the partner has no such unit.
@@ -69,35 +52,13 @@ pub async fn delivery(
         state: row.state,
         delivered_at: row.delivered_at,
         next_attempt_at: row.at,
-        attempts: attempts(connection, partner_id, &topup_id.clone().into()).await?,
+        attempts: attempts(connection, &topup_id.clone().into()).await?,
     }))
 }
 
-/// The newest attempts of one of the partner's deliveries, in order. The caller has checked that it is the partner's.
-pub async fn attempts(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    id: &DeliveryId,
-) -> Result<Vec<Attempt>, Error> {
-    let mut attempts = sqlx::query_as!(
-        Attempt,
-        r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
-           FROM (
-               SELECT attempt, at, duration_ms, status, class, answer FROM delivery_attempts WHERE topup_id = $2
-               UNION ALL
-               SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
-               FROM deliveries
-               WHERE topup_id = $2 AND partner_id = $1 AND state = 'delivered' AND attempted_at IS NOT NULL
-           ) attempts
-           ORDER BY 1 DESC, 2 DESC LIMIT $3"#,
-        partner_id.uuid(),
-        id.as_str(),
-        MOST_ATTEMPTS,
-    )
-    .fetch_all(connection)
-    .await?;
-    attempts.reverse();
-    Ok(attempts)
+/// The newest attempts of a delivery, in order. The caller has checked that it is the partner's.
+pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<Vec<AttemptView>, Error> {
+    deliveries::attempts(connection, id, MOST_ATTEMPTS).await
 }
 
 /// The result of [`redeliver`].
@@ -109,13 +70,9 @@ pub enum Redelivered {
     Due,
     /// The last attempt is younger than the interval; this much is left of it.
     TooSoon(Duration),
-    /// The unit is not ready.
     NotReady,
-    /// Its profile was erased.
     Erased,
-    /// The partner has no webhook URL.
     NoEndpoint,
-    /// The partner has no such unit.
     Unknown,
 }
 

@@ -23,9 +23,7 @@ pub struct Position {
 pub struct StoredWebhook {
     pub topup_id: TopupId,
     pub option_id: OptionId,
-    /// The partner's own order id.
     pub external_order_id: String,
-    /// The ICCID of the eSIM.
     pub iccid: String,
     /// The sealed profile; none if it was erased.
     pub profile: Option<Vec<u8>>,

@@ -13,9 +13,7 @@ use crate::{Error, age, retry_conflicts, seconds, signed, unsigned};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DuePlacement {
     pub placement_id: PlacementId,
-    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The lane of its purchase.
     pub lane: String,
 }
 
@@ -52,6 +50,7 @@ pub async fn due(
         Some((lane, partner)) => (lane.as_str(), partner.uuid()),
         None => ("", Uuid::nil()),
     };
+    let limit = signed(page.limit);
     // Walks from lane to lane by index, so that a backlog in one lane costs the others nothing.
     let rows = sqlx::query!(
         r#"WITH RECURSIVE lane (lane, partner_id, nth) AS (
@@ -67,7 +66,8 @@ pub async fn due(
                ) next
                WHERE lane.nth < $5
            )
-           SELECT lane.lane AS "lane!", lane.partner_id AS "partner_id!", late.placement_id AS "placement_id?"
+           SELECT lane.lane AS "lane!", lane.partner_id AS "partner_id!", lane.nth AS "nth!",
+                  late.placement_id AS "placement_id?"
            FROM lane LEFT JOIN LATERAL (
                SELECT d.placement_id, row_number() OVER (ORDER BY d.at) AS turn
                FROM (SELECT placement_id, at FROM placement_due d
@@ -80,23 +80,14 @@ pub async fn due(
         buys,
         lane,
         partner,
-        signed(page.limit),
+        limit,
         page.skip,
         i64::try_from(page.per_lane).unwrap_or(i64::MAX),
     )
     .fetch_all(connection)
     .await?;
-    let lanes = rows.iter().map(|row| (row.lane.as_str(), row.partner_id));
-    let mut distinct: Vec<_> = lanes.collect();
-    distinct.sort_unstable();
-    distinct.dedup();
-    let after = (distinct.len() >= page.limit)
-        .then(|| {
-            distinct
-                .last()
-                .map(|(lane, partner)| ((*lane).to_owned(), (*partner).into()))
-        })
-        .flatten();
+    let last = rows.iter().find(|row| row.nth >= limit);
+    let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
     let due = rows
         .into_iter()
         .filter_map(|row| {
@@ -152,9 +143,7 @@ pub enum Claim {
 pub struct Claimed {
     pub placement_id: PlacementId,
     pub order_id: OrderId,
-    /// The partner that ordered.
     pub partner_id: PartnerId,
-    /// The lane of its purchase.
     pub lane: String,
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its holder may
     /// send it. In any other state nothing may be bought.
@@ -183,7 +172,6 @@ pub struct Claimed {
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
     pub topup_id: TopupId,
-    /// The provider's id of the ordered option.
     pub provider_option_id: String,
     /// The provider's unit id, if one is assigned.
     pub provider_unit_id: Option<String>,

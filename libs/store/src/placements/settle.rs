@@ -12,7 +12,6 @@ use crate::{Error, retry_conflicts, seconds, signed};
 #[derive(Clone, Debug)]
 pub struct Settlement {
     pub placement_id: PlacementId,
-    /// The number of the attempt.
     pub attempt: u32,
     pub outcome: Outcome,
 }
@@ -22,7 +21,6 @@ pub struct Settlement {
 pub enum Outcome {
     /// The provider has the purchase. Units with a profile become ready and get a delivery.
     Bought {
-        /// The known units.
         units: Vec<Unit>,
         /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
@@ -35,16 +33,10 @@ pub enum Outcome {
     NotBought {
         /// The delay until the retry.
         retry_in: Duration,
-        /// The cause.
         reason: String,
     },
     /// The provider rejected the purchase for good.
-    Rejected {
-        /// The provider's code.
-        status: String,
-        /// The provider's message.
-        message: String,
-    },
+    Rejected { status: String, message: String },
     /// A look-up found no such purchase.
     NotFound {
         /// The settling delay has passed.
@@ -57,25 +49,17 @@ pub enum Outcome {
     Unknown {
         /// The delay until the next look-up.
         look_in: Duration,
-        /// The cause.
         reason: String,
     },
     /// The outcome stayed unknown. An operator must resolve the placement.
-    Parked {
-        /// The cause.
-        reason: String,
-    },
+    Parked { reason: String },
     /// The provider's data, or the row itself, cannot be stored or read. An operator must look at it.
-    Disputed {
-        /// The cause.
-        reason: String,
-    },
+    Disputed { reason: String },
 }
 
 /// The known state of one unit that the provider has.
 #[derive(Clone, Debug)]
 pub struct Unit {
-    /// The topup of this system.
     pub topup_id: TopupId,
     /// The provider's unit id that is assigned to it.
     pub provider_unit_id: String,
@@ -88,12 +72,7 @@ pub enum Progress {
     /// No profile yet.
     Pending,
     /// The profile has arrived.
-    Ready {
-        /// The ICCID of the eSIM.
-        iccid: Iccid,
-        /// The sealed profile.
-        profile: Vec<u8>,
-    },
+    Ready { iccid: Iccid, profile: Vec<u8> },
     /// It will never have a profile, for this reason.
     Failed(String),
 }
@@ -343,7 +322,6 @@ impl Bought {
         self.park_unexpected(connection, changes).await
     }
 
-    /// Fails units that will never have a profile.
     async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<(), Error> {
         sqlx::query!(
             "UPDATE topups t SET state = 'failed', reason = new.reason

@@ -71,13 +71,10 @@ impl std::fmt::Display for Wait {
 /// Why a migration wasn't applied.
 #[derive(Debug, thiserror::Error)]
 pub enum MigrationError {
-    /// The schema is newer and doesn't serve this version.
     #[error(transparent)]
     Schema(#[from] SchemaError),
-    /// The applied migration differs from the one of this version.
     #[error("migration {0} differs from the one that was applied: this database belongs to another program")]
     Changed(i64),
-    /// The lock was not free in time.
     #[error("{wait}; gave up after {waited:?} (--give-up). End that transaction or migrate later")]
     Locked {
         /// The last unsuccessful wait.
@@ -85,15 +82,8 @@ pub enum MigrationError {
         /// The time since the first try.
         waited: Duration,
     },
-    /// The server refused a statement of it.
     #[error("migration {version} failed")]
-    Failed {
-        /// The migration.
-        version: i64,
-        /// The server's error.
-        source: sqlx::Error,
-    },
-    /// The bookkeeping failed.
+    Failed { version: i64, source: sqlx::Error },
     #[error(transparent)]
     Migrator(#[from] MigrateError),
 }

@@ -19,7 +19,6 @@ pub struct Role {
     grants: &'static str,
 }
 
-/// All roles.
 pub const ROLES: [Role; 4] = [
     Role {
         name: "esim_ingress",

@@ -322,9 +322,13 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     ] {
         partners::open_webhook_secret(&new, partner, sealed).unwrap();
     }
-    for attempt in operator::deliveries::attempts(&mut *bench.connection().await, &topups[0].clone().into())
-        .await
-        .unwrap()
+    for attempt in operator::deliveries::attempts(
+        &mut *bench.connection().await,
+        &topups[0].clone().into(),
+        i64::MAX,
+    )
+    .await
+    .unwrap()
     {
         let number = u32::try_from(attempt.attempt).unwrap();
         let opened = new.open(

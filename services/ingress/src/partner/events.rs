@@ -132,8 +132,7 @@ async fn detail(
     event: &View,
 ) -> Result<Response, ApiError> {
     let id = id.clone().into();
-    let reading =
-        session.run(async |connection, partner| partner_view::attempts(connection, partner, &id).await);
+    let reading = session.run(async |connection, _| partner_view::attempts(connection, &id).await);
     let made = reading.await?;
     let shown = EventDetail {
         event: Event::new(event),

@@ -61,9 +61,7 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
     }
     let id = DeliveryId::from(failed);
     let mut connection = bench.pool.acquire().await.unwrap();
-    let made = partner_view::attempts(&mut connection, partner, &id)
-        .await
-        .unwrap();
+    let made = partner_view::attempts(&mut connection, &id).await.unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "status_5xx"));
     // The webhook of a topup has no type.
     let topup = bench.ready_and_announced(partner).await;

@@ -31,7 +31,6 @@ const MAX_REFUSALS: u32 = 8;
 pub struct Settlements(Database);
 
 impl Settlements {
-    /// Starts the writer.
     pub fn start(database: Database, shutdown: &Shutdown) -> GroupCommit<Self> {
         GroupCommit::start(Self(database), BATCH, shutdown)
     }
@@ -63,7 +62,6 @@ impl Placing {
             && self.calls.breaker.is_well()
     }
 
-    /// Logs that the placement is parked.
     fn alarm(&self, work: &Claimed, reason: &str) {
         let (placement, order, partner) = (work.placement_id, work.order_id, work.partner_id);
         tracing::error!(placement.id = %placement, order.id = %order, partner.id = %partner, attempt = work.attempt,

@@ -6,7 +6,6 @@ use runtime::config::BadSetting;
 use secrecy::{ExposeSecret, SecretString};
 use signing::{SecretKey, Token};
 
-/// A configured account.
 pub struct Credentials {
     /// The base URL of the provider.
     pub url: Url,

@@ -35,7 +35,6 @@ macro_rules! providers {
     ($($name:ident),*) => {
         const NAMES: &[&str] = &[$(stringify!($name)),*];
 
-        /// The accounts at all providers.
         #[derive(clap::Args, Clone, Debug)]
         #[group(skip)]
         pub struct Accounts {
@@ -76,7 +75,6 @@ pub enum PlaceAnswer {
     Bought(Vec<ProviderUnit>),
     /// The provider refuses for good: no such product, out of stock, no balance.
     Rejected {
-        /// The provider's code.
         status: String,
         /// The provider's message: one short line without control and format characters.
         message: String,
@@ -102,7 +100,6 @@ pub enum Trouble {
     Busy {
         /// The wait that the provider asks for.
         after: Option<Duration>,
-        /// The reason.
         reason: String,
     },
     /// The provider certainly never received the request.
@@ -146,11 +143,9 @@ impl Trouble {
 /// One unit of a purchase, as the provider lists it.
 #[derive(Clone, Debug)]
 pub struct ProviderUnit {
-    /// The provider's id of the unit.
     pub unit_id: ProviderId,
     /// The provider's option id; `None` if the response omits it.
     pub option_id: Option<ProviderId>,
-    /// The state of the unit.
     pub state: UnitState,
 }
 
@@ -161,9 +156,7 @@ pub enum UnitState {
     Pending,
     /// The unit has its profile.
     Ready {
-        /// The number of the eSIM.
         iccid: Iccid,
-        /// The activation code.
         code: ActivationCode,
         /// The expiry date, `YYYY-MM-DD`, a real day.
         expired_date: String,
@@ -172,7 +165,6 @@ pub enum UnitState {
     Failed(String),
 }
 
-/// An eSIM provider.
 pub trait Provider: Send + Sync + 'static {
     /// Buys. Called once per recorded attempt, only by its holder.
     fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>>;

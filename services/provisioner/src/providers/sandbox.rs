@@ -9,7 +9,6 @@ account!(
     "Base URL of the sandbox, e.g. `http://sandbox:8090`"
 );
 
-/// Creates the adapter of an account.
 pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
     usimsa::adapter(account.credentials()?, limits)
 }

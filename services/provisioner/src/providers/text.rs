@@ -70,19 +70,15 @@ pub struct ProviderId(String);
 /// What is wrong with an id. Does not repeat it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadId {
-    /// It has no characters.
     #[error("is empty")]
     Empty,
-    /// It has more than 128 bytes.
     #[error("has {0} bytes; at most {MAX_ID} are accepted")]
     TooLong(usize),
-    /// It has blanks, control characters or characters outside ASCII.
     #[error("has characters other than visible ASCII")]
     BadCharacter,
 }
 
 impl ProviderId {
-    /// Checks an id.
     pub fn parse(text: String) -> Result<Self, BadId> {
         if text.is_empty() {
             Err(BadId::Empty)
@@ -95,7 +91,6 @@ impl ProviderId {
         }
     }
 
-    /// The id as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -19,7 +19,6 @@ use runtime::{CommonConfig, Shutdown, clock};
 use sandbox::script;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
-use signing::SecretKey;
 use store::{
     orders::{self, NewOrder, NewPlacement, NewTopup},
     schema,
@@ -77,9 +76,9 @@ impl Seller {
             admin_listen: address(),
             ledger: Some(folder.path().join("ledger")),
             access_key: Some(ACCESS_KEY.into()),
-            secret_key: Some(SecretKey::from_base64(SECRET_KEY).unwrap()),
+            secret_key: Some(SECRET_KEY.into()),
             detect_duplicates: true,
-            callback_url: callback_url.map(|url| sandbox::CallbackUrl::parse(url).unwrap()),
+            callback_url: callback_url.map(Into::into),
             common: CommonConfig::default(),
         };
         let shutdown = Shutdown::new();

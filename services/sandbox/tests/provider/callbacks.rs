@@ -6,7 +6,6 @@ use std::{
 };
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
-use sandbox::CallbackUrl;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
@@ -15,7 +14,7 @@ use crate::support::{Caller, Started, config, free_address, ledger_file, option,
 const PATH: &str = "/callbacks/sandbox/token";
 
 /// A server that answers each callback with 500, and what it gets.
-async fn partner() -> (CallbackUrl, mpsc::UnboundedReceiver<Value>) {
+async fn partner() -> (String, mpsc::UnboundedReceiver<Value>) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let router = Router::new()
         .route(
@@ -31,7 +30,7 @@ async fn partner() -> (CallbackUrl, mpsc::UnboundedReceiver<Value>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}{PATH}", listener.local_addr().unwrap());
     tokio::spawn(async move { axum::serve(listener, router).await });
-    (CallbackUrl::parse(&url).unwrap(), receiver)
+    (url, receiver)
 }
 
 async fn next(callbacks: &mut mpsc::UnboundedReceiver<Value>) -> Value {
@@ -46,7 +45,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     let (_folder, path) = ledger_file();
     let (url, mut callbacks) = partner().await;
     let mut settings = config(&path);
-    settings.callback_url = Some(url);
+    settings.callback_url = Some(url.into());
     let sandbox = Started::with(settings).await;
     let caller: &Caller = &sandbox;
 
@@ -121,7 +120,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
 async fn an_absent_partner_delays_no_order() {
     let (_folder, path) = ledger_file();
     let mut settings = config(&path);
-    settings.callback_url = Some(CallbackUrl::parse(&format!("http://{}{PATH}", free_address())).unwrap());
+    settings.callback_url = Some(format!("http://{}{PATH}", free_address()).into());
     let sandbox = Started::with(settings).await;
     let begun = Instant::now();
     for n in 0..20 {

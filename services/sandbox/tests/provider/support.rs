@@ -223,7 +223,7 @@ pub fn config(ledger: &Path) -> Config {
         admin_listen: free_address(),
         ledger: Some(ledger.to_owned()),
         access_key: Some(ACCESS_KEY.into()),
-        secret_key: Some(SecretKey::from_base64(SECRET).unwrap()),
+        secret_key: Some(SECRET.into()),
         detect_duplicates: true,
         callback_url: None,
         common: CommonConfig::default(),

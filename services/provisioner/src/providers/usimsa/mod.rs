@@ -42,7 +42,6 @@ account!(
     "Base URL of USIMSA: scheme and host, without `/api`"
 );
 
-/// Creates the adapter of an account.
 pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
     adapter(account.credentials()?, limits)
 }
