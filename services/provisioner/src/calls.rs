@@ -101,3 +101,89 @@ fn found(answer: &FindAnswer) -> &'static str {
         FindAnswer::NotFound => "not_found",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::BoxFuture;
+    use store::{
+        config::{DatabaseConfig, PoolConfig},
+        providers::BreakerLimits,
+    };
+
+    use super::*;
+    use crate::{lanes::LaneLimits, providers::ProviderId};
+
+    /// A provider that must not be called.
+    struct Untouched;
+
+    impl Provider for Untouched {
+        fn place<'a>(&'a self, _: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>> {
+            panic!("the purchase is sent")
+        }
+
+        fn find(&self, _: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
+            unreachable!()
+        }
+
+        fn collect(&self, _: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
+            unreachable!()
+        }
+
+        fn parse_callback(&self, _: &[u8]) -> Option<ProviderId> {
+            None
+        }
+    }
+
+    #[tokio::test]
+    async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
+        let (name, metrics) = ("test".to_owned(), Metrics::default());
+        let (window, slow) = (Duration::from_secs(10), Duration::from_secs(5));
+        let (open, open_most) = (Duration::from_secs(10), Duration::from_secs(60));
+        let limits = LaneLimits {
+            window,
+            failure_rate: 50,
+            slow,
+            open,
+            open_most,
+        };
+        let lanes = Arc::new(Lanes::new(name.clone(), limits, 4, metrics.clone()));
+        let server = DatabaseConfig {
+            database_url: "postgres://localhost/none".into(),
+        };
+        let database = PoolConfig {
+            server,
+            database_connections: 1,
+            database_timeout: slow,
+        }
+        .open("test")
+        .unwrap();
+        let limits = BreakerLimits {
+            failures: 3,
+            open,
+            open_most,
+        };
+        let breaker = Breaker::new(
+            name.clone(),
+            limits,
+            database,
+            Arc::clone(&lanes),
+            metrics.clone(),
+        );
+        let (provider, rate) = (Arc::new(Untouched), Arc::new(Rate::new(0, "replica".into())));
+        let calls = Calls {
+            name,
+            provider,
+            rate,
+            breaker,
+            lanes,
+            metrics,
+        };
+        let purchase = Purchase {
+            placement_id: PlacementId::new(),
+            items: vec![("option".into(), 1)],
+        };
+        let (lane, send_by) = ("lane".into(), Instant::now());
+        let sent = calls.place(&lane, &purchase, Duration::ZERO, send_by).await;
+        assert!(sent.is_none());
+    }
+}

@@ -1,12 +1,12 @@
 //! Streams for one test, and a stage whose rows are numbers.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, bail};
@@ -218,6 +218,8 @@ pub struct Done {
     pub row: u32,
     /// Whether the stage claimed it because of a message.
     pub announced: bool,
+    /// Whether its age counts from before its claim.
+    pub early: bool,
     pub traceparent: Option<String>,
 }
 
@@ -238,6 +240,8 @@ pub struct Rows {
 struct State {
     /// Not claimed yet.
     open: HashSet<u32>,
+    /// When the last claim of a row began.
+    claimed: HashMap<u32, Instant>,
     /// The due ones among them.
     due: BTreeSet<u32>,
     leased: HashSet<u32>,
@@ -395,6 +399,7 @@ impl Stage for Rows {
 
     async fn claim(&self, rows: &[u32], overdue: bool) -> Result<Vec<u32>> {
         assert!(!self.panics.load(Ordering::SeqCst), "as asked");
+        let began = Instant::now();
         self.claims_may_pass.acquire().await?.forget();
         let mut state = self.state.lock().unwrap();
         if state.claims_to_fail > 0 {
@@ -406,6 +411,7 @@ impl Stage for Rows {
         } else {
             state.claims.push(rows.len());
         }
+        state.claimed.extend(rows.iter().map(|row| (*row, began)));
         Ok(rows
             .iter()
             .copied()
@@ -427,9 +433,12 @@ impl Stage for Rows {
             self.runs_may_end.acquire().await.unwrap().forget();
         }
         self.running.fetch_sub(1, Ordering::SeqCst);
-        self.state.lock().unwrap().done.push(Done {
+        let mut state = self.state.lock().unwrap();
+        let early = trigger.claimed <= state.claimed[&row];
+        state.done.push(Done {
             row,
             announced: trigger.message.is_some(),
+            early,
             traceparent: trigger.message.and_then(|message| message.traceparent.clone()),
         });
     }

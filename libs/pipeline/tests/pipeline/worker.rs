@@ -18,7 +18,7 @@ async fn messages_are_claimed_in_batches_and_acknowledged() {
     rows.until_done(40).await;
     bench.until_messages(0).await;
     assert_eq!(rows.done_rows(), (0..40).collect::<Vec<_>>());
-    assert!(rows.done().iter().all(|done| done.announced));
+    assert!(rows.done().iter().all(|done| done.announced && done.early));
     let claims = rows.claims();
     assert!(claims.iter().all(|size| *size <= 16), "all slots: {claims:?}");
     assert!(claims.iter().any(|size| *size > 2), "{claims:?}");
