@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 
 use crate::{
@@ -61,24 +61,17 @@ pub(crate) async fn place(
     let products = json!([{"option_id": option_id, "qty": qty}]);
     let body = json!({"external_order_id": external_order_id, "products": products});
     let send = async || account.send("POST", "/orders", "", Some(&body)).await;
-    let mut answer = send().await;
-    for wait in RETRIES {
-        let why = match &answer {
-            Ok(answer) if !answer.is_temporary() => break,
-            Ok(answer) => answer.told(),
-            Err(error) => format!("{error:#}"),
-        };
-        eprintln!("esim-partner: {why}; repeating the order in {wait:?}");
-        tokio::time::sleep(wait).await;
-        answer = send().await;
-    }
-    let answer = answer.context("it is unknown whether the order is stored: repeat the command")?;
+    let answer = definite("repeating the order", send)
+        .await
+        .context("it is unknown whether the order is stored: repeat the command")?;
     if !answer.codes.contains("external_order_id_taken") {
         return Ok(answer);
     }
-    let stored = look_up(account, external_order_id)
-        .await
-        .context("an order with this id is stored, but it cannot be shown")?;
+    let path = format!("/orders/{}", encoded(external_order_id));
+    let look_up = async || account.send("GET", &path, "", None).await;
+    let failed = "an order with this id is stored, but it cannot be shown";
+    let stored = definite("looking it up again", look_up).await.context(failed)?;
+    ensure!(stored.is_success(), "{failed}: {}", stored.told());
     if is_same(&stored.json, option_id, qty) {
         eprintln!("esim-partner: an earlier request stored this order; it is not bought again");
         return Ok(stored);
@@ -87,19 +80,18 @@ pub(crate) async fn place(
     Ok(answer)
 }
 
-/// The stored order, asked for until there is a definite answer.
-async fn look_up(account: &Account, external_order_id: &str) -> anyhow::Result<Answer> {
-    let path = format!("/orders/{}", encoded(external_order_id));
+/// Sends a request until its answer is definite; `again` tells what follows a wait.
+async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -> anyhow::Result<Answer> {
     for wait in RETRIES {
-        match account.send("GET", &path, "", None).await {
-            Ok(answer) if answer.is_success() => return Ok(answer),
-            Ok(answer) if !answer.is_temporary() => bail!("{}", answer.told()),
-            _ => tokio::time::sleep(wait).await,
-        }
+        let why = match send().await {
+            Ok(answer) if !answer.is_temporary() => return Ok(answer),
+            Ok(answer) => answer.told(),
+            Err(error) => format!("{error:#}"),
+        };
+        eprintln!("esim-partner: {why}; {again} in {wait:?}");
+        tokio::time::sleep(wait).await;
     }
-    let answer = account.send("GET", &path, "", None).await?;
-    ensure!(answer.is_success(), "{}", answer.told());
-    Ok(answer)
+    send().await
 }
 
 /// Whether an order consists of `qty` units of one option.

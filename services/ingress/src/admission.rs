@@ -50,7 +50,7 @@ enum Full {
 
 /// Taken places; dropping frees them.
 #[derive(Debug)]
-struct Place {
+pub(crate) struct Place {
     places: Arc<Places>,
     partner: PartnerId,
     weight: u64,
@@ -135,11 +135,6 @@ pub(crate) struct Admission {
     rates: Rates,
 }
 
-/// A request other than an order that is in flight until this is dropped.
-pub(crate) struct Visit {
-    _place: Place,
-}
-
 impl Admission {
     /// Creates the limits. `max_units` is the most units of one order.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
@@ -195,7 +190,7 @@ impl Admission {
     }
 
     /// Admits a request other than an order. It counts as a request, and it takes no place of an order.
-    pub(crate) fn visit(&self, partner: &Partner) -> Result<Visit, ApiError> {
+    pub(crate) fn visit(&self, partner: &Partner) -> Result<Place, ApiError> {
         self.rates.of(partner).request()?;
         let message = "Too many requests in progress; try again later";
         visit(
@@ -207,7 +202,7 @@ impl Admission {
     }
 
     /// Admits a [visit](Self::visit) that waits for webhooks.
-    pub(crate) fn listen(&self, partner: &Partner) -> Result<Visit, ApiError> {
+    pub(crate) fn listen(&self, partner: &Partner) -> Result<Place, ApiError> {
         let message = "Too many requests wait for webhooks; try again later";
         visit(
             &self.listeners,
@@ -250,13 +245,12 @@ fn visit(
     partner: &Partner,
     [all, share]: [&'static str; 2],
     message: &'static str,
-) -> Result<Visit, ApiError> {
+) -> Result<Place, ApiError> {
     let place = places.take(partner.id, 1, None);
-    let place = place.map_err(|full| {
+    place.map_err(|full| {
         let reason = if full == Full::Share { share } else { all };
         ApiError::overloaded(reason, message)
-    })?;
-    Ok(Visit { _place: place })
+    })
 }
 
 fn overloaded(reason: &'static str) -> ApiError {

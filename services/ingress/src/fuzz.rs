@@ -140,29 +140,15 @@ impl Harness {
         };
         // Other texts than ASCII are never signed.
         let timestamp = str::from_utf8(timestamp).unwrap_or_default();
-        let right = covered.map_or_else(
-            || {
-                Some(signature::sign(
-                    &self.secret,
-                    parts.method.as_str(),
-                    &signed_target,
-                    timestamp,
-                    ACCESS_KEY,
-                ))
-            },
-            |digest| {
-                let digest = str::from_utf8(digest).ok()?;
-                let method = parts.method.as_str();
-                Some(signature::sign_whole(
-                    &self.secret,
-                    method,
-                    &signed_target,
-                    timestamp,
-                    ACCESS_KEY,
-                    digest,
-                ))
-            },
-        );
+        let (secret, method, target) = (&self.secret, parts.method.as_str(), &signed_target);
+        let right = match covered.map(str::from_utf8) {
+            None => Some(signature::sign(secret, method, target, timestamp, ACCESS_KEY)),
+            Some(Ok(digest)) => {
+                let right = signature::sign_whole(secret, method, target, timestamp, ACCESS_KEY, digest);
+                Some(right)
+            }
+            Some(Err(_)) => None,
+        };
         let sent = match (&right, flag(3)) {
             (Some(right), true) => right.as_bytes(),
             _ => given,

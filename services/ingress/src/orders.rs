@@ -55,20 +55,18 @@ const UNDECIDED_MOST: Duration = Duration::from_millis(400);
 /// The most retries with fresh topup ids after a conflict.
 const FRESH_IDS: usize = 3;
 
-/// The response that the handler sends.
-pub(crate) enum Answer {
-    /// 201 with `body`, sent before `deadline`.
-    Created {
-        /// The JSON body.
-        body: Bytes,
-        /// The time after which the response is not sent.
-        deadline: Instant,
-        /// Signals that the response has left.
-        left: oneshot::Sender<()>,
-    },
-    /// An error response.
-    Error(ApiError),
+/// A 201 that the handler sends.
+pub(crate) struct Created {
+    /// The JSON body.
+    pub(crate) body: Bytes,
+    /// The time after which the response is not sent.
+    pub(crate) deadline: Instant,
+    /// Signals that the response has left.
+    pub(crate) left: oneshot::Sender<()>,
 }
+
+/// The response that the handler sends.
+pub(crate) type Answer = Result<Created, ApiError>;
 
 /// Stores and answers orders.
 pub(crate) struct Orders {
@@ -325,7 +323,7 @@ impl Orders {
 
     fn fail(&self, result: OrderResult, error: ApiError, answer: oneshot::Sender<Answer>) {
         self.metrics.order(result, 0);
-        let _ = answer.send(Answer::Error(error));
+        let _ = answer.send(Err(error));
     }
 
     /// Stores the order and returns when the statement was sent, or `None` if its external id is taken.
@@ -508,13 +506,13 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<A
         return;
     };
     let (left, departure) = oneshot::channel();
-    let created = Answer::Created {
+    let created = Created {
         body: body.into(),
         deadline,
         left,
     };
     perform(Effect::Answer, async {
-        if answer.send(created).is_ok() {
+        if answer.send(Ok(created)).is_ok() {
             // After the deadline the response is never sent.
             let _ = tokio::time::timeout_at(deadline.into(), departure).await;
         }

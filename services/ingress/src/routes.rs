@@ -2,6 +2,7 @@
 
 use std::{any::Any, sync::Arc};
 
+use anyhow::Context;
 use axum::{
     Extension, Router,
     body::Body,
@@ -25,7 +26,7 @@ use crate::{
     limits::{LimitsConfig, size},
     metrics::{Metrics, OrderResult},
     observe::{Observer, observe},
-    orders::{self, Answer, Orders},
+    orders::{self, Created, Orders},
     partner::{self, Desk, described},
     qr,
     request::{self, Largest},
@@ -168,17 +169,12 @@ async fn answer(
         app.metrics.order(order_result(error), 0);
     })?;
     tracing::Span::current().record("order.id", field::display(order.order_id));
-    match app.orders.submit(order, admitted).await {
-        Ok(Answer::Created { body, deadline, left }) => {
-            let body = answer_body(body, connection, deadline, left);
-            let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-            Ok((StatusCode::CREATED, headers, body).into_response())
-        }
-        Ok(Answer::Error(error)) => Err(error),
-        Err(_) => Err(ApiError::Internal(anyhow::anyhow!(
-            "the order's task ended without an answer"
-        ))),
-    }
+    let answered = app.orders.submit(order, admitted).await;
+    let answered = answered.context("the order's task ended without an answer");
+    let Created { body, deadline, left } = answered.map_err(ApiError::Internal)??;
+    let body = answer_body(body, connection, deadline, left);
+    let headers = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    Ok((StatusCode::CREATED, headers, body).into_response())
 }
 
 /// The metrics result of an order that was not stored.

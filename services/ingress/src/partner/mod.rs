@@ -45,7 +45,7 @@ use webhooks::{guard::Guard, qr::QrUrls};
 
 pub(crate) use self::turns::Turns;
 use crate::{
-    admission::Visit,
+    admission::Place,
     auth::Signed,
     directory::Partner,
     error::ApiError,
@@ -179,12 +179,11 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     let id = signed.partner.id;
     tracing::Span::current().record("partner.id", field::display(id));
     let visiting = async {
-        let visit = app.admission.visit(&signed.partner)?;
+        let place = Arc::new(app.admission.visit(&signed.partner)?);
         let body = checked(&app, &signed, &parts.headers, body).await?;
         parts.extensions.insert(signed.partner);
         let response = next.run(Request::from_parts(parts, body)).await;
-        let visit = Arc::new(visit);
-        Ok::<_, ApiError>(response.map(|body| Body::new(Visited { body, visit })))
+        Ok::<_, ApiError>(response.map(|body| Body::new(Visited { body, place })))
     };
     let mut response = visiting.await.unwrap_or_else(ApiError::into_response);
     response.extensions_mut().insert(id);
@@ -206,13 +205,13 @@ async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) ->
 /// A response body that holds the place of its request until the client has read it.
 struct Visited {
     body: Body,
-    visit: Arc<Visit>,
+    place: Arc<Place>,
 }
 
 /// Bytes of a response, with the place of their request.
 struct Held {
     data: Bytes,
-    _visit: Arc<Visit>,
+    _place: Arc<Place>,
 }
 
 impl AsRef<[u8]> for Held {
@@ -231,8 +230,8 @@ impl http_body::Body for Visited {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         let held = |data| {
-            let visit = Arc::clone(&self.visit);
-            Bytes::from_owner(Held { data, _visit: visit })
+            let place = Arc::clone(&self.place);
+            Bytes::from_owner(Held { data, _place: place })
         };
         Poll::Ready(frame.map(|frame| frame.map(|frame| frame.map_data(held))))
     }
