@@ -75,11 +75,11 @@ class System:
             orders = json.load(answer)["orders"]
         return {one["order_id"]: one["purchased_times"] for one in orders}
 
-    def placements(self, access_key):
+    def placements(self, partner_id):
         """Of all orders of a partner that are not refused: external id and placement."""
         query = (
-            "SELECT external_order_id, placement_id FROM orders JOIN placements USING (order_id) JOIN partners USING (partner_id)"
-            f" WHERE access_key = '{access_key}' AND NOT refused"
+            "SELECT external_order_id, placement_id FROM orders JOIN placements USING (order_id)"
+            f" WHERE orders.partner_id = '{partner_id}' AND NOT refused"
         )
         psql = pathlib.Path(self.env["PG_BIN"]) / "psql"
         done = subprocess.run([psql, self.env["DATABASE_URL"], "-AtF,", "-c", query], capture_output=True, text=True, check=True, timeout=60)
@@ -200,9 +200,9 @@ def table(rows, allowed):
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def bought_once(system, access_key, good):
+def bought_once(system, partner_id, good):
     """Each order of the good partner that was accepted was bought once; no other one was."""
-    stored, times = system.placements(access_key), system.bought_times()
+    stored, times = system.placements(partner_id), system.bought_times()
     accepted = sum(status == "201" for _, _, status, _ in good.orders)
     problems = [f"placement {one} of {order} was bought {times.get(one, 0)} times" for order, one in stored if times.get(one) != 1]
     if len(stored) < accepted:
@@ -222,7 +222,7 @@ def main():
     hostile_port, provider_port = int(env["HOSTILE_PORT"]), int(env["PROVIDER_PORT"])
     live = {"option_id": LIVE_OPTION, "name": "live", "provider": "usimsa", "provider_option_id": "x", "environment": "live"}
     system.esimctl("option", "import", "-", text=json.dumps({"options": [live]}))
-    option = next(one["option_id"] for one in system.esimctl("option", "list")["options"] if one["name"] == "ready")
+    option = next(one["option_id"] for one in system.esimctl("option", "list") if one["name"] == "ready")
     sink = int(env["SINK_PORT"])
     keys = {
         "good": system.partner("good", url=f"http://127.0.0.1:{sink}/"),
@@ -261,7 +261,7 @@ def main():
         rows.append(row)
         problems += [f"{name}: {one}" for one in wrong]
     problems += [f"no webhook of topup {topup}" for topup in good.missing()[:10]]
-    problems += bought_once(system, keys["good"]["access_key"], good)
+    problems += bought_once(system, keys["good"]["partner_id"], good)
     text = table(rows, allowed)
     print(text)
     if arguments.report:
