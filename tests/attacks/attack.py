@@ -292,6 +292,6 @@ async def main():
 
 
 if __name__ == "__main__":
-    # An attacker's processors are its own: here it takes what the system leaves.
-    os.nice(19)
+    # An attacker's processors are its own: here the system and the good partner come first.
+    os.nice(10)
     asyncio.run(main())

@@ -7,6 +7,7 @@ Standard input is one line of JSON: ingress_port, sink_port, rate, keys, option.
 """
 
 import asyncio
+import collections
 import json
 import os
 import sys
@@ -14,21 +15,25 @@ import time
 
 from wire import Partner, answer, connect
 
+# Less than ingress' IDLE_TIMEOUT.
+LONGEST_IDLE = 20
+
 
 class Good:
     def __init__(self, settings):
         self.settings = settings
         self.partner = Partner(settings["keys"])
-        self.idle = []
+        self.idle = collections.deque()
         self.tasks = set()
 
     async def order(self, number, intended):
         request = self.partner.order(f"good-{number}", self.settings["option"])
         status, topup = "none", "-"
-        # A kept connection may have been closed meanwhile; a repeated order is safe.
-        for _ in range(2):
+        # Ingress may close a kept connection meanwhile; a repeated order is safe.
+        for again in (False, True):
             try:
-                reader, writer = self.idle.pop() if self.idle else await connect(self.settings["ingress_port"])
+                kept = self.kept()
+                reader, writer = kept if kept and not again else await connect(self.settings["ingress_port"])
                 writer.write(request)
                 status, body, closes = await answer(reader)
                 if status == 201:
@@ -36,11 +41,17 @@ class Good:
                 if closes:
                     writer.close()
                 else:
-                    self.idle.append((reader, writer))
+                    self.idle.append((time.monotonic(), reader, writer))
                 break
             except (OSError, EOFError, asyncio.TimeoutError) as error:
                 status = type(error).__name__
         print("o", f"{intended:.6f}", f"{time.monotonic() - intended:.6f}", status, topup)
+
+    def kept(self):
+        """An idle connection, if there is one; those that idle for long are closed."""
+        while self.idle and time.monotonic() - self.idle[0][0] > LONGEST_IDLE:
+            self.idle.popleft()[2].close()
+        return self.idle.pop()[1:] if self.idle else None
 
     async def hook(self, reader, writer):
         try:

@@ -85,7 +85,9 @@ impl Nats {
             .strip_prefix(self.prefix())
             .and_then(|rest| rest.strip_prefix(what))
             .and_then(|rest| rest.strip_prefix('.'))
-            .is_some_and(|name| name.len() <= LONGEST_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric()));
+            .is_some_and(|name| {
+                name.len() <= LONGEST_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
+            });
         if !ours {
             // A flood of forged messages must not flood the log.
             tracing::debug!("not sent: the address is none of the pipeline's");

@@ -29,12 +29,13 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     let mut bound = TcpListener::bind(address).await;
     if address.ip() == Ipv6Addr::UNSPECIFIED
-        && bound.as_ref().is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
+        && bound
+            .as_ref()
+            .is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
     {
         bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
     }
-    bound
-        .with_context(|| format!("cannot listen on {setting}={address}"))
+    bound.with_context(|| format!("cannot listen on {setting}={address}"))
 }
 
 /// The connection limits of a listener.
@@ -288,7 +289,9 @@ mod tests {
         let connect = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         let (_client, accepted) = tokio::try_join!(connect, listener.accept()).unwrap();
         assert_eq!(accepted.1.ip().to_canonical(), Ipv4Addr::LOCALHOST);
-        let taken = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, port).into()).await.unwrap_err();
+        let taken = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, port).into())
+            .await
+            .unwrap_err();
         assert!(taken.to_string().contains("LISTEN=[::]:"), "{taken}");
     }
 
