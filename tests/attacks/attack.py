@@ -186,6 +186,7 @@ class Attack:
         """Orders of these partners by turns, in an open loop."""
         async def one(number):
             try:
+                self.seen["ordered"] += 1
                 reader, writer = await connect(self.port, ADDRESS)
                 writer.write(partners[number % len(partners)].order(f"bait-{uuid.uuid4()}", option))
                 self.seen[(await answer(reader))[0]] += 1
