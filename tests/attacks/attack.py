@@ -80,10 +80,14 @@ class Attack:
         await self.hold(1000, b"", drip=b"")
 
     async def hold(self, connections, first, drip):
+        """Opens 250 connections per second: more would measure this machine's network."""
+        pace = Flood(self.port, 250)
+
         async def one():
             while True:
                 writer = None
                 try:
+                    await pace.turn(1)
                     reader, writer = await connect(self.port, ADDRESS)
                     self.seen["opened"] += 1
                     writer.write(first)
