@@ -77,17 +77,14 @@ python_tools() {
   : >"$target/complete"
 }
 
-# `find_cargo_deny` sets CARGO_DENY. Nothing packages it, so it is compiled once: some minutes.
-find_cargo_deny() {
-  local version=0.20.2 root=$TOOLS/cargo-deny
-  if [[ $(cargo-deny --version 2>/dev/null) == "cargo-deny $version" ]]; then
-    CARGO_DENY=cargo-deny
-    return
-  fi
-  CARGO_DENY=$root/bin/cargo-deny
-  [[ $("$CARGO_DENY" --version 2>/dev/null) == "cargo-deny $version" ]] ||
-    cargo install --quiet --locked --root "$root" --version "=$version" cargo-deny ||
-    fail "cargo-deny $version could not be installed"
+# `cargo_tool NAME VERSION` sets TOOL, the program cargo-NAME. Nothing packages it, so it is compiled once: some minutes.
+cargo_tool() {
+  local name=cargo-$1 version=$2 root=$TOOLS/cargo-$1
+  for TOOL in "$name" "$root/bin/$name"; do
+    # Programs of cargo want their name as the first argument.
+    [[ $("$TOOL" "$1" --version 2>/dev/null) != *" $version" ]] || return 0
+  done
+  cargo install --quiet --locked --root "$root" --version "=$version" "$name" || fail "$name $version could not be installed"
 }
 
 # `contract_tools` sets PYTHON and SCHEMATHESIS: an environment with tests/contract/requirements.txt. pip checks the hash

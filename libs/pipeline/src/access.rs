@@ -7,6 +7,9 @@ use clap::Args;
 use percent_encoding::percent_decode_str;
 use runtime::config::BadSetting;
 
+/// How many messages of a subscription wait in memory; the client drops further ones.
+const WAITING: usize = 1024;
+
 /// The user, its secret and the server's certificate.
 #[derive(Args, Clone, Debug, Default)]
 #[command(next_help_heading = "NATS")]
@@ -44,6 +47,7 @@ impl NatsAccess {
     pub fn options(&self, name: &str) -> anyhow::Result<ConnectOptions> {
         let mut options = ConnectOptions::new()
             .name(name)
+            .subscription_capacity(WAITING)
             .custom_inbox_prefix(format!("_INBOX_{}", name.replace(' ', "_")));
         if let Some(path) = &self.nats_password_file {
             let password = read("NATS_PASSWORD_FILE", path)?;

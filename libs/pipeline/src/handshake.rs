@@ -1,10 +1,10 @@
 //! The messages of the answer's handshake: verdicts from a provisioner to the ingress that waits, and releases
 //! back. They travel in batches over core NATS. Both are hints; PostgreSQL decides.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use domain::PlacementId;
-use runtime::Shutdown;
+use runtime::{Shutdown, sampler::Sampler};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -13,6 +13,11 @@ use crate::{
     perform,
     publish::parcels,
 };
+
+/// The longest hint that is read, in bytes; ours take less than a tenth.
+const LONGEST: usize = 64 * 1024;
+/// The longest name of a process in a subject.
+const LONGEST_NAME: usize = 64;
 
 /// A verdict for the ingress that waits at `to`, the job's `verdict_to`.
 pub struct Hint {
@@ -67,9 +72,13 @@ impl Nats {
         let ours = to
             .strip_prefix(self.prefix())
             .and_then(|rest| rest.strip_prefix(what))
-            .is_some_and(|rest| rest.starts_with('.'));
+            .and_then(|rest| rest.strip_prefix('.'))
+            .is_some_and(|name| {
+                name.len() <= LONGEST_NAME && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
+            });
         if !ours {
-            tracing::warn!(subject = to, "not sent: the address is none of the pipeline's");
+            // A flood of forged messages must not flood the log.
+            tracing::debug!("not sent: the address is none of the pipeline's");
             return;
         }
         if !self.is_connected() {
@@ -88,7 +97,7 @@ impl Nats {
         perform(Effect::Send, sending).await;
     }
 
-    /// Passes the messages of a subject to `take`. Returns an error when the subscription ends.
+    /// Passes the messages of a subject to `take`, except those that are too long for one of ours. Returns an error when the subscription ends.
     pub async fn listen<M: DeserializeOwned>(
         &self,
         subject: String,
@@ -96,11 +105,19 @@ impl Nats {
     ) -> anyhow::Result<()> {
         use futures_util::StreamExt;
 
+        let unreadable = Sampler::every(Duration::from_secs(10));
         let mut messages = self.client().subscribe(subject.clone()).await?;
         while let Some(message) = messages.next().await {
+            if message.payload.len() > LONGEST {
+                continue;
+            }
             match serde_json::from_slice(&message.payload) {
                 Ok(read) => take(read),
-                Err(error) => tracing::warn!(subject, %error, "ignored an unreadable hint"),
+                Err(error) => {
+                    if let Some(suppressed) = unreadable.pass() {
+                        tracing::warn!(subject, suppressed, %error, "ignored an unreadable hint");
+                    }
+                }
             }
         }
         anyhow::bail!("the subscription to {subject} ended")

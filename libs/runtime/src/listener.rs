@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashMap,
-    net::{IpAddr, Ipv6Addr, SocketAddr},
+    io::ErrorKind,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -24,11 +25,17 @@ const REFUSED: usize = 64;
 /// How long such a connection stays open.
 const REFUSED_FOR: Duration = Duration::from_secs(1);
 
-/// Binds `address`. The error names the setting to change.
+/// Binds `address`; `[::]` is every address, also of a machine without IPv6. The error names the setting to change.
 pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {setting}={address}"))
+    let mut bound = TcpListener::bind(address).await;
+    if address.ip() == Ipv6Addr::UNSPECIFIED
+        && bound
+            .as_ref()
+            .is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
+    {
+        bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
+    }
+    bound.with_context(|| format!("cannot listen on {setting}={address}"))
 }
 
 /// The connection limits of a listener.
@@ -258,6 +265,19 @@ mod tests {
             2,
             "one network of 64 bits is one source"
         );
+    }
+
+    #[tokio::test]
+    async fn an_unspecified_ipv6_address_is_reached_by_ipv4_too() {
+        let listener = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, 0).into()).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let connect = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
+        let (_client, accepted) = tokio::try_join!(connect, listener.accept()).unwrap();
+        assert_eq!(accepted.1.ip().to_canonical(), Ipv4Addr::LOCALHOST);
+        let taken = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, port).into())
+            .await
+            .unwrap_err();
+        assert!(taken.to_string().contains("LISTEN=[::]:"), "{taken}");
     }
 
     #[tokio::test]

@@ -19,6 +19,11 @@ use tokio::sync::oneshot;
 
 /// The age after which a heartbeat promises nothing.
 const FRESH: Duration = Duration::from_secs(3);
+/// The most provisioners of a provider whose promises are kept, and the most lanes of one. Heartbeats may be forged.
+const MOST_PROVISIONERS: usize = 256;
+const MOST_LANES: usize = 64;
+/// The most verdicts of a waiting order, for each of its placements. Without its release, a webhook goes out later.
+const MOST_VERDICTS: usize = 8;
 
 /// The orders of this process that wait for verdicts, and the promises of provisioners.
 pub(crate) struct Handshake {
@@ -165,8 +170,12 @@ impl Handshake {
             return;
         };
         promises.retain(|_, promise| promise.heard.elapsed() < FRESH);
+        if promises.len() >= MOST_PROVISIONERS && !promises.contains_key(&instance) {
+            return;
+        }
         let lanes = lanes
             .into_iter()
+            .take(MOST_LANES)
             .map(|lane| (lane.lane, Duration::from_millis(lane.verdict_ms)));
         let promise = Promise {
             heard: Instant::now(),
@@ -179,6 +188,9 @@ impl Handshake {
 
 impl Heard {
     fn add(&mut self, said: Said, release: Release) {
+        if self.verdicts.len() >= MOST_VERDICTS * self.placements {
+            return;
+        }
         self.verdicts.push((said, release));
         let is_under_way = matches!(said, Said::Placed | Said::UnderWay);
         if (is_under_way || self.said().len() == self.placements)

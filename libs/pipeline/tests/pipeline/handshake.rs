@@ -79,7 +79,15 @@ async fn releases_go_to_addresses_of_ours_and_nowhere_else() {
     let forged = heard::<Releases>(&bench, format!("{}topup.elsewhere", bench.config.stream_prefix)).await;
     let releases = bench.nats.releases(&Shutdown::new());
     let placement_id = PlacementId::new();
-    for to in [format!("{}topup.elsewhere", bench.config.stream_prefix), ours] {
+    let long = "x".repeat(5_000);
+    for to in [
+        format!("{}topup.elsewhere", bench.config.stream_prefix),
+        // The server would end the connection: a subject of it has at most 4 KiB.
+        bench.nats.release_subject(&long),
+        bench.nats.release_subject("me.elsewhere"),
+        bench.nats.release_subject("me 0\r\n\r\nPUB topup.job.sandbox"),
+        ours,
+    ] {
         releases.hand_in(Release {
             to: to.into(),
             placement_id,
@@ -97,12 +105,11 @@ async fn an_unreadable_hint_is_passed_by() {
     let bench = Bench::new().await;
     let ours = bench.nats.release_subject("me");
     let released = heard::<Releases>(&bench, ours.clone()).await;
-    bench
-        .nats
-        .client()
-        .publish(ours.clone(), "nonsense".into())
-        .await
-        .unwrap();
+    let long = serde_json::json!({"type": "releases.v2", "placements": [PlacementId::new()]});
+    for passed_by in ["nonsense".to_owned(), format!("{long}{}", " ".repeat(64 * 1024))] {
+        let client = bench.nats.client();
+        client.publish(ours.clone(), passed_by.into()).await.unwrap();
+    }
     let placement_id = PlacementId::new();
     let releases = bench.nats.releases(&Shutdown::new());
     releases.hand_in(Release {
@@ -110,4 +117,6 @@ async fn an_unreadable_hint_is_passed_by() {
         placement_id,
     });
     until("the release", async || !released.lock().unwrap().is_empty()).await;
+    let Releases::V2 { placements } = released.lock().unwrap()[0].clone();
+    assert_eq!(placements, [placement_id]);
 }

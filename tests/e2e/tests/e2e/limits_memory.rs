@@ -12,8 +12,8 @@ use tokio::io::AsyncWriteExt;
 const CONTAINER: u64 = 256 * 1024 * 1024;
 const UNFINISHED: usize = 3_000;
 
-/// Physical memory of a process, in bytes.
-fn resident(pid: u32) -> Result<u64> {
+/// The peak of a process's physical memory, in bytes.
+pub fn resident(pid: u32) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line

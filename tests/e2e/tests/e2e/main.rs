@@ -11,6 +11,7 @@
 //! - [`recover`]: an old dump is restored. [`upgrade`]: newer schemas below older programs.
 //! - [`rotation`]: every secret is replaced while orders go on.
 //! - [`faults`], [`database_away`]: processes, servers and connections fail.
+//! - [`forged`]: messages of an attacker with a stage's credentials.
 //! - [`limits`], [`limits_memory`]: overload is answered, and the other partners keep their share.
 //! - [`isolation`]: an option that hangs or fails does not stop the others.
 //! - [`qr`]: only pictures of sent codes are drawn, where the operator wants it.
@@ -30,6 +31,7 @@ mod esim_partner;
 mod events;
 mod examples;
 mod faults;
+mod forged;
 mod forwarder;
 mod isolation;
 mod limits;

@@ -1,0 +1,302 @@
+"""attack.py NAME: one attack, a process of its own. Standard input is one line of JSON with the system and the keys. It
+attacks until its standard input ends and prints a JSON object of what it has seen."""
+
+import asyncio
+import collections
+import json
+import os
+import sys
+import time
+import urllib.parse
+import uuid
+
+import hostile
+from nats import Nats, subjects
+from wire import ORDERS, Flood, Partner, answer, connect
+
+# Where hostile endpoints and the hostile provider listen, and where floods come from: not the good partner's address.
+ADDRESS = "127.0.0.66"
+
+
+class Attack:
+    def __init__(self, settings):
+        self.settings = settings
+        self.port = settings["ingress_port"]
+        self.attacker = Partner(settings["attacker"])
+        self.flood = None
+        self.seen = collections.Counter()
+
+    def requests(self, rate, make, connections=16, at_once=4, port=None):
+        self.flood = Flood(port or self.port, rate, ADDRESS)
+        self.seen = self.flood.seen
+        return self.flood.run(make, connections, at_once)
+
+    # --- without keys ---
+
+    async def bad_signatures(self):
+        known, invented = self.settings["good"]["access_key"], "0" * 32
+        body = b'{"external_order_id":"x","products":[]}'
+
+        def make(number):
+            return (
+                f"POST {ORDERS} HTTP/1.1\r\nHost: i\r\nContent-Type: application/json\r\n"
+                f"X-Service-Access-Key: {invented if number % 4 == 0 else known}\r\n"
+                f"X-Service-Timestamp: {int(time.time())}\r\nX-Service-Signature: {number:064x}\r\n"
+                f"Content-Length: {len(body)}\r\n\r\n"
+            ).encode() + body
+
+        await self.requests(1500, make)
+
+    async def tampered_requests(self):
+        """A captured request of five lines, with another body, path, method, query or time."""
+        option = self.settings["option"]
+        good = self.attacker.order("captured", option)
+        changes = [
+            (b'"qty": 1', b'"qty": 9'),
+            (b"/api/v1/", b"/v1/"),
+            (b"POST", b"PUT"),
+            (b"/orders", b"/orders?x=1"),
+            (b"X-Service-Timestamp: 1", b"X-Service-Timestamp: 2"),
+            (b"X-Service-Content-SHA256", b"X-Service-Content-SHA25x"),
+        ]
+        tampered = [good.replace(old, new, 1) for old, new in changes]
+        assert good not in tampered
+        await self.requests(1500, lambda number: tampered[number % len(tampered)])
+
+    async def repeated_orders(self):
+        """One order again and again: a captured request that is sent once more."""
+        order = self.attacker.order("again", self.settings["option"])
+        await self.requests(500, lambda _: order)
+
+    async def slow_heads(self):
+        await self.hold(1000, b"GET / HTTP/1.1\r\nHost: i\r\nX-Slow: ", drip=b"x")
+
+    async def slow_bodies(self):
+        """Signed heads, all of the body but its last kilobyte, then a byte a second."""
+        head = self.attacker.head("POST", ORDERS, length=60_000).encode() + b"\r\n"
+        await self.hold(1000, head + b" " * 59_000, drip=b" ")
+
+    async def idle_connections(self):
+        await self.hold(1000, b"", drip=b"")
+
+    async def hold(self, connections, first, drip):
+        """Opens 250 connections per second: more would measure this machine's network."""
+        pace = Flood(self.port, 250)
+
+        async def one():
+            while True:
+                writer = None
+                try:
+                    await pace.turn(1)
+                    reader, writer = await connect(self.port, ADDRESS)
+                    self.seen["opened"] += 1
+                    writer.write(first)
+                    reading = asyncio.ensure_future(reader.read(256))
+                    while not reading.done():
+                        await asyncio.wait([reading], timeout=1)
+                        writer.write(drip)
+                    text = reading.result()
+                    self.seen[int(text.split(b" ", 2)[1]) if text else "closed"] += 1
+                except (OSError, asyncio.TimeoutError) as error:
+                    self.seen[type(error).__name__] += 1
+                finally:
+                    if writer:
+                        writer.close()
+                await asyncio.sleep(1)
+
+        await asyncio.gather(*[one() for _ in range(connections)])
+
+    async def huge_heads(self):
+        """Heads right below MAX_HEAD, which are read, and above."""
+        heads = [f"GET {ORDERS} HTTP/1.1\r\nHost: i\r\nX-Huge: {'x' * size}\r\n\r\n".encode() for size in (15_000, 60_000)]
+        await self.requests(300, lambda number: heads[number % 2], at_once=1)
+
+    async def large_bodies(self):
+        """Signed, with ten megabytes announced, and as chunks without an end."""
+        announced = self.attacker.head("POST", ORDERS, length=10_000_000) + "\r\n"
+        chunked = self.attacker.head("POST", ORDERS, length="chunked") + "Transfer-Encoding: chunked\r\n\r\n"
+        chunk = b"%x\r\n" % 70_000 + b" " * 70_000 + b"\r\n"
+        both = [announced.encode() + b" " * 70_000, chunked.encode() + chunk]
+        await self.requests(300, lambda number: both[number % 2], at_once=1)
+
+    async def pictures(self):
+        """Codes that were never sent, in the largest size; drawn, because QR_BARE_UNTIL has not passed."""
+        await self.requests(
+            1000, lambda n: f"GET /qr/LPA%3A1%24smdp.example%24AB{n}/1024 HTTP/1.1\r\nHost: i\r\n\r\n".encode()
+        )
+
+    async def pictures_with_mac(self):
+        """Guessed MACs, and one that was sent."""
+        sent = urllib.parse.urlsplit(self.settings["picture"])
+
+        def make(number):
+            path = f"{sent.path}?{sent.query}" if number % 4 == 0 else f"{sent.path}?mac={number:032x}"
+            return f"GET {path} HTTP/1.1\r\nHost: i\r\n\r\n".encode()
+
+        await self.requests(1000, make)
+
+    async def pages(self):
+        paths = ["/openapi.json", "/reference", "/errors", "/partner-guide.md", "/nowhere"]
+        await self.requests(300, lambda n: f"GET {paths[n % len(paths)]} HTTP/1.1\r\nHost: i\r\n\r\n".encode())
+
+    async def callbacks(self):
+        """At the provisioner: guessed tokens, and made-up units with the right one."""
+        def make(number):
+            token = self.settings["callback_token"] if number % 2 else f"{number:032x}"
+            body = f'{{"topupId":"{number}"}}'.encode()
+            head = f"POST /callbacks/sandbox/{token} HTTP/1.1\r\nHost: p\r\nContent-Type: application/json\r\n"
+            return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+        await self.requests(600, make, port=self.settings["provisioner_port"])
+
+    # --- with a partner's keys ---
+
+    async def look_ups(self):
+        prefix = ORDERS.removesuffix("/orders")
+        paths = [f"{prefix}{path}" for path in ("/orders", "/orders/again", "/account", "/options", "/webhook/events")]
+        made = [self.attacker.request("GET", path) for path in paths]
+        await self.requests(400, lambda number: made[number % len(made)], at_once=1)
+
+    async def listeners(self):
+        path = ORDERS.removesuffix("/orders") + "/webhook/listen"
+        listen = self.attacker.request("GET", path)
+        await self.requests(400, lambda _: listen, connections=200, at_once=1)
+
+    async def endpoints(self, manners):
+        server, self.seen = await hostile.serve(ADDRESS, self.settings["hostile_port"], lambda path, _: path[1:] if path[1:] in manners else "redirect")
+        partners = [Partner(self.settings["endpoints"][name]) for name in manners]
+        async with server:
+            await self.orders(partners, self.settings["option"], 20)
+
+    async def slow_endpoints(self):
+        await self.endpoints(hostile.SLOW)
+
+    async def loud_endpoints(self):
+        await self.endpoints(hostile.LOUD)
+
+    async def provider(self, manners):
+        names = list(manners)
+        server, self.seen = await hostile.serve(ADDRESS, self.settings["provider_port"], lambda _, number: names[number % len(names)])
+        async with server:
+            await self.orders([Partner(self.settings["live"])], self.settings["live_option"], 20)
+
+    async def slow_provider(self):
+        await self.provider(hostile.SLOW)
+
+    async def loud_provider(self):
+        await self.provider(hostile.LOUD)
+
+    async def orders(self, partners, option, rate):
+        """Orders of these partners by turns, in an open loop."""
+        async def one(number):
+            try:
+                self.seen["ordered"] += 1
+                reader, writer = await connect(self.port, ADDRESS)
+                writer.write(partners[number % len(partners)].order(f"bait-{uuid.uuid4()}", option))
+                self.seen[(await answer(reader))[0]] += 1
+                writer.close()
+            except (OSError, EOFError, asyncio.TimeoutError) as error:
+                self.seen[type(error).__name__] += 1
+
+        began, number, tasks = time.monotonic(), 0, set()
+        while True:
+            await asyncio.sleep(max(0, began + number / rate - time.monotonic()))
+            tasks.add(task := asyncio.create_task(one(number)))
+            task.add_done_callback(tasks.discard)
+            number += 1
+
+    # --- with a stage's credentials of NATS ---
+
+    async def forged_by_provisioner(self):
+        """Verdicts on made-up orders to a waiting ingress, readiness of made-up topups, heartbeats of made-up providers and
+        of made-up provisioners with many lanes."""
+        nats = await self.nats("provisioner")
+        ingresses = subjects(self.settings["monitor_port"], "topup.verdict.")
+        assert ingresses, "no ingress listens"
+
+        lanes = [{"lane": f"lane-{number:050}", "verdict_ms": 1} for number in range(600)]
+
+        async def burst(number):
+            verdicts = [{"order_id": str(uuid.uuid4()), "placement_id": str(uuid.uuid4()), "said": "refused"} for _ in range(32)]
+            message = {"type": "verdicts.v2", "release_to": f"topup.release.{number}", "verdicts": verdicts}
+            await nats.publish(ingresses[number % len(ingresses)], message)
+            beat = {"type": "heartbeat.v1", "provider": f"invented-{number}", "instance": f"i-{number}", "verdict_ms": 1}
+            await nats.publish(f"topup.heartbeat.invented-{number}", beat)
+            many = beat | {"provider": "sandbox", "verdict_ms": 60_000, "lanes": lanes}
+            await nats.publish("topup.heartbeat.sandbox", many)
+            ready = [{"topup_id": str(10**15 + number), "partner_id": str(uuid.uuid4())} for _ in range(32)]
+            await nats.publish("topup.ready.batch", {"type": "topup.ready.v2", "topups": ready})
+
+        await self.bursts(nats, burst, 100)
+
+    async def forged_by_ingress(self):
+        """Jobs of made-up placements, releases of them, and what is no message."""
+        nats = await self.nats("ingress")
+        provisioners = subjects(self.settings["monitor_port"], "topup.release.")
+        assert provisioners, "no provisioner listens"
+
+        async def burst(number):
+            placements = [{"placement_id": str(uuid.uuid4()), "partner_id": str(uuid.uuid4()), "lane": f"lane-{number}"} for _ in range(32)]
+            job = {"type": "topup.job.v2", "placements": placements, "verdict_to": f"topup.verdict.{number}"}
+            await nats.publish("topup.job.sandbox", job)
+            await nats.publish("topup.job.sandbox", b"{" * 1000)
+            ids = [one["placement_id"] for one in placements]
+            await nats.publish(provisioners[number % len(provisioners)], {"type": "releases.v2", "placements": ids})
+
+        await self.bursts(nats, burst, 100)
+
+    async def nats(self, user):
+        password = urllib.parse.urlsplit(self.settings["nats_urls"][user]).password
+        return await Nats.connect(self.settings["nats_port"], user, password)
+
+    async def bursts(self, nats, burst, rate):
+        began, number = time.monotonic(), 0
+        while True:
+            await asyncio.sleep(max(0, began + number / rate - time.monotonic()))
+            await burst(number)
+            number += 1
+            self.seen["bursts"], self.seen["refused"] = number, nats.refused
+
+
+# In this order; the providers' and endpoints' leave work behind, so they come last.
+ATTACKS = [
+    "bad_signatures",
+    "tampered_requests",
+    "repeated_orders",
+    "slow_heads",
+    "slow_bodies",
+    "idle_connections",
+    "huge_heads",
+    "large_bodies",
+    "pictures",
+    "pictures_with_mac",
+    "pages",
+    "look_ups",
+    "listeners",
+    "callbacks",
+    "forged_by_provisioner",
+    "forged_by_ingress",
+    "slow_endpoints",
+    "loud_endpoints",
+    "slow_provider",
+    "loud_provider",
+]
+
+
+async def main():
+    attack = Attack(json.loads(sys.stdin.readline()))
+    work = asyncio.create_task(getattr(attack, sys.argv[1])())
+    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await asyncio.wait([work, ended], return_when=asyncio.FIRST_COMPLETED)
+    if work.done():
+        work.result()
+        raise SystemExit("the attack ended by itself")
+    print(json.dumps({str(key): count for key, count in attack.seen.items()}), flush=True)
+    # Thousands of connections need no orderly end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    # An attacker's processors are its own: here the system and the good partner come first.
+    os.nice(10)
+    asyncio.run(main())
