@@ -3,6 +3,8 @@
 use crate::database::Database;
 use crate::{ports, required};
 use anyhow::Result;
+use clap::Parser;
+use clap::builder::{OsStr, Resettable};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
@@ -23,11 +25,13 @@ pub fn of(stage: &str, database: &Database, more: &[(&str, &str)]) -> Result<BTr
     Ok(all.map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
-/// A command line that gives them.
-pub fn flags(settings: &BTreeMap<String, String>) -> impl Iterator<Item = String> {
+/// The configuration that they give. It takes nothing from the environment of the test.
+pub fn parse<C: Parser>(settings: &BTreeMap<String, String>) -> C {
     let flag = |name: &str| name.to_ascii_lowercase().replace('_', "-");
     let flags = settings
         .iter()
-        .map(move |(name, value)| format!("--{}={value}", flag(name)));
-    ["test".to_owned()].into_iter().chain(flags)
+        .map(|(name, value)| format!("--{}={value}", flag(name)));
+    let command = C::command().mut_args(|one| one.env(Resettable::<OsStr>::Reset));
+    let matches = command.get_matches_from(["test".to_owned()].into_iter().chain(flags));
+    C::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
 }

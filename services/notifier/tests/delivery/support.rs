@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, sync::Once, time::Duration};
 
-use clap::Parser;
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
@@ -88,7 +87,7 @@ pub fn config(settings: &BTreeMap<String, String>) -> Config {
         drop(runtime::telemetry::start("notifier", &common).unwrap());
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
-    Config::parse_from(testkit::settings::flags(settings))
+    testkit::settings::parse(settings)
 }
 
 impl Bench {

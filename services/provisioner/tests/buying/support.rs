@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use clap::Parser;
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
 use pipeline::{
     Nats,
@@ -228,7 +227,7 @@ impl Bench {
             ("USIMSA_SECRET_KEY", SECRET_KEY),
         ];
         let settings = testkit::settings::of("provisioner", &database, &more).unwrap();
-        let mut config = Config::parse_from(testkit::settings::flags(&settings));
+        let mut config: Config = testkit::settings::parse(&settings);
         change(&mut config);
         let pool = sqlx::PgPool::connect_lazy(database.url()).unwrap();
         schema::migrate(&mut pool.acquire().await.unwrap()).await.unwrap();
