@@ -27,12 +27,12 @@ Profiles, attempts of webhooks and texts go; ids, ICCIDs, states and times stay,
 bought again. An order that is not finished is refused. It prints where copies are left.";
 
 pub const PARTNER_EXAMPLES: &str = "Examples:
-  esimctl partner disable ak_0123456789abcdef01234567
   esimctl partner erase ak_0123456789abcdef01234567 --dry-run
   esimctl partner erase ak_0123456789abcdef01234567 --reason 'contract ended'
 
 All its orders are erased like with `order erase`, then its name, keys, webhook URL and secret. The partner must be
-disabled, and all its orders finished. After an interruption repeat the command with the partner's id.";
+disabled (`esimctl partner disable`), and all its orders finished. After an interruption repeat the command with the
+partner's id.";
 
 /// Orders of one transaction.
 const BATCH: u32 = 200;
