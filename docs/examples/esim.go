@@ -141,10 +141,16 @@ func receive(port string) error {
 		}
 		lock.Lock()
 		defer lock.Unlock()
-		if !seen[esim.TopupID] {
+		id, kind := r.Header.Get("webhook-id"), r.Header.Get("webhook-type")
+		if !seen[id] {
 			// Store it here, before the answer. The activation code is a secret: it is not printed.
-			seen[esim.TopupID] = true
-			fmt.Println("ready", esim.ExternalOrderID, esim.TopupID)
+			seen[id] = true
+			if kind != "" {
+				// Only a further event has a type; the webhook of an eSIM has none.
+				fmt.Println("event", kind, id)
+			} else {
+				fmt.Println("ready", esim.ExternalOrderID, esim.TopupID)
+			}
 		}
 	}))
 }

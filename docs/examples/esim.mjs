@@ -75,11 +75,14 @@ function receive(port) {
       const body = Buffer.concat(chunks);
       // Not 2xx: it is sent again, so nothing is lost while the secret changes.
       if (!isOurs(env.WEBHOOK_SECRET, request.headers, body)) return response.writeHead(401).end();
-      const esim = JSON.parse(body);
-      if (!seen.has(esim.topup_id)) {
+      const content = JSON.parse(body);
+      // Only a further event has a type; the webhook of an eSIM has none.
+      const { "webhook-id": id, "webhook-type": kind } = request.headers;
+      if (!seen.has(id)) {
         // Store it here, before the answer. The activation code is a secret: it is not printed.
-        seen.add(esim.topup_id);
-        console.log("ready", esim.external_order_id, esim.topup_id);
+        seen.add(id);
+        if (kind) console.log("event", kind, id);
+        else console.log("ready", content.external_order_id, content.topup_id);
       }
       response.writeHead(200).end();
     });

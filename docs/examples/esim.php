@@ -99,12 +99,15 @@ function webhook(): void
         http_response_code(401);
         return;
     }
-    $esim = json_decode($body, true, 16, JSON_THROW_ON_ERROR);
+    $content = json_decode($body, true, 16, JSON_THROW_ON_ERROR);
+    // Only a further event has a type; the webhook of an eSIM has none.
+    [$id, $kind] = [$_SERVER['HTTP_WEBHOOK_ID'], $_SERVER['HTTP_WEBHOOK_TYPE'] ?? null];
     // Each request is a run of its own: a file of the receiver's folder notes what was seen.
-    $note = getenv('SEEN') . '/' . hash('sha256', $esim['topup_id']);
+    $note = getenv('SEEN') . '/' . hash('sha256', $id);
     if (@fopen($note, 'x')) {
         // Store it here, before the answer. The activation code is a secret: it is not printed.
-        file_put_contents('php://stdout', "ready {$esim['external_order_id']} {$esim['topup_id']}\n");
+        $line = $kind ? "event $kind $id" : "ready {$content['external_order_id']} {$content['topup_id']}";
+        file_put_contents('php://stdout', "$line\n");
     }
     http_response_code(200);
 }

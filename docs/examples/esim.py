@@ -93,11 +93,16 @@ class Receiver(http.server.BaseHTTPRequestHandler):
             # Not 2xx: it is sent again, so nothing is lost while the secret changes.
             self.send_response(401)
         else:
-            esim = json.loads(body)
-            if esim["topup_id"] not in self.seen:
+            content, webhook_id = json.loads(body), self.headers["webhook-id"]
+            # Only a further event has a type; the webhook of an eSIM has none.
+            kind = self.headers.get("webhook-type")
+            if webhook_id not in self.seen:
                 # Store it here, before the answer. The activation code is a secret: it is not printed.
-                self.seen.add(esim["topup_id"])
-                print("ready", esim["external_order_id"], esim["topup_id"], flush=True)
+                self.seen.add(webhook_id)
+                if kind:
+                    print("event", kind, webhook_id, flush=True)
+                else:
+                    print("ready", content["external_order_id"], content["topup_id"], flush=True)
             self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()

@@ -110,6 +110,18 @@ impl Example<'_> {
             "{}: {line:?}",
             self.file
         );
+        // A further event is acknowledged, and is no eSIM.
+        let path = "/api/v1/api_partner/webhook/test";
+        let tested = self.shop.client.post("").path(path).send().await?;
+        let tested: Value = serde_json::from_slice(&tested.body)?;
+        ensure!(tested["state"] == "delivered", "{}: {tested}", self.file);
+        let line = tokio::time::timeout(SOON, lines.next_line()).await??;
+        let event = tested["event_id"].as_str().unwrap_or_default();
+        ensure!(
+            line == Some(format!("event webhook.test {event}")),
+            "{}: {line:?}",
+            self.file
+        );
         Ok(())
     }
 }
