@@ -65,14 +65,14 @@ impl<T: Send + 'static> Batcher<T> {
 
     /// Queues one item, or drops it if the queue is full.
     pub fn hand_in(&self, item: T) {
-        if self.queue.try_send((item, self.unsent.token())).is_err() {
-            if let Some(others) = self.overflow.pass() {
-                tracing::warn!(
-                    queue = self.name,
-                    dropped = others + 1,
-                    "messages were dropped: the queue is full; redrive will pick their rows up"
-                );
-            }
+        if self.queue.try_send((item, self.unsent.token())).is_err()
+            && let Some(others) = self.overflow.pass()
+        {
+            tracing::warn!(
+                queue = self.name,
+                dropped = others + 1,
+                "messages were dropped: the queue is full; redrive will pick their rows up"
+            );
         }
     }
 }

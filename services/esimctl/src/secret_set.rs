@@ -1,6 +1,7 @@
 //! `esimctl secrets`: the secrets of a whole system for its first start, and each service's share of them.
 
 use std::{
+    fmt::Write,
     fs,
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
@@ -242,11 +243,12 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
     let mut passwords = String::new();
     for role in ROLES {
         let password = read(&folder.join(format!("nats-{}", role.of)))?;
-        passwords += &format!(
-            "{}_PASSWORD: \"{}\"\n",
+        writeln!(
+            passwords,
+            "{}_PASSWORD: \"{}\"",
             role.of.to_uppercase(),
             password.trim_end()
-        );
+        )?;
     }
     of("nats", SERVER)?.write("passwords.conf", &passwords)
 }

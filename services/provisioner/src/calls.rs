@@ -138,7 +138,7 @@ mod tests {
     async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
         let (name, metrics) = ("test".to_owned(), Metrics::default());
         let (window, slow) = (Duration::from_secs(10), Duration::from_secs(5));
-        let (open, open_most) = (Duration::from_secs(10), Duration::from_secs(60));
+        let (open, open_most) = (Duration::from_secs(10), Duration::from_mins(1));
         let limits = LaneLimits {
             window,
             failure_rate: 50,

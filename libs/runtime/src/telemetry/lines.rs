@@ -1,6 +1,6 @@
 //! Log lines, as JSON with trace ids or as text. A line takes ids from the spans around it, and no other field.
 
-use std::fmt;
+use std::fmt::{self, Write};
 
 use opentelemetry::{Context, trace::TraceContextExt};
 use serde::Serializer;
@@ -190,10 +190,10 @@ where
             let value = one_line(value);
             match name.as_str() {
                 "timestamp" => head = format!("{dim}{value}{plain} "),
-                "level" => head += &format!("{color}{value:>5}{plain}"),
-                "target" => head += &format!(" {dim}{value}:{plain}"),
+                "level" => write!(head, "{color}{value:>5}{plain}")?,
+                "target" => write!(head, " {dim}{value}:{plain}")?,
                 "message" => message = format!(" {value}"),
-                _ => fields += &format!(" {dim}{name}={plain}{value}"),
+                _ => write!(fields, " {dim}{name}={plain}{value}")?,
             }
         }
         writeln!(writer, "{head}{message}{fields}")

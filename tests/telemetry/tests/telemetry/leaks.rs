@@ -42,7 +42,7 @@ impl Echo {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::clone(&heard);
         drop(http::serve(listener, move |request| {
-            echo(Arc::clone(&shared), request)
+            std::future::ready(echo(&shared, &request))
         }));
         Ok(Self { url, heard })
     }
@@ -52,9 +52,9 @@ impl Echo {
     }
 }
 
-async fn echo(heard: Arc<Mutex<Vec<Heard>>>, request: Request<Bytes>) -> Result<Response<Full<Bytes>>> {
+fn echo(heard: &Mutex<Vec<Heard>>, request: &Request<Bytes>) -> Result<Response<Full<Bytes>>> {
     let signature = request.headers()["webhook-signature"].clone();
-    let body = request.into_body();
+    let body = request.body().clone();
     heard.lock().unwrap().push(Heard {
         body: serde_json::from_slice(&body).unwrap_or_default(),
         signature: signature.to_str()?.to_owned(),
