@@ -148,8 +148,9 @@ impl World {
             .map(arrival)
             .collect::<Result<_>>()?;
         let partners = self.clients.partners.iter();
+        let asked = self.book.lock().clone();
         Ok(Evidence {
-            asked: self.book.lock().clone(),
+            asked,
             arrivals,
             ledger: self.stack.ledger().await?.orders,
             stored: Stored::read(&mut self.connect().await?, &names).await?,

@@ -1,10 +1,6 @@
 //! The notifier against a real database, a real NATS and real endpoints.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a helper that fails fails its test"
-)]
+#![expect(clippy::unwrap_used, reason = "a helper that fails fails its test")]
 
 mod endpoints;
 mod events;

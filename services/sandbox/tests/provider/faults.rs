@@ -238,7 +238,7 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
         (&json!(2), &json!(4))
     );
     for (bought, answer) in order["bought"].as_array().unwrap().iter().zip(&answers) {
-        let told: Vec<_> = units(&answer).iter().map(|unit| &unit["topupId"]).collect();
+        let told: Vec<_> = units(answer).iter().map(|unit| &unit["topupId"]).collect();
         let listed: Vec<_> = bought["topups"]
             .as_array()
             .unwrap()

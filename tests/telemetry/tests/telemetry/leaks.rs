@@ -42,7 +42,8 @@ impl Echo {
         let heard = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::clone(&heard);
         drop(http::serve(listener, move |request| {
-            echo(Arc::clone(&shared), request)
+            let answer = echo(&shared, request);
+            async { answer }
         }));
         Ok(Self { url, heard })
     }
@@ -52,7 +53,7 @@ impl Echo {
     }
 }
 
-async fn echo(heard: Arc<Mutex<Vec<Heard>>>, request: Request<Bytes>) -> Result<Response<Full<Bytes>>> {
+fn echo(heard: &Mutex<Vec<Heard>>, request: Request<Bytes>) -> Result<Response<Full<Bytes>>> {
     let signature = request.headers()["webhook-signature"].clone();
     let body = request.into_body();
     heard.lock().unwrap().push(Heard {
