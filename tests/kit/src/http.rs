@@ -12,7 +12,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinHandle, JoinSet};
 
 /// A client without proxy and redirects, with 30 s for a whole exchange.
 pub fn client() -> Result<reqwest::Client> {
@@ -36,7 +36,10 @@ where
 {
     let answer = Arc::new(answer);
     tokio::spawn(async move {
+        // Dropped with this task, which ends the connections.
+        let mut connections = JoinSet::new();
         while let Ok((stream, _)) = listener.accept().await {
+            while connections.try_join_next().is_some() {}
             let answer = Arc::clone(&answer);
             let service = service_fn(move |request: Request<Incoming>| {
                 let answer = Arc::clone(&answer);
@@ -46,7 +49,7 @@ where
                     answer(Request::from_parts(head, body)).await
                 }
             });
-            tokio::spawn(async move {
+            connections.spawn(async move {
                 // Clients disconnect at any time, and some answers are errors on purpose.
                 let server = auto::Builder::new(TokioExecutor::new());
                 let _ = server.serve_connection(TokioIo::new(stream), service).await;
