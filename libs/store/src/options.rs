@@ -1,6 +1,7 @@
 //! The catalogue: the product options that partners may order.
 
 use domain::{Environment, OptionId};
+use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -23,10 +24,18 @@ pub struct ProductOption {
     /// Only enabled options can be ordered.
     #[serde(default = "enabled")]
     pub enabled: bool,
+    /// What the operator tells partners about it, shown as it is.
+    #[serde(default)]
+    pub details: Map<String, Value>,
 }
 
 fn enabled() -> bool {
     true
+}
+
+/// Reads stored details.
+pub(crate) fn details(stored: &str) -> Result<Map<String, Value>, Error> {
+    serde_json::from_str(stored).map_err(|error| Error::Unreadable(format!("details of an option: {error}")))
 }
 
 struct OptionRow {
@@ -36,6 +45,7 @@ struct OptionRow {
     provider_option_id: String,
     environment: String,
     enabled: bool,
+    details: String,
     version: i64,
 }
 
@@ -48,6 +58,7 @@ impl OptionRow {
             provider_option_id: self.provider_option_id,
             environment: self.environment.parse()?,
             enabled: self.enabled,
+            details: details(&self.details)?,
         };
         Ok((option, self.version))
     }
@@ -55,19 +66,21 @@ impl OptionRow {
 
 /// Inserts or updates an option. Returns whether anything changed.
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool, Error> {
+    let details = Value::from(option.details.clone()).to_string();
     let changed = sqlx::query!(
-        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled)
-         VALUES ($1, $2, $3, $4, $5, $6)
+        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details)
+         VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb)
          ON CONFLICT (option_id) DO UPDATE
-         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6
-         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled)
-            IS DISTINCT FROM ($2, $3, $4, $5, $6)",
+         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6, details = $7::text::jsonb
+         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled, o.details)
+            IS DISTINCT FROM ($2, $3, $4, $5, $6, $7::text::jsonb)",
         option.option_id.uuid(),
         option.name,
         option.provider,
         option.provider_option_id,
         option.environment.as_str(),
         option.enabled,
+        details,
     )
     .execute(connection)
     .await?;
@@ -81,8 +94,8 @@ pub async fn changed_since(
 ) -> Result<Vec<(ProductOption, i64)>, Error> {
     sqlx::query_as!(
         OptionRow,
-        "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
-         FROM options WHERE version > $1 ORDER BY environment, provider, name, option_id",
+        r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, details::text AS "details!", version
+         FROM options WHERE version > $1 ORDER BY environment, provider, name, option_id"#,
         version,
     )
     .fetch_all(connection)
@@ -96,8 +109,8 @@ pub async fn changed_since(
 pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<(ProductOption, i64)>, Error> {
     sqlx::query_as!(
         OptionRow,
-        "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
-         FROM options WHERE option_id = ANY($1)",
+        r#"SELECT option_id, name, provider, provider_option_id, environment, enabled, details::text AS "details!", version
+         FROM options WHERE option_id = ANY($1)"#,
         ids,
     )
     .fetch_all(connection)

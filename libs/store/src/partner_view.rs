@@ -6,6 +6,7 @@ mod deliveries;
 mod webhooks;
 
 use domain::{Environment, OptionId, OrderId, PartnerId, TopupId};
+use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -15,7 +16,7 @@ pub use self::{
     deliveries::{Attempt, Delivery, Redelivered, attempts, delivery, redeliver},
     webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
 };
-use crate::Error;
+use crate::{Error, options};
 
 /// An order's id is made before its row, by another clock; they differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
@@ -329,6 +330,8 @@ pub struct OfferedOption {
     pub option_id: OptionId,
     /// The display name.
     pub name: String,
+    /// What the operator tells about it.
+    pub details: Map<String, Value>,
 }
 
 /// The options that a partner of this environment may order, by id, after `after`. A live partner is offered the live
@@ -341,9 +344,9 @@ pub async fn options(
     limit: i64,
 ) -> Result<Vec<OfferedOption>, Error> {
     let rows = sqlx::query!(
-        "SELECT option_id, name FROM options
+        r#"SELECT option_id, name, details::text AS "details!" FROM options
          WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
-         ORDER BY option_id LIMIT $4",
+         ORDER BY option_id LIMIT $4"#,
         after.map_or(Uuid::nil(), OptionId::uuid),
         environment == Environment::Sandbox,
         providers,
@@ -351,11 +354,14 @@ pub async fn options(
     )
     .fetch_all(connection)
     .await?;
-    let offered = rows.into_iter().map(|row| OfferedOption {
-        option_id: row.option_id.into(),
-        name: row.name,
+    let offered = rows.into_iter().map(|row| {
+        Ok(OfferedOption {
+            option_id: row.option_id.into(),
+            name: row.name,
+            details: options::details(&row.details)?,
+        })
     });
-    Ok(offered.collect())
+    offered.collect()
 }
 
 /// A partner's account, without secrets.

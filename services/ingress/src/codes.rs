@@ -61,6 +61,7 @@ pub(crate) enum Code {
     OrderRefused,
     TopupNotReady,
     TopupErased,
+    EventVoid,
     WebhookUrlMissing,
     WebhookPaused,
     RotationUnderWay,
@@ -327,7 +328,7 @@ impl Code {
                 "url_forbidden",
                 "422",
                 None,
-                "Webhooks are not sent to this address or port: use a public address, and port 80, 443 or one above 1023.",
+                "Webhooks are not sent to this address or port: use a public address, or a name that resolves to public addresses only, and port 80, 443 or one above 1023. A live account needs `https`.",
             ),
             Self::OrderNotWaiting => (
                 "order_not_waiting",
@@ -352,6 +353,12 @@ impl Code {
                 "409",
                 None,
                 "The fields of the eSIM were erased when their time was over. They cannot be sent again.",
+            ),
+            Self::EventVoid => (
+                "event_void",
+                "409",
+                None,
+                "The event cannot be sent again. It is a test (`POST /webhook/test` sends a new one), or you no longer ask for events of its type, or the failed topup did get ready.",
             ),
             Self::WebhookUrlMissing => (
                 "webhook_url_missing",

@@ -53,6 +53,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use uuid::Uuid;
 use webhooks::{
     config::{GuardConfig, HttpConfig, QrConfig, public_url},
+    dns::Dns,
     qr::{QrGate, QrUrls},
 };
 
@@ -166,16 +167,16 @@ fn desk(
     vault: Vault,
     qr_keys: &signing::qr::Keys,
     shutdown: &Shutdown,
-) -> Desk {
-    Desk {
+) -> anyhow::Result<Desk> {
+    let guard = config.guard.clone().guard();
+    let guard = guard.http_live(config.http.webhook_http_live);
+    let dns = Dns::new(guard.clone(), &config.guard.webhook_resolvers)?;
+    Ok(Desk {
         database: database.clone(),
         turns: Turns::new(config.limits.self_service_concurrency.into()),
         vault,
-        guard: config
-            .guard
-            .clone()
-            .guard()
-            .http_live(config.http.webhook_http_live),
+        guard,
+        dns,
         qr: QrUrls::new(config.public_url.clone(), qr_keys.clone()),
         providers: config.providers.clone(),
         redeliver_interval: config.limits.redeliver_interval,
@@ -183,7 +184,7 @@ fn desk(
         stop: shutdown.soft(),
         test_interval: config.limits.webhook_test_interval,
         test_wait: config.limits.webhook_test_wait,
-    }
+    })
 }
 
 /// Runs the stage until the soft stop.
@@ -230,7 +231,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 
     let metrics = Metrics::default();
     let public_url = config.public_url.clone();
-    let desk = desk(&config, &database, vault, &qr_keys, &shutdown);
+    let desk = desk(&config, &database, vault, &qr_keys, &shutdown)?;
     let orders = Orders::new(
         database,
         Arc::clone(&directory),

@@ -60,6 +60,8 @@ pub(crate) const ROUTES: &[&str] = &[
     "/v1/api_partner/webhook/events",
     "/api/v1/api_partner/webhook/events/{event_id}",
     "/v1/api_partner/webhook/events/{event_id}",
+    "/api/v1/api_partner/webhook/events/{event_id}/redeliver",
+    "/v1/api_partner/webhook/events/{event_id}/redeliver",
     "/api/v1/api_partner/keys",
     "/v1/api_partner/keys",
     QR,

@@ -7,7 +7,7 @@
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`esimctl`]: the operator's command line, run as a program.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
-//! - [`wait`], [`progress`], [`table`], [`http`], [`ports`]: small helpers for them.
+//! - [`wait`], [`progress`], [`names`], [`table`], [`http`], [`ports`]: small helpers for them.
 //!
 //! Environment: `TEST_DATABASE_URL` (a role that may create databases), `TEST_NATS_URL`, `BIN_DIR`
 //! (default `target/debug`), `NATS_SERVER_BIN` (default: `nats-server` in the search path), and, for a
@@ -18,6 +18,7 @@ pub mod client;
 pub mod database;
 pub mod esimctl;
 pub mod http;
+pub mod names;
 pub mod nats;
 pub mod ports;
 pub mod postgres;

@@ -21,8 +21,8 @@ use uuid::Uuid;
 
 use super::{
     Caller, Desk, conflict, json,
-    page::{Query, cursor},
-    topups::{Attempt, attempts},
+    page::{Query, timed_cursor},
+    topups::{Attempt, attempts, send_again},
 };
 use crate::{codes::Code, error::ApiError, routes::App};
 
@@ -99,12 +99,12 @@ pub(super) async fn list(
     uri: Uri,
 ) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let (limit, before) = (query.limit(), query.cursor().map(EventId::from));
+    let (limit, before) = (query.limit(), query.timed_cursor());
     query.check()?;
     let partner = caller.id();
     let listing = app.desk.run(partner, async |connection| {
         let page = Page {
-            before: before.as_ref(),
+            before: before.map(|(at, id)| (at, id.into())),
             // One more tells whether there is another page.
             limit: i64::from(limit) + 1,
         };
@@ -117,7 +117,8 @@ pub(super) async fn list(
     let shown = Events {
         next_cursor: last
             .and_then(|last| last.event_id.parse().ok())
-            .map(|last: EventId| cursor(last.uuid())),
+            .zip(last)
+            .map(|(id, last): (EventId, _)| timed_cursor(last.created_at, id.uuid())),
         events: found.iter().map(Event::new).collect(),
     };
     Ok(json(StatusCode::OK, &shown))
@@ -134,10 +135,15 @@ pub(super) async fn show(
     Extension(caller): Extension<Caller>,
     path: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
-    let Path(text) = path.map_err(|_| ApiError::NotFound)?;
-    let id: EventId = text.parse().map_err(|_| ApiError::NotFound)?;
+    let id = event_id(path)?;
     let event = find(&app.desk, &caller, &id).await?.ok_or(ApiError::NotFound)?;
     detail(&app.desk, &caller, StatusCode::OK, &id, &event).await
+}
+
+/// The id in the path; a text that is no event id is unknown.
+fn event_id(path: Result<Path<String>, PathRejection>) -> Result<EventId, ApiError> {
+    let Path(text) = path.map_err(|_| ApiError::NotFound)?;
+    text.parse().map_err(|_| ApiError::NotFound)
 }
 
 async fn find(desk: &Desk, caller: &Caller, id: &EventId) -> Result<Option<View>, ApiError> {
@@ -165,6 +171,40 @@ async fn detail(
         attempts: attempts(desk, &id, &made),
     };
     Ok(json(status, &shown))
+}
+
+/// A redelivery of an event.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EventRedelivery<'a> {
+    #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
+    event_id: &'a EventId,
+    /// Always `pending`: the event is sent within seconds.
+    state: &'a str,
+}
+
+/// Send an event again
+///
+/// Starts its retries again, with the same `webhook-id`. At most once a minute for each event. A test is not sent again:
+/// ask for a new one.
+#[utoipa::path(post, path = "/webhook/events/{event_id}/redeliver", operation_id = "redeliver_event", tag = "Webhook",
+    params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
+    responses(
+        (status = 202, description = "The event is sent within seconds", body = EventRedelivery),
+        (status = 404, response = super::openapi::NotFound),
+        (status = 409, description = "The event cannot be sent again (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = super::openapi::Message),
+        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`)", body = super::openapi::Message)))]
+pub(super) async fn redeliver(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    path: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let id = event_id(path)?;
+    send_again(&app.desk, &caller, &id.clone().into()).await?;
+    let redelivery = EventRedelivery {
+        event_id: &id,
+        state: "pending",
+    };
+    Ok(json(StatusCode::ACCEPTED, &redelivery))
 }
 
 /// Test the webhook endpoint

@@ -39,7 +39,7 @@ use serde::Serialize;
 use store::{Database, PgConnection, vault::Vault};
 use tokio_util::sync::CancellationToken;
 use tracing::field;
-use webhooks::{guard::Guard, qr::QrUrls};
+use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
 pub(crate) use self::turns::Turns;
 use crate::{
@@ -65,6 +65,8 @@ pub(crate) struct Desk {
     pub(crate) turns: Turns,
     pub(crate) vault: Vault,
     pub(crate) guard: Guard,
+    /// Resolves the host of a new webhook URL.
+    pub(crate) dns: Dns,
     /// Makes `qrcode_img_url`.
     pub(crate) qr: QrUrls,
     /// The providers whose options live partners may order, beside the sandbox.
@@ -124,6 +126,10 @@ pub(crate) fn router(app: &Arc<App>) -> Router<Arc<App>> {
             .route(&path("/webhook/test"), post(events::test))
             .route(&path("/webhook/events"), get(events::list))
             .route(&path("/webhook/events/{event_id}"), get(events::show))
+            .route(
+                &path("/webhook/events/{event_id}/redeliver"),
+                post(events::redeliver),
+            )
             .route(&path("/keys"), post(keys::rotate));
     }
     router.route_layer(middleware::from_fn_with_state(Arc::clone(app), admit))

@@ -11,6 +11,7 @@ use axum::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use domain::OptionId;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use store::partner_view;
 use utoipa::ToSchema;
@@ -27,6 +28,9 @@ pub(super) struct Offered<'a> {
     #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     option_id: OptionId,
     name: &'a str,
+    /// What we tell you about it beside its name, such as country, validity or price; `{}` if there is nothing.
+    #[schema(value_type = Object, example = json!({"country": "JP", "days": 7}))]
+    details: &'a Map<String, Value>,
 }
 
 /// A page of options, by `option_id`.
@@ -79,6 +83,7 @@ pub(super) async fn list(
             .map(|option| Offered {
                 option_id: option.option_id,
                 name: &option.name,
+                details: &option.details,
             })
             .collect(),
     };

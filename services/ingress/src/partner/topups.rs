@@ -277,33 +277,40 @@ pub(super) async fn redeliver(
     path: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
     let id = topup_id(path)?;
-    let desk = &app.desk;
+    send_again(&app.desk, &caller, &id.clone().into()).await?;
+    let redelivery = Redelivery {
+        topup_id: &id,
+        delivery: "pending",
+    };
+    Ok(json(StatusCode::ACCEPTED, &redelivery))
+}
+
+/// Makes a delivery of the partner due again.
+pub(super) async fn send_again(desk: &Desk, caller: &Caller, id: &DeliveryId) -> Result<(), ApiError> {
     let interval = desk.redeliver_interval;
     let redelivered = desk.run(caller.id(), async |connection| {
-        partner_view::redeliver(connection, caller.id(), &id, interval).await
+        partner_view::redeliver(connection, caller.id(), id, interval).await
     });
-    match redelivered.await? {
-        Redelivered::Again | Redelivered::Due => {
-            let redelivery = Redelivery {
-                topup_id: &id,
-                delivery: "pending",
-            };
-            Ok(json(StatusCode::ACCEPTED, &redelivery))
-        }
-        Redelivered::TooSoon(wait) => Err(ApiError::TooSoon {
+    match (redelivered.await?, id) {
+        (Redelivered::Again | Redelivered::Due, _) => Ok(()),
+        (Redelivered::TooSoon(wait), _) => Err(ApiError::TooSoon {
             code: Code::RedeliveredRecently,
             message: "The webhook was sent a moment ago; try again later",
             wait,
         }),
-        Redelivered::NotReady => Err(conflict(Code::TopupNotReady, "The eSIM is not ready")),
-        Redelivered::Erased => Err(conflict(
+        (Redelivered::NotReady, _) => Err(conflict(Code::TopupNotReady, "The eSIM is not ready")),
+        (Redelivered::Gone, DeliveryId::Topup(_)) => Err(conflict(
             Code::TopupErased,
             "The eSIM's fields were erased and cannot be sent again",
         )),
-        Redelivered::NoEndpoint => Err(conflict(
+        (Redelivered::Gone, DeliveryId::Event(_)) => Err(conflict(
+            Code::EventVoid,
+            "The event is a test, is no longer asked for, or is no longer true; it cannot be sent again",
+        )),
+        (Redelivered::NoEndpoint, _) => Err(conflict(
             Code::WebhookUrlMissing,
             "There is no webhook URL; set one, then waiting webhooks are sent",
         )),
-        Redelivered::Unknown => Err(ApiError::NotFound),
+        (Redelivered::Unknown, _) => Err(ApiError::NotFound),
     }
 }

@@ -1,6 +1,6 @@
 //! The partner's webhook endpoint: its URL, its state, its secret.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension,
@@ -18,8 +18,9 @@ use store::{
     partners::{NewWebhook, Overlap, Rotated},
 };
 use time::{OffsetDateTime, serde::rfc3339};
+use url::Url;
 use utoipa::ToSchema;
-use webhooks::{guard::Forbidden, url::WebhookUrl};
+use webhooks::{dns::NameError, guard::Forbidden, url::WebhookUrl};
 
 use super::{Caller, Desk, OVERLAP, body_of, conflict, internal, json};
 use crate::{
@@ -27,6 +28,11 @@ use crate::{
     error::{ApiError, Fault},
     routes::App,
 };
+
+/// The longest wait for the addresses of a new URL's host.
+const RESOLVE: Duration = Duration::from_secs(2);
+const UNRESOLVED: &str =
+    "The host of the URL has no address yet. Webhooks are tried all the same, until their retries end";
 
 /// The webhook endpoint.
 #[derive(Serialize, ToSchema)]
@@ -47,6 +53,9 @@ pub(super) struct Endpoint<'a> {
     /// Until when the old secret signs, too.
     #[serde(with = "rfc3339::option")]
     old_secret_until: Option<OffsetDateTime>,
+    /// Only after `PUT`, and only if something is doubtful: the host of the new URL does not resolve.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'a str>,
 }
 
 /// Show the webhook endpoint
@@ -56,10 +65,10 @@ pub(super) async fn show(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
 ) -> Result<Response, ApiError> {
-    current(&app.desk, &caller).await
+    current(&app.desk, &caller, None).await
 }
 
-async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
+async fn current(desk: &Desk, caller: &Caller, warning: Option<&str>) -> Result<Response, ApiError> {
     let endpoint = desk
         .run(caller.id(), async |connection| {
             partner_view::endpoint(connection, caller.id()).await
@@ -75,6 +84,7 @@ async fn current(desk: &Desk, caller: &Caller) -> Result<Response, ApiError> {
         waiting: endpoint.waiting,
         exhausted: endpoint.exhausted,
         old_secret_until: endpoint.old_secret_until,
+        warning,
     };
     Ok(json(StatusCode::OK, &shown))
 }
@@ -97,7 +107,8 @@ pub(super) struct NewEndpoint {
 /// Set the webhook URL and the further events
 ///
 /// Webhooks that wait are sent to a new URL within seconds, and a blocked endpoint is tested at once; the same URL again
-/// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays.
+/// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays. A URL whose host has a forbidden
+/// address is refused; one whose host does not resolve is set, with a `warning`.
 #[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = Endpoint),
@@ -111,6 +122,10 @@ pub(super) async fn set(
     let body = body_of(&app, request).await?;
     let desk = &app.desk;
     let wanted = wanted(desk, &body, caller.0.environment)?;
+    let warning = match wanted.url.as_ref().and_then(Option::as_ref) {
+        Some(url) => resolved(desk, url).await?,
+        None => None,
+    };
     let new = NewWebhook {
         url: wanted
             .url
@@ -126,7 +141,7 @@ pub(super) async fn set(
         let removed = matches!(wanted.url, Some(None));
         tracing::info!(partner.id = %caller.id(), removed, "a partner set its webhook endpoint");
     }
-    current(desk, &caller).await
+    current(desk, &caller, warning).await
 }
 
 /// What a body asks for; `None` keeps what is stored.
@@ -170,7 +185,7 @@ fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
     Ok(chosen.collect())
 }
 
-/// A URL after all checks that need no connection. A name is judged at each connection.
+/// A URL after all checks that need no name server.
 fn url(desk: &Desk, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
     let url = match text.parse::<WebhookUrl>() {
         Ok(url) => url,
@@ -179,23 +194,32 @@ fn url(desk: &Desk, text: &str, environment: Environment) -> Result<WebhookUrl, 
     let judged = url
         .parsed()
         .map(|parsed| desk.guard.check_new(&parsed, environment));
-    match judged {
-        Some(Ok(())) => Ok(url),
-        Some(Err(Forbidden::Port)) => refused(
-            "url",
-            Code::UrlForbidden,
-            "Url has a port that webhooks are not sent to".into(),
-        ),
-        Some(Err(Forbidden::Plain)) => refused(
-            "url",
-            Code::UrlForbidden,
-            "Url must begin with https:// for a live account".into(),
-        ),
-        Some(Err(Forbidden::Address)) | None => refused(
-            "url",
-            Code::UrlForbidden,
-            "Url has an address that webhooks are not sent to".into(),
-        ),
+    match judged.unwrap_or(Err(Forbidden::Address)) {
+        Ok(()) => Ok(url),
+        Err(reason) => forbidden(reason),
+    }
+}
+
+fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
+    let message = match reason {
+        Forbidden::Port => "Url has a port that webhooks are not sent to",
+        Forbidden::Plain => "Url must begin with https:// for a live account",
+        Forbidden::Address => "Url has an address that webhooks are not sent to",
+    };
+    refused("url", Code::UrlForbidden, message.into())
+}
+
+/// Judges the addresses of a URL's host, as each connection does. Returns a warning if it has none now: a partner may
+/// set the URL before the name.
+async fn resolved(desk: &Desk, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
+    let parsed = url.parsed();
+    let Some(name) = parsed.as_ref().and_then(Url::domain) else {
+        return Ok(None);
+    };
+    match tokio::time::timeout(RESOLVE, desk.dns.resolve(name)).await {
+        Ok(Ok(_)) => Ok(None),
+        Ok(Err(NameError::Forbidden(reason))) => forbidden(reason),
+        Ok(Err(NameError::Unresolved)) | Err(_) => Ok(Some(UNRESOLVED)),
     }
 }
 

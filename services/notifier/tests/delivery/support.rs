@@ -5,7 +5,7 @@ use std::{sync::Once, time::Duration};
 use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
-use notifier::{Config, dns::NameServers, schedule::Schedule};
+use notifier::{Config, schedule::Schedule};
 use pipeline::{
     Nats, NatsAccess, NatsConfig,
     payload::{ReadyTopup, TopupReady},
@@ -87,7 +87,6 @@ pub fn config(database: &Database) -> Config {
             webhook_allow: Networks::parse("127.0.0.0/8").unwrap(),
             ..GuardConfig::default()
         },
-        webhook_resolvers: NameServers::default(),
         webhook_head_max: 64 * 1024,
         webhook_timeout: Duration::from_secs(2),
         retry_schedule: Schedule::parse("5s,5m,30m,2h").unwrap(),

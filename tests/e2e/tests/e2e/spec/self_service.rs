@@ -67,6 +67,37 @@ pub const ROWS: &[Row] = &[
         NOT_ALLOWED,
     ),
     row(
+        "404: no event id",
+        |w| ask(w, "POST", "/webhook/events/evt_1/redeliver"),
+        NOT_FOUND,
+    ),
+    row(
+        "404: redelivery of an unknown event",
+        |w| {
+            ask(
+                w,
+                "POST",
+                "/webhook/events/evt_019a0000000070008000000000000001/redeliver",
+            )
+        },
+        NOT_FOUND,
+    ),
+    row(
+        "405: GET on a redelivery of an event",
+        |w| {
+            get(
+                w,
+                "/webhook/events/evt_019a0000000070008000000000000001/redeliver",
+            )
+        },
+        NOT_ALLOWED,
+    ),
+    row(
+        "422: a cursor of events that is none",
+        |w| get(w, "/webhook/events").query("cursor=AZoAAAAAcACAAAAAAAAAAQ"),
+        Unprocessable(&["Cursor is invalid"]),
+    ),
+    row(
         "405: POST on options",
         |w| ask(w, "POST", "/options"),
         NOT_ALLOWED,
