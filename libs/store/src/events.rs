@@ -7,7 +7,15 @@ use domain::{EventId, OptionId, PartnerId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Error, seconds};
+use crate::{
+    Error,
+    endpoints::LONGEST_LEASE,
+    operator::{
+        actions::{self, Mode},
+        deliveries::Replayed,
+    },
+    seconds,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -220,6 +228,97 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Er
     Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
 }
 
+/// What decides whether a delivery can be sent again.
+#[derive(Clone, Debug)]
+pub struct Standing {
+    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; `None` before the unit of a topup is ready.
+    pub state: Option<String>,
+    /// The database's time.
+    pub(crate) now: OffsetDateTime,
+    /// Seconds since the last attempt, or since it was stored.
+    pub(crate) age: Option<f64>,
+    /// It is due, or an attempt is in flight.
+    pub(crate) due: Option<bool>,
+    /// It cannot be sent again: a topup's profile was erased; an event is a test, is no longer asked for, or reports a
+    /// failure of a topup that is not failed any more. The notifier drops such events.
+    pub void: bool,
+}
+
+/// The standing of an event; of any partner if `partner_id` is `None`.
+pub async fn standing(
+    connection: &mut PgConnection,
+    partner_id: Option<PartnerId>,
+    event_id: &EventId,
+) -> Result<Option<Standing>, Error> {
+    let standing = sqlx::query_as!(
+        Standing,
+        r#"SELECT e.state AS "state?", clock_timestamp() AS "now!",
+                  extract(epoch FROM clock_timestamp() - greatest(e.attempted_at, e.created_at))::float8 AS age,
+                  (e.state = 'pending' AND (e.attempt = 0 OR coalesce(
+                       due.at <= clock_timestamp() + make_interval(secs => $3), true))) AS due,
+                  (e.kind = 'webhook.test' OR e.kind <> ALL (p.webhook_events)
+                   OR (e.kind = 'topup.failed' AND NOT EXISTS (
+                       SELECT FROM topups t LEFT JOIN esims s ON s.topup_id = t.topup_id
+                       WHERE t.topup_id = e.topup_id AND t.state = 'failed' AND s.ready_at IS NULL))) AS "void!"
+           FROM events e
+           JOIN partners p ON p.partner_id = e.partner_id
+           LEFT JOIN delivery_due due ON due.topup_id = e.event_id
+           WHERE e.event_id = $2 AND ($1::uuid IS NULL OR e.partner_id = $1)"#,
+        partner_id.map(PartnerId::uuid),
+        event_id.as_str(),
+        seconds(LONGEST_LEASE),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(standing)
+}
+
+/// Makes an event pending and due, at the start of the schedule; its attempts stay. A test is never replayed, a pending
+/// event if it waits for a retry, not if it waits for a URL. `until` is the end of the last attempts that match.
+pub async fn replay(
+    connection: &mut PgConnection,
+    event_id: &EventId,
+    until: Option<OffsetDateTime>,
+    mode: Mode<'_>,
+) -> Result<Replayed, Error> {
+    let mut transaction = sqlx::Connection::begin(connection).await?;
+    // As for topups: an event that is due within 30 s may be leased, or is due soon enough.
+    let replayed = sqlx::query_as!(
+        Replayed,
+        r#"WITH chosen AS MATERIALIZED (
+             SELECT event_id, partner_id, state, attempted_at, created_at
+             FROM events e
+             WHERE event_id = $1 AND kind <> 'webhook.test'
+               AND ($2::timestamptz IS NULL OR greatest(attempted_at, created_at) < $2)
+               AND (state IN ('delivered', 'exhausted')
+                    OR (state = 'pending' AND attempt > 0
+                        AND (SELECT at FROM delivery_due due WHERE due.topup_id = e.event_id)
+                            > now() + make_interval(secs => $3)))
+             FOR UPDATE
+         ), due AS (
+             INSERT INTO delivery_due AS due (topup_id, partner_id, at) SELECT event_id, partner_id, now() FROM chosen
+             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at
+         ), made_due AS (
+             UPDATE events e
+             SET state = 'pending', schedule_start = e.attempt, delivered_at = NULL
+             FROM chosen WHERE e.event_id = chosen.event_id
+         )
+         SELECT count(*) AS "replayed!",
+                count(*) FILTER (WHERE state = 'delivered') AS "delivered!",
+                count(*) FILTER (WHERE state = 'exhausted') AS "exhausted!",
+                count(*) FILTER (WHERE state = 'pending') AS "pending!",
+                min(greatest(attempted_at, created_at)) AS oldest, max(greatest(attempted_at, created_at)) AS newest
+         FROM chosen"#,
+        event_id.as_str(),
+        until,
+        seconds(LONGEST_LEASE),
+    )
+    .fetch_one(&mut *transaction)
+    .await?;
+    actions::finish(transaction, mode, replayed.replayed).await?;
+    Ok(replayed)
+}
+
 /// An event with its last attempt, as partners and operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct View {
@@ -277,10 +376,10 @@ pub async fn find(
 }
 
 /// A page of a partner's events.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Page<'a> {
-    /// Events before this one; `None` begins with the newest.
-    pub before: Option<&'a EventId>,
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// Events before this time and event; `None` begins with the newest. The event may be gone.
+    pub before: Option<(OffsetDateTime, EventId)>,
     pub limit: i64,
 }
 
@@ -288,15 +387,15 @@ pub struct Page<'a> {
 pub async fn list(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    page: &Page<'_>,
+    page: &Page,
 ) -> Result<Vec<View>, Error> {
+    let before = page.before.as_ref();
     let views = views!(
-        "partner_id = $1
-         AND (created_at, event_id) < (
-             coalesce((SELECT created_at FROM events WHERE event_id = $2 AND partner_id = $1), 'infinity'), $2)
-         ORDER BY created_at DESC, event_id DESC LIMIT $3",
+        "partner_id = $1 AND (created_at, event_id) < (coalesce($2, 'infinity'::timestamptz), $3)
+         ORDER BY created_at DESC, event_id DESC LIMIT $4",
         partner_id.uuid(),
-        page.before.map_or("", EventId::as_str),
+        before.map(|(at, _)| *at),
+        before.map_or("", |(_, id)| id.as_str()),
         page.limit
     );
     Ok(views.fetch_all(connection).await?)

@@ -1,6 +1,7 @@
 //! The catalogue: the product options that partners may order.
 
 use domain::{Environment, OptionId};
+use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -19,18 +20,27 @@ pub struct ProductOption {
     /// Only enabled options can be ordered.
     #[serde(default = "enabled")]
     pub enabled: bool,
+    /// What the operator tells partners about it, shown as it is.
+    #[serde(default)]
+    pub details: Map<String, Value>,
 }
 
 fn enabled() -> bool {
     true
 }
 
+/// Reads stored details.
+pub(crate) fn details(stored: &str) -> Result<Map<String, Value>, Error> {
+    serde_json::from_str(stored).map_err(|error| Error::Unreadable(format!("details of an option: {error}")))
+}
+
 /// The options that match a condition, each with the version of its last change.
 macro_rules! options {
     ($connection:expr, $condition:literal, $argument:expr) => {
         sqlx::query!(
-            "SELECT option_id, name, provider, provider_option_id, environment, enabled, version
-             FROM options WHERE "
+            r#"SELECT option_id, name, provider, provider_option_id, environment, enabled,
+                      details::text AS "details!", version
+               FROM options WHERE "#
                 + $condition,
             $argument
         )
@@ -45,6 +55,7 @@ macro_rules! options {
                 provider_option_id: row.provider_option_id,
                 environment: row.environment.parse()?,
                 enabled: row.enabled,
+                details: details(&row.details)?,
             };
             Ok((option, row.version))
         })
@@ -54,19 +65,21 @@ macro_rules! options {
 
 /// Inserts or updates an option. Returns whether anything changed.
 pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Result<bool, Error> {
+    let details = Value::from(option.details.clone()).to_string();
     let changed = sqlx::query!(
-        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled)
-         VALUES ($1, $2, $3, $4, $5, $6)
+        "INSERT INTO options AS o (option_id, name, provider, provider_option_id, environment, enabled, details)
+         VALUES ($1, $2, $3, $4, $5, $6, $7::text::jsonb)
          ON CONFLICT (option_id) DO UPDATE
-         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6
-         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled)
-            IS DISTINCT FROM ($2, $3, $4, $5, $6)",
+         SET name = $2, provider = $3, provider_option_id = $4, environment = $5, enabled = $6, details = $7::text::jsonb
+         WHERE (o.name, o.provider, o.provider_option_id, o.environment, o.enabled, o.details)
+            IS DISTINCT FROM ($2, $3, $4, $5, $6, $7::text::jsonb)",
         option.option_id.uuid(),
         option.name,
         option.provider,
         option.provider_option_id,
         option.environment.as_str(),
         option.enabled,
+        details,
     )
     .execute(connection)
     .await?;

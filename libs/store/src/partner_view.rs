@@ -9,6 +9,7 @@ mod webhooks;
 
 use domain::{Environment, OptionId, OrderId, PartnerId, TopupId};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use sqlx::PgConnection;
 use time::{OffsetDateTime, serde::rfc3339};
 use utoipa::ToSchema;
@@ -19,8 +20,8 @@ pub use self::{
     deliveries::{Delivery, Redelivered, attempts, delivery, redeliver},
     webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
 };
-use crate::Error;
 pub use crate::operator::deliveries::AttemptView as Attempt;
+use crate::{Error, options};
 
 /// An order's id is made before its row, by another clock; they differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
@@ -303,6 +304,8 @@ fn first_id(at: OffsetDateTime) -> Uuid {
 pub struct OfferedOption {
     pub option_id: OptionId,
     pub name: String,
+    /// What the operator tells about it.
+    pub details: Map<String, Value>,
 }
 
 /// The options that a partner of this environment may order, by id, after `after`. A live partner is offered the live
@@ -314,17 +317,24 @@ pub async fn options(
     after: Option<OptionId>,
     limit: i64,
 ) -> Result<Vec<OfferedOption>, Error> {
-    let offered = sqlx::query_as!(
-        OfferedOption,
-        "SELECT option_id, name FROM options
+    let rows = sqlx::query!(
+        r#"SELECT option_id, name, details::text AS "details!" FROM options
          WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
-         ORDER BY option_id LIMIT $4",
+         ORDER BY option_id LIMIT $4"#,
         after.map_or(Uuid::nil(), OptionId::uuid),
         environment == Environment::Sandbox,
         providers,
         limit,
     );
-    Ok(offered.fetch_all(connection).await?)
+    let rows = rows.fetch_all(connection).await?.into_iter();
+    let offered = rows.map(|row| {
+        Ok(OfferedOption {
+            option_id: row.option_id.into(),
+            name: row.name,
+            details: options::details(&row.details)?,
+        })
+    });
+    offered.collect()
 }
 
 /// A partner's account, without secrets.

@@ -5,7 +5,10 @@ use secrecy::{ExposeSecret, SecretString};
 use signing::{InvalidSecret, qr::Keys};
 use url::Url;
 
-use crate::guard::{self, Guard, Networks, Ports};
+use crate::{
+    dns::NameServers,
+    guard::{self, Guard, Networks, Ports},
+};
 
 /// Where webhooks may go.
 #[derive(Args, Clone, Debug, Default)]
@@ -19,6 +22,10 @@ pub struct GuardConfig {
     /// Ports and ranges of ports that webhooks may go to, separated by commas
     #[arg(long, env = "WEBHOOK_PORTS", default_value = guard::PORTS, value_parser = Ports::parse)]
     pub webhook_ports: Ports,
+    /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
+    /// not 53, separated by commas
+    #[arg(long, env = "WEBHOOK_RESOLVERS", default_value = "", hide_default_value = true, value_parser = NameServers::parse)]
+    pub webhook_resolvers: NameServers,
 }
 
 impl GuardConfig {

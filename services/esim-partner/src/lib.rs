@@ -33,6 +33,7 @@ const EXAMPLES: &str = "Examples:
   esim-partner orders show A-1042
   esim-partner logs tail
   esim-partner redeliver 20250129123456123456789012
+  esim-partner redeliver evt_019a0000000070008000000000000001
   esim-partner certify https://shop.example.com/webhooks
 
 Keys are BASE_URL, ACCESS_KEY, SECRET_KEY, WEBHOOK_SECRET (whsec_…, for certify and redeliver --forward-to) and BRAND (in
@@ -94,11 +95,12 @@ enum AccountCommand {
     /// What happens to the account
     #[command(subcommand)]
     Logs(Logs),
-    /// Send a topup's webhook again
+    /// Send a topup's webhook, or an event, again
     Redeliver {
-        /// The topup, 26 digits
-        topup_id: String,
-        /// Send it once from this machine to this endpoint instead, signed with `WEBHOOK_SECRET`
+        /// The topup, 26 digits, or the event: the `webhook-id`
+        #[arg(value_name = "TOPUP_ID|EVENT_ID")]
+        id: String,
+        /// Send the topup's webhook once from this machine to this endpoint instead, signed with `WEBHOOK_SECRET`
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
     },
@@ -157,9 +159,9 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             return order::trigger(&account, outcome.as_deref(), *qty).await;
         }
         AccountCommand::Redeliver {
-            topup_id,
+            id,
             forward_to: Some(url),
-        } => return listen::redeliver(&account, topup_id, url).await,
+        } => return listen::redeliver(&account, id, url).await,
         AccountCommand::Order {
             external_order_id,
             option_id,
@@ -178,8 +180,13 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
             account.send("GET", "/orders", &query.join("&"), None).await?
         }
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
-        AccountCommand::Redeliver { topup_id, .. } => {
-            let path = format!("/topups/{}/redeliver", encoded(topup_id));
+        AccountCommand::Redeliver { id, .. } => {
+            let of = if listen::is_event(id) {
+                "webhook/events"
+            } else {
+                "topups"
+            };
+            let path = format!("/{of}/{}/redeliver", encoded(id));
             account.send("POST", &path, "", None).await?
         }
     };
@@ -187,7 +194,8 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
     if !answer.is_success() {
         eprintln!("esim-partner: {}", answer.told());
     }
-    if answer.codes.contains("webhook_url_missing") {
+    let of_event = matches!(command, AccountCommand::Redeliver { id, .. } if listen::is_event(id));
+    if answer.codes.contains("webhook_url_missing") && !of_event {
         eprintln!("Without a webhook URL: add --forward-to http://localhost:3000/hook");
     }
     Ok(answer.is_success())

@@ -147,6 +147,11 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
     Ok(acknowledged)
 }
 
+/// Whether a `webhook-id` is that of an event.
+pub(crate) fn is_event(id: &str) -> bool {
+    id.starts_with("evt_")
+}
+
 /// Signs the webhook of a topup here and posts it to an endpoint. The service and the account's deliveries are not
 /// changed.
 pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> anyhow::Result<bool> {
@@ -157,6 +162,10 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
         #[serde(borrow)]
         esim: Option<&'a RawValue>,
     }
+    ensure!(
+        !is_event(topup_id),
+        "events are sent to the account's webhook URL only: leave out --forward-to"
+    );
     let secret = account.webhook_secret()?;
     let path = format!("/topups/{}", encoded(topup_id));
     let answer = account.send("GET", &path, "", None).await?;

@@ -2,10 +2,12 @@
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, builder::PossibleValuesParser};
-use domain::{DeliveryId, TopupId};
+use domain::DeliveryId;
 use serde_json::json;
 use store::{
+    PgConnection,
     config::MasterKeyConfig,
+    events,
     operator::{
         actions::Mode,
         deliveries::{self, AttemptView, DeliveryView, Filter, Replayed},
@@ -38,6 +40,7 @@ An endpoint may echo its request, so --answers may show activation codes.";
 
 const REPLAY_EXAMPLES: &str = "Examples:
   esimctl delivery replay 20250129123456618033988749 --reason 'ticket 4711'
+  esimctl delivery replay evt_019a0000000070008000000000000001 --reason 'ticket 4711'
   esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2h --dry-run
   esimctl delivery replay --partner ak_0123456789abcdef01234567 --since 2025-01-29T12:00:00Z \\
     --until 2025-01-29T14:00:00Z --state all --limit 500 --reason 'endpoint lost them' --yes
@@ -45,7 +48,7 @@ const REPLAY_EXAMPLES: &str = "Examples:
 It shows the number of webhooks to send, then asks. A replayed delivery is pending and due now, at the beginning of the
 schedule; its attempts stay. `all` and a single delivery include deliveries that wait for their next attempt. The
 webhook-id stays the same: a partner that has handled it may ignore it. Webhooks whose profile is erased can't be sent
-again and are left out.";
+again and are left out. Events are replayed one by one; a test is sent once.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -67,7 +70,7 @@ pub enum Command {
         #[command(flatten)]
         master_key: MasterKeyConfig,
     },
-    /// Replay webhooks: one, or those of a partner since a time
+    /// Replay webhooks: one, or those of a partner since a time; or one event
     #[command(after_help = REPLAY_EXAMPLES)]
     Replay(Replay),
 }
@@ -90,9 +93,9 @@ pub struct List {
 
 #[derive(Args, Clone, Debug)]
 pub struct Replay {
-    /// The topup id of the delivery
-    #[arg(required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
-    topup_id: Option<TopupId>,
+    /// The topup id of the delivery, or the id of an event
+    #[arg(value_name = "TOPUP_ID|EVENT_ID", required_unless_present = "partner", conflicts_with_all = ["partner", "since", "until", "state", "limit"])]
+    id: Option<DeliveryId>,
     /// All deliveries of this partner, by id or access key
     #[arg(long, value_name = "ID|ACCESS_KEY", requires = "since")]
     partner: Option<String>,
@@ -241,16 +244,23 @@ fn describe(head: String, attempts: &[AttemptView], answers: &[Option<String>]) 
 
 async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
+    if let Some(DeliveryId::Event(id)) = &asked.id {
+        event::check_replay(&mut connection, id).await?;
+    }
+    let topup_id = match &asked.id {
+        Some(DeliveryId::Topup(id)) => Some(id),
+        _ => None,
+    };
     let state = Some(asked.state.as_str()).filter(|state| *state != "all");
     let filter = Filter {
-        topup_id: asked.topup_id.as_ref(),
+        topup_id,
         partner_id: find_id(&mut connection, asked.partner.as_ref()).await?,
         state: state.filter(|_| asked.partner.is_some()),
         since: asked.since,
         until: asked.until,
     };
-    let preview = deliveries::replay(&mut connection, &filter, asked.limit, Mode::Preview).await?;
-    if let (Some(topup_id), 0) = (&asked.topup_id, preview.replayed) {
+    let preview = send(&mut connection, asked, &filter, Mode::Preview).await?;
+    if let (Some(topup_id), 0) = (topup_id, preview.replayed) {
         let found = deliveries::list(&mut connection, &filter, 1).await?;
         match found.first().map(|delivery| delivery.state.as_str()) {
             None => bail!("there is no delivery of {topup_id}; see `esimctl order show`"),
@@ -278,10 +288,22 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
         .ask(&describe_replay(&preview, asked, "are sent again at once"))?;
     let target = target(asked);
     let mode = asked.confirm.apply("delivery replay", &target);
-    let replayed = deliveries::replay(&mut connection, &filter, asked.limit, mode).await?;
+    let replayed = send(&mut connection, asked, &filter, mode).await?;
     console.print(&shown(&replayed, false), || {
         describe_replay(&replayed, asked, "are due now")
     })
+}
+
+async fn send(
+    connection: &mut PgConnection,
+    asked: &Replay,
+    filter: &Filter<'_>,
+    mode: Mode<'_>,
+) -> Result<Replayed, store::Error> {
+    match &asked.id {
+        Some(DeliveryId::Event(id)) => events::replay(connection, id, None, mode).await,
+        _ => deliveries::replay(connection, filter, asked.limit, mode).await,
+    }
 }
 
 fn shown(replayed: &Replayed, dry_run: bool) -> serde_json::Value {
@@ -308,7 +330,7 @@ fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
         at(*oldest),
         at(*newest),
     );
-    if *replayed >= i64::from(asked.limit) && asked.topup_id.is_none() {
+    if *replayed >= i64::from(asked.limit) && asked.id.is_none() {
         text.push_str("; more may match (--limit): repeat the command for the next ones");
     }
     text
@@ -316,8 +338,10 @@ fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
 
 /// The filter of a replay, as recorded.
 fn target(asked: &Replay) -> String {
-    if let Some(topup_id) = &asked.topup_id {
-        return format!("topup {topup_id}");
+    match &asked.id {
+        Some(DeliveryId::Topup(id)) => return format!("topup {id}"),
+        Some(DeliveryId::Event(id)) => return format!("event {id}"),
+        None => {}
     }
     format!(
         "partner {} state {} since {} until {} limit {}",

@@ -1,6 +1,6 @@
 //! `esimctl delivery events`, and `delivery show` of an event.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use domain::EventId;
 use serde_json::json;
@@ -53,6 +53,23 @@ fn row(event: &View) -> Row<8> {
         ("error", or_dash(event.error.as_ref())),
         ("due", at(event.due_at)),
     ]
+}
+
+/// Fails if a replay of this event cannot send it.
+pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow::Result<()> {
+    let standing = events::standing(connection, None, id)
+        .await?
+        .with_context(|| format!("there is no event {id}; events are deleted with their attempts"))?;
+    if standing.void {
+        bail!(
+            "the event is a test, or its partner no longer asks for its kind, or the topup is not failed any more: it \
+             can't be sent again"
+        );
+    }
+    if standing.state.as_deref() == Some("no_endpoint") {
+        bail!("the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks");
+    }
+    Ok(())
 }
 
 /// The event with this id, as JSON and as text.

@@ -25,23 +25,28 @@ const IMPORT_EXAMPLES: &str = "Examples:
 
 The file:
   {\"options\": [{\"option_id\": \"d4c6c0a4-7f65-4f0b-9d0e-1f6f5a6f3c11\", \"name\": \"Japan 7 days 1 GB\",
-                \"provider\": \"usimsa\", \"provider_option_id\": \"JP-7D-1G\", \"environment\": \"live\"}]}
+                \"provider\": \"usimsa\", \"provider_option_id\": \"JP-7D-1G\", \"environment\": \"live\",
+                \"details\": {\"country\": \"JP\", \"days\": 7}}]}
 
-environment is sandbox or live. An option with \"enabled\": false can't be ordered. Options that are not in the file
-stay as they are. A file with any fault imports nothing.";
+environment is sandbox or live. Partners see name and details, a JSON object of at most 4 KiB; without it there are
+none. An option with \"enabled\": false can't be ordered. Options that are not in the file stay as they are. A file with
+any fault imports nothing.";
 
 /// The largest file, in bytes.
 const LARGEST: u64 = 64 << 20;
 /// The most faults in one error.
 const MOST_FAULTS: usize = 10;
 const LONGEST_TEXT: usize = 255;
-const FIELDS: [&str; 6] = [
+/// The longest details as JSON, in bytes.
+const LONGEST_DETAILS: usize = 4 << 10;
+const FIELDS: [&str; 7] = [
     "option_id",
     "name",
     "provider",
     "provider_option_id",
     "environment",
     "enabled",
+    "details",
 ];
 
 #[derive(Subcommand, Clone, Debug)]
@@ -184,6 +189,7 @@ impl Fields<'_> {
                 None
             }
         };
+        let details = self.details();
         for field in std::mem::take(&mut self.values).keys() {
             let what = format!("is no field; the fields are {}", FIELDS.join(", "));
             self.fault(&format!("{field:?}"), &what);
@@ -198,6 +204,7 @@ impl Fields<'_> {
             provider_option_id: provider_option_id?,
             environment: environment?,
             enabled: enabled?,
+            details: details?,
         })
     }
 
@@ -231,6 +238,26 @@ impl Fields<'_> {
             self.fault(field, &format!("is {text:?}{otherwise}"));
         }
         parsed
+    }
+
+    fn details(&mut self) -> Option<Map<String, Value>> {
+        let fault = match self.values.remove("details") {
+            None => return Some(Map::new()),
+            Some(Value::Object(details)) => {
+                let text = Value::from(details.clone()).to_string();
+                // PostgreSQL stores no NUL.
+                if text.contains("\\u0000") {
+                    "must hold no NUL"
+                } else if text.len() > LONGEST_DETAILS {
+                    "must be at most 4096 bytes of JSON"
+                } else {
+                    return Some(details);
+                }
+            }
+            Some(_) => "must be a JSON object",
+        };
+        self.fault("details", fault);
+        None
     }
 }
 
@@ -283,6 +310,9 @@ mod tests {
         assert_eq!(options.len(), 2);
         assert_eq!(options[0].option_id.to_string(), ID);
         assert!(options[0].enabled);
+        assert!(options[0].details.is_empty());
+        let told = json!({ "options": [with("details", json!({"days": 7}))] }).to_string();
+        assert_eq!(parse(&told).unwrap()[0].details["days"], 7);
         let off = json!({ "options": [with("enabled", json!(false))] }).to_string();
         assert!(!parse(&off).unwrap()[0].enabled);
         assert!(parse(r#"{"options": []}"#).unwrap().is_empty());
@@ -320,10 +350,21 @@ mod tests {
                 json!("yes"),
                 "options[0] enabled must be true or false",
             ),
+            ("details", json!("JP"), "options[0] details must be a JSON object"),
+            (
+                "details",
+                json!({"text": "x".repeat(4096)}),
+                "options[0] details must be at most 4096 bytes of JSON",
+            ),
+            (
+                "details",
+                json!({"text": "\u{0}"}),
+                "options[0] details must hold no NUL",
+            ),
             (
                 "price",
                 json!(1),
-                r#"options[0] "price" is no field; the fields are option_id, name, provider, provider_option_id, environment, enabled"#,
+                r#"options[0] "price" is no field; the fields are option_id, name, provider, provider_option_id, environment, enabled, details"#,
             ),
         ] {
             assert_eq!(fault(&json!([with(field, value)])), fault_is);

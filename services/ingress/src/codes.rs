@@ -154,7 +154,8 @@ pub(crate) enum Code {
     /// The webhook URL is not an `http` or `https` URL of at most 2048 bytes without user, password and fragment.
     #[strum(props(status = "422"))]
     UrlInvalid,
-    /// Webhooks are not sent to this address or port: use a public address, and port 80, 443 or one above 1023.
+    /// Webhooks are not sent to this address or port: use a public address, or a name that resolves to public addresses
+    /// only, and port 80, 443 or one above 1023. A live account needs `https`.
     #[strum(props(status = "422"))]
     UrlForbidden,
     /// The order is bought, or may be; it can no longer be cancelled.
@@ -169,6 +170,10 @@ pub(crate) enum Code {
     /// The fields of the eSIM were erased when their time was over. They cannot be sent again.
     #[strum(props(status = "409"))]
     TopupErased,
+    /// The event cannot be sent again. It is a test (`POST /webhook/test` sends a new one), or you no longer ask for
+    /// events of its type, or the failed topup did get ready.
+    #[strum(props(status = "409"))]
+    EventVoid,
     /// Your account has no webhook URL. Set one: webhooks that wait are then sent.
     #[strum(props(status = "409"))]
     WebhookUrlMissing,

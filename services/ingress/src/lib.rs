@@ -53,6 +53,7 @@ use tokio::sync::Semaphore;
 use uuid::Uuid;
 use webhooks::{
     config::{GuardConfig, HttpConfig, QrConfig, public_url},
+    dns::Dns,
     qr::{QrGate, QrUrls},
 };
 
@@ -204,6 +205,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let metrics = Metrics::default();
     let limits = config.limits.clone();
     let replays = Replays::new(limits.replays_remembered, limits.body_timeout);
+    let name_servers = config.guard.webhook_resolvers.clone();
+    let guard = config.guard.guard().http_live(config.http.webhook_http_live);
     let app = App {
         authenticator: Authenticator::new(&config.brand, Arc::clone(&directory), replays, metrics.clone()),
         admission: Admission::new(&limits, config.max_units),
@@ -215,7 +218,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             database: database.clone(),
             turns: Turns::new(limits.self_service_concurrency.into()),
             vault,
-            guard: config.guard.guard().http_live(config.http.webhook_http_live),
+            dns: Dns::new(guard.clone(), &name_servers)?,
+            guard,
             qr: QrUrls::new(config.public_url.clone(), qr_keys.clone()),
             providers: config.providers.clone(),
             stop: shutdown.soft(),

@@ -4,6 +4,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -17,7 +18,7 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::{
     client::legacy::{
         Client,
-        connect::{Connected, Connection, HttpConnector},
+        connect::{Connected, Connection, HttpConnector, dns::Name},
     },
     rt::{TokioExecutor, TokioIo, TokioTimer},
 };
@@ -26,8 +27,7 @@ use tokio::{
     net::TcpStream,
 };
 use tower::Service;
-
-use crate::dns::Dns;
+use webhooks::dns::{Dns, NameError};
 
 /// The deadline of a connection: name, TCP and TLS. A longer one would leave no time for a response.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -51,7 +51,7 @@ pub struct ConnectTimeout;
 /// A client over HTTP/1.1. After a request, a connection may receive `head_max` bytes before the head is
 /// complete. `idle` is the number of unused connections kept for one endpoint.
 pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<Endpoints> {
-    let mut http = HttpConnector::new_with_resolver(dns);
+    let mut http = HttpConnector::new_with_resolver(Names(dns));
     http.enforce_http(false);
     http.set_nodelay(true);
     http.set_connect_timeout(Some(CONNECT_TIMEOUT));
@@ -68,10 +68,34 @@ pub fn endpoints(dns: Dns, head_max: usize, idle: usize) -> io::Result<Endpoints
         .build(EndpointConnector(https)))
 }
 
+/// Resolves names for connections.
+#[derive(Clone)]
+pub struct Names(Dns);
+
+impl Service<Name> for Names {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = NameError;
+    type Future = BoxFuture<'static, Result<Self::Response, NameError>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), NameError>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let dns = self.0.clone();
+        async move {
+            let addresses = dns.resolve(name.as_str()).await?.into_iter();
+            let with_port = addresses.map(|address| SocketAddr::new(address, 0));
+            Ok(with_port.collect::<Vec<_>>().into_iter())
+        }
+        .boxed()
+    }
+}
+
 /// Makes TCP connections that count what they receive.
 #[derive(Clone)]
 pub struct CountingConnector {
-    http: HttpConnector<Dns>,
+    http: HttpConnector<Names>,
     head_max: usize,
 }
 

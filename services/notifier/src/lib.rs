@@ -16,7 +16,6 @@
 
 mod client;
 pub mod deliver;
-pub mod dns;
 pub mod endpoint;
 mod events;
 pub mod metrics;
@@ -54,7 +53,6 @@ use webhooks::{
 
 use crate::{
     deliver::{Deliver, Settings},
-    dns::NameServers,
     metrics::Metrics,
     schedule::Schedule,
     webhook::Sender,
@@ -90,10 +88,6 @@ pub struct Config {
     pub qr: QrConfig,
     #[command(flatten)]
     pub guard: GuardConfig,
-    /// Name servers for endpoints instead of those in `/etc/resolv.conf`: addresses, with a port if it is
-    /// not 53, separated by commas
-    #[arg(long, env = "WEBHOOK_RESOLVERS", default_value = "", hide_default_value = true, value_parser = NameServers::parse)]
-    pub webhook_resolvers: NameServers,
     /// Bytes that an endpoint may send before the head of its response is complete, including
     /// interim responses and the TLS handshake
     #[arg(long, env = "WEBHOOK_HEAD_MAX", default_value_t = 64 * 1024, value_parser = clap::value_parser!(u32).range(16 * 1024..=16 * 1024 * 1024))]
@@ -171,13 +165,14 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let rings = [Keyring::Webhooks, Keyring::Profiles];
     let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
+    let name_servers = config.guard.webhook_resolvers.clone();
     let guard = config.guard.guard();
     let calls = webhook::Limits {
         timeout: config.webhook_timeout,
         head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),
         idle: config.endpoint_concurrency.into(),
     };
-    let sender = Sender::new(guard, &config.webhook_resolvers, &calls)?;
+    let sender = Sender::new(guard, &name_servers, &calls)?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);

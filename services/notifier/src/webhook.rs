@@ -14,6 +14,7 @@ use signing::webhook::Secret;
 use time::OffsetDateTime;
 use url::Url;
 use webhooks::{
+    dns::{Dns, NameError, NameServers},
     event,
     guard::{Forbidden, Guard},
     signature::signatures,
@@ -21,7 +22,6 @@ use webhooks::{
 
 use crate::{
     client::{self, ConnectTimeout, Endpoints, HeadTooLarge},
-    dns::{Dns, NameServers, Unresolved},
     schedule::{self, Answer},
 };
 
@@ -193,11 +193,11 @@ async fn read_to_cap(mut body: Incoming, beginning: &mut Vec<u8>) {
 fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(current) = cause {
-        if let Some(forbidden) = current.downcast_ref::<Forbidden>() {
-            return Unanswered::Forbidden(*forbidden);
-        }
-        if current.is::<Unresolved>() {
-            return Unanswered::Unresolved;
+        if let Some(error) = current.downcast_ref::<NameError>() {
+            return match error {
+                NameError::Forbidden(forbidden) => Unanswered::Forbidden(*forbidden),
+                NameError::Unresolved => Unanswered::Unresolved,
+            };
         }
         if current.is::<ConnectTimeout>() {
             return Unanswered::Timeout;

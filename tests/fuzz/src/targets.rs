@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use domain::{ActivationCode, Iccid, PlacementId};
 use http::HeaderMap;
 use notifier::{
-    dns::NameServers,
     schedule::{Next, Schedule},
     webhook::{self, Sender},
 };
@@ -14,6 +13,7 @@ use provisioner::providers::{
     usimsa::{Account, connect},
 };
 use webhooks::{
+    dns::NameServers,
     guard::{Guard, Networks, Ports},
     url::WebhookUrl,
 };

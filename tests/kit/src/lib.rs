@@ -8,7 +8,7 @@
 //! - [`esimctl`]: the operator's command line, run as a program.
 //! - [`settings`]: those of a stage on a database of its own.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
-//! - [`wait`], [`progress`], [`table`], [`http`], [`ports`], [`rows`]: small helpers for them.
+//! - [`wait`], [`progress`], [`names`], [`table`], [`http`], [`ports`], [`rows`]: small helpers for them.
 //!
 //! Environment: `TEST_DATABASE_URL` (a role that may create databases), `TEST_NATS_URL`, `BIN_DIR`
 //! (default `target/debug`), `NATS_SERVER_BIN` (default: `nats-server` in the search path), and, for a
@@ -19,6 +19,7 @@ pub mod client;
 pub mod database;
 pub mod esimctl;
 pub mod http;
+pub mod names;
 pub mod nats;
 pub mod ports;
 pub mod postgres;

@@ -9,6 +9,7 @@ use time::OffsetDateTime;
 use crate::{
     Error, age,
     endpoints::LONGEST_LEASE,
+    events::{self, Standing},
     operator::{
         actions::{Action, Mode},
         deliveries::{self, AttemptView, Filter},
@@ -64,70 +65,95 @@ pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId) -> Result<
 /// The result of [`redeliver`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Redelivered {
-    /// The webhook is sent again.
+    /// It is sent again.
     Again,
-    /// The webhook is due already, or an attempt is in flight.
+    /// It is due already, or an attempt is in flight.
     Due,
     /// The last attempt is younger than the interval; this much is left of it.
     TooSoon(Duration),
     NotReady,
-    Erased,
+    /// The profile was erased, or the event is [void](events::Standing::void).
+    Gone,
     NoEndpoint,
     Unknown,
 }
 
-/// Replays one delivery of a partner by [`deliveries::replay`], unless its last attempt is younger than `interval`.
+/// Replays one delivery of a partner by [`deliveries::replay`] or [`events::replay`], unless its last attempt is younger
+/// than `interval`.
 pub async fn redeliver(
     connection: &mut PgConnection,
     partner_id: PartnerId,
-    topup_id: &TopupId,
+    id: &DeliveryId,
     interval: Duration,
 ) -> Result<Redelivered, Error> {
-    let row = sqlx::query!(
-        r#"SELECT u.delivery AS state, clock_timestamp() AS "now!",
-                  extract(epoch FROM clock_timestamp() - greatest(u.attempted_at, u.delivery_created_at))::float8 AS age,
-                  (u.delivery = 'pending' AND (u.attempt = 0 OR coalesce(
-                       due.at <= clock_timestamp() + make_interval(secs => $3), true))) AS due,
-                  u.erased_at IS NOT NULL AS "erased!"
-           FROM partner_units u LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
-           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
-        partner_id.uuid(),
-        topup_id.as_str(),
-        seconds(LONGEST_LEASE),
-    )
-    .fetch_optional(&mut *connection)
-    .await?;
-    let Some(row) = row else {
+    let standing = match id {
+        DeliveryId::Topup(topup_id) => standing(connection, partner_id, topup_id).await?,
+        DeliveryId::Event(event_id) => events::standing(connection, Some(partner_id), event_id).await?,
+    };
+    let Some(standing) = standing else {
         return Ok(Redelivered::Unknown);
     };
-    match row.state.as_deref() {
+    match standing.state.as_deref() {
         None => return Ok(Redelivered::NotReady),
-        Some(_) if row.erased => return Ok(Redelivered::Erased),
+        Some(_) if standing.void => return Ok(Redelivered::Gone),
         Some("no_endpoint") => return Ok(Redelivered::NoEndpoint),
-        _ if row.due == Some(true) => return Ok(Redelivered::Due),
+        _ if standing.due == Some(true) => return Ok(Redelivered::Due),
         Some(_) => {}
     }
-    let age = age(row.age.unwrap_or_default());
+    let age = age(standing.age.unwrap_or_default());
     if age < interval {
         return Ok(Redelivered::TooSoon(interval.saturating_sub(age)));
     }
-    let filter = Filter {
-        topup_id: Some(topup_id),
-        partner_id: Some(partner_id),
-        until: Some(row.now - interval),
-        ..Filter::default()
+    let (command, target) = match id {
+        DeliveryId::Topup(id) => ("topup redeliver", format!("topup {id}")),
+        DeliveryId::Event(id) => ("event redeliver", format!("event {id}")),
     };
-    let action = Action {
+    let mode = Mode::Apply(Action {
         operator: PARTNER,
-        command: "topup redeliver",
-        target: &format!("topup {topup_id}"),
+        command,
+        target: &target,
         reason: REASON,
+    });
+    let until = Some(standing.now - interval);
+    let replayed = match id {
+        DeliveryId::Topup(topup_id) => {
+            let filter = Filter {
+                topup_id: Some(topup_id),
+                partner_id: Some(partner_id),
+                until,
+                ..Filter::default()
+            };
+            deliveries::replay(connection, &filter, 1, mode).await?
+        }
+        DeliveryId::Event(event_id) => events::replay(connection, event_id, until, mode).await?,
     };
-    let replayed = deliveries::replay(connection, &filter, 1, Mode::Apply(action)).await?;
     Ok(if replayed.replayed > 0 {
         Redelivered::Again
     } else {
         // Another request, an operator or the notifier was faster.
         Redelivered::Due
     })
+}
+
+async fn standing(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+    topup_id: &TopupId,
+) -> Result<Option<Standing>, Error> {
+    let standing = sqlx::query_as!(
+        Standing,
+        r#"SELECT u.delivery AS state, clock_timestamp() AS "now!",
+                  extract(epoch FROM clock_timestamp() - greatest(u.attempted_at, u.delivery_created_at))::float8 AS age,
+                  (u.delivery = 'pending' AND (u.attempt = 0 OR coalesce(
+                       due.at <= clock_timestamp() + make_interval(secs => $3), true))) AS due,
+                  u.erased_at IS NOT NULL AS "void!"
+           FROM partner_units u LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
+           WHERE u.topup_id = $2 AND u.partner_id = $1"#,
+        partner_id.uuid(),
+        topup_id.as_str(),
+        seconds(LONGEST_LEASE),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(standing)
 }

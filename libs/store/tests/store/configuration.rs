@@ -23,6 +23,7 @@ fn option(name: &str, enabled: bool) -> ProductOption {
         provider_option_id: name.to_owned(),
         environment: Environment::Sandbox,
         enabled,
+        details: serde_json::Map::new(),
     }
 }
 

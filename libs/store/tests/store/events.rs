@@ -8,9 +8,9 @@ use store::{
     deliveries::{self, AttemptResult, Attempted, Content, Delivery},
     endpoints,
     events::{self, Kind, Subject, Tested},
-    operator::actions::{self, Recorded},
+    operator::actions::{self, Mode, Recorded},
     orders::{self, NewOrder},
-    partner_view,
+    partner_view::{self, Redelivered},
     partners::{self, NewWebhook, Overlap, Rotated},
 };
 
@@ -341,6 +341,142 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
 }
 
 #[tokio::test]
+async fn an_event_is_sent_again_unless_it_is_void() {
+    let bench = Bench::new().await;
+    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    let failed = bench.failed_order(partner, Duration::ZERO, 1).await;
+    let due = bench.all_due().await.remove(0);
+    let again = async |partner: PartnerId, id: &DeliveryId| {
+        let mut connection = bench.connection().await;
+        partner_view::redeliver(&mut connection, partner, id, MINUTE)
+            .await
+            .unwrap()
+    };
+    let earlier = async || {
+        let statement = "UPDATE events SET attempted_at = now() - interval '2 min',
+                         created_at = now() - interval '3 min' WHERE event_id = $1";
+        bench.set(statement, &due.id).await;
+    };
+    assert_eq!(again(PartnerId::new(), &due.id).await, Redelivered::Unknown);
+    assert_eq!(again(partner, &due.id).await, Redelivered::Due, "it is leased");
+
+    // Delivered, exhausted, or waiting for a retry: each starts the schedule again.
+    for (attempts, result) in (1..).zip([AttemptResult::Delivered, failure(None), failure(Some(HOUR))]) {
+        let sent = if attempts == 1 {
+            due.clone()
+        } else {
+            bench.all_due().await.remove(0)
+        };
+        assert_eq!((sent.attempt, sent.schedule_start), (attempts - 1, attempts - 1));
+        bench.attempt(&sent, result).await;
+        let Redelivered::TooSoon(left) = again(partner, &due.id).await else {
+            panic!("it was not too soon");
+        };
+        assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
+        earlier().await;
+        assert_eq!(again(partner, &due.id).await, Redelivered::Again);
+        assert_eq!(again(partner, &due.id).await, Redelivered::Due);
+        let seen = bench.event(&due.id).await.unwrap();
+        assert_eq!((seen.state.as_str(), seen.delivered_at), ("pending", None));
+    }
+    let recorded = bench.actions().await;
+    assert_eq!(
+        (recorded.len(), recorded[0].command.as_str()),
+        (3, "event redeliver")
+    );
+    assert_eq!(recorded[0].target, format!("event {}", due.id));
+
+    // An operator's replay has no interval, and a preview changes nothing.
+    let sent = bench.all_due().await.remove(0);
+    bench.attempt(&sent, AttemptResult::Delivered).await;
+    let id: EventId = due.id.as_str().parse().unwrap();
+    let mut connection = bench.connection().await;
+    let seen = events::replay(&mut connection, &id, None, Mode::Preview).await;
+    assert_eq!(seen.unwrap().delivered, 1);
+    assert!(bench.all_due().await.is_empty());
+
+    // A topup that is not failed any more, a partner that no longer asks for the event, a test.
+    earlier().await;
+    let topup = topups(&failed).remove(0);
+    bench
+        .set("UPDATE topups SET state = 'pending' WHERE topup_id = $1", &topup)
+        .await;
+    assert_eq!(again(partner, &due.id).await, Redelivered::Gone);
+    // Its own trigger finds the event that there is.
+    bench
+        .set("UPDATE topups SET state = 'failed' WHERE topup_id = $1", &topup)
+        .await;
+    partners::set_events(&mut connection, partner, &[]).await.unwrap();
+    assert_eq!(again(partner, &due.id).await, Redelivered::Gone);
+    let kinds = [Kind::TopupFailed];
+    partners::set_events(&mut connection, partner, &kinds)
+        .await
+        .unwrap();
+    assert_eq!(again(partner, &due.id).await, Redelivered::Again);
+    let Tested::Due(test) = bench.test(partner, MINUTE).await else {
+        panic!("it was not made");
+    };
+    assert_eq!(again(partner, &test.clone().into()).await, Redelivered::Gone);
+    let sent = bench.all_due().await;
+    let sent = sent.iter().find(|one| one.id == test.clone().into()).unwrap();
+    bench.attempt(sent, AttemptResult::Delivered).await;
+    let refused = events::replay(&mut connection, &test, None, Mode::Preview).await;
+    assert_eq!(refused.unwrap().replayed, 0, "a test is sent once");
+}
+
+/// How programs of schema 23 find due deliveries. They skip ids that are no topup's.
+const OLD_DUE: &str = "
+    SELECT d.topup_id FROM endpoints e CROSS JOIN LATERAL (
+        SELECT topup_id, at FROM delivery_due
+        WHERE partner_id = e.partner_id AND at <= now() AND (e.blocked_until IS NULL OR e.blocked_until <= now())
+        ORDER BY at LIMIT CASE WHEN e.blocked_until IS NULL THEN 100 ELSE 1 END) d
+    WHERE e.partner_id = $1::uuid";
+
+#[tokio::test]
+async fn the_statements_of_a_rollback_free_the_probe_of_older_notifiers() {
+    let bench = Bench::new().await;
+    let partner = bench.listener(&[Kind::TopupFailed]).await;
+    let mut connection = bench.connection().await;
+    bench.failed_order(partner, Duration::ZERO, 2).await;
+    let [held, due] = <[Delivery; 2]>::try_from(bench.all_due().await).unwrap();
+    partners::set_webhook(&mut connection, partner, None)
+        .await
+        .unwrap();
+    let moved = deliveries::set_no_endpoint(&mut connection, &[held.id]).await;
+    assert_eq!(moved.unwrap(), 1);
+    let topup = bench.deliveries(partner, 1, true).await.remove(0);
+    deliveries::defer(&mut connection, &[topup.clone().into()])
+        .await
+        .unwrap();
+    let block = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
+                 VALUES ($1::uuid, 20, 1, now() - interval '1 s')";
+    bench.set(block, partner).await;
+    let event_first = "UPDATE delivery_due SET at = now() - interval '1 min' WHERE topup_id = $1";
+    bench.set(event_first, &due.id).await;
+    assert_eq!(bench.value::<String>(OLD_DUE, partner).await, due.id.as_str());
+
+    let docs = include_str!("../../../../docs/operations.md");
+    let (_, after) = docs.split_once("Older notifiers cannot send").unwrap();
+    let statements = after.split("```").nth(1).unwrap().trim_start_matches("sql");
+    let running = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *connection);
+    running.await.unwrap();
+
+    assert_eq!(bench.value::<String>(OLD_DUE, partner).await, topup.as_str());
+    // Nothing brings an event back: neither a URL that is set, nor a topup that fails.
+    partners::set_webhook(&mut connection, partner, Some(URL))
+        .await
+        .unwrap();
+    bench.failed_order(partner, Duration::ZERO, 1).await;
+    assert_eq!(bench.events_of(partner).await, (2, 0));
+    // After the next upgrade they can be sent.
+    let seen = bench.event(&due.id).await.unwrap();
+    assert_eq!(seen.state, "exhausted");
+    let id: EventId = due.id.as_str().parse().unwrap();
+    let replayed = events::replay(&mut connection, &id, None, Mode::Preview).await;
+    assert_eq!(replayed.unwrap().exhausted, 1);
+}
+
+#[tokio::test]
 async fn events_are_listed_in_pages() {
     let bench = Bench::new().await;
     let [partner, other] = [bench.partner(Some(URL)).await, bench.partner(Some(URL)).await];
@@ -353,19 +489,27 @@ async fn events_are_listed_in_pages() {
     }
     bench.test(other, Duration::ZERO).await;
     let mut connection = bench.connection().await;
-    let (mut seen, mut before): (Vec<String>, Option<EventId>) = (Vec::new(), None);
-    loop {
-        let next = events::Page {
-            before: before.as_ref(),
+    let (mut seen, mut next): (Vec<String>, _) = (
+        Vec::new(),
+        events::Page {
+            before: None,
             limit: 2,
-        };
+        },
+    );
+    loop {
         let found = events::list(&mut connection, partner, &next).await.unwrap();
         let Some(last) = found.last() else { break };
-        before = Some(last.event_id.parse().unwrap());
+        next.before = Some((last.created_at, last.event_id.parse().unwrap()));
+        // An event may be gone when the next page is read.
+        bench
+            .set("DELETE FROM events WHERE event_id = $1", &last.event_id)
+            .await;
         seen.extend(found.into_iter().map(|one| one.event_id));
     }
     assert_eq!(seen, made);
     let strange = made[0].parse().unwrap();
+    let found = events::find(&mut connection, Some(partner), &strange).await;
+    assert!(found.unwrap().is_some());
     let found = events::find(&mut connection, Some(other), &strange).await;
     assert!(found.unwrap().is_none());
 }

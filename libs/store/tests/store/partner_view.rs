@@ -54,7 +54,7 @@ impl Bench {
 
     async fn redeliver(&self, partner_id: PartnerId, topup: &TopupId, interval: Duration) -> Redelivered {
         let mut connection = self.connection().await;
-        partner_view::redeliver(&mut connection, partner_id, topup, interval)
+        partner_view::redeliver(&mut connection, partner_id, &topup.clone().into(), interval)
             .await
             .unwrap()
     }

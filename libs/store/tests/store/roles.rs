@@ -48,7 +48,7 @@ const DENIED: [(&str, &[&str]); 4] = [
             "DELETE FROM orders",
             "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
             "UPDATE providers SET open_until = NULL",
-            "UPDATE events SET state = 'delivered'",
+            "UPDATE events SET kind = 'key.expiring'",
             "INSERT INTO events (event_id, topup_id) VALUES ('a', 'b')",
         ],
     ),

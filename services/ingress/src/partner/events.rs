@@ -18,8 +18,8 @@ use utoipa::ToSchema;
 
 use super::{
     Id, Session, json,
-    page::{Query, cut},
-    topups::{Attempt, attempts},
+    page::{Query, cut, timed_cursor},
+    topups::{Attempt, attempts, send_again},
 };
 use crate::{codes::Code, error::ApiError};
 
@@ -92,18 +92,21 @@ pub(super) struct Events<'a> {
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiError> {
     let mut query = Query::of(&uri);
-    let (limit, before) = (query.limit(), query.cursor().map(EventId::from));
+    let (limit, before) = (query.limit(), query.timed_cursor());
     query.check()?;
     let page = Page {
-        before: before.as_ref(),
+        before: before.map(|(at, id)| (at, id.into())),
         // One more tells whether there is another page.
         limit: i64::from(limit) + 1,
     };
     let listing = session.run(async |connection, partner| events::list(connection, partner, &page).await);
     let mut found = listing.await?;
-    let id = |last: &View| last.event_id.parse::<EventId>().ok().map(|id| id.uuid());
+    let after = |last: &View| {
+        let id: EventId = last.event_id.parse().ok()?;
+        Some(timed_cursor(last.created_at, id.uuid()))
+    };
     let shown = Events {
-        next_cursor: cut(&mut found, limit, id),
+        next_cursor: cut(&mut found, limit, after),
         events: found.iter().map(Event::new).collect(),
     };
     Ok(json(StatusCode::OK, &shown))
@@ -139,6 +142,35 @@ async fn detail(
         attempts: attempts(session.desk(), &id, &made),
     };
     Ok(json(status, &shown))
+}
+
+/// A redelivery of an event.
+#[derive(Serialize, ToSchema)]
+pub(super) struct EventRedelivery<'a> {
+    #[schema(value_type = String, example = "evt_019a0000000070008000000000000001")]
+    event_id: &'a EventId,
+    /// Always `pending`: the event is sent within seconds.
+    state: &'a str,
+}
+
+/// Send an event again
+///
+/// Starts its retries again, with the same `webhook-id`. At most once a minute for each event. A test is not sent again:
+/// ask for a new one.
+#[utoipa::path(post, path = "/webhook/events/{event_id}/redeliver", operation_id = "redeliver_event", tag = "Webhook",
+    params(("event_id" = String, Path, description = "`evt_` and 32 digits")),
+    responses(
+        (status = 202, description = "The event is sent within seconds", body = EventRedelivery),
+        (status = 404, response = super::described::NotFound),
+        (status = 409, description = "The event cannot be sent again (`event_void`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
+        (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`)", body = super::described::Message)))]
+pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
+    send_again(&session, &id.clone().into()).await?;
+    let redelivery = EventRedelivery {
+        event_id: &id,
+        state: "pending",
+    };
+    Ok(json(StatusCode::ACCEPTED, &redelivery))
 }
 
 /// Test the webhook endpoint

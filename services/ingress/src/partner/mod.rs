@@ -41,7 +41,7 @@ use serde::Serialize;
 use store::{Database, PgConnection, partners::Overlap, vault::Vault};
 use tokio_util::sync::CancellationToken;
 use tracing::field;
-use webhooks::{guard::Guard, qr::QrUrls};
+use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
 
 pub(crate) use self::turns::Turns;
 use crate::{
@@ -67,6 +67,8 @@ pub(crate) struct Desk {
     pub(crate) turns: Turns,
     pub(crate) vault: Vault,
     pub(crate) guard: Guard,
+    /// Resolves the host of a new webhook URL.
+    pub(crate) dns: Dns,
     /// Makes `qrcode_img_url`.
     pub(crate) qr: QrUrls,
     /// The providers whose options live partners may order, beside the sandbox.
@@ -76,7 +78,7 @@ pub(crate) struct Desk {
 }
 
 /// The paths below the prefix, and their handlers.
-fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 14] {
+fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 15] {
     [
         ("/orders", get(orders::list)),
         (
@@ -94,6 +96,7 @@ fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 14] {
         ("/webhook/test", post(events::test)),
         ("/webhook/events", get(events::list)),
         ("/webhook/events/{event_id}", get(events::show)),
+        ("/webhook/events/{event_id}/redeliver", post(events::redeliver)),
         ("/keys", post(keys::rotate)),
     ]
 }

@@ -35,7 +35,8 @@ const PREFIX: &str = "X-Service-";
     paths(
         routes::create_order, orders::list, orders::show, orders::cancel, topups::show, topups::deliveries,
         topups::redeliver, options::list, account::show, keys::rotate, webhook::show, webhook::set,
-        webhook::rotate_secret, listen::listen, events::test, events::list, events::show
+        webhook::rotate_secret, listen::listen, events::test, events::list, events::show,
+        events::redeliver
     ),
     components(
         schemas(webhooks::body::Body, TopupFailed, KeyExpiring, WebhookTest, Message, Messages, Denied),

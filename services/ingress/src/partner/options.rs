@@ -7,13 +7,14 @@ use axum::{
 use base64::{Engine, prelude::BASE64_URL_SAFE_NO_PAD};
 use domain::OptionId;
 use serde::Serialize;
+use serde_json::{Map, Value};
 use sha2::{Digest, Sha256};
 use store::partner_view;
 use utoipa::ToSchema;
 
 use super::{
     Session,
-    page::{Query, cut},
+    page::{Query, cursor, cut},
 };
 use crate::error::ApiError;
 
@@ -23,6 +24,9 @@ pub(super) struct Offered<'a> {
     #[schema(value_type = Uuid, example = "424b7b26-96e7-5c95-8df9-6654a3998070")]
     option_id: OptionId,
     name: &'a str,
+    /// What we tell you about it beside its name, such as country, validity or price; `{}` if there is nothing.
+    #[schema(value_type = Object, example = json!({"country": "JP", "days": 7}))]
+    details: &'a Map<String, Value>,
 }
 
 /// A page of options, by `option_id`.
@@ -57,12 +61,13 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
     });
     let mut found = listing.await?;
     let page = Options {
-        next_cursor: cut(&mut found, limit, |last| Some(last.option_id.uuid())),
+        next_cursor: cut(&mut found, limit, |last| Some(cursor(last.option_id.uuid()))),
         options: found
             .iter()
             .map(|option| Offered {
                 option_id: option.option_id,
                 name: &option.name,
+                details: &option.details,
             })
             .collect(),
     };

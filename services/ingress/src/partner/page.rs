@@ -62,6 +62,11 @@ impl<'a> Query<'a> {
         self.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor)
     }
 
+    /// `cursor` of a list by time: the entry before the page, with its time.
+    pub(super) fn timed_cursor(&mut self) -> Option<(OffsetDateTime, Uuid)> {
+        self.read("cursor", Code::CursorInvalid, "Cursor is invalid", untimed)
+    }
+
     /// `created_after`: a time such as `2026-11-22T00:00:00Z`.
     pub(super) fn created_after(&mut self) -> Option<OffsetDateTime> {
         let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
@@ -83,11 +88,16 @@ impl<'a> Query<'a> {
     }
 }
 
-/// Cuts `found` to `limit` entries; returns the cursor of the next page, if there were more.
-pub(super) fn cut<T>(found: &mut Vec<T>, limit: u16, id: impl Fn(&T) -> Option<Uuid>) -> Option<String> {
+/// Cuts `found` to `limit` entries; returns the cursor of the next page, if there were more. `after` makes the cursor
+/// after an entry.
+pub(super) fn cut<T>(
+    found: &mut Vec<T>,
+    limit: u16,
+    after: impl Fn(&T) -> Option<String>,
+) -> Option<String> {
     let more = found.len() > limit.into();
     found.truncate(limit.into());
-    found.last().filter(|_| more).and_then(id).map(cursor)
+    found.last().filter(|_| more).and_then(after)
 }
 
 /// The cursor after an entry.
@@ -98,6 +108,24 @@ pub(super) fn cursor(last: Uuid) -> String {
 fn uncursor(text: &str) -> Option<Uuid> {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
     Uuid::from_slice(&bytes).ok()
+}
+
+/// The cursor after an entry of a list by time. The entry may be gone when the cursor is used.
+pub(super) fn timed_cursor(at: OffsetDateTime, last: Uuid) -> String {
+    let microseconds = i64::try_from(at.unix_timestamp_nanos() / 1_000).unwrap_or(i64::MAX);
+    let mut bytes = microseconds.to_be_bytes().to_vec();
+    bytes.extend(last.as_bytes());
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
+}
+
+fn untimed(text: &str) -> Option<(OffsetDateTime, Uuid)> {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+    let (microseconds, last) = bytes.split_first_chunk()?;
+    // Times of PostgreSQL's range only: the cursor is not signed.
+    let microseconds = i64::from_be_bytes(*microseconds);
+    let at = (microseconds >= 0).then_some(i128::from(microseconds) * 1_000)?;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(at).ok()?;
+    Some((at, Uuid::from_slice(last).ok()?))
 }
 
 #[cfg(test)]
@@ -116,6 +144,26 @@ mod tests {
             &cursor(id)[1..],
         ] {
             assert_eq!(uncursor(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_cursor_with_a_time_is_read_as_made_and_nothing_else_is() {
+        let (at, id) = (runtime::clock::now(), Uuid::now_v7());
+        let (read, last) = untimed(&timed_cursor(at, id)).unwrap();
+        assert_eq!(
+            (read.unix_timestamp_nanos(), last),
+            (at.unix_timestamp_nanos() / 1_000 * 1_000, id)
+        );
+        let before_1970 = OffsetDateTime::UNIX_EPOCH - time::Duration::SECOND;
+        for bad in [
+            String::new(),
+            cursor(id),
+            timed_cursor(at, id)[1..].to_owned(),
+            timed_cursor(before_1970, id),
+            BASE64_URL_SAFE_NO_PAD.encode([0x7f; 24]),
+        ] {
+            assert_eq!(untimed(&bad), None, "{bad}");
         }
     }
 

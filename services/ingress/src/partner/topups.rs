@@ -189,30 +189,38 @@ pub(super) struct Redelivery<'a> {
         (status = 409, description = "The eSIM is not ready (`topup_not_ready`), its fields were erased (`topup_erased`), or no webhook URL is set (`webhook_url_missing`)", body = super::described::Message),
         (status = 429, description = "The last attempt began less than a minute ago", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
+    send_again(&session, &id.clone().into()).await?;
+    let redelivery = Redelivery {
+        topup_id: &id,
+        delivery: "pending",
+    };
+    Ok(json(StatusCode::ACCEPTED, &redelivery))
+}
+
+/// Makes a delivery of the partner due again.
+pub(super) async fn send_again(session: &Session, id: &DeliveryId) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
-    let redelivering = session
-        .run(async |connection, partner| partner_view::redeliver(connection, partner, &id, interval).await);
-    match redelivering.await? {
-        Redelivered::Again | Redelivered::Due => {
-            let redelivery = Redelivery {
-                topup_id: &id,
-                delivery: "pending",
-            };
-            Ok(json(StatusCode::ACCEPTED, &redelivery))
-        }
-        Redelivered::TooSoon(wait) => {
+    let redelivering =
+        session.run(async |connection, partner| partner_view::redeliver(connection, partner, id, interval).await);
+    match (redelivering.await?, id) {
+        (Redelivered::Again | Redelivered::Due, _) => Ok(()),
+        (Redelivered::TooSoon(wait), _) => {
             let message = "The webhook was sent a moment ago; try again later";
             Err(ApiError::too_soon(Code::RedeliveredRecently, message, wait))
         }
-        Redelivered::NotReady => Err(ApiError::conflict(Code::TopupNotReady, "The eSIM is not ready")),
-        Redelivered::Erased => Err(ApiError::conflict(
+        (Redelivered::NotReady, _) => Err(ApiError::conflict(Code::TopupNotReady, "The eSIM is not ready")),
+        (Redelivered::Gone, DeliveryId::Topup(_)) => Err(ApiError::conflict(
             Code::TopupErased,
             "The eSIM's fields were erased and cannot be sent again",
         )),
-        Redelivered::NoEndpoint => Err(ApiError::conflict(
+        (Redelivered::Gone, DeliveryId::Event(_)) => Err(ApiError::conflict(
+            Code::EventVoid,
+            "The event is a test, is no longer asked for, or is no longer true; it cannot be sent again",
+        )),
+        (Redelivered::NoEndpoint, _) => Err(ApiError::conflict(
             Code::WebhookUrlMissing,
             "There is no webhook URL; set one, then waiting webhooks are sent",
         )),
-        Redelivered::Unknown => Err(ApiError::NotFound),
+        (Redelivered::Unknown, _) => Err(ApiError::NotFound),
     }
 }

@@ -1,5 +1,7 @@
 //! The partner's webhook endpoint: its URL, its state, its secret.
 
+use std::time::Duration;
+
 use axum::{extract::Request, http::StatusCode, response::Response};
 use domain::Environment;
 use serde::Serialize;
@@ -11,8 +13,10 @@ use store::{
     partners::{self, NewWebhook, Rotated},
 };
 use time::{OffsetDateTime, serde::rfc3339};
+use url::Url;
 use utoipa::ToSchema;
 use webhooks::{
+    dns::{Dns, NameError},
     guard::{Forbidden, Guard},
     url::WebhookUrl,
 };
@@ -24,22 +28,41 @@ use crate::{
     routes::whole_body,
 };
 
+/// The longest wait for the addresses of a new URL's host.
+const RESOLVE: Duration = Duration::from_secs(2);
+const UNRESOLVED: &str =
+    "The host of the URL has no address yet. Webhooks are tried all the same, until their retries end";
+
 /// Show the webhook endpoint
 #[utoipa::path(get, path = "/webhook", operation_id = "show_webhook", tag = "Webhook",
     responses((status = 200, description = "The endpoint", body = Endpoint)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
+    Ok(json(StatusCode::OK, &current(&session).await?))
+}
+
+async fn current(session: &Session) -> Result<Endpoint, ApiError> {
     let endpoint = session.run(partner_view::endpoint).await?;
-    let endpoint = endpoint.ok_or(ApiError::NotFound)?;
-    Ok(json(StatusCode::OK, &endpoint))
+    endpoint.ok_or(ApiError::NotFound)
+}
+
+/// The endpoint after a change.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ChangedEndpoint {
+    #[serde(flatten)]
+    endpoint: Endpoint,
+    /// Only if something is doubtful: the host of the new URL does not resolve.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    warning: Option<&'static str>,
 }
 
 /// Set the webhook URL and the further events
 ///
 /// Webhooks that wait are sent to a new URL within seconds, and a blocked endpoint is tested at once; the same URL again
-/// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays.
+/// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays. A URL whose host has a forbidden
+/// address is refused; one whose host does not resolve is set, with a `warning`.
 #[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = super::described::NewEndpoint,
     responses(
-        (status = 200, description = "The endpoint", body = Endpoint),
+        (status = 200, description = "The endpoint", body = ChangedEndpoint),
         (status = 400, response = super::described::InvalidJson),
         (status = 422, response = super::described::Unprocessable)))]
 pub(super) async fn set(session: Session, request: Request) -> Result<Response, ApiError> {
@@ -47,6 +70,10 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let body = whole_body(&session.app, &parts.headers, body).await?;
     let wanted = wanted(&session.desk().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
+    let warning = match url.and_then(Option::as_ref) {
+        Some(url) => resolved(&session.desk().dns, url).await?,
+        None => None,
+    };
     let new = NewWebhook {
         url: url.map(|url| url.as_ref().map(WebhookUrl::as_str)),
         events: wanted.events.as_deref(),
@@ -59,7 +86,11 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         let removed = matches!(wanted.url, Some(None));
         tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");
     }
-    show(session).await
+    let changed = ChangedEndpoint {
+        endpoint: current(&session).await?,
+        warning,
+    };
+    Ok(json(StatusCode::OK, &changed))
 }
 
 /// What a body asks for; `None` keeps what is stored.
@@ -102,20 +133,40 @@ fn events(given: &Value) -> Result<Vec<Kind>, ApiError> {
     Ok(chosen.collect())
 }
 
-/// A URL after all checks that need no connection. A name is judged at each connection.
+/// A URL after all checks that need no name server.
 fn url(guard: &Guard, text: &str, environment: Environment) -> Result<WebhookUrl, ApiError> {
     let url: WebhookUrl = match text.parse() {
         Ok(url) => url,
         Err(error) => return refused("url", Code::UrlInvalid, format!("Url is invalid: {error}")),
     };
     let judged = url.parsed().map(|parsed| guard.check_new(&parsed, environment));
-    let message = match judged {
-        Some(Ok(())) => return Ok(url),
-        Some(Err(Forbidden::Port)) => "Url has a port that webhooks are not sent to",
-        Some(Err(Forbidden::Plain)) => "Url must begin with https:// for a live account",
-        Some(Err(Forbidden::Address)) | None => "Url has an address that webhooks are not sent to",
+    match judged.unwrap_or(Err(Forbidden::Address)) {
+        Ok(()) => Ok(url),
+        Err(reason) => forbidden(reason),
+    }
+}
+
+fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
+    let message = match reason {
+        Forbidden::Port => "Url has a port that webhooks are not sent to",
+        Forbidden::Plain => "Url must begin with https:// for a live account",
+        Forbidden::Address => "Url has an address that webhooks are not sent to",
     };
     refused("url", Code::UrlForbidden, message)
+}
+
+/// Judges the addresses of a URL's host, as each connection does. Returns a warning if it has none now: a partner may
+/// set the URL before the name.
+async fn resolved(dns: &Dns, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
+    let parsed = url.parsed();
+    let Some(name) = parsed.as_ref().and_then(Url::domain) else {
+        return Ok(None);
+    };
+    match tokio::time::timeout(RESOLVE, dns.resolve(name)).await {
+        Ok(Ok(_)) => Ok(None),
+        Ok(Err(NameError::Forbidden(reason))) => forbidden(reason),
+        Ok(Err(NameError::Unresolved)) | Err(_) => Ok(Some(UNRESOLVED)),
+    }
 }
 
 /// The new webhook secret. It is shown only now.

@@ -4,8 +4,9 @@ use crate::partner::{API, SOON, ask, assert_refused, get, header};
 use crate::shop::{PATH, Shop, fresh};
 use serde_json::{Value, json};
 use testkit::client::{Client, Product};
+use testkit::names::NameServer;
 use testkit::receiver::{self, Receiver, Signature};
-use testkit::stack::Stack;
+use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
 #[tokio::test]
@@ -25,7 +26,7 @@ async fn options_are_listed_and_cached() {
         }
         assert!(offered.len() < 100, "the pages do not end");
     }
-    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready"});
+    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": {}});
     assert!(offered.contains(&ready), "{offered:?}");
     let whole = ask(&shop.client, "GET", "/options?limit=100").await.unwrap();
     assert_eq!(
@@ -45,6 +46,22 @@ async fn options_are_listed_and_cached() {
     let changed = changed.query("limit=100").header("if-none-match", &etag).send();
     let options = changed.await.unwrap().json().unwrap();
     assert_eq!(options["options"].as_array().unwrap().len(), offered.len() - 1);
+
+    // What the operator adds is shown as it is.
+    let details = json!({"country": "JP", "days": 7, "price": {"amount": "4.50", "currency": "EUR"}});
+    let catalogue = json!({"options": [{"option_id": stack.option("ready").unwrap(), "name": "ready",
+        "provider": "sandbox", "provider_option_id": "ready", "environment": "sandbox", "details": details}]});
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("options.json");
+    std::fs::write(&file, catalogue.to_string()).unwrap();
+    let import = ["option", "import", file.to_str().unwrap()];
+    let imported: Value = stack.esimctl.run(&import).await.unwrap();
+    assert_eq!(imported["imported"], 1);
+    let imported: Value = stack.esimctl.run(&import).await.unwrap();
+    assert_eq!(imported["unchanged"], 1);
+    let whole = get(&shop.client, "/options?limit=100").await.unwrap();
+    let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": details});
+    assert!(whole["options"].as_array().unwrap().contains(&ready), "{whole}");
 
     // No live option is configured.
     let live = stack.create_partner("live", None).await.unwrap();
@@ -130,6 +147,46 @@ async fn the_webhook_is_changed_by_the_partner() {
         .wait_until(SOON, "a webhook with two signatures", signed)
         .await
         .unwrap();
+}
+
+#[tokio::test]
+async fn a_webhook_url_is_judged_by_what_its_name_resolves_to() {
+    let server = NameServer::start(&[
+        ("good.test", &[[127, 0, 0, 1]]),
+        ("private.test", &[[10, 0, 0, 1]]),
+        ("mixed.test", &[[127, 0, 0, 1], [169, 254, 169, 254]]),
+    ]);
+    let server = server.await.unwrap();
+    let stack = Stack::builder()
+        .env(Stage::Ingress, "WEBHOOK_RESOLVERS", &server.address.to_string())
+        .start()
+        .await
+        .unwrap();
+    let partner = stack.create_partner("sandbox", None).await.unwrap();
+    let client = stack.client(&partner).unwrap();
+    let put = async |host: &str| {
+        let request = client.post(json!({"url": format!("http://{host}/hook")}).to_string());
+        let request = request.method("PUT").path(&format!("{API}/webhook"));
+        request.send().await.unwrap()
+    };
+    for host in ["private.test", "mixed.test:8080", "PRIVATE.test"] {
+        let answer = put(host).await;
+        assert_refused(&answer, 422, "url_forbidden; parameter=url");
+        assert_eq!(get(&client, "/webhook").await.unwrap()["url"], Value::Null);
+    }
+    // A name that has no address yet may get one.
+    for (host, warns) in [("good.test", false), ("none.test", true), ("a.silent.test", true)] {
+        let answer = put(host).await;
+        let endpoint: Value = answer.json().unwrap();
+        let url = format!("http://{host}/hook");
+        assert_eq!(
+            (answer.status, &endpoint["url"]),
+            (200, &json!(url)),
+            "{endpoint}"
+        );
+        assert_eq!(endpoint["warning"].is_string(), warns, "{endpoint}");
+    }
+    assert_eq!(get(&client, "/webhook").await.unwrap()["warning"], Value::Null);
 }
 
 #[tokio::test]

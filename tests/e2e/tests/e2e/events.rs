@@ -2,6 +2,7 @@
 
 use crate::partner::{SOON, assert_refused, get, header, send as ask};
 use crate::shop::{PATH, Shop, fresh};
+use anyhow::ensure;
 use serde_json::{Value, json};
 use testkit::receiver::{self, Signature};
 use testkit::stack::{Stack, Stage};
@@ -51,6 +52,8 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
     }
     let path = format!("/webhook/events/{}", good["event_id"].as_str().unwrap());
     assert_eq!(get(&shop.client, &path).await.unwrap(), good);
+    let tested_again = ask(&shop.client, "POST", &format!("{path}/redeliver"), "").await;
+    assert_refused(&tested_again.unwrap(), 409, "event_void");
     let stranger = Shop::open(&stack).await.unwrap();
     assert_eq!(ask(&stranger.client, "GET", &path, "").await.unwrap().status, 404);
     assert_eq!(
@@ -82,7 +85,9 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
 
 #[tokio::test]
 async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
-    let stack = Stack::start().await.unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")])
+        .await
+        .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let silent = Shop::open(&stack).await.unwrap();
     for (body, code) in [
@@ -139,13 +144,56 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
         (&json!("failed"), &data["error"])
     );
     let delivered = async || {
-        let events = get(&shop.client, "/webhook/events").await?;
-        let event = &events["events"][0];
-        Ok((event["state"] == "delivered").then_some(event.clone()))
+        let listed = wait::soon("the delivered event", async || {
+            let events = get(&shop.client, "/webhook/events").await?;
+            let event = &events["events"][0];
+            Ok((event["state"] == "delivered").then_some(event.clone()))
+        });
+        listed.await
     };
-    let listed = wait::soon("the delivered event", delivered).await;
+    let listed = delivered().await;
     assert_eq!(listed["topup_id"], topup_id);
-    assert_eq!(listed["event_id"].as_str().unwrap(), event.headers["webhook-id"]);
+    let event_id = listed["event_id"].as_str().unwrap();
+    assert_eq!(event_id, event.headers["webhook-id"]);
+
+    // It is sent again, as it was, and only for its partner.
+    let path = format!("/webhook/events/{event_id}/redeliver");
+    let theirs = ask(&silent.client, "POST", &path, "").await.unwrap();
+    let unknown = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
+    let unknown = ask(&silent.client, "POST", unknown, "").await.unwrap();
+    assert_eq!((theirs.status, &theirs.body), (404, &unknown.body));
+    let mut too_soon = 0;
+    let again = async || {
+        let answer = ask(&shop.client, "POST", &path, "").await?;
+        if answer.status == 429 {
+            ensure!(header(&answer, "x-service-error") == "redelivered_recently");
+            too_soon += 1;
+            return Ok(None);
+        }
+        ensure!(answer.status == 202, "{}", answer.status);
+        Ok(Some(answer.json()?))
+    };
+    let answer: Value = wait::soon("a redelivery", again).await;
+    assert_eq!(answer, json!({"event_id": event_id, "state": "pending"}));
+    assert!(too_soon > 0, "the first request was not too soon");
+    let sent = async |count: usize| {
+        let waiting = shop.receiver.wait_until(SOON, "the event again", |received| {
+            let times = received
+                .iter()
+                .filter(|one| one.headers["webhook-id"] == event_id);
+            times.count() == count
+        });
+        let mut received = waiting.await.unwrap();
+        received.retain(|one| one.headers["webhook-id"] == event_id);
+        received.remove(count - 1)
+    };
+    let second = sent(2).await;
+    assert_eq!((&second.body, second.signature), (&event.body, Signature::Valid));
+    delivered().await;
+    let replay = ["delivery", "replay", event_id, "--reason", "lost", "--yes"];
+    let replayed: Value = stack.esimctl.run(&replay).await.unwrap();
+    assert_eq!(replayed["delivered"], 1, "{replayed}");
+    sent(3).await;
     assert!(
         silent
             .receiver

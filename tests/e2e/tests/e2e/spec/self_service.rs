@@ -9,6 +9,7 @@ use testkit::rows;
 
 const NOT_FOUND: super::Expected = Error(404, "Not found");
 const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");
+const REDELIVERY: &str = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
 
 fn get(w: &World, path: &str) -> Request {
     ask(w, "GET", path)
@@ -38,6 +39,11 @@ pub const ROWS: &[Row] = &rows! {
     "404: nothing of the API", |w| get(w, "/nothing") => NOT_FOUND;
     "405: PUT on an order", |w| ask(w, "PUT", "/orders/1") => NOT_ALLOWED;
     "405: GET on a redelivery", |w| get(w, "/topups/20200101000000000000000000/redeliver") => NOT_ALLOWED;
+    "404: no event id", |w| ask(w, "POST", "/webhook/events/evt_1/redeliver") => NOT_FOUND;
+    "404: redelivery of an unknown event", |w| ask(w, "POST", REDELIVERY) => NOT_FOUND;
+    "405: GET on a redelivery of an event", |w| get(w, REDELIVERY) => NOT_ALLOWED;
+    "422: a cursor of events that is none", |w| get(w, "/webhook/events").query("cursor=AZoAAAAAcACAAAAAAAAAAQ")
+        => Unprocessable(&["Cursor is invalid"]);
     "405: POST on options", |w| ask(w, "POST", "/options") => NOT_ALLOWED;
     "405: GET on keys", |w| get(w, "/keys") => NOT_ALLOWED;
     "405: DELETE on the webhook", |w| ask(w, "DELETE", "/webhook") => NOT_ALLOWED;

@@ -5,11 +5,9 @@ use std::{
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
-    task::{Context, Poll},
     time::Duration,
 };
 
-use futures_util::{FutureExt, future::BoxFuture};
 use hickory_resolver::{
     Hosts, Resolver, TokioResolver,
     config::{
@@ -22,10 +20,8 @@ use hickory_resolver::{
     },
     system_conf,
 };
-use hyper_util::client::legacy::connect::dns::Name;
-use tower::Service;
 
-use webhooks::guard::Guard;
+use crate::guard::{Forbidden, Guard};
 
 /// The longest wait for one response of a name server. A lost packet is sent again within the deadline
 /// of a connection.
@@ -41,10 +37,16 @@ const IN_FLIGHT: usize = 1_024;
 /// The most addresses of one name that are judged and used.
 const ADDRESSES: usize = 32;
 
-/// The name has no address. Keeps no text of the resolver, which may hold the name.
+/// Why a name cannot be used. Keeps no text of the resolver, which may hold the name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("name not resolved")]
-pub struct Unresolved;
+pub enum NameError {
+    /// The name has no address, or no name server responds.
+    #[error("name not resolved")]
+    Unresolved,
+    /// The guard refuses one of its addresses.
+    #[error("{0}")]
+    Forbidden(Forbidden),
+}
 
 /// The name servers to ask: those of a setting, or the system's.
 #[derive(Clone, Debug, Default)]
@@ -133,72 +135,49 @@ impl Dns {
             .collect()
     }
 
-    async fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, Unresolved> {
-        let local = self.in_hosts(name);
-        if !local.is_empty() {
-            return Ok(local);
-        }
-        let found = self.resolver.lookup_ip(name).await.map_err(|_| Unresolved)?;
-        Ok(found.iter().take(ADDRESSES).collect())
-    }
-
-    async fn resolve(self, name: Name) -> Result<std::vec::IntoIter<SocketAddr>, BoxError> {
-        let addresses = self.addresses(name.as_str()).await?;
+    /// The addresses of a name, all of which the guard allows. Dropping the future ends the lookup.
+    pub async fn resolve(&self, name: &str) -> Result<Vec<IpAddr>, NameError> {
+        let mut addresses = self.in_hosts(name);
         if addresses.is_empty() {
-            return Err(Unresolved.into());
+            let found = self.resolver.lookup_ip(name).await;
+            let found = found.map_err(|_| NameError::Unresolved)?;
+            addresses = found.iter().take(ADDRESSES).collect();
         }
-        self.guard.check(addresses.iter().copied())?;
-        let with_port = |address| SocketAddr::new(address, 0);
-        Ok(addresses
-            .into_iter()
-            .map(with_port)
-            .collect::<Vec<_>>()
-            .into_iter())
-    }
-}
-
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-impl Service<Name> for Dns {
-    type Response = std::vec::IntoIter<SocketAddr>;
-    type Error = BoxError;
-    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, name: Name) -> Self::Future {
-        self.clone().resolve(name).boxed()
+        if addresses.is_empty() {
+            return Err(NameError::Unresolved);
+        }
+        let judged = self.guard.check(addresses.iter().copied());
+        judged.map_err(NameError::Forbidden)?;
+        Ok(addresses)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use webhooks::guard::{Forbidden, Networks, Ports};
+    use crate::guard::{Networks, Ports};
 
-    async fn resolve(name: &str, allowed: &str) -> Result<usize, BoxError> {
+    async fn resolve(name: &str, allowed: &str) -> Result<usize, NameError> {
         let guard = Guard::new(
             Networks::parse(allowed).unwrap(),
             Networks::default(),
             Ports::default(),
         );
         let dns = Dns::new(guard, &NameServers::parse("127.0.0.1:9").unwrap()).unwrap();
-        Ok(dns.resolve(name.parse().unwrap()).await?.count())
+        Ok(dns.resolve(name).await?.len())
     }
 
     #[tokio::test]
     async fn a_name_of_our_own_network_is_not_resolved() {
-        let refused = resolve("localhost", "").await.unwrap_err();
-        assert_eq!(refused.downcast_ref(), Some(&Forbidden::Address));
+        let refused = resolve("localhost", "").await;
+        assert_eq!(refused, Err(NameError::Forbidden(Forbidden::Address)));
         assert!(resolve("localhost", "127.0.0.0/8,::1").await.unwrap() > 0);
     }
 
     #[tokio::test]
     async fn a_name_without_address_is_not_resolved() {
-        let unresolved = resolve("name.invalid", "127.0.0.0/8").await.unwrap_err();
-        assert!(unresolved.is::<Unresolved>());
+        let unresolved = resolve("name.invalid", "127.0.0.0/8").await;
+        assert_eq!(unresolved, Err(NameError::Unresolved));
     }
 
     #[test]
