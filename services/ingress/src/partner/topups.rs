@@ -200,8 +200,8 @@ pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<R
 /// Makes a delivery of the partner due again.
 pub(super) async fn send_again(session: &Session, id: &DeliveryId) -> Result<(), ApiError> {
     let interval = session.app.limits.redeliver_interval;
-    let redelivering =
-        session.run(async |connection, partner| partner_view::redeliver(connection, partner, id, interval).await);
+    let redelivering = session
+        .run(async |connection, partner| partner_view::redeliver(connection, partner, id, interval).await);
     match (redelivering.await?, id) {
         (Redelivered::Again | Redelivered::Due, _) => Ok(()),
         (Redelivered::TooSoon(wait), _) => {
