@@ -21,7 +21,7 @@ from partner_client import AuthenticatedClient
 from partner_client.api.orders import create_order, show_order
 from partner_client.api.topups import list_deliveries, redeliver
 from partner_client.api.webhook import set_webhook
-from partner_client.models import CreatedOrder, Deliveries, Endpoint, Item, NewEndpoint, NewOrder, Order
+from partner_client.models import ChangedEndpoint, CreatedOrder, Deliveries, Item, NewEndpoint, NewOrder, Order
 from standardwebhooks.webhooks import Webhook
 
 T = TypeVar("T")
@@ -78,7 +78,7 @@ def until(what: str, look: Callable[[], T | None]) -> T:
 def shop(client: AuthenticatedClient) -> None:
     webhooks: Webhooks = queue.Queue()
     endpoint = set_webhook.sync(client=client, body=NewEndpoint(url=receiver(webhooks)))
-    assert isinstance(endpoint, Endpoint), endpoint
+    assert isinstance(endpoint, ChangedEndpoint), endpoint
 
     external_order_id = f"Python client/{uuid.uuid4()}"
     order = NewOrder(external_order_id, [Item(option_id=uuid.UUID(os.environ["OPTION_ID"]), qty=1)])
