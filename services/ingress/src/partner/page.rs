@@ -90,11 +90,7 @@ impl<'a> Query<'a> {
 
 /// Cuts `found` to `limit` entries; returns the cursor of the next page, if there were more. `after` makes the cursor
 /// after an entry.
-pub(super) fn cut<T>(
-    found: &mut Vec<T>,
-    limit: u16,
-    after: impl Fn(&T) -> Option<String>,
-) -> Option<String> {
+pub(super) fn cut<T>(found: &mut Vec<T>, limit: u16, after: impl Fn(&T) -> Option<String>) -> Option<String> {
     let more = found.len() > limit.into();
     found.truncate(limit.into());
     found.last().filter(|_| more).and_then(after)
