@@ -97,7 +97,8 @@ impl Nats {
         perform(Effect::Send, sending).await;
     }
 
-    /// Passes the messages of a subject to `take`, except those that are too long for one of ours. Returns an error when the subscription ends.
+    /// Passes the messages of a subject to `take`, except those that are too long for one of ours. Returns an error
+    /// when the subscription ends.
     pub async fn listen<M: DeserializeOwned>(
         &self,
         subject: String,

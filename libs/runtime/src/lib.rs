@@ -15,6 +15,7 @@ mod process;
 pub mod sampler;
 mod secret_files;
 pub mod telemetry;
+pub mod terminal;
 pub mod trace;
 pub mod version;
 

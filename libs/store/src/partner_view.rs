@@ -375,6 +375,7 @@ pub struct Endpoint {
     pub state: String,
     #[serde(with = "rfc3339::option")]
     pub blocked_until: Option<OffsetDateTime>,
+    /// Consecutive failed attempts.
     pub failures: i32,
     /// Webhooks that wait for an attempt, counted up to 10,000.
     // Those within their first lease do not count.

@@ -1,6 +1,7 @@
 //! The text that commands print.
 
 use comfy_table::{LineStyle, Table, TableStyle};
+pub use runtime::terminal::printable;
 use time::{Duration, OffsetDateTime, macros::format_description};
 
 /// Columns under a ruled header, without other lines: easy to copy and to cut.
@@ -28,19 +29,6 @@ pub fn properties(rows: &[(&str, String)]) -> String {
         .map(|(name, value)| format!("{name:width$}  {}", printable(value)))
         .collect();
     lines.join("\n")
-}
-
-/// Escapes control characters: text of partners and endpoints must not control the operator's terminal.
-pub fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_control() {
-            shown.extend(character.escape_default());
-        } else {
-            shown.push(character);
-        }
-    }
-    shown
 }
 
 /// Joins the lines by blanks and escapes control characters.

@@ -19,6 +19,8 @@ use tracing_subscriber::{
     registry::{LookupSpan, Scope},
 };
 
+use crate::terminal::printable;
+
 /// The span fields that a line shows. Their values have no white space.
 const IDS: [&str; 5] = [
     "partner.id",
@@ -187,7 +189,7 @@ where
         let (mut head, mut fields) = (String::new(), String::new());
         let mut message = String::new();
         for (name, value) in &Members::of(context, event)?.0 {
-            let value = one_line(value);
+            let value = value.as_str().map_or_else(|| value.to_string(), printable);
             match name.as_str() {
                 "timestamp" => head = format!("{dim}{value}{plain} "),
                 "level" => write!(head, "{color}{value:>5}{plain}")?,
@@ -198,22 +200,6 @@ where
         }
         writeln!(writer, "{head}{message}{fields}")
     }
-}
-
-/// A value with its control characters escaped: foreign text must not start a line or move the terminal's cursor.
-fn one_line(value: &Value) -> String {
-    let Some(text) = value.as_str() else {
-        return value.to_string();
-    };
-    let mut line = String::with_capacity(text.len());
-    for letter in text.chars() {
-        if letter.is_control() {
-            line.extend(letter.escape_default());
-        } else {
-            line.push(letter);
-        }
-    }
-    line
 }
 
 #[cfg(test)]
