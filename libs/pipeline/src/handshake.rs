@@ -97,8 +97,8 @@ impl Nats {
         perform(Effect::Send, sending).await;
     }
 
-    /// Passes the messages of a subject to `take`, except those that are too long for one of ours. Returns an error
-    /// when the subscription ends.
+    /// Passes the messages of a subject to `take`, except unreadable ones and those that are too long for one of ours.
+    /// Returns an error when the subscription ends.
     pub async fn listen<M: DeserializeOwned>(
         &self,
         subject: String,
@@ -109,18 +109,23 @@ impl Nats {
         let unreadable = Sampler::every(Duration::from_secs(10));
         let mut messages = self.client().subscribe(subject.clone()).await?;
         while let Some(message) = messages.next().await {
-            if message.payload.len() > LONGEST {
-                continue;
-            }
-            match serde_json::from_slice(&message.payload) {
-                Ok(read) => take(read),
+            match read(&message.payload) {
+                Ok(hint) => take(hint),
                 Err(error) => {
                     if let Some(suppressed) = unreadable.pass() {
-                        tracing::warn!(subject, suppressed, %error, "ignored an unreadable hint");
+                        tracing::warn!(subject, suppressed, error, "ignored an unreadable hint");
                     }
                 }
             }
         }
         anyhow::bail!("the subscription to {subject} ended")
     }
+}
+
+fn read<M: DeserializeOwned>(payload: &[u8]) -> Result<M, String> {
+    let length = payload.len();
+    if length > LONGEST {
+        return Err(format!("{length} bytes are more than {LONGEST}"));
+    }
+    serde_json::from_slice(payload).map_err(|error| error.to_string())
 }
