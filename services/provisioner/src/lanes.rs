@@ -59,7 +59,7 @@ enum State {
 
 struct Lane {
     state: State,
-    /// Changes with the state. A call counts only if the version is that of its start.
+    /// Grows with each change of the state. A call counts only if the version has not changed since its start.
     version: u64,
     openings: u32,
     /// Calls, and failed or slow calls, in this half of the window and in the previous one.

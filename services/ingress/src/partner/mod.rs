@@ -1,4 +1,4 @@
-//! What partners look up and change themselves: every signed request except create-order.
+//! Self-service: every signed request except create-order.
 //!
 //! These requests never delay an order: they have places of their own ([`Admission::visit`]), and they use at most
 //! `SELF_SERVICE_CONCURRENCY` connections of the database. An id of another partner is answered like an unknown one.
@@ -54,13 +54,13 @@ use crate::{
 
 /// The longest wait for a connection.
 const TURN: Duration = Duration::from_secs(2);
-/// The keys or the secret of a rotation by the partner: the old ones stay valid for a day.
+/// After a rotation by the partner, the old keys or the old secret stay valid for a day.
 const OVERLAP: Overlap = Overlap {
     lasts: Duration::from_hours(24),
     keep_old: false,
 };
 
-/// What these requests use.
+/// The resources of these requests.
 pub(crate) struct Desk {
     pub(crate) database: Database,
     /// `SELF_SERVICE_CONCURRENCY`.
