@@ -37,7 +37,7 @@ partner's id.";
 /// Orders of one transaction.
 const BATCH: u32 = 200;
 
-/// What no command of ours can erase.
+/// The copies that no command can erase.
 const COPIES: &str = "Copies are left: in dumps and base backups until they are deleted; in archived WAL, with the old \
                       pages, until the archive's retention ends; in PostgreSQL's data files until autovacuum has run. \
                       Messages and logs hold ids only: messages 10 minutes (TOPUP_DEAD 30 days), logs and traces as \

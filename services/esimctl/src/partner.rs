@@ -186,7 +186,7 @@ pub struct Events {
     /// The events, separated by commas: `topup.failed`, `key.expiring`
     #[arg(long, value_delimiter = ',')]
     events: Vec<Kind>,
-    /// No further events
+    /// Send no further events
     #[arg(long)]
     none: bool,
 }
@@ -222,9 +222,9 @@ impl Limits {
 /// Whether a signature covers the query and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Covered {
-    /// Requests without it are denied
+    /// Requests whose signature does not cover them are denied
     Required,
-    /// As the request says
+    /// Each request chooses
     Optional,
 }
 

@@ -15,7 +15,7 @@ use crate::protocol::ProductList;
 
 /// The size of a huge answer, in bytes.
 const HUGE: usize = 300_000_000;
-/// The size of a piece of it.
+/// The size of one piece of a huge answer, in bytes.
 const PIECE: usize = 64 * 1024;
 /// The length of a long unit id.
 const LONG: usize = 6_000;
