@@ -1,4 +1,4 @@
-//! One database role per stage and one for operators, each with what its statements need: `libs/store/roles`.
+//! One database role per stage and one for operators, each with the privileges of its statements: `libs/store/roles`.
 //!
 //! The owner of the tables grants. It needs no privilege beyond that, so this works without a superuser.
 //! Roles that do not exist are skipped: a database without them serves the owner alone, as before.
