@@ -50,7 +50,7 @@ pub enum NotErased {
     #[error("the partner is enabled; run `esimctl partner disable` first")]
     Enabled,
     /// The partner's last orders may still lack due rows.
-    #[error("the partner was disabled less than a minute ago; repeat the command in a minute")]
+    #[error("the partner was disabled a moment ago; repeat the command in a minute")]
     TooSoon,
     #[error(
         "{placements} of its placements and {deliveries} of its webhooks are not finished; see `esimctl delivery list \
