@@ -69,8 +69,8 @@ pub fn sign_whole(
     )
 }
 
-/// Whether `signature` is the lowercase hex signature of the request, compared as sent. With a `digest`, `target` has
-/// the query, too.
+/// Whether `signature` is the lowercase hex signature of the request, compared as sent. With a `digest`, `target`
+/// includes the query.
 pub fn verify(
     secret: &SecretKey,
     method: &str,

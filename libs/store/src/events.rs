@@ -59,7 +59,6 @@ pub struct Event {
     pub subject: Subject,
 }
 
-/// What an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     TopupFailed {

@@ -46,7 +46,7 @@ pub struct Partner {
     pub webhook_url: Option<String>,
     /// The further events that it gets.
     pub webhook_events: Vec<String>,
-    /// Until when webhooks are signed with the old secret, too; `None` if there is none.
+    /// The time until which the old secret also signs webhooks; `None` if there is none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_webhook_secret_until: Option<OffsetDateTime>,
     /// The most orders in flight at each ingress; `None`: the default.
@@ -301,8 +301,8 @@ pub async fn rotate_keys(
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 
-/// Replaces a partner's webhook secret; during the overlap webhooks are signed with the old one, too. As with
-/// [`rotate_keys`], there is one old secret at most.
+/// Replaces a partner's webhook secret; during the overlap the old one also signs webhooks. As with [`rotate_keys`],
+/// there is one old secret at most.
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,

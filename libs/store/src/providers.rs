@@ -78,7 +78,7 @@ macro_rules! breakers {
     };
 }
 
-/// When a breaker opens by itself, and for how long.
+/// The limits at which a breaker opens by itself, and the time for which it stays open.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerLimits {
     /// Consecutive failures that open it.

@@ -321,7 +321,7 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
     Ok(Step::of(row.seen, row.erased, limit))
 }
 
-/// How far erasing is behind.
+/// The backlog of retention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Standing {
     /// How long the oldest row has been past its term, by [`Class`].

@@ -155,7 +155,7 @@ impl Endpoint<'_> {
         remedy: &'static str,
     ) {
         let answer = self.send(webhook).await;
-        // No answer to a forged webhook is a fault, too: it means that the endpoint is slow or broken.
+        // A forged webhook without an answer fails the check: the endpoint is slow or broken.
         let answered = matches!(answer, Answer::Status(..));
         let passed = answered && answer.is_acknowledged() == expected;
         self.note(name, sent, passed, answer.told(), remedy);
@@ -268,7 +268,7 @@ async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
         "repeated_at_once",
         "the same webhook twice at once, as after a slow answer",
         &answers,
-        "answer 200 to the second of two equal webhooks, too: let one of them insert the webhook-id, and ignore the conflict",
+        "answer 200 to both of two equal webhooks: one inserts the webhook-id, the other ignores the conflict",
     );
 }
 

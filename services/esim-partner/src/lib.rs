@@ -37,9 +37,9 @@ const EXAMPLES: &str = "Examples:
   esim-partner certify https://shop.example.com/webhooks
 
 Keys are BASE_URL, ACCESS_KEY, SECRET_KEY, WEBHOOK_SECRET (whsec_…, for certify and redeliver --forward-to) and BRAND (in
-the names of the headers, Service without it). They come from the file of --keys, lines such as ACCESS_KEY=…; or else
-from the environment, if it has one of them; or else from what `login` stored in ~/.config/esim-partner, readable by you
-alone. Keys are never arguments: other users can see those.";
+the names of the headers; Service if not set). They come from the file of --keys, with lines such as ACCESS_KEY=…; or
+else from the environment, if it has one of them; or else from the file that `login` stored in ~/.config/esim-partner,
+which only you can read. Keys are never arguments, because other users can see arguments.";
 
 /// Orders eSIMs, looks orders up, forwards and redelivers webhooks, and certifies a webhook endpoint
 #[derive(Parser, Clone, Debug)]

@@ -32,7 +32,7 @@ pub(crate) struct Listen {
     /// The endpoint, such as `http://localhost:3000/hook`
     #[arg(long, value_name = "URL", value_parser = endpoint)]
     forward_to: Url,
-    /// Forward webhooks of eSIMs that became ready during this time, too, such as `10m`
+    /// Also forward webhooks of eSIMs that became ready within this time, such as `10m`
     #[arg(long, value_parser = runtime::config::positive_duration)]
     since: Option<Duration>,
     /// End after this many webhooks, with success if all were acknowledged

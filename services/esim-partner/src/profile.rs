@@ -99,7 +99,7 @@ pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow:
         .with_context(failed)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
     for (name, value) in settings {
-        // Then a shell can read the file, too.
+        // So a shell can read the file.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./:@%+,=-[]".contains(&byte);
         ensure!(
             value.bytes().all(plain),

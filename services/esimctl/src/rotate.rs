@@ -154,9 +154,7 @@ async fn prepare(rotate: &Rotate, console: &Console) -> anyhow::Result<(PgConnec
 fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDateTime>) -> anyhow::Result<()> {
     let name = printable(&partner.name);
     let Some(until) = until else {
-        bail!(
-            "nothing was changed: no old {what} of {name} {is} valid any more; rotate without `--keep-old`"
-        );
+        bail!("nothing was changed: no old {what} of {name} {is} still valid; rotate without `--keep-old`");
     };
     bail!(
         "nothing was changed: the old {what} of {name} {is} valid until {}; rotate again after that, or with \

@@ -20,7 +20,7 @@ const EXAMPLES: &str = "Examples:
   esimctl secrets create secrets/
   esimctl secrets create secrets/ --into shares/     also copies each service's secrets to shares/<service>/
 
-Creates what is missing and never changes a password or a master key that exists. Keep a copy of the folder: without the
+Creates missing secrets and never changes an existing password or master key. Keep a copy of the folder: without the
 master keys the stored secrets can't be read.";
 
 #[derive(Subcommand, Clone, Debug)]
@@ -196,7 +196,7 @@ impl Share<'_> {
     }
 }
 
-/// Gives each service its secrets and none of another's.
+/// Gives each service only its own secrets.
 fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> {
     let of = |name: &str, mode| {
         let into = into.join(name);

@@ -95,7 +95,7 @@ impl Unanswered {
     }
 }
 
-/// How endpoints are called.
+/// The limits of a request to an endpoint.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// The deadline of a whole exchange.

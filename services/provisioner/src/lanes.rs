@@ -19,7 +19,7 @@ const EXCEPTIONAL: Duration = Duration::from_millis(500);
 /// The most lanes with their own promise: the slowest.
 const MOST_PROMISES: usize = 64;
 
-/// When a lane opens, and for how long.
+/// The limits at which a lane opens, and the time for which it stays open.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneLimits {
     /// The time over which calls are counted.
@@ -331,7 +331,7 @@ impl Lane {
         if self.state != State::Closed {
             return Duration::MAX;
         }
-        // How long no purchase in flight has ended.
+        // The time for which no purchase in flight has ended.
         let stuck = if self.in_flight > 0 {
             now - self.last_change
         } else {

@@ -23,7 +23,7 @@ const LONG: usize = 6_000;
 /// space.
 const ODD_MESSAGE: &str = "sold\0 out \u{1b}[31m\r\nX-Injected: 1 \u{202e}gnp.exe\u{200b}";
 
-/// What is wrong with an answer.
+/// The fault of a garbled answer.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Garble {

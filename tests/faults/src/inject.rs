@@ -20,7 +20,7 @@ const STOP: Duration = Duration::from_secs(30);
 /// The interval of the check for processes that ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
-/// A fault that was applied.
+/// An applied fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct Happened {
     pub kind: String,

@@ -35,7 +35,7 @@ pub enum Keep {
 #[derive(Debug, thiserror::Error)]
 pub enum NotSet {
     /// Each term costs a walk over the history.
-    #[error("there are {MOST_TERMS} different terms of this class already: use one of them")]
+    #[error("this class already has {MOST_TERMS} different terms; use one of them")]
     TooMany,
     #[error(transparent)]
     Store(#[from] Error),

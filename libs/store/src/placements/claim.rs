@@ -393,7 +393,7 @@ fn placement(row: &Row) -> Result<Claimed, Unreadable> {
 }
 
 /// Removes leased placements that this process must not work on. An attempt in flight belongs to its holder until
-/// that lease ends. A finished placement is not due any more.
+/// that lease ends. A finished placement is no longer due.
 async fn put_off(
     connection: &mut PgConnection,
     claimed: &mut Vec<Claimed>,

@@ -15,7 +15,7 @@ use signing::Token;
 
 pub use text::ProviderId;
 
-/// How a provider is called.
+/// The limits of a call to a provider.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The deadline of a whole call.
