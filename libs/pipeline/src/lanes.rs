@@ -295,7 +295,7 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// Whether a queue may take another slot. A queue that holds as many slots as are free has its half. In a lane
-    /// with its own limit, each partner has at most half of that limit.
+    /// with its own limit, the same rule applies to each partner within that limit.
     fn may_have(&self, book: &Book<T>, queue: &Queue<T>, (lane, partner): &Tags) -> bool {
         let free = self.limits.slots - book.used;
         let of_partner = book.partners.get(partner).copied().unwrap_or_default();

@@ -124,7 +124,7 @@ impl Lanes {
         }
     }
 
-    /// The lanes whose due purchases are left alone.
+    /// The lanes that take no due purchases now.
     pub fn open(&self) -> Vec<String> {
         let now = Instant::now();
         let closed_off = |lane: &Lane| match lane.state {

@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The longest delay that later calls catch up on. More would be a burst that exceeds the provider's limit.
+/// The longest delay that later calls catch up on. A longer one would cause a burst above the provider's limit.
 const MADE_UP: Duration = Duration::from_millis(10);
 
 /// The calls of one replica to one provider.

@@ -159,7 +159,7 @@ impl Session {
     }
 }
 
-/// The id in a path, percent-decoded. A text that is no such id is unknown.
+/// The id in a path, percent-decoded. Any other text gets 404, like an unknown id.
 struct Id<T>(T);
 
 impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
@@ -172,7 +172,7 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
     }
 }
 
-/// Authenticates and admits a request, and forbids to store its response.
+/// Authenticates and admits a request, and forbids storing its response.
 async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let signed = match app.authenticator.head(&parts).await {
@@ -195,7 +195,7 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     response
 }
 
-/// The body of a request; if the signature covers it, it was read and is the signed one.
+/// The body of a request. A body that the signature covers is read and checked first.
 async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Body, ApiError> {
     if signed.body.is_none() {
         return Ok(body);
