@@ -5,7 +5,7 @@ use std::{fmt, marker::PhantomData, str::FromStr};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// A text of another shape than that of the id; it says which.
+/// The text does not have the shape of an id; the message describes that shape.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct NotAnId(pub(crate) &'static str);

@@ -1,6 +1,6 @@
-//! Lanes: what is bought from a provider and may fail by itself.
+//! Lanes: the parts of a provider that may fail by themselves.
 
-/// The longest name of a lane that is spelled out.
+/// The longest name of a lane that is not hashed, in bytes.
 const SPELLED_OUT: usize = 64;
 
 /// The lane of a purchase, from the provider's ids of its options: the option, or the sorted distinct

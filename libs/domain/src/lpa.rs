@@ -7,7 +7,7 @@ const MAX_HOST: usize = 253;
 /// The longest accepted matching id. GSMA SGP.22 has no limit, but a QR code has.
 const MAX_MATCHING_ID: usize = 255;
 
-/// A text that is no part of an eSIM profile.
+/// The text is not a valid part of an eSIM profile.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidProfile {
     #[error("the SM-DP+ address is not a host name")]

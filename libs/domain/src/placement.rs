@@ -18,7 +18,7 @@ pub struct Placement {
     pub attempt: u32,
     /// A look-up since the last attempt found no purchase.
     pub not_found: bool,
-    /// Parked although something is bought: only an operator moves it, no late or repeated outcome does.
+    /// Parked although something is bought. Only an operator moves it; late and repeated outcomes do not.
     pub disputed: bool,
 }
 
@@ -284,8 +284,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: a purchase is only ever sent from `accepted`, by a new
-        /// attempt number, and what the provider has bought stays visible.
+        /// For any events in any order: a purchase is sent only from `accepted` and with a new attempt number,
+        /// and a purchase at the provider stays visible.
         #[test]
         fn nothing_bought_is_bought_again(events in proptest::collection::vec(event(), 1..40)) {
             let mut placement = Placement::NEW;

@@ -1,4 +1,4 @@
-//! Who a program is for NATS, and how it knows the server.
+//! The credentials of a program at NATS, and the certificates that it trusts.
 
 use std::path::PathBuf;
 
@@ -23,13 +23,14 @@ pub struct NatsAccess {
     /// A credentials file (`.creds`: a JWT and its NKEY seed), instead of a password
     #[arg(long, env = "NATS_CREDENTIALS_FILE", conflicts_with = "nats_password_file")]
     pub nats_credentials_file: Option<PathBuf>,
-    /// A file with the certificates that NATS' certificate must descend from, as PEM. With it, TLS is required
+    /// A PEM file with the certificates of the CAs that NATS' certificate must chain to; TLS is then required
     #[arg(long, env = "NATS_CA_FILE")]
     pub nats_ca_file: Option<PathBuf>,
 }
 
 impl NatsAccess {
-    /// The same for servers whose first URL may hold user and password. The client itself ignores them.
+    /// The options of a connection to `servers`. If no setting holds credentials, user and password come from the first
+    /// URL; the client ignores them there.
     pub(crate) fn options_for(&self, name: &str, servers: &[ServerAddr]) -> anyhow::Result<ConnectOptions> {
         let options = self.options(name)?;
         let own = self.nats_password_file.is_some() || self.nats_credentials_file.is_some();

@@ -1,5 +1,5 @@
-//! The group commit's counterpart for messages: many tasks queue one item each and go on. One task sends
-//! everything that queued during its last send at once. There is no timer, and no caller ever waits.
+//! The group commit's counterpart for messages: many tasks queue one item each and go on. One task sends, as
+//! one batch, everything that queued during its last send. There is no timer, and no caller waits.
 
 use std::{sync::Arc, time::Duration};
 

@@ -4,8 +4,8 @@
 
 use std::fmt;
 
-/// `variant: stages, name` for each effect. The macro adds each effect to [`Effect::ALL`], and so to the walk
-/// over all crash points.
+/// `variant: stages, name` for each effect. The macro adds each effect to [`Effect::ALL`], which the tests of
+/// all crash points walk through.
 macro_rules! effects {
     ($($(#[$doc:meta])* $variant:ident: $($stage:literal)+, $name:literal;)*) => {
         /// An effect of a stage outside its process.

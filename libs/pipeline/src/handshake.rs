@@ -78,7 +78,7 @@ impl Nats {
             });
         if !ours {
             // A flood of forged messages must not flood the log.
-            tracing::debug!("not sent: the address is none of the pipeline's");
+            tracing::debug!("not sent: the address is not a subject of the pipeline");
             return;
         }
         if !self.is_connected() {

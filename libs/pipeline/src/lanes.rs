@@ -1,10 +1,10 @@
-//! Slots, given by turns to whatever waits, so that one part that is slow can't take what all need.
+//! Slots, given by turns to waiting tickets, so that one slow part can't take the slots of the others.
 //!
-//! A *ticket* waits with two tags: its lane (what fails together) and its partner. Tickets with the same
-//! tags are a queue. A queue holds at most half of the slots that are free to it, and everything with one
-//! common tag at most three quarters: however many lanes hang, the next one finds a slot, and a partner
-//! whose orders hang in one lane goes on in the others. Fresh and overdue tickets wait apart: while both
-//! wait, overdue ones get every fourth slot and fresh ones the others; alone, either may use all.
+//! A *ticket* waits with two tags: its lane (rows that fail together) and its partner. Tickets with the same
+//! tags are a queue. A queue holds at most half of the slots that are free to it; all queues with one common
+//! tag hold at most three quarters. So the next lane finds a slot however many lanes hang, and a partner
+//! whose orders hang in one lane goes on in the others. Fresh and overdue tickets wait apart. While both
+//! wait, overdue ones get every fourth slot and fresh ones the others. Alone, either may use all slots.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,12 +18,12 @@ use tokio::sync::Notify;
 
 /// How many fresh tickets get a slot for each overdue one, while both wait.
 const FRESH_TURNS: usize = 3;
-/// What has a common tag may hold this many times what is free: three quarters.
+/// Queues with a common tag may hold this many times the number of free slots: three quarters of the slots.
 const TAG_SHARE: usize = 3;
-/// How many queues one look for the next turn passes by: with very many full lanes it goes on later.
+/// The most queues that one look for the next turn examines; the next look continues after them.
 const LOOK: usize = 64;
 
-/// How much runs and waits at once.
+/// The limits of slots and waiting times.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Slots altogether.
@@ -45,7 +45,7 @@ impl Limits {
     }
 }
 
-/// What brought a ticket.
+/// The source of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// A message.
@@ -54,10 +54,10 @@ pub enum Class {
     Overdue,
 }
 
-/// What a ticket shares slots with: its lane, empty where it is not known, and its partner.
+/// The lane of a ticket, empty if it is not known, and its partner.
 pub type Tags = (Arc<str>, PartnerId);
 
-/// Who waits for slots, and who has them.
+/// The waiting tickets, and the slots in use.
 pub struct Lanes<T> {
     limits: Limits,
     most: Box<dyn Fn(&str) -> usize + Send + Sync>,
@@ -94,7 +94,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Moves the slot into the lane that its row turns out to be in; false if that lane has no slot left.
+    /// Moves the slot into `lane`, once the lane of its row is known. Returns false if that lane has no slot left.
     pub fn join(&mut self, lane: &Arc<str>) -> bool {
         if self.tags.0 == *lane {
             return true;
@@ -108,7 +108,7 @@ impl Slot {
     }
 }
 
-/// Lanes, whatever waits in them.
+/// Lanes of any kind of ticket.
 trait Lender: Send + Sync {
     fn take_back(self: Arc<Self>, tags: &Tags);
     fn exchange(&self, tags: &Tags, for_these: &Tags) -> bool;
@@ -121,8 +121,8 @@ impl Drop for Slot {
 }
 
 impl<T: Send + 'static> Lanes<T> {
-    /// Nothing waits. `most` says how many slots a lane may hold now, 0 while its breaker is open; it must
-    /// not call back.
+    /// Creates empty lanes. `most` returns the number of slots that a lane may hold now, 0 while its breaker is
+    /// open. It must not call these lanes.
     pub fn new(limits: Limits, most: impl Fn(&str) -> usize + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
             limits,
@@ -147,8 +147,8 @@ impl<T: Send + 'static> Lanes<T> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets tickets wait; returns those that are refused. A queue takes at most half of the room that is
-    /// free to it; fresh tickets of a slow or blocked lane are refused.
+    /// Queues tickets; returns the refused ones. A queue takes at most half of the room that is free to it.
+    /// Fresh tickets of a slow or blocked lane are refused.
     pub fn offer(self: &Arc<Self>, class: Class, tickets: impl Iterator<Item = (Tags, T)>) -> Vec<T> {
         let now = Instant::now();
         let mut book = self.book();
@@ -184,19 +184,19 @@ impl<T: Send + 'static> Lanes<T> {
         }
     }
 
-    /// Whether overdue tickets with these tags wait: then no more of them are leased.
+    /// Whether overdue tickets with these tags wait; if so, no more such rows are leased.
     pub fn waits(&self, tags: &Tags) -> bool {
         self.book().has_overdue(tags)
     }
 
-    /// How many more tickets of a class find room.
+    /// The room for more tickets of a class.
     pub fn room(&self, class: Class) -> usize {
         self.limits
             .room()
             .saturating_sub(self.book().waiting[class as usize])
     }
 
-    /// Waits until at least `tickets` more fresh ones find room; returns how many do.
+    /// Waits for room for at least `tickets` more fresh tickets; returns the room.
     pub async fn room_for(&self, tickets: usize) -> usize {
         loop {
             let room = self.room(Class::Fresh);
@@ -207,7 +207,7 @@ impl<T: Send + 'static> Lanes<T> {
         }
     }
 
-    /// Waits for tickets of a class that got their slots, and takes all of them.
+    /// Waits until tickets of a class have slots, and takes all of them.
     pub async fn granted(&self, class: Class) -> Vec<(T, Slot)> {
         loop {
             let granted = std::mem::take(&mut self.book().granted[class as usize]);
@@ -223,13 +223,13 @@ impl<T: Send + 'static> Lanes<T> {
         self.drained.notified().await;
     }
 
-    /// Whether no ticket waits, neither for a slot nor to be taken.
+    /// Whether no ticket waits for a slot or waits to be taken.
     pub fn is_idle(&self) -> bool {
         let book = self.book();
         book.waiting == [0; 2] && book.granted.iter().all(Vec::is_empty)
     }
 
-    /// Looks for turns again: [`Lanes::new`]'s `most` may say something else now.
+    /// Looks for turns again, because [`Lanes::new`]'s `most` may have changed.
     pub fn look(self: &Arc<Self>) {
         self.give(self.book());
     }
@@ -261,7 +261,7 @@ impl<T: Send + 'static> Lanes<T> {
         }
     }
 
-    /// Gives the next of this class that may have one a slot.
+    /// Gives a slot to the next ticket of this class that may have one. Returns false if there is none.
     fn grant(self: &Arc<Self>, book: &mut Book<T>, class: Class) -> bool {
         let index = class as usize;
         for _ in 0..book.turns[index].len().min(LOOK) {
@@ -294,8 +294,8 @@ impl<T: Send + 'static> Lanes<T> {
         false
     }
 
-    /// What holds as much as is free has half of what is free to it. Within a lane that has a limit of its
-    /// own, the same holds for each partner.
+    /// Whether a queue may take another slot. A queue that holds as many slots as are free has its half. In a lane
+    /// with its own limit, the same rule applies to each partner within that limit.
     fn may_have(&self, book: &Book<T>, queue: &Queue<T>, (lane, partner): &Tags) -> bool {
         let free = self.limits.slots - book.used;
         let of_partner = book.partners.get(partner).copied().unwrap_or_default();
@@ -370,7 +370,7 @@ impl<T> Book<T> {
         queue.is_some_and(|queue| !queue.waiting[1].is_empty())
     }
 
-    /// Forgets a queue that has nothing under way.
+    /// Forgets a queue without waiting tickets and without slots.
     fn tidy(&mut self, tags: &Tags) {
         let idle = |queue: &Queue<T>| queue.slots == 0 && queue.waiting.iter().all(VecDeque::is_empty);
         if self.queues.get(tags).is_some_and(idle) {
@@ -490,13 +490,13 @@ mod tests {
             .collect();
         assert_eq!(hanging.iter().map(Vec::len).sum::<usize>(), 64);
         assert!(fill(&lanes, "good", PartnerId::new()).is_empty());
-        // The first calls time out: their slots go to those who have none.
+        // The first calls time out: their slots go to queues without slots.
         hanging[0].truncate(1);
         let now = granted(&lanes, Class::Fresh);
         assert!(now.len() >= 30, "{}", now.len());
     }
 
-    /// Ends one row after the other; which classes got the slots, and which tickets.
+    /// Ends one row after the other; returns the classes and the tickets that got the slots.
     fn run(lanes: &Arc<Lanes<usize>>, rows: usize) -> (String, Vec<usize>) {
         let (mut classes, mut tickets) = (String::new(), Vec::new());
         for _ in 0..rows {

@@ -1,5 +1,5 @@
 //! Work between the stages: streams and subjects, payloads, publishing in batches, the worker loop (wait in a
-//! lane, claim, act, record), the answer's handshake, and the trace through all of it.
+//! lane, claim, act, record), the answer's handshake, and the trace of an order.
 //!
 //! PostgreSQL is the truth; JetStream only makes work start sooner. Each stage also sweeps for unfinished
 //! rows and redrives its due rows, so a lost, repeated or late message changes nothing.

@@ -26,7 +26,7 @@ pub(crate) struct Jobs {
     swept: Counter<u64>,
     drained: Counter<u64>,
     stage: [KeyValue; 1],
-    /// With the provider, if the stage has several.
+    /// The attributes of [`due_of`].
     due: Arc<[KeyValue]>,
 }
 

@@ -18,7 +18,7 @@ use crate::{
     trace,
 };
 
-/// The most rows of one send, over all of its messages.
+/// The most rows of one send, in all messages together.
 const BATCH: usize = 1024;
 
 /// A placement to announce.
@@ -38,7 +38,7 @@ pub struct Ready {
     pub traceparent: Option<String>,
 }
 
-/// Items by address, at most [`MOST`] together.
+/// Groups items by address, at most [`MOST`] in a group.
 pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> Vec<(K, Vec<T>)> {
     let mut parcels: Vec<(K, Vec<T>)> = Vec::new();
     for (key, item) in items {
@@ -52,7 +52,7 @@ pub(crate) fn parcels<K: PartialEq, T>(items: impl Iterator<Item = (K, T)>) -> V
 }
 
 impl Nats {
-    /// Starts a task that sends what queues.
+    /// Starts a task that sends queued items in batches.
     pub(crate) fn batcher<T: Send + 'static, Sending: Future<Output = ()> + Send>(
         &self,
         name: &'static str,

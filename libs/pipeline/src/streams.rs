@@ -31,11 +31,11 @@ const WORK_BYTES: i64 = 1024 * MIB;
 const FLUSH: Duration = Duration::from_secs(2);
 /// The interval between log lines about unpublished messages.
 const LOG_EVERY: Duration = Duration::from_secs(10);
-/// Older messages are dropped: their rows have been due for long.
+/// Older messages are dropped: their rows have long been due.
 const MAX_AGE: Duration = Duration::from_mins(10);
 /// The most messages of one provider, so that an unserved provider leaves room for the others.
 const MAX_JOBS: i64 = 10_000;
-/// The largest message that a stream accepts; messages have at most some 5 KiB.
+/// The largest message that a stream accepts; ours have at most about 5 KiB.
 const MAX_MESSAGE: i32 = 64 * 1024;
 
 /// The address of NATS, and the settings of its streams.
@@ -45,7 +45,7 @@ pub struct NatsConfig {
     /// Address of NATS, e.g. `nats://host:4222` or `tls://host:4222`; several separated by commas
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
     pub nats_url: SecretString,
-    /// Who the program is.
+    /// The credentials.
     #[command(flatten)]
     pub access: NatsAccess,
     /// Prefix of stream and subject names, so that several systems can share a server

@@ -56,7 +56,7 @@ pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
     span
 }
 
-/// The span of accepting the messages of a pull, with their contexts. Nothing carries its context on.
+/// The span of accepting the messages of a pull, with their contexts. Its own context is not passed on.
 pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, contexts: &[String]) -> Span {
     if !is_recorded() {
         return Span::none();
@@ -77,7 +77,7 @@ pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, con
     span
 }
 
-/// The span of a statement that commits. Nothing carries its context on.
+/// The span of a statement that commits. Its context is not passed on.
 pub fn statement(operation: &'static str, table: &'static str) -> Span {
     if !is_recorded() {
         return Span::none();

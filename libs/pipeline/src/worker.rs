@@ -29,7 +29,7 @@ use crate::{
     trace,
 };
 
-/// The interval between two looks for due rows: while none are due, and the shortest.
+/// The interval between two looks for due rows while none are due, and the shortest interval.
 const REDRIVE: Duration = Duration::from_millis(500);
 const REDRIVE_MOST: Duration = Duration::from_millis(5);
 /// The most due rows of one look.

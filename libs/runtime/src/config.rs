@@ -86,8 +86,9 @@ impl BadSetting {
     }
 }
 
-/// Reads the configuration from arguments, environment and the files of secrets (`NAME_FILE`). An invalid one ends the process with one line that
-/// names the setting and exit status 2. The subcommand `healthcheck` runs here and ends the process, too.
+/// Reads the configuration from arguments, environment and the files of secrets (`NAME_FILE`). An invalid one ends the
+/// process with exit status 2 and one line that names the setting. The subcommand `healthcheck` also runs here and ends
+/// the process.
 pub fn parse<C: Parser>() -> C {
     let arguments = secret_files::add(&C::command(), std::env::args_os(), |name| std::env::var_os(name))
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));

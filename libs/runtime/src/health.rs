@@ -36,7 +36,7 @@ impl Readiness {
         let up = parts.iter().map(|part| {
             let gauge = meter
                 .u64_gauge(format!("esim.{part}.up"))
-                .with_description("Whether the last look of this process reached it: 1 or 0")
+                .with_description("1 if this process's last check reached this part, else 0")
                 .build();
             gauge.record(0, &[]);
             (*part, gauge)

@@ -24,7 +24,7 @@ const LONGEST_ANSWER: u64 = 16 * 1024;
 /// The id of the flag with the admin address, in every service's configuration.
 const PORT: &str = "admin_listen";
 
-/// Adds the subcommand to the command line of a service; others stay as they are.
+/// Adds the subcommand to the command line of a service; other command lines stay the same.
 pub fn offer(command: Command) -> Command {
     let Some(port) = command
         .get_arguments()

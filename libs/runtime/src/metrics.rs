@@ -32,7 +32,7 @@ impl Instruments {
         gauge.with_unit("s").build()
     }
 
-    /// A histogram of durations in seconds; `bounds` are those of its buckets.
+    /// A histogram of durations in seconds, with these bucket bounds.
     pub fn durations(&self, name: &'static str, description: &'static str, bounds: &[f64]) -> Histogram<f64> {
         let histogram = self.0.f64_histogram(name).with_description(description);
         histogram.with_unit("s").with_boundaries(bounds.to_vec()).build()

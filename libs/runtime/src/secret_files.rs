@@ -4,8 +4,8 @@ use std::ffi::OsString;
 
 use clap::Command;
 
-/// Adds an argument for each secret setting of the command whose `…_FILE` variable is set. Secret are the settings whose
-/// values the help hides. A line end at the end of the file is no part of the value.
+/// Adds an argument for each secret setting of the command whose `…_FILE` variable is set. A setting is secret if the
+/// help hides its value. A line end at the end of the file is not part of the value.
 pub(crate) fn add(
     command: &Command,
     arguments: impl IntoIterator<Item = OsString>,

@@ -1,5 +1,5 @@
 //! The MAC of a QR picture's URL: HMAC-SHA256 over `qr<LF>` and the text of the picture, the first 16 bytes in lowercase
-//! hex. The URL is long enough already, and who guesses one of 2^128 gets a picture of a text that it knew.
+//! hex. 128 bits keep the URL short, and a guessed MAC only draws a text that the guesser already knows.
 
 use secrecy::{ExposeSecret, SecretString};
 
@@ -7,7 +7,7 @@ use crate::{InvalidSecret, SecretKey, same};
 
 /// The bytes of a MAC.
 const LENGTH: usize = 16;
-/// The least bytes of a key.
+/// The fewest bytes of a key.
 const LEAST: usize = 32;
 
 /// The keys of a deployment: the first makes MACs, all of them check. Without a key there are no MACs.

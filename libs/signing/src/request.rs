@@ -49,7 +49,7 @@ pub fn sign(secret: &SecretKey, method: &str, path: &str, timestamp: &str, acces
 }
 
 /// Signs a request with its query and body. `target` is the path exactly as requested, with `?` and the query if there
-/// is one; `digest` is that of the body.
+/// is one; `digest` is the digest of the body.
 pub fn sign_whole(
     secret: &SecretKey,
     method: &str,
@@ -69,8 +69,8 @@ pub fn sign_whole(
     )
 }
 
-/// Whether `signature` is the lowercase hex signature of the request, compared as sent. With a `digest`, `target` has
-/// the query, too.
+/// Whether `signature` is the lowercase hex signature of the request, compared as sent. With a `digest`, `target`
+/// includes the query.
 pub fn verify(
     secret: &SecretKey,
     method: &str,
@@ -106,7 +106,7 @@ mod tests {
         );
     }
 
-    /// As above, with a query, a line feed and the digest behind it.
+    /// Like the vector above, with a query, and with a line feed and the digest at the end.
     #[test]
     fn signs_query_and_body_as_openssl_does() {
         assert_eq!(digest(b"{}"), DIGEST);

@@ -1,4 +1,5 @@
-//! What PostgreSQL stores of a password (RFC 5802, RFC 7677). A statement with it does not show the password.
+//! The SCRAM secret that PostgreSQL stores instead of a password (RFC 5802, RFC 7677). A statement with it does not
+//! show the password.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use sha2::{Digest, Sha256};

@@ -18,7 +18,7 @@ use crate::{
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct DatabaseConfig {
-    /// PostgreSQL's URL, e.g. `postgres://user:password@host:5432/database`; not that of a connection pooler
+    /// URL of PostgreSQL itself, not of a connection pooler, e.g. `postgres://user:password@host:5432/database`
     #[arg(long, env = "DATABASE_URL", hide_env_values = true)]
     pub database_url: SecretString,
 }
@@ -51,10 +51,9 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
     Ok(timeout)
 }
 
-/// Every statement finds its rows by an index, also without this setting once tables have grown: `tests/store/plans.rs`.
-/// An empty table, as due tables usually are, would suggest a sequential scan, and a cached plan keeps it when a backlog
-/// comes. Planning costs several times what the execution of a small batch costs, so each statement is planned once for
-/// a connection. JIT would only cost time.
+/// Every statement finds its rows by an index (`tests/store/plans.rs`). Without these settings, the planner would
+/// choose a sequential scan for an empty due table and keep this plan during a backlog. Planning takes several times as
+/// long as executing a small batch, so a connection plans each statement once. JIT would only cost time.
 const PLANS: [(&str, &str); 3] = [
     ("enable_seqscan", "off"),
     ("plan_cache_mode", "force_generic_plan"),

@@ -27,8 +27,8 @@ pub struct Database {
     silent: Silent,
 }
 
-/// When a connection last stopped responding. The cause (a failover, a firewall) probably hit all connections that
-/// were open at that time. They are closed at their next use, without another wait.
+/// The time when a connection last stopped responding. The cause (a failover, a firewall) probably hit all connections
+/// that were open then, so the pool closes them at their next use without another wait.
 #[derive(Clone, Debug, Default)]
 struct Silent(Arc<Mutex<Option<Instant>>>);
 

@@ -339,7 +339,7 @@ struct Batch {
     errors: Vec<Option<String>>,
     retries: Vec<Option<f64>>,
     endpoints: Vec<bool>,
-    /// At least one attempt is that of an event.
+    /// At least one attempt belongs to an event.
     events: bool,
 }
 

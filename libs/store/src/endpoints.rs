@@ -82,17 +82,17 @@ pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
     Ok(())
 }
 
-/// What a new webhook URL does to the block of an endpoint. A pause stays.
+/// The effect of a new webhook URL on the block of an endpoint. A pause stays.
 #[derive(Clone, Copy, Debug)]
 pub enum Block {
     /// The block ends, and the failures are forgotten.
     End,
-    /// The next probe is due at once, if the last such change is older than this; otherwise when it is. A change back and
-    /// forth makes a failing endpoint no faster.
+    /// The next probe is due at once, but at the earliest this long after the last such change. So changing the URL
+    /// back and forth does not speed up probes.
     Hasten(Duration),
 }
 
-/// Notes that deliveries which wait must go to a new URL; [`move_waiting`] makes them due.
+/// Notes that waiting deliveries must go to a new URL; [`move_waiting`] makes them due.
 pub(crate) async fn begin_move(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -162,7 +162,7 @@ pub struct Moved {
     pub more: bool,
 }
 
-/// Makes deliveries due that waited for a URL or for a retry when the URL of this partner changed; about `limit` of each.
+/// Makes deliveries due that waited for a URL or a retry when this partner's URL changed, about `limit` of each kind.
 /// Several processes can do this at once.
 pub async fn move_waiting(
     connection: &mut PgConnection,
@@ -200,7 +200,7 @@ pub async fn move_waiting(
     )
     .fetch_one(&mut *connection)
     .await?;
-    // A due time closer than this may be a lease. What has failed at the new URL keeps its retry.
+    // A due time closer than this may be a lease. A delivery that failed at the new URL keeps its retry.
     let retries = sqlx::query!(
         "UPDATE delivery_due SET at = now() WHERE topup_id = ANY (ARRAY (
              SELECT due.topup_id FROM delivery_due due

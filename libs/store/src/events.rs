@@ -1,5 +1,5 @@
-//! Events of a partner's endpoint other than the specified webhook. An event is a delivery with an id of its own: due
-//! rows, leases, blocks and attempts are those of [`crate::deliveries`].
+//! Events of a partner's endpoint other than the specified webhook. An event is a delivery with its own id, and uses
+//! the due rows, leases, blocks and attempts of [`crate::deliveries`].
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kinds that a partner can ask for. A test needs no such choice: each one is asked for.
+    /// The kinds that a partner can choose. A test is not a choice: the partner requests each one.
     pub const CHOICES: [Self; 2] = [Self::TopupFailed, Self::KeyExpiring];
 
     /// The name in the database and in requests.
@@ -44,7 +44,7 @@ impl Kind {
 impl std::str::FromStr for Kind {
     type Err = String;
 
-    /// Parses a name that a partner can ask for.
+    /// Parses a kind that a partner can choose.
     fn from_str(name: &str) -> Result<Self, String> {
         let mut all = Self::CHOICES.into_iter();
         all.find(|kind| kind.as_str() == name)
@@ -59,14 +59,13 @@ pub struct Event {
     pub subject: Subject,
 }
 
-/// What an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
     TopupFailed {
         topup_id: String,
         external_order_id: String,
         option_id: OptionId,
-        /// What the provider said when it refused: its code and its message.
+        /// The code and the message of the provider's rejection.
         refusal: Option<(String, String)>,
     },
     KeyExpiring {
@@ -145,7 +144,7 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
 pub enum Tested {
     /// The event; it is due now.
     Due(EventId),
-    /// The last test is younger than the interval; this much is left of it.
+    /// The interval since the last test has not ended; this much time is left.
     TooSoon(Duration),
     Paused,
     NoEndpoint,
@@ -188,7 +187,7 @@ pub async fn test(
         return Ok(Tested::TooSoon(left));
     }
     let event_id = EventId::new();
-    // A due time in the past of all others is served first, and also while the endpoint is blocked.
+    // A due time before all others is served first, even while the endpoint is blocked.
     sqlx::query!(
         "WITH born AS (
              INSERT INTO events (event_id, partner_id, kind, created_at)
@@ -228,7 +227,7 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Er
     Ok(u64::try_from(gone.len()).unwrap_or(u64::MAX))
 }
 
-/// What decides whether a delivery can be sent again.
+/// The facts that decide whether a delivery can be sent again.
 #[derive(Clone, Debug)]
 pub struct Standing {
     /// `pending`, `delivered`, `exhausted` or `no_endpoint`; `None` before the unit of a topup is ready.
@@ -239,8 +238,8 @@ pub struct Standing {
     pub(crate) age: Option<f64>,
     /// It is due, or an attempt is in flight.
     pub(crate) due: Option<bool>,
-    /// It cannot be sent again: a topup's profile was erased; an event is a test, is no longer asked for, or reports a
-    /// failure of a topup that is not failed any more. The notifier drops such events.
+    /// It cannot be sent again: the topup's profile was erased, or the event is a test, is no longer wanted, or
+    /// reports a failure of a topup that is no longer failed. The notifier drops such events.
     pub void: bool,
 }
 
@@ -273,8 +272,8 @@ pub async fn standing(
     Ok(standing)
 }
 
-/// Makes an event pending and due, at the start of the schedule; its attempts stay. A test is never replayed, a pending
-/// event if it waits for a retry, not if it waits for a URL. `until` is the end of the last attempts that match.
+/// Makes an event pending and due, at the start of the schedule; its attempts stay. A test is never replayed. A pending
+/// event is replayed only if it waits for a retry. `until` is the latest time of the last attempt of a matching event.
 pub async fn replay(
     connection: &mut PgConnection,
     event_id: &EventId,

@@ -116,18 +116,18 @@ impl Error {
             .is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
     }
 
-    /// Whether the role has not the privilege.
+    /// Whether the role lacks the privilege.
     pub fn is_denied(&self) -> bool {
         self.is_of(&["42501"])
     }
 
-    /// Whether the statement lost a deadlock or a serialisation conflict: nothing of it was done.
+    /// Whether the statement lost a deadlock or a serialisation conflict, and so changed nothing.
     fn is_conflict(&self) -> bool {
         self.is_of(&["40"])
     }
 
-    /// Whether the data of the statement is at fault: the rows of a batch are worth trying one by one.
-    /// Otherwise the database is.
+    /// Whether the data of the statement is at fault, not the database. The rows of a batch are then worth trying
+    /// one by one.
     pub fn is_about_data(&self) -> bool {
         // 54: a value is too large for its column or an index.
         matches!(self, Self::Vault(_) | Self::Unreadable(_)) || self.is_of(&["21", "22", "23", "54"])
@@ -147,8 +147,8 @@ impl Error {
 /// How often a statement is retried at once after a conflict.
 const CONFLICTS: u32 = 5;
 
-/// Retries a statement, or a whole transaction, that lost a deadlock or a serialisation conflict: nothing of it was
-/// done. A macro, because a future that holds an async closure is not `Send` for the compiler.
+/// Retries a statement, or a whole transaction, that lost a deadlock or a serialisation conflict and so changed
+/// nothing. A macro, because a future that holds an async closure is not `Send` for the compiler.
 macro_rules! retry_conflicts {
     ($statement:expr) => {{
         let mut conflicts = 0;

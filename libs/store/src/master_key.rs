@@ -1,7 +1,7 @@
 //! Counts the stored values of each master key, and seals them again under the first one.
 //!
 //! It runs beside the live system. Tables are read in pages by primary key. Each batch is one statement that writes a
-//! value only if it is still the one that was read. So it can be interrupted and repeated at any time.
+//! value only if it has not changed since it was read. So it can be interrupted and repeated at any time.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const PAGE: usize = 500;
 pub struct Usage {
     /// Partners' keys and webhook secrets, old ones included.
     pub partner_secrets: u64,
-    /// Those of them that are webhook secrets.
+    /// The webhook secrets among them.
     pub webhook_secrets: u64,
     /// Profiles of topups.
     pub profiles: u64,
@@ -113,8 +113,8 @@ impl Pass {
     }
 }
 
-/// As in services: statements find their rows by an index, whatever the statistics say. Writing statements repeat the
-/// ids for that.
+/// As in services, statements find their rows by an index, whatever the statistics are. Writing statements repeat the
+/// ids for this reason.
 async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
     sqlx::query("SET enable_seqscan = off")
         .execute(connection)
@@ -201,7 +201,7 @@ impl PartnerRow {
     fn secrets(&self) -> [Option<&[u8]>; 4] {
         [
             self.secret_key.as_deref(),
-            // That of an erased partner is empty.
+            // An erased partner has an empty secret.
             Some(&*self.webhook_secret).filter(|secret| !secret.is_empty()),
             self.old_secret_key.as_deref(),
             self.old_webhook_secret.as_deref(),

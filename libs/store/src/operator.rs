@@ -1,4 +1,4 @@
-//! What operators look up and change with `esimctl`. Each change is previewed or recorded with its reason.
+//! The queries and changes of `esimctl`. Each change is previewed, or recorded with its reason.
 
 pub mod actions;
 pub mod deliveries;

@@ -178,7 +178,7 @@ pub async fn is_taken(
 /// Whether an order is final.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stands {
-    /// Ingress can't refuse it any more.
+    /// Whether ingress can no longer refuse it.
     pub decided: bool,
     /// The longest time until it is decided.
     pub undecided_for: Duration,

@@ -1,4 +1,4 @@
-//! What partners see of their own account, orders and deliveries. Every statement names the partner, so another
+//! A partner's view of its own account, orders and deliveries. Every statement names the partner, so another
 //! partner's ids look like ids that do not exist.
 //!
 //! Types with a schema are answers of the API: partners read their comments.
@@ -29,7 +29,7 @@ const SKEW: time::Duration = time::Duration::minutes(5);
 pub(crate) const PARTNER: &str = "partner";
 /// The recorded reason of a partner's own changes.
 pub(crate) const REASON: &str = "requested by the partner";
-/// Counts end here.
+/// The largest count; larger numbers show as this one.
 const MOST_COUNTED: i64 = 10_000;
 
 /// The state of a topup.

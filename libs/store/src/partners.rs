@@ -46,7 +46,7 @@ pub struct Partner {
     pub webhook_url: Option<String>,
     /// The further events that it gets.
     pub webhook_events: Vec<String>,
-    /// Until when webhooks are signed with the old secret, too; `None` if there is none.
+    /// The time until which the old secret also signs webhooks; `None` if there is none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_webhook_secret_until: Option<OffsetDateTime>,
     /// The most orders in flight at each ingress; `None`: the default.
@@ -177,7 +177,7 @@ pub async fn set_disabled(
 /// A change of one of a partner's limits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Limit {
-    /// As it is.
+    /// The limit stays.
     #[default]
     Keep,
     /// The service's default.
@@ -253,7 +253,7 @@ pub async fn set_signed_body_required(
     Ok(found.rows_affected() > 0)
 }
 
-/// What stays valid beside the new keys or secret.
+/// How old keys or an old secret stay valid during a rotation.
 #[derive(Clone, Copy, Debug)]
 pub struct Overlap {
     /// How long the old ones stay valid; 0 ends them at once.
@@ -301,8 +301,8 @@ pub async fn rotate_keys(
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 
-/// Replaces a partner's webhook secret; during the overlap webhooks are signed with the old one, too. As with
-/// [`rotate_keys`], there is one old secret at most.
+/// Replaces a partner's webhook secret; during the overlap the old one also signs webhooks. As with [`rotate_keys`],
+/// there is one old secret at most.
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,
@@ -393,7 +393,7 @@ pub async fn by_access_key(
     found.next().transpose()
 }
 
-/// The ten newest partners' secrets of each key: those in the column `$new` and those in `$old`, which are valid until
+/// The ten newest partners' secrets of each key, from the column `$new` and from `$old`, whose secrets are valid until
 /// `$until`. A sealed value begins with the length and the id of its key. A partner's secrets may have different keys.
 macro_rules! newest_sealed {
     ($connection:expr, $new:literal, $old:literal, $until:literal) => {
@@ -414,9 +414,9 @@ macro_rules! newest_sealed {
     };
 }
 
-/// Checks that the master keys of a vault open what is stored: of each purpose that the vault holds. For each key in
-/// use it tries the secrets of the ten newest partners. Errors: a key is missing, or none of its secrets opens. One that
-/// doesn't open is a damaged row.
+/// Checks that the master keys of a vault open the stored secrets of the vault's purposes. For each key in use it tries
+/// the secrets of the ten newest partners. Errors: a key is missing, or opens none of them. If it opens only some of
+/// them, the others are damaged rows and no error.
 pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
     if vault.holds(Keyring::Partners) {
         let newest = newest_sealed!(connection, "secret_key", "old_secret_key", "old_keys_until");

@@ -48,7 +48,7 @@ impl Profile {
     }
 }
 
-/// Checks that the keys of a vault open one of the newest profiles under them. A key that is missing is no error here:
+/// Checks that the keys of a vault open one of the newest profiles under them. A missing key is not an error here:
 /// deliveries that need it fail.
 pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
     let newest = sqlx::query!(

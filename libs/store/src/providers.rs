@@ -78,7 +78,7 @@ macro_rules! breakers {
     };
 }
 
-/// When a breaker opens by itself, and for how long.
+/// The limits at which a breaker opens by itself, and the time for which it stays open.
 #[derive(Clone, Copy, Debug)]
 pub struct BreakerLimits {
     /// Consecutive failures that open it.
@@ -291,8 +291,9 @@ pub async fn allowance(
     Ok(share)
 }
 
-/// The share of a replica beside `others`, each with its wanted and its leased rate. A replica gets what it wants, but
-/// at most an equal part of what is left by the replicas that want less. The unwanted rest is split equally.
+/// The share of a replica beside `others`, each with its wanted and its leased rate. A replica gets the rate that it
+/// wants, but at most an equal part of the rate that replicas with smaller wishes leave. The unwanted rest is split
+/// equally.
 fn share(limit: f64, wanted: f64, others: &[(f64, f64)]) -> f64 {
     let count = |length: usize| u32::try_from(length).map_or(f64::MAX, f64::from);
     let replicas = count(others.len() + 1);

@@ -13,7 +13,7 @@ use crate::{
 /// The longest wait for sessions that write placements.
 const LOCK_TIMEOUT: &str = "10s";
 
-/// The placements that were moved, or would be.
+/// The placements that a recovery moves, or would move.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recovered {
     /// Placements that were `accepted`; they are looked up although no attempt is recorded.

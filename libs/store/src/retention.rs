@@ -1,4 +1,4 @@
-//! Retention: what is older than its term is erased in bounded batches.
+//! Retention: erases data past its term, in bounded batches.
 //!
 //! Each class has one walk for each term in use. A walk reads the history once, by an index and in the order of time,
 //! and remembers how far it has got. One process works on a walk at a time. A profile that is not delivered when the
@@ -163,15 +163,15 @@ struct Walk {
     after: String,
     up_to: Option<OffsetDateTime>,
     until: OffsetDateTime,
-    /// Its term is that of partners without their own.
+    /// The term is the default, for partners without their own.
     by_default: bool,
 }
 
-/// What one batch of a walk did.
+/// The result of one batch of a walk.
 struct Batch {
     seen: i64,
     erased: i64,
-    /// The last row that it passed, where the walk remembers it.
+    /// The last row that it passed, if walks of this class remember it.
     after: Option<String>,
     /// The time of that row.
     at: Option<OffsetDateTime>,
@@ -321,7 +321,7 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
     Ok(Step::of(row.seen, row.erased, limit))
 }
 
-/// How far erasing is behind.
+/// The backlog of retention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Standing {
     /// How long the oldest row has been past its term, by [`Class`].

@@ -1,4 +1,4 @@
-//! The schema's version: which programs it serves, and the check that every program makes at its start.
+//! The schema's version: the programs that it serves, and the check that every program makes at its start.
 
 mod migrate;
 mod roles;
@@ -45,7 +45,7 @@ pub enum SchemaError {
          PostgreSQL itself, not PgBouncer or another pooler; DATABASE_CONNECTIONS bounds the connections"
     )]
     Pooler,
-    #[error("the master key is not the one that the stored secrets were encrypted under: {0}")]
+    #[error("the stored secrets are encrypted under another master key: {0}")]
     MasterKey(VaultError),
     #[error(transparent)]
     Store(Error),

@@ -32,8 +32,8 @@ pub(crate) struct Fence<'a> {
     pub(crate) until: OffsetDateTime,
     /// The start of the next range.
     next: OffsetDateTime,
-    /// The fence was passed, or there is none yet. Otherwise it stays: a fence that moves with each sweep would never
-    /// be passed beside a long transaction.
+    /// Whether to set a new fence: the old one was passed, or there is none yet. A fence that moved with each sweep
+    /// would never be passed during a long transaction.
     renew: bool,
     more: bool,
 }

@@ -24,7 +24,7 @@ pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 /// is a key of zeros under any id: published keys protect nothing.
 const EXAMPLE_ID: &str = "example";
 
-/// What master keys are for. A stage holds the keys of its own purposes only.
+/// The purpose of a master key. A stage holds the keys of its own purposes only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keyring {
     /// Partners' request-signing keys: ingress.
@@ -49,7 +49,7 @@ impl std::fmt::Display for Keyring {
     }
 }
 
-/// What a sealed value holds; it opens only for the same purpose and row.
+/// The kind and the row of a sealed value. It opens only for the same kind and row.
 #[derive(Clone, Copy, Debug)]
 pub enum Purpose<'a> {
     /// A partner's request-signing key.

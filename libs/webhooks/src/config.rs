@@ -10,7 +10,7 @@ use crate::{
     guard::{self, Guard, Networks, Ports},
 };
 
-/// Where webhooks may go.
+/// The addresses and ports that webhooks may go to.
 #[derive(Args, Clone, Debug, Default)]
 pub struct GuardConfig {
     /// Private networks that webhooks may go to, such as `10.1.0.0/16`, separated by commas
@@ -35,7 +35,7 @@ impl GuardConfig {
     }
 }
 
-/// Which URLs live partners may have.
+/// The schemes of live partners' webhook URLs.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct HttpConfig {
     /// Live partners may set `http://` webhook URLs, which show their eSIMs to the network

@@ -48,7 +48,7 @@ pub enum NameError {
     Forbidden(Forbidden),
 }
 
-/// The name servers to ask: those of a setting, or the system's.
+/// The name servers of a setting, or else the system's.
 #[derive(Clone, Debug, Default)]
 pub struct NameServers(Vec<SocketAddr>);
 
@@ -90,8 +90,8 @@ impl NameServers {
     }
 }
 
-/// Resolves names as the system does (`/etc/hosts`, then name servers), and lets the guard judge what
-/// they resolve to. Cheap to clone.
+/// Resolves names as the system does (`/etc/hosts`, then name servers), and lets the guard judge their
+/// addresses. Cheap to clone.
 #[derive(Clone)]
 pub struct Dns {
     guard: Guard,

@@ -13,7 +13,7 @@ pub fn rejection(status: &str, message: &str) -> String {
     format!("eSIM Request failed - Status: {status}, Message: {message}")
 }
 
-/// Why a topup has failed: what the provider said, if it said something.
+/// Why a topup has failed: the provider's rejection, if there is one.
 pub fn failure(refusal: Option<&(String, String)>) -> String {
     refusal.map_or_else(
         || "The eSIM will not be delivered".to_owned(),

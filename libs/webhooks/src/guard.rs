@@ -192,7 +192,7 @@ pub fn check_scheme(url: &Url, environment: Environment, http_live: bool) -> Res
     }
 }
 
-/// Whether a lower-case name is this machine without a question to a resolver.
+/// Whether a lower-case name means this machine, without asking a resolver.
 fn is_localhost(name: &str) -> bool {
     let name = name.trim_end_matches('.');
     name == "localhost" || name.ends_with(".localhost")

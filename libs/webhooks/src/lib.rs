@@ -1,4 +1,4 @@
-//! What the services that set, send and show webhooks share.
+//! The shared parts of the services that set, send and show webhooks.
 //!
 //! - [`url`]: the URL of a partner's endpoint, as text.
 //! - [`guard`]: decides where webhooks may go.

@@ -42,13 +42,13 @@ pub struct QrGate {
 }
 
 impl QrGate {
-    /// Until the Unix time `bare_until`, URLs without a MAC are good: those that were sent before there were keys.
+    /// Until the Unix time `bare_until`, URLs without a MAC are accepted: they were sent before there were keys.
     pub fn new(keys: Keys, bare_until: Option<i64>) -> Self {
         Self { keys, bare_until }
     }
 
-    /// Whether the picture of this code is drawn at the Unix time `now`. A wrong MAC never is; other parameters mean
-    /// nothing. Without keys, all codes are drawn.
+    /// Whether the picture of this code is drawn at the Unix time `now`. A wrong MAC is always refused; other
+    /// parameters are ignored. Without keys, all codes are drawn.
     pub fn lets(&self, code: &ActivationCode, query: Option<&str>, now: i64) -> bool {
         if self.keys.is_empty() {
             return true;

@@ -24,14 +24,14 @@ impl WebhookUrl {
     }
 }
 
-/// Why a text is no webhook URL, with the remedy. It doesn't show the text, which may hold a password.
+/// Why a text is not a webhook URL, with the remedy. It doesn't show the text, which may hold a password.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum BadWebhookUrl {
     #[error("it is {0} bytes long and {LONGEST} are allowed; use a shorter one")]
     TooLong(usize),
     #[error("it has a blank or control character; remove it or percent-encode it")]
     Blank,
-    #[error("it is no URL ({0}); write it like https://example.com/webhooks")]
+    #[error("it is not a URL ({0}); write it like https://example.com/webhooks")]
     NoUrl(#[from] url::ParseError),
     #[error("it does not start with http:// or https://; write it like https://example.com/webhooks")]
     Scheme,

@@ -17,7 +17,7 @@ use signing::{SecretKey, webhook::Secret};
 use crate::profile;
 
 const API: &str = "/api/v1/api_partner";
-/// A shorter timeout only leaves more orders in doubt.
+/// The timeout of a request. A shorter one would leave more outcomes unknown.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// The most entries of a page.
 pub(crate) const PAGE: usize = 100;

@@ -1,4 +1,4 @@
-//! Sends webhooks as they really happen to an endpoint, and judges its answers.
+//! Sends realistic webhooks to an endpoint, and judges its answers.
 
 use std::time::{Duration, Instant};
 
@@ -31,7 +31,7 @@ pub struct Certify {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Longest wait for an answer; that of the service is 15s
+    /// Longest wait for an answer; the service itself waits 15s
     #[arg(long, default_value = "15s", value_parser = runtime::config::positive_duration)]
     timeout: Duration,
 }
@@ -155,7 +155,7 @@ impl Endpoint<'_> {
         remedy: &'static str,
     ) {
         let answer = self.send(webhook).await;
-        // No answer to a forged webhook is a fault, too: it means that the endpoint is slow or broken.
+        // A forged webhook without an answer fails the check: the endpoint is slow or broken.
         let answered = matches!(answer, Answer::Status(..));
         let passed = answered && answer.is_acknowledged() == expected;
         self.note(name, sent, passed, answer.told(), remedy);
@@ -268,7 +268,7 @@ async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
         "repeated_at_once",
         "the same webhook twice at once, as after a slow answer",
         &answers,
-        "answer 200 to the second of two equal webhooks, too: let one of them insert the webhook-id, and ignore the conflict",
+        "answer 200 to both of two equal webhooks: one inserts the webhook-id, the other ignores the conflict",
     );
 }
 
@@ -291,7 +291,7 @@ async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
     );
 }
 
-/// What must not be acknowledged.
+/// Webhooks that must not be acknowledged.
 async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret) {
     const REFUSE: &str =
         "answer 401 unless one signature is valid for the id, the timestamp and the raw body";
@@ -323,7 +323,7 @@ async fn forgeries(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret)
     }
 }
 
-/// What happens while secrets change.
+/// Webhooks with two signatures, as during a rotation of the secret.
 async fn rotations(endpoint: &mut Endpoint<'_>, secret: &Secret, other: &Secret) {
     const ANY: &str =
         "split webhook-signature at the spaces and accept the webhook if any signature is valid";

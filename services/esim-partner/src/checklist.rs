@@ -1,4 +1,4 @@
-//! What has to be true before real customers order.
+//! The conditions that must hold before real customers order.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use crate::{
     output::print,
 };
 
-/// Clocks that differ by more are near the limit of 300 s.
+/// The largest clock skew that passes, in seconds; the service allows 300 s.
 const SKEW: i64 = 60;
 
 /// Whether an item is done.
@@ -34,13 +34,13 @@ pub struct Item {
     /// Its stable name.
     pub name: &'static str,
     pub done: Done,
-    /// What has to be true.
+    /// The condition.
     pub text: &'static str,
-    /// What was found.
+    /// The finding.
     pub found: String,
 }
 
-/// What only people can check.
+/// The items that only people can check.
 const BY_HAND: [(&str, &str); 5] = [
     (
         "repeats_orders",

@@ -2,8 +2,8 @@
 //!
 //! Modules: [`account`] sends signed requests, with the keys that [`profile`] reads and stores. [`order`] places and
 //! triggers orders. [`listen`] forwards webhooks to an endpoint that the service cannot reach. [`tail`] follows orders
-//! and webhook attempts. [`output`] prints. [`certify`] sends webhooks to an endpoint and judges its answers; [`checklist`] says what else
-//! is left before going live.
+//! and webhook attempts. [`output`] prints. [`certify`] sends webhooks to an endpoint and judges its answers.
+//! [`checklist`] lists the other tasks before going live.
 
 mod account;
 pub mod certify;
@@ -37,9 +37,9 @@ const EXAMPLES: &str = "Examples:
   esim-partner certify https://shop.example.com/webhooks
 
 Keys are BASE_URL, ACCESS_KEY, SECRET_KEY, WEBHOOK_SECRET (whsec_…, for certify and redeliver --forward-to) and BRAND (in
-the names of the headers, Service without it). They come from the file of --keys, lines such as ACCESS_KEY=…; or else
-from the environment, if it has one of them; or else from what `login` stored in ~/.config/esim-partner, readable by you
-alone. Keys are never arguments: other users can see those.";
+the names of the headers; Service if not set). They come from the file of --keys, with lines such as ACCESS_KEY=…; or
+else from the environment, if it has one of them; or else from the file that `login` stored in ~/.config/esim-partner,
+which only you can read. Keys are never arguments, because other users can see arguments.";
 
 /// Orders eSIMs, looks orders up, forwards and redelivers webhooks, and certifies a webhook endpoint
 #[derive(Parser, Clone, Debug)]
@@ -89,10 +89,10 @@ enum AccountCommand {
     Options,
     /// Forward the webhooks of a sandbox account to an endpoint on this machine
     ///
-    /// Body, `webhook-id` and signature are those of the real webhooks, with a timestamp of now. A webhook is forwarded
-    /// once. It is sent to the account's webhook URL all the same.
+    /// A forwarded webhook has the body and the `webhook-id` of the real one, and is signed with the current time. Each
+    /// is forwarded once, and also sent to the account's webhook URL.
     Listen(listen::Listen),
-    /// What happens to the account
+    /// The account's orders and webhook attempts, as they happen
     #[command(subcommand)]
     Logs(Logs),
     /// Send a topup's webhook, or an event, again
@@ -104,7 +104,7 @@ enum AccountCommand {
         #[arg(long, value_name = "URL", value_parser = listen::endpoint)]
         forward_to: Option<Url>,
     },
-    /// Send webhooks as they really happen to your endpoint, judge its answers, and print a go-live checklist
+    /// Send realistic webhooks to your endpoint, judge its answers, and print a go-live checklist
     Certify(certify::Certify),
 }
 

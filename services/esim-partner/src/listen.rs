@@ -32,7 +32,7 @@ pub(crate) struct Listen {
     /// The endpoint, such as `http://localhost:3000/hook`
     #[arg(long, value_name = "URL", value_parser = endpoint)]
     forward_to: Url,
-    /// Forward webhooks of eSIMs that became ready during this time, too, such as `10m`
+    /// Also forward webhooks of eSIMs that became ready within this time, such as `10m`
     #[arg(long, value_parser = runtime::config::positive_duration)]
     since: Option<Duration>,
     /// End after this many webhooks, with success if all were acknowledged
@@ -116,7 +116,8 @@ fn forwarder() -> anyhow::Result<reqwest::Client> {
     http.context("cannot create an HTTP client")
 }
 
-/// Posts a webhook and prints its outcome. Returns whether it was acknowledged. The activation code is a secret: it is not printed.
+/// Posts a webhook and prints its outcome, without the activation code, which is a secret. Returns whether it was
+/// acknowledged.
 async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow::Result<bool> {
     let mut request = http
         .post(url.clone())
@@ -147,7 +148,7 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
     Ok(acknowledged)
 }
 
-/// Whether a `webhook-id` is that of an event.
+/// Whether a `webhook-id` names an event.
 pub(crate) fn is_event(id: &str) -> bool {
     id.starts_with("evt_")
 }

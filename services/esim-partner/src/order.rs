@@ -1,4 +1,4 @@
-//! Orders: placed until it is certain that they are stored, and triggered in the sandbox.
+//! Places orders, repeating each until it is certainly stored, and triggers outcomes in the sandbox.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ pub(crate) async fn place(
     Ok(answer)
 }
 
-/// Sends a request until its answer is definite; `again` tells what follows a wait.
+/// Sends a request until its answer is definite; `again` names the next try in the message before a wait.
 async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -> anyhow::Result<Answer> {
     for wait in RETRIES {
         let why = match send().await {

@@ -21,7 +21,7 @@ use crate::{
 /// The settings of an account.
 pub(crate) const NAMES: [&str; 5] = ["BASE_URL", "ACCESS_KEY", "SECRET_KEY", "WEBHOOK_SECRET", "BRAND"];
 
-/// Larger files hold no keys, in bytes.
+/// The largest keys file, in bytes.
 const LARGEST: u64 = 64 * 1024;
 
 #[derive(Args, Clone, Debug)]
@@ -88,7 +88,7 @@ fn parse(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Replaces the file in one step. Its mode is 0600 from the start, that of a new folder 0700.
+/// Replaces the file in one step. The file has mode 0600 from the start, a new folder has 0700.
 pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
@@ -99,7 +99,7 @@ pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow:
         .with_context(failed)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
     for (name, value) in settings {
-        // Then a shell can read the file, too.
+        // So a shell can read the file.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./:@%+,=-[]".contains(&byte);
         ensure!(
             value.bytes().all(plain),

@@ -104,7 +104,7 @@ struct Followed {
     topups: HashMap<String, Seen>,
 }
 
-/// What is printed, in the order of its time.
+/// The lines to print, in the order of their times.
 type Lines = BTreeMap<(OffsetDateTime, usize), String>;
 
 struct Follower<'a> {

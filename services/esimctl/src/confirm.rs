@@ -30,7 +30,7 @@ pub struct Confirm {
 
 impl Confirm {
     /// Runs `change` as a preview that `foretell` describes, asks, and runs it again with its record. `print` gets the
-    /// result, and whether it is that of a dry run. With `--yes` there is no preview.
+    /// result, and whether this is a dry run. With `--yes` there is no preview.
     pub async fn carry_out<T>(
         &self,
         command: &str,

@@ -23,21 +23,21 @@ pub const ORDER_EXAMPLES: &str = "Examples:
   esimctl order erase 0199aabb-ccdd-7eee-8fff-001122334455 --dry-run
   esimctl order erase acme-1001 --reason 'request 4711'
 
-Profiles, attempts of webhooks and texts go; ids, ICCIDs, states and times stay, so the external order id can't be
-bought again. An order that is not finished is refused. It prints where copies are left.";
+The command erases profiles, attempts of webhooks and texts. It keeps ids, ICCIDs, states and times, so the external
+order id can't be used again. It refuses an unfinished order, and prints where copies are left.";
 
 pub const PARTNER_EXAMPLES: &str = "Examples:
   esimctl partner erase ak_0123456789abcdef01234567 --dry-run
   esimctl partner erase ak_0123456789abcdef01234567 --reason 'contract ended'
 
-All its orders are erased like with `order erase`, then its name, keys, webhook URL and secret. The partner must be
-disabled (`esimctl partner disable`), and all its orders finished. After an interruption repeat the command with the
-partner's id.";
+The command erases all orders of the partner like `order erase`, then its name, keys, webhook URL and secret. The
+partner must be disabled (`esimctl partner disable`), and all its orders finished. After an interruption repeat the
+command with the partner's id.";
 
 /// Orders of one transaction.
 const BATCH: u32 = 200;
 
-/// What no command of ours can erase.
+/// The copies that no command can erase.
 const COPIES: &str = "Copies are left: in dumps and base backups until they are deleted; in archived WAL, with the old \
                       pages, until the archive's retention ends; in PostgreSQL's data files until autovacuum has run. \
                       Messages and logs hold ids only: messages 10 minutes (TOPUP_DEAD 30 days), logs and traces as \
@@ -138,7 +138,7 @@ fn describe(name: &str, erased: Erased, verb: &str) -> String {
         undelivered,
     } = erased;
     let rest = if undelivered > 0 {
-        format!(" {undelivered} webhooks were never acknowledged and are not sent any more.")
+        format!(" {undelivered} webhooks were never acknowledged and are no longer sent.")
     } else {
         String::new()
     };

@@ -62,8 +62,8 @@ pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow
         .with_context(|| format!("there is no event {id}; events are deleted with their attempts"))?;
     if standing.void {
         bail!(
-            "the event is a test, or its partner no longer asks for its kind, or the topup is not failed any more: it \
-             can't be sent again"
+            "the event can't be sent again: it is a test, or its partner no longer wants its kind, or its topup is no \
+             longer failed"
         );
     }
     if standing.state.as_deref() == Some("no_endpoint") {

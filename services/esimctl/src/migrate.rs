@@ -69,7 +69,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         lock_timeout: command.lock_timeout,
         give_up: command.give_up,
     };
-    // Also when nothing is missing: this compares the applied migrations with those of this version.
+    // Runs also if nothing is missing: it compares the applied migrations with the migrations of this version.
     let say = |wait: &Wait| eprintln!("esimctl: {wait}");
     let version = schema::apply(&mut connection, schema::migrations(), patience, say)
         .await
@@ -160,7 +160,7 @@ async fn attempts(options: &PgConnectOptions, last: &mut Option<sqlx::Error>) ->
     }
 }
 
-/// The server (or its address) isn't there yet, or says that it is starting.
+/// Whether the server may still be starting: it refuses connections, or its address does not exist yet.
 fn may_be_starting(error: &sqlx::Error) -> bool {
     match error {
         sqlx::Error::Io(_) => true,

@@ -75,7 +75,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 }
 
 async fn import(file: &str, console: &Console) -> anyhow::Result<()> {
-    // First: the process that writes to our standard input must not see a broken pipe.
+    // Read first: the process that writes to our standard input must not see a broken pipe.
     let text = read(file)?;
     let catalogue = parse(&text).with_context(|| format!("nothing was imported from {file}"))?;
     let mut connection = console.connect().await?;
@@ -126,7 +126,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
     let mut first_with: HashMap<OptionId, usize> = HashMap::with_capacity(entries.len());
     for (index, entry) in entries.into_iter().enumerate() {
         let Value::Object(values) = entry else {
-            faults.push(format!("options[{index}] is no object"));
+            faults.push(format!("options[{index}] is not an object"));
             continue;
         };
         let mut fields = Fields {
@@ -168,10 +168,10 @@ impl Fields<'_> {
     /// `None` means that a fault was recorded.
     fn read(&mut self) -> Option<ProductOption> {
         let known = self.faults.len();
-        let no_id = ", which is no UUID with hyphens";
+        let no_id = ", which is not a UUID with hyphens";
         let option_id = self.parsed("option_id", |text| text.parse().ok(), no_id);
         let name = self.text("name");
-        // It is part of the subjects of its jobs.
+        // The provider name is part of the subjects of its jobs.
         let is_plain = |byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
         let provider = self.parsed(
             "provider",
@@ -191,7 +191,7 @@ impl Fields<'_> {
         };
         let details = self.details();
         for field in std::mem::take(&mut self.values).keys() {
-            let what = format!("is no field; the fields are {}", FIELDS.join(", "));
+            let what = format!("is not a field; the fields are {}", FIELDS.join(", "));
             self.fault(&format!("{field:?}"), &what);
         }
         if self.faults.len() > known {
@@ -219,13 +219,13 @@ impl Fields<'_> {
                 format!("is longer than {LONGEST_TEXT} characters")
             }
             Some(Value::String(text)) => return Some(text),
-            Some(_) => "is no string".to_owned(),
+            Some(_) => "is not a string".to_owned(),
         };
         self.fault(field, &fault);
         None
     }
 
-    /// `otherwise` follows the text in the fault of one that `parse` refuses.
+    /// Parses a text. The fault of a refused text quotes it, followed by `otherwise`.
     fn parsed<T>(
         &mut self,
         field: &str,
@@ -323,7 +323,7 @@ mod tests {
         for (field, value, fault_is) in [
             ("name", Value::Null, "options[0] name is missing"),
             ("name", json!(" "), "options[0] name is blank"),
-            ("name", json!(5), "options[0] name is no string"),
+            ("name", json!(5), "options[0] name is not a string"),
             ("name", json!("a\u{0}"), "options[0] name has a control character"),
             (
                 "provider_option_id",
@@ -333,7 +333,7 @@ mod tests {
             (
                 "option_id",
                 json!("1"),
-                r#"options[0] option_id is "1", which is no UUID with hyphens"#,
+                r#"options[0] option_id is "1", which is not a UUID with hyphens"#,
             ),
             (
                 "provider",
@@ -364,7 +364,7 @@ mod tests {
             (
                 "price",
                 json!(1),
-                r#"options[0] "price" is no field; the fields are option_id, name, provider, provider_option_id, environment, enabled, details"#,
+                r#"options[0] "price" is not a field; the fields are option_id, name, provider, provider_option_id, environment, enabled, details"#,
             ),
         ] {
             assert_eq!(fault(&json!([with(field, value)])), fault_is);
@@ -376,7 +376,7 @@ mod tests {
         let entries = json!([entry(), entry(), "x", with("name", Value::Null)]);
         assert_eq!(
             fault(&entries),
-            "options[1] option_id is the same as in options[0]; options[2] is no object; options[3] name is missing"
+            "options[1] option_id is the same as in options[0]; options[2] is not an object; options[3] name is missing"
         );
         let many = fault(&Value::Array(vec![json!({}); 3]));
         assert!(

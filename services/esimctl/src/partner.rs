@@ -72,9 +72,9 @@ const SET_SIGNING_EXAMPLES: &str = "Examples:
   esimctl partner set-signing ak_0123456789abcdef01234567 --body required
   esimctl partner set-signing ak_0123456789abcdef01234567 --body optional
 
-With `required`, each ingress denies within a second every request whose signature does not cover the query and the body:
-one without the header X-Service-Content-SHA256. Ask the partner to send it on every request first. With the header the
-body is always checked.";
+With `required`, within a second each ingress denies requests without the header X-Service-Content-SHA256, because their
+signature does not cover the query and the body. First ask the partner to send the header with every request. With the
+header, the body is always checked.";
 
 const LONGEST_NAME: usize = 255;
 const MOST_LIMIT: u32 = 1_000_000;
@@ -186,7 +186,7 @@ pub struct Events {
     /// The events, separated by commas: `topup.failed`, `key.expiring`
     #[arg(long, value_delimiter = ',')]
     events: Vec<Kind>,
-    /// No further events
+    /// Send no further events
     #[arg(long)]
     none: bool,
 }
@@ -222,9 +222,9 @@ impl Limits {
 /// Whether a signature covers the query and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Covered {
-    /// Requests without it are denied
+    /// Requests whose signature does not cover them are denied
     Required,
-    /// As the request says
+    /// Each request chooses
     Optional,
 }
 

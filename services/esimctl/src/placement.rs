@@ -67,7 +67,7 @@ pub enum Command {
     },
 }
 
-/// What the operator found at the provider.
+/// The operator's finding at the provider.
 #[derive(Args, Clone, Debug)]
 #[group(required = true, multiple = false)]
 pub struct Found {

@@ -34,7 +34,7 @@ pub enum Command {
     /// List all providers that were ever configured, with their breakers
     #[command(after_help = LIST_EXAMPLES)]
     List,
-    /// Open a provider's breaker: its work waits
+    /// Open a provider's breaker; its placements wait
     #[command(after_help = OPEN_EXAMPLES)]
     Open {
         /// The provider's name
@@ -42,11 +42,11 @@ pub enum Command {
         /// How long the breaker stays open
         #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
         duration: Duration,
-        /// Why; `esimctl provider list` shows it
+        /// The reason, which `esimctl provider list` shows
         #[arg(long, value_parser = NonEmptyStringValueParser::new())]
         reason: String,
     },
-    /// Close a provider's breaker: its work goes on
+    /// Close a provider's breaker; its placements continue
     #[command(after_help = CLOSE_EXAMPLES)]
     Close {
         /// The provider's name

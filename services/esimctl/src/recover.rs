@@ -94,7 +94,7 @@ fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
             if park {
                 "; their placements are parked"
             } else {
-                "; they are bought all the same (--park-unanswered parks them)"
+                "; they are still bought (--park-unanswered parks them)"
             }
         ));
         let rows = unanswered.iter().take(NAMED).map(|order| {

@@ -18,16 +18,16 @@ const LIST_EXAMPLES: &str = "Examples:
   esimctl retention list
   esimctl retention list --json
 
-profiles: from the delivery of the webhook on. attempts: attempts of webhooks with the responses of endpoints.
-audit: what `esimctl action list` shows. Orders are kept for ever, without these.";
+profiles: the term begins with the delivery of the webhook. attempts: attempts of webhooks, with the responses of
+endpoints. audit: the actions that `esimctl action list` shows. Orders are kept for ever, without this data.";
 
 const SET_EXAMPLES: &str = "Examples:
   esimctl retention set attempts --days 14 --reason 'data protection officer'
   esimctl retention set profiles --for-ever --partner ak_0123456789abcdef01234567 --reason 'contract 17'
   esimctl retention set profiles --default --partner ak_0123456789abcdef01234567 --reason 'contract 17 ended'
 
-Notifiers erase what is past its term; nothing brings it back. A webhook whose profile is erased can't be sent again.
-A new term holds for all stored data: the walk over the history begins again.";
+Notifiers erase data past its term for good. A webhook whose profile is erased can't be sent again. A new term applies
+to all stored data: the walk over the history begins again.";
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -110,7 +110,7 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
         .map_or_else(|| "as by default".to_owned(), |term| kept(term.days));
     let said = |verb: &str| format!("{class} of {whose} {verb} kept {new}; before: {old}");
     let set = async |mode: Mode<'_>| Ok(terms::set(&mut connection, asked.class, partner, keep, mode).await?);
-    let foretell = |(): &()| format!("{}. What is older is erased for good.", said("will be"));
+    let foretell = |(): &()| format!("{}. Older data is erased for good.", said("will be"));
     let print = |(): &(), dry_run| {
         let shown =
             json!({ "class": class, "partner_id": partner, "kept": new, "before": old, "dry_run": dry_run });

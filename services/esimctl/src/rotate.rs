@@ -50,7 +50,7 @@ pub struct Rotate {
     /// How long the old keys or secret stay valid beside the new; 0 ends them at once
     #[arg(long, value_name = "DURATION", default_value = "24h", allow_hyphen_values = true, value_parser = runtime::config::duration)]
     overlap: Duration,
-    /// Replace what the last rotation created, because the partner never got it; the old keys or secret stay valid
+    /// Replace the new keys or secret of the last rotation, if the partner never got them; the old ones stay valid
     #[arg(long)]
     keep_old: bool,
     #[command(flatten)]
@@ -120,8 +120,8 @@ pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Resul
         return refused(&partner, ("webhook secret", "is"), until);
     };
     let old_signs = match until {
-        Some(until) => format!("The old secret signs webhooks, too, until {}", utc(until)),
-        None => "The old secret signs nothing any more".to_owned(),
+        Some(until) => format!("The old secret also signs webhooks until {}", utc(until)),
+        None => "The old secret no longer signs webhooks".to_owned(),
     };
     let shown = json!({
         "partner_id": partner.partner_id, "name": partner.name, "webhook_secret": secret.to_text(),
@@ -140,9 +140,7 @@ pub async fn webhook_secret(rotate: &Rotate, console: &Console) -> anyhow::Resul
 
 async fn prepare(rotate: &Rotate, console: &Console) -> anyhow::Result<(PgConnection, Vault, Partner)> {
     if rotate.keep_old && rotate.overlap.is_zero() {
-        bail!(
-            "nothing was changed: `--keep-old` keeps the old one and `--overlap 0` ends it; say one of them"
-        );
+        bail!("nothing was changed: `--keep-old` keeps the old one and `--overlap 0` ends it; choose one");
     }
     let vault = rotate.master_key.vault(&[Keyring::Partners, Keyring::Webhooks])?;
     let mut connection = console.connect().await?;
@@ -156,9 +154,7 @@ async fn prepare(rotate: &Rotate, console: &Console) -> anyhow::Result<(PgConnec
 fn refused(partner: &Partner, (what, is): (&str, &str), until: Option<OffsetDateTime>) -> anyhow::Result<()> {
     let name = printable(&partner.name);
     let Some(until) = until else {
-        bail!(
-            "nothing was changed: no old {what} of {name} {is} valid any more; rotate without `--keep-old`"
-        );
+        bail!("nothing was changed: no old {what} of {name} {is} still valid; rotate without `--keep-old`");
     };
     bail!(
         "nothing was changed: the old {what} of {name} {is} valid until {}; rotate again after that, or with \

@@ -20,7 +20,7 @@ const EXAMPLES: &str = "Examples:
   esimctl secrets create secrets/
   esimctl secrets create secrets/ --into shares/     also copies each service's secrets to shares/<service>/
 
-Creates what is missing and never changes a password or a master key that exists. Keep a copy of the folder: without the
+Creates missing secrets and never changes an existing password or master key. Keep a copy of the folder: without the
 master keys the stored secrets can't be read.";
 
 #[derive(Subcommand, Clone, Debug)]
@@ -34,7 +34,7 @@ pub enum Command {
 pub struct Create {
     /// The folder of all secrets
     folder: PathBuf,
-    /// Copy each service's secrets to the folder of its name in this one
+    /// Copy each service's secrets to a folder named after it, inside this folder
     #[arg(long, value_name = "FOLDER")]
     into: Option<PathBuf>,
     /// The password of the database's owner [default: a random one]
@@ -52,7 +52,7 @@ pub struct Create {
     /// The token in the path of the sandbox provider's callbacks [default: a random one]
     #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
     sandbox_callback_token: Option<SecretString>,
-    /// The sandbox provider's callbacks go to this URL, followed by the token
+    /// Base URL of the sandbox provider's callbacks; the token follows it
     #[arg(
         long,
         env = "SANDBOX_CALLBACK_BASE",
@@ -109,7 +109,7 @@ fn random(folder: &Path, name: &str) -> anyhow::Result<()> {
     secret_file::make(&folder.join(name), &format!("s{value}\n")).map(drop)
 }
 
-/// A secret that a given value replaces: both who shows it and who checks it read it at their start.
+/// Writes a secret that a given value may replace: the programs that use it read it only when they start.
 fn changeable(folder: &Path, name: &str, given: Option<&SecretString>, random: &str) -> anyhow::Result<()> {
     let path = folder.join(name);
     match given
@@ -124,7 +124,7 @@ fn changeable(folder: &Path, name: &str, given: Option<&SecretString>, random: &
     }
 }
 
-/// One file for all purposes, if there is one already or its keys are given. Otherwise a file for each purpose.
+/// Writes one file for all purposes if it exists already or its keys are given, otherwise a file for each purpose.
 fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()> {
     let all = folder.join("master.key");
     let given = given.filter(|keys| !keys.expose_secret().trim().is_empty());
@@ -167,7 +167,7 @@ struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// Writes a file, if it isn't the same already: a running process may read it at any time.
+    /// Writes a file unless its content is the same: a running process may read it at any time.
     fn write(&self, name: &str, content: &str) -> anyhow::Result<()> {
         let path = self.into.join(name);
         if !fs::read_to_string(&path).is_ok_and(|old| old == content) {
@@ -196,7 +196,7 @@ impl Share<'_> {
     }
 }
 
-/// Gives each service its secrets and none of another's.
+/// Gives each service only its own secrets.
 fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> {
     let of = |name: &str, mode| {
         let into = into.join(name);
@@ -220,7 +220,7 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
     operator.pgpass("operator")?;
     operator.keys(&PURPOSES)?;
 
-    // Who owns the tables: for migrations and maintenance.
+    // The owner of the tables, for migrations and maintenance.
     let owner = of("owner", OWNER)?;
     owner.copy("pgpass", "pgpass")?;
     owner.keys(&PURPOSES)?;
@@ -276,7 +276,7 @@ mod tests {
         let (all, into) = (folder.join("all"), folder.join("shares"));
         fs::create_dir_all(&all).unwrap();
         let paths = ["probe", all.to_str().unwrap(), "--into", into.to_str().unwrap()];
-        // The caller's environment may name a system.
+        // The caller's environment may hold the settings of a system.
         let unset = [
             "--postgres-password=",
             "--master-key=",
@@ -373,7 +373,7 @@ mod tests {
         assert_eq!(files(&folder.path().join("shares")), shares);
     }
 
-    /// What a system of an earlier version has: its keys go on for all purposes.
+    /// A system of an earlier version has one key file; its keys stay in use for all purposes.
     #[test]
     fn an_existing_master_key_serves_all_purposes() {
         let folder = tempfile::tempdir().unwrap();

@@ -239,7 +239,7 @@ impl Admitted {
     }
 }
 
-/// Takes a place; the reasons are those of no place at all, and of none left for the partner.
+/// Takes a place. The two reasons are for: all places taken, and the partner's share taken.
 fn visit(
     places: &Arc<Places>,
     partner: &Partner,

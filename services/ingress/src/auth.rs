@@ -1,5 +1,5 @@
-//! Authenticates requests: the checks of section 5 of the specification, in its sequence, and then those of a signed
-//! body.
+//! Authenticates requests: first the checks of section 5 of the specification, in its sequence, then the checks of a
+//! signed body.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub(crate) struct Signed {
 /// A body that the signature covers.
 pub(crate) struct SignedBody {
     digest: HeaderValue,
-    /// Of a request that changes something, if replays are refused.
+    /// The use to remember, if the request changes something and replays are refused.
     once: Option<Use>,
 }
 
@@ -77,7 +77,7 @@ impl Authenticator {
         }
     }
 
-    /// A 401; `reason` is that of the metrics.
+    /// Counts a failed check under `reason`, and returns the 401.
     fn denied(&self, reason: &'static str, code: Code, message: impl Into<String>) -> ApiError {
         self.metrics.auth_failure(reason);
         ApiError::Unauthorized {
@@ -151,7 +151,7 @@ impl Authenticator {
             }
             Key::Known(secret) => secret,
         };
-        // An empty value is a digest, too: a wrong one.
+        // An empty value counts as a wrong digest.
         let digest = parts.headers.get(&names.content_sha256);
         let target = match (digest, parts.uri.path_and_query()) {
             (Some(_), Some(whole)) => whole.as_str(),
@@ -189,8 +189,7 @@ impl Authenticator {
         Ok(Signed { partner, body })
     }
 
-    /// Checks the body of a request, if its signature covers it. A request that passes is used up where replays are
-    /// refused.
+    /// Checks the body of a request, if its signature covers it. If replays are refused, a request passes only once.
     pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
         let Some(body) = &signed.body else {
             return Ok(());

@@ -233,7 +233,7 @@ impl Code {
     }
 }
 
-/// A code with what it is about, as the error header names it: `qty_invalid; item=2`.
+/// A code with its item or parameter, as the error header names it: `qty_invalid; item=2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Named {
     pub(crate) code: Code,

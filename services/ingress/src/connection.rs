@@ -200,7 +200,7 @@ pub(crate) struct Socket {
     waiting: Waiting,
     /// [`Connection::begun`] as of the last read.
     begun: u64,
-    /// The rest of a response that replaces one of the HTTP layer.
+    /// The unsent rest of a response that replaces one of the HTTP layer.
     canned: Option<Bytes>,
     /// The bytes discarded at the end.
     drained: usize,

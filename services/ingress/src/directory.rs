@@ -187,7 +187,7 @@ impl Directory {
             .learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
     }
 
-    /// Waits for the right to query. While the database is away, many requests wait here.
+    /// Waits for the turn to query. While the database is away, many requests wait here.
     async fn turn(&self) -> Result<tokio::sync::MutexGuard<'_, ()>, Error> {
         let turn = tokio::time::timeout(TURN, self.looking.lock()).await;
         turn.map_err(|_| Error::timed_out())

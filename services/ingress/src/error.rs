@@ -114,7 +114,7 @@ pub(crate) enum ApiError {
 pub(crate) struct Refusal {
     /// The reason, from a fixed list.
     pub(crate) reason: &'static str,
-    /// What the error header names.
+    /// The errors that the error header names.
     pub(crate) errors: Vec<Named>,
     /// The cause of a 500.
     pub(crate) cause: Option<Arc<str>>,

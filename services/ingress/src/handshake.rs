@@ -19,10 +19,10 @@ use tokio::sync::oneshot;
 
 /// The age after which a heartbeat promises nothing.
 const FRESH: Duration = Duration::from_secs(3);
-/// The most provisioners of a provider whose promises are kept, and the most lanes of one. Heartbeats may be forged.
+/// The most provisioners per provider and lanes per provisioner whose promises are kept: heartbeats may be forged.
 const MOST_PROVISIONERS: usize = 256;
 const MOST_LANES: usize = 64;
-/// The most verdicts of a waiting order, for each of its placements. Without its release, a webhook goes out later.
+/// The most kept verdicts per placement of a waiting order. A dropped verdict gets no release, so its webhook is late.
 const MOST_VERDICTS: usize = 8;
 
 /// The orders of this process that wait for verdicts, and the promises of provisioners.
@@ -41,7 +41,7 @@ struct Heard {
     placements: usize,
     /// The last verdict of a placement counts.
     verdicts: Vec<(Said, Release)>,
-    /// Sent to once the verdicts settle the answer.
+    /// Signals that the verdicts decide the answer.
     settled: Option<oneshot::Sender<()>>,
 }
 

@@ -5,10 +5,11 @@
 //! bought, now or later. Jobs only save time: provisioners find placements without a job in the database.
 //!
 //! Modules: [`server`] serves [`connection`]s, which know when a response has left. [`auth`] finds the
-//! partner; [`replays`] refuses a signature that was used. [`admission`], [`rates`] and [`limits`] bound the load. [`request`] parses the order.
-//! [`directory`] caches partners and options. [`orders`] stores and answers orders. [`handshake`] receives
-//! the provisioners' verdicts and releases their orders. [`partner`] answers all other signed requests. [`qr`] draws QR codes. [`codes`] names and explains errors,
-//! [`pages`] serves what partners read. [`observe`] and [`metrics`] record requests.
+//! partner; [`replays`] refuses a signature that was used. [`admission`], [`rates`] and [`limits`] bound the
+//! load. [`request`] parses the order. [`directory`] caches partners and options. [`orders`] stores and
+//! answers orders. [`handshake`] receives the provisioners' verdicts and releases their orders. [`partner`]
+//! answers all other signed requests. [`qr`] draws QR codes. [`codes`] names and explains errors. [`pages`]
+//! serves the partners' documentation. [`observe`] and [`metrics`] record requests.
 
 mod admission;
 mod auth;
@@ -105,7 +106,7 @@ pub struct Config {
     pub max_units: u32,
     #[command(flatten)]
     pub qr: QrConfig,
-    /// Until this time, such as `2027-01-31T00:00:00Z`, QR pictures are drawn without the MAC that `QR_KEYS` ask for
+    /// Draw QR pictures without a MAC until this time, such as `2027-01-31T00:00:00Z`, although `QR_KEYS` are set
     /// [default: never]
     #[arg(long, env = "QR_BARE_UNTIL", value_parser = moment)]
     pub qr_bare_until: Option<OffsetDateTime>,
@@ -145,7 +146,7 @@ fn placement_wait(text: &str) -> Result<Duration, String> {
 
 fn moment(text: &str) -> Result<OffsetDateTime, String> {
     OffsetDateTime::parse(text, &Rfc3339)
-        .map_err(|_| "it is no time in RFC 3339 such as 2027-01-31T00:00:00Z".into())
+        .map_err(|_| "it is not an RFC 3339 time such as 2027-01-31T00:00:00Z".into())
 }
 
 fn brand(text: &str) -> Result<String, String> {

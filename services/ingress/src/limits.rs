@@ -65,14 +65,14 @@ pub struct LimitsConfig {
     /// partner takes at most half of what the others leave
     #[arg(long, env = "LISTENERS", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub listeners: u32,
-    /// Longest wait for webhooks of such a request; must be shorter than a proxy's timeout
+    /// Longest time that `GET …/webhook/listen` waits for webhooks; must be shorter than a proxy's timeout
     #[arg(long, env = "LISTEN_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub listen_wait: Duration,
     /// Shortest time between two tests of one partner's webhook endpoint; sooner gets 429
     #[arg(long, env = "WEBHOOK_TEST_INTERVAL", default_value = "10s", value_parser = positive_duration)]
     pub webhook_test_interval: Duration,
-    /// Longest time that a request waits for the outcome of its test, longer than the notifier's `WEBHOOK_TIMEOUT`;
-    /// then it gets 202
+    /// Longest time that `POST …/webhook/test` waits for its outcome before it gets 202; must be longer than the
+    /// notifier's `WEBHOOK_TIMEOUT`
     #[arg(long, env = "WEBHOOK_TEST_WAIT", default_value = "20s", value_parser = positive_duration)]
     pub webhook_test_wait: Duration,
     /// QR pictures drawn at once
@@ -90,7 +90,7 @@ pub struct LimitsConfig {
 }
 
 impl LimitsConfig {
-    /// Whether requests other than orders may use more connections than there are.
+    /// Whether requests other than orders may use more than `connections` connections.
     pub(crate) fn exceeds(&self, connections: u32) -> bool {
         u32::from(self.self_service_concurrency) > connections
     }

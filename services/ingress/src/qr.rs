@@ -31,8 +31,8 @@ pub(crate) struct Drawing {
 }
 
 impl Drawing {
-    /// Draws what `gate` lets through, at most `concurrency` pictures at once and `per_second` per second. A request waits at most
-    /// `wait`.
+    /// Draws the pictures that `gate` allows, at most `concurrency` at once and `per_second` per second. A request
+    /// waits at most `wait`.
     pub(crate) fn new(gate: QrGate, concurrency: u16, per_second: NonZeroU32, wait: Duration) -> Arc<Self> {
         Arc::new(Self {
             gate,
@@ -43,7 +43,7 @@ impl Drawing {
     }
 
     /// Runs `draw` on a thread of its own, or returns 503 after `wait`. A flood waits instead of being
-    /// refused at once, so that each of its connections costs next to nothing.
+    /// refused at once, so each of its connections costs almost nothing.
     async fn run<T: Send + 'static>(
         &self,
         draw: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
@@ -67,9 +67,8 @@ impl Drawing {
     }
 }
 
-/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. A text that is no
-/// activation code gets 404, and so do a size outside of 64 to 1024 and a MAC that is missing or wrong where there are
-/// `QR_KEYS`.
+/// `GET /qr/<percent-encoded LPA text>/<size>`: a square PNG of `size` pixels. Three requests get 404: a text
+/// that is not an activation code, a size outside of 64 to 1024, and, with `QR_KEYS`, a missing or wrong MAC.
 pub(crate) async fn draw(
     State(drawing): State<Arc<Drawing>>,
     path: Result<Path<(String, String)>, PathRejection>,

@@ -152,7 +152,7 @@ mod tests {
         let rate = Rate::new("units", "units_per_second", NonZeroU32::new(10).unwrap(), 1000);
         rate.check(NonZeroU32::new(900).unwrap()).unwrap();
         let Err(ApiError::Limited { wait, .. }) = rate.check(NonZeroU32::new(200).unwrap()) else {
-            panic!("it was let through");
+            panic!("the request was not limited");
         };
         assert!(
             wait > Duration::from_secs(9) && wait <= Duration::from_secs(10),

@@ -1,5 +1,5 @@
 //! Refuses an exact replay of a request that signs its body. Signatures are remembered while their timestamp is valid,
-//! by this process only: another replica accepts the replay. There, only an order that stands refuses its repeat.
+//! by this process only. Another replica accepts the replay; it refuses a repeated order only while the order stands.
 //!
 //! A request that does not sign its body is not covered: two orders of one second have the same signature.
 
@@ -33,8 +33,8 @@ impl Use {
 /// The remembered signatures of one process.
 pub(crate) struct Replays {
     capacity: usize,
-    /// How long a signature is remembered after its timestamp, in seconds: its head passes for a window, and its body
-    /// may come later.
+    /// How long a signature is remembered after its timestamp, in seconds: while the timestamp is valid, and while the
+    /// body may still arrive.
     lasts: i64,
     seen: Arc<Mutex<Seen>>,
 }
@@ -69,7 +69,7 @@ impl Replays {
         self.is_first_at(partner, used, runtime::clock::unix_seconds() - self.lasts)
     }
 
-    /// As above; a use before `oldest` is forgotten.
+    /// Like [`Self::is_first`]; forgets uses before `oldest`.
     fn is_first_at(&self, partner: PartnerId, used: &Use, oldest: i64) -> bool {
         let mut seen = lock(&self.seen);
         let seen = &mut *seen;
@@ -87,8 +87,8 @@ impl Replays {
 }
 
 impl Seen {
-    /// Forgets what has ended, or else what ends first of the partner with the most signatures: a flood forgets only
-    /// its own.
+    /// Forgets all uses before `oldest`. If there are none, forgets the oldest use of the partner with the most, so a
+    /// flood evicts only its own signatures.
     fn forget(&mut self, oldest: i64) {
         let before = self.all;
         self.by_partner.retain(|_, seen| {
@@ -153,7 +153,7 @@ mod tests {
         for at in 100..105 {
             assert!(replays.is_first_at(partner, &used(at, 1), 0));
         }
-        // A body that comes late, when the timestamp has nearly ended.
+        // The body arrives late, just before the timestamp expires.
         assert!(!replays.is_first_at(partner, &used(104, 1), 103));
         assert_eq!(lock(&replays.seen).all, 2);
     }

@@ -174,8 +174,8 @@ fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, Inval
     Ok((!text.trim().is_empty()).then(|| text.parse().ok()))
 }
 
-/// A positive integer without fraction or exponent. JSON has no bound for it: one that doesn't fit
-/// becomes the largest that does.
+/// A positive integer without fraction or exponent. JSON does not bound it: a number that does not fit becomes
+/// the largest that fits.
 fn quantity(value: Option<&RawValue>) -> Option<u64> {
     let text = value?.get();
     let digits = text.bytes().all(|byte| byte.is_ascii_digit());

@@ -207,7 +207,7 @@ impl Deliver {
     /// the webhook.
     fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
-        // The partner of a test sees its answer in any case.
+        // A partner sees the response to a test in any case.
         if (next == Next::Delivered && !is_test(delivery)) || beginning.is_empty() {
             return None;
         }
@@ -409,7 +409,7 @@ impl Deliver {
     }
 }
 
-/// A test has one attempt: a later one would say nothing of the endpoint now.
+/// A test has one attempt: a retry would not show the endpoint's state at the time of the request.
 fn is_test(delivery: &Delivery) -> bool {
     matches!(&delivery.content, Content::Event(event) if event.subject == Subject::WebhookTest)
 }
@@ -421,8 +421,8 @@ fn esim(delivery: &Delivery) -> Option<&Esim> {
     }
 }
 
-/// The trace context of a webhook where no span is recorded: the order's, or a new one for a later
-/// attempt.
+/// The trace context of a webhook if no span is recorded: the order's for the first attempt, a new one for
+/// later attempts.
 fn passed_on(delivery: &Delivery) -> Option<String> {
     if let Content::Esim(esim) = &delivery.content
         && delivery.attempt == 0

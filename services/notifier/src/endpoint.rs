@@ -1,4 +1,4 @@
-//! Partners' endpoints, prepared once and not for each webhook.
+//! Partners' endpoints, prepared once instead of for each webhook.
 
 use std::{
     collections::HashMap,

@@ -1,5 +1,4 @@
-//! Work on events and endpoints that no message announces: deliveries move to a new URL, events about ending keys are
-//! made, old events are deleted.
+//! Work that no message announces: moves deliveries to a new URL, makes events about ending keys, deletes old events.
 
 use std::time::Duration;
 

@@ -2,9 +2,9 @@
 //!
 //! Modules: [`deliver`] reads deliveries, attempts them and records the results. [`webhook`] sends one
 //! request and reads the response. [`schedule`] decides what a response leads to and when to retry.
-//! [`webhooks::guard`] keeps webhooks out of private networks. [`endpoint`] prepares what all requests to one partner
-//! share. [`metrics`] holds the instruments.
-//! `events` makes events and moves deliveries to new URLs. `retention` erases old data. [`pipeline::lanes`] shares the slots between endpoints.
+//! [`webhooks::guard`] keeps webhooks out of private networks. [`endpoint`] prepares the parts that all
+//! requests to one partner share. [`metrics`] holds the instruments. `events` makes events and moves
+//! deliveries to new URLs. `retention` erases old data. [`pipeline::lanes`] shares the slots between endpoints.
 //!
 //! Guarantee: every delivery is attempted until the endpoint acknowledges it, the schedule ends, or the
 //! partner has no webhook URL. Each of these ends is recorded. Delivery is at least once: a crash between
@@ -71,7 +71,7 @@ const _: () = assert!(
     LONGEST_TIMEOUT.as_secs() + deliver::LEASE_MARGIN.as_secs() + 5 <= deliver::FIRST_LEASE.as_secs()
 );
 
-/// The longest block of an endpoint in any setting: a recovered endpoint is probed within a day.
+/// The upper limit of both settings of blocks: a recovered endpoint is probed within a day.
 const LONGEST_BLOCK: Duration = Duration::from_hours(24);
 
 /// Sends ready eSIMs to partners by webhook
@@ -116,11 +116,11 @@ pub struct Config {
     /// Longest time that an endpoint stays blocked before the next probe
     #[arg(long, env = "ENDPOINT_BLOCK_LONGEST", default_value = "5m", value_parser = block)]
     pub endpoint_block_longest: Duration,
-    /// How long before old keys or an old webhook secret end a partner that asked for it gets `key.expiring`
+    /// Send `key.expiring`, to partners that asked for it, this long before old keys or an old webhook secret end
     #[arg(long, env = "KEY_EXPIRING_NOTICE", default_value = "6h", value_parser = positive_duration)]
     pub key_expiring_notice: Duration,
-    /// Most stored rows per second that retention looks at, of all replicas together if only one erases at a time;
-    /// 0 erases nothing
+    /// Most stored rows per second that retention reads in this process; 0 erases nothing. Replicas may work on
+    /// different classes at the same time
     #[arg(long, env = "RETENTION_RATE", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub retention_rate: u32,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! What an attempt led to: its class, its record, its log line.
+//! The result of an attempt: its class, its record, its log line.
 
 use domain::DeliveryId;
 use store::deliveries::{AttemptResult, Content, Delivery};

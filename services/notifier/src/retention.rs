@@ -1,4 +1,4 @@
-//! Erases data whose term has ended, slowly beside the webhooks: see [`store::retention`].
+//! Erases data whose term has ended, at a limited rate: see [`store::retention`].
 
 use std::time::Duration;
 

@@ -34,7 +34,7 @@ const ANSWER_READ: usize = 1024;
 const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// The headers of one attempt at the Unix time `timestamp`, with a Standard Webhooks signature by each of
-/// the `secrets`, the newest first. `kind` is that of an event; the specified webhook names none.
+/// the `secrets`, the newest first. `kind` is the kind of an event; `None` for the specified webhook.
 pub fn headers(
     id: &DeliveryId,
     kind: Option<&'static str>,
@@ -95,7 +95,7 @@ impl Unanswered {
     }
 }
 
-/// How endpoints are called.
+/// The limits of a request to an endpoint.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// The deadline of a whole exchange.

@@ -127,7 +127,7 @@ impl Breaker {
         self.known().state() == Some(BreakerState::Closed)
     }
 
-    /// Whether the provider responds to other calls, so that a failure says something about its placement.
+    /// Whether the provider responds to other calls, so that a failure concerns its placement only.
     pub fn is_well(&self) -> bool {
         self.is_closed() && self.known().run.failed < self.limits.failures
     }

@@ -1,5 +1,5 @@
-//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. Whoever has the token
-//! may send anything, so a callback is only a hint: the profiles of a placement are collected sooner.
+//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. Callbacks are not signed, so
+//! a callback is only a hint: the profiles of a placement are collected sooner.
 //! Neither body nor path is ever logged.
 //!
 //! A flood must not slow orders down: requests in flight, connections, statements at once and

@@ -19,7 +19,7 @@ const EXCEPTIONAL: Duration = Duration::from_millis(500);
 /// The most lanes with their own promise: the slowest.
 const MOST_PROMISES: usize = 64;
 
-/// When a lane opens, and for how long.
+/// The limits at which a lane opens, and the time for which it stays open.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneLimits {
     /// The time over which calls are counted.
@@ -59,7 +59,7 @@ enum State {
 
 struct Lane {
     state: State,
-    /// Changes with the state. A call counts only if the version is that of its start.
+    /// Grows with each change of the state. A call counts only if the version has not changed since its start.
     version: u64,
     openings: u32,
     /// Calls, and failed or slow calls, in this half of the window and in the previous one.
@@ -124,7 +124,7 @@ impl Lanes {
         }
     }
 
-    /// The lanes whose due purchases are left alone.
+    /// The lanes that take no due purchases now.
     pub fn open(&self) -> Vec<String> {
         let now = Instant::now();
         let closed_off = |lane: &Lane| match lane.state {
@@ -331,7 +331,7 @@ impl Lane {
         if self.state != State::Closed {
             return Duration::MAX;
         }
-        // How long no purchase in flight has ended.
+        // The time for which no purchase in flight has ended.
         let stuck = if self.in_flight > 0 {
             now - self.last_change
         } else {

@@ -65,7 +65,7 @@ pub struct Placing {
     pub settlements: GroupCommit<Settlements>,
     /// A purchase may still arrive at the provider this long after its attempt was recorded.
     pub settle_delay: Duration,
-    /// After this time, missing profiles and unknown outcomes are parked.
+    /// How long profiles may be missing, or an outcome unknown, before the placement is parked.
     pub park_after: Duration,
     /// Room for outcomes that wait to be recorded.
     pub unrecorded: Semaphore,
@@ -82,7 +82,7 @@ pub struct Queue {
     pub placing: Arc<Placing>,
     /// Whether this is the queue of purchases.
     pub buys: bool,
-    /// The longest wait of a due row for its slot. Its lease is that much longer.
+    /// The longest wait of a due row for its slot; its lease includes this wait.
     pub wait: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! The rate limit of a provider's calls, for all replicas together. Once a second each replica leases a share
 //! of it through PostgreSQL, and spaces its own calls evenly within that share.
 //!
-//! Leased shares never exceed the limit together. When demand or the number of replicas changes, up to two
-//! seconds pass until all of it is used again.
+//! The sum of all leased shares never exceeds the limit. When demand or the number of replicas changes, up to
+//! two seconds pass until the whole limit is used again.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-/// The longest delay that later calls catch up on. More would be a burst that exceeds the provider's limit.
+/// The longest delay that later calls catch up on. A longer one would cause a burst above the provider's limit.
 const MADE_UP: Duration = Duration::from_millis(10);
 
 /// The calls of one replica to one provider.

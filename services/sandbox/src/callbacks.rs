@@ -111,7 +111,7 @@ pub async fn run(
 async fn send(client: Client, url: Url, ledger: Arc<Ledger>, due: Due) {
     let topup_id = due.unit.to_string();
     let callback = Callback {
-        // A made-up picture, so that the activation code appears in one place less.
+        // A made-up URL, so that it does not repeat the activation code.
         qrcode_img_url: format!("https://qr.sandbox.example/{topup_id}.png"),
         topup_id,
         option_id: &due.option_id,

@@ -36,11 +36,11 @@ pub struct Faults {
     pub not_found_lag_ms: u64,
     /// Overrules the setting `SANDBOX_DETECT_DUPLICATES`.
     pub detect_duplicates: Option<bool>,
-    /// Garbled answers, by the name of the scripted option that they are about.
+    /// Garbled answers, by the name of their scripted option.
     pub garbled: BTreeMap<String, Garble>,
 }
 
-/// How a call ends that reaches the provider.
+/// How a call that reaches the provider ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     Answered,

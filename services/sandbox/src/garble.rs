@@ -15,7 +15,7 @@ use crate::protocol::ProductList;
 
 /// The size of a huge answer, in bytes.
 const HUGE: usize = 300_000_000;
-/// The size of a piece of it.
+/// The size of one piece of a huge answer, in bytes.
 const PIECE: usize = 64 * 1024;
 /// The length of a long unit id.
 const LONG: usize = 6_000;
@@ -23,7 +23,7 @@ const LONG: usize = 6_000;
 /// space.
 const ODD_MESSAGE: &str = "sold\0 out \u{1b}[31m\r\nX-Injected: 1 \u{202e}gnp.exe\u{200b}";
 
-/// What is wrong with an answer.
+/// The fault of a garbled answer.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Garble {

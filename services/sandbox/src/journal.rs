@@ -1,6 +1,6 @@
 //! An append-only file of JSON lines. A record is one `write(2)`: once [`Journal::append`] has
-//! returned, the record is the kernel's and no death of this process loses it. There is no fsync:
-//! a machine that loses power may forget the last seconds of a sandbox.
+//! returned, the kernel has the record, so a crash of this process loses none. There is no fsync: a
+//! power cut may lose the last seconds.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -17,15 +17,15 @@ pub struct Journal {
     file: File,
     /// Bytes of whole lines.
     len: u64,
-    /// A write failed half-way: what it left behind `len` goes before the next one.
+    /// A write failed half-way; the next append first removes its bytes after `len`.
     torn: bool,
 }
 
 impl Journal {
     /// Opens or creates the file and hands each record to `replay`, oldest first.
     ///
-    /// A last line without its end was never answered for: it is reported and cut off. Any other
-    /// line that can't be read, or that `replay` refuses, is an error that names file and line.
+    /// An incomplete last line is logged and cut off: its request got no answer. Any other line that
+    /// can't be read, or that `replay` refuses, is an error that names file and line.
     pub fn open<R: DeserializeOwned>(
         path: &Path,
         mut replay: impl FnMut(R) -> anyhow::Result<()>,

@@ -236,7 +236,7 @@ impl Ledger {
         self.lock().accounts.canceled.contains(&unit)
     }
 
-    /// All purchases, or those of one order id.
+    /// All purchases, or the purchases of one order id.
     pub fn summary(&self, order_id: Option<&str>) -> Summary {
         if let Some(order_id) = order_id {
             let order = self.order(order_id).unwrap_or_default();

@@ -52,7 +52,7 @@ const EXAMPLES: &str = "Examples:
 
 /// The sandbox eSIM provider: speaks the USIMSA protocol, buys nothing real, records every purchase
 #[derive(Parser, Clone, Debug)]
-// `serve` and `catalogue` are an argument, `healthcheck` is a subcommand; the usage shows one COMMAND.
+// `serve` and `catalogue` are values of an argument, `healthcheck` is a subcommand; the usage shows one COMMAND.
 #[command(name = "sandbox", version, override_usage = "sandbox [OPTIONS] [COMMAND]", after_help = EXAMPLES)]
 pub struct Config {
     /// The command; `serve` if omitted

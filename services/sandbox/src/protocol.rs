@@ -37,7 +37,7 @@ pub struct NewOrder {
     pub products: Vec<Product>,
 }
 
-/// An option and how many units of it.
+/// An option and its number of units.
 #[derive(Clone, Debug, Deserialize, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Product {
@@ -69,8 +69,7 @@ pub struct BoughtUnit<'a> {
 }
 
 /// A unit in the answer to `GET /api/v2/order/{orderId}`. The profile's fields are present if `status`
-/// is `READY`. The optional `qrCodeImgUrl` is omitted, so that the activation code appears in one
-/// place less.
+/// is `READY`. The optional `qrCodeImgUrl` is omitted, because it would repeat the activation code.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Unit<'a> {
@@ -91,7 +90,7 @@ pub struct Callback<'a> {
     pub option_id: &'a str,
     #[serde(flatten)]
     pub profile: Profile,
-    /// The protocol spells it differently in `GET`: `qrCodeImgUrl`.
+    /// The answer to `GET` spells this field `qrCodeImgUrl`.
     pub qrcode_img_url: String,
 }
 

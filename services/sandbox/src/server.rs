@@ -18,7 +18,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 /// How long an unanswered connection is held open.
 const SILENCE: Duration = Duration::from_mins(2);
 
-/// What a client gets instead of an answer.
+/// How a request is left without an answer.
 #[derive(Clone, Copy, Debug)]
 pub enum NoAnswer {
     Close,

@@ -14,7 +14,7 @@ const STEP: Duration = Duration::from_millis(200);
 /// The latest a delayed unit comes after the first one.
 const LAST: Duration = Duration::from_secs(3);
 
-/// The final state of a unit and when it has it, counted from the purchase.
+/// The final state of a unit, and when it is reached, counted from the purchase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Ready(Duration),

@@ -124,7 +124,7 @@ pub struct Arrival {
     pub iccid: String,
     /// The endpoint responded 200.
     pub acknowledged: bool,
-    /// Its signature is the partner's.
+    /// Whether the partner's secret made its signature.
     pub genuine: bool,
 }
 

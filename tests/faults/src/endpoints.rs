@@ -10,7 +10,7 @@ const SLOW: Duration = Duration::from_secs(2);
 /// How long a hanging endpoint stays silent; longer than `WEBHOOK_TIMEOUT`.
 const HANGING: Duration = Duration::from_mins(1);
 
-/// The path of the partner of that index.
+/// The path of the partner with this index.
 pub fn path(partner: usize) -> String {
     format!("/{partner}")
 }

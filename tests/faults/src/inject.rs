@@ -20,11 +20,11 @@ const STOP: Duration = Duration::from_secs(30);
 /// The interval of the check for processes that ended by themselves.
 const WATCH: Duration = Duration::from_millis(300);
 
-/// A fault that was applied.
+/// An applied fault.
 #[derive(Clone, Debug, Serialize)]
 pub struct Happened {
     pub kind: String,
-    /// Since the start of the run.
+    /// The start of the fault, since the start of the run.
     pub from: Duration,
     pub until: Duration,
 }
@@ -204,7 +204,7 @@ impl Victims {
     }
 }
 
-/// A fault of one process. The restart does not wait for readiness: the servers it needs may be down.
+/// Applies a fault to one process. The restart does not wait for readiness, because its servers may be down.
 async fn befall(process: &mut Process, planned: &Planned) -> Result<()> {
     match planned.fault {
         Fault::Killed => {

@@ -207,7 +207,7 @@ async fn carry_out(run: &Run) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Makes the run and draws its progress line. Returns the report and, if it is red, how to inspect what is left.
+/// Makes the run and draws its progress line. Returns the report and, if it is red, how to inspect the remains.
 async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
     let mut progress = Progress::start();
     let victims = Arc::clone(&world.victims);

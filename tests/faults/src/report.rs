@@ -40,7 +40,7 @@ pub struct Kind {
 }
 
 /// The recovery time of each fault: from its end until the first webhook of an order that was sent after that
-/// end. Such an order has passed through every stage. A fault without such an order counts only in number.
+/// end. Such an order has passed through every stage. A fault without such an order has no recovery time.
 pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) -> BTreeMap<String, Kind> {
     let created = asked.iter().filter(|one| one.settled == Some(Settled::Created));
     let sent: HashMap<&str, Duration> = created

@@ -244,7 +244,7 @@ fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
     };
     let seconds = Duration::from_secs;
     let soon = Duration::from_millis(200)..=seconds(4);
-    // The provider's own delay until a purchase is visible: stalls, latency and lag happen one at a time and
+    // Longest delay at the provider before a purchase is visible. Stalls, latency and lag happen one at a time and
     // stay well below the settling delay.
     let provider = terms.settle / 4;
     match card {

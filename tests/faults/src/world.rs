@@ -122,7 +122,7 @@ impl World {
         Ok(())
     }
 
-    /// What is still in flight.
+    /// The rows in flight.
     pub async fn on_the_way(&self) -> Result<OnTheWay> {
         OnTheWay::read(&mut self.connect().await?).await
     }

@@ -233,7 +233,7 @@ impl Answer {
         serde_json::from_slice(&self.body).with_context(|| format!("not JSON: {}", self.describe()))
     }
 
-    /// The entries of a 201; any other response is an error that shows all of it.
+    /// The entries of a 201; any other response is an error that shows the whole response.
     pub fn products(&self) -> Result<Vec<Product>> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]

@@ -107,8 +107,7 @@ impl Drop for Database {
     }
 }
 
-/// Name and password of a stage's role: those of the shared server, or else, for a server of a test's own, a random
-/// password.
+/// Name and password of a stage's role: on the shared server its known password, on a test's own server a random one.
 fn role(stage: &str) -> Result<(String, String)> {
     static PASSWORD: LazyLock<String> = LazyLock::new(|| Uuid::now_v7().simple().to_string());
     let Ok(known) = env::var(format!("{}_DATABASE_URL", stage.to_uppercase())) else {

@@ -11,7 +11,7 @@ use tokio::process::Command;
 
 const TIMEOUT: Duration = Duration::from_mins(1);
 
-/// What `esimctl partner create` prints, once.
+/// The output of `esimctl partner create`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Partner {
     pub partner_id: String,
@@ -26,7 +26,7 @@ pub struct Partner {
     pub webhook_secret: String,
 }
 
-/// An element of what `esimctl option list` prints.
+/// An element of the output of `esimctl option list`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct CatalogueOption {
     pub option_id: String,

@@ -6,7 +6,7 @@
 //! - [`client`]: a partner that signs and sends orders, and invalid requests on purpose; [`raw`]: the same as bytes.
 //! - [`receiver`]: a partner's webhook endpoint that records what it gets.
 //! - [`esimctl`]: the operator's command line, run as a program.
-//! - [`settings`]: those of a stage on a database of its own.
+//! - [`settings`]: the settings of a stage on a database of its own.
 //! - [`process`], [`nats`], [`postgres`], [`database`]: the parts a stack consists of.
 //! - [`wait`], [`progress`], [`names`], [`table`], [`http`], [`ports`], [`rows`]: small helpers for them.
 //!

@@ -124,7 +124,7 @@ pub struct OwnStreams {
 }
 
 impl OwnStreams {
-    /// Those whose names begin with `prefix`, on the server at `url`.
+    /// The streams whose names begin with `prefix`, on the server at `url`.
     pub fn new(url: &str, prefix: &str) -> Self {
         Self {
             url: url.into(),

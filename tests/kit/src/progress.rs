@@ -3,7 +3,7 @@
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
-/// Gone from the terminal once dropped.
+/// A progress line, removed from the terminal when dropped.
 pub struct Progress {
     bar: ProgressBar,
     last: String,

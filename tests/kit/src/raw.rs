@@ -67,7 +67,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// `None` until all of it is there.
+    /// `None` until the answer is complete.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
         let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();
@@ -88,7 +88,7 @@ impl Answer {
     }
 }
 
-/// Reads one answer; returns it with the bytes that it is in.
+/// Reads one answer; returns it with its bytes.
 pub async fn answer(mut connection: impl AsyncRead + Unpin) -> Result<(Answer, Vec<u8>)> {
     let reading = async {
         let mut bytes = Vec::new();

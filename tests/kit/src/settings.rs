@@ -1,4 +1,4 @@
-//! The settings of a stage that runs on a test's own database and streams.
+//! The settings of a stage that runs on the test's own database and streams.
 
 use crate::database::Database;
 use crate::{ports, required};
@@ -8,10 +8,10 @@ use clap::builder::{OsStr, Resettable};
 use std::collections::BTreeMap;
 use uuid::Uuid;
 
-/// Thirty-two known bytes: what tests store is no secret.
+/// Thirty-two known bytes: test data is not secret.
 pub const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-/// By the names of the environment. The stage has its own role in the database.
+/// The settings, by environment variable. The stage has its own role in the database.
 pub fn of(stage: &str, database: &Database, more: &[(&str, &str)]) -> Result<BTreeMap<String, String>> {
     let common = [
         ("ADMIN_LISTEN", format!("127.0.0.1:{}", ports::free()?)),
@@ -25,7 +25,7 @@ pub fn of(stage: &str, database: &Database, more: &[(&str, &str)]) -> Result<BTr
     Ok(all.map(|(name, value)| (name.to_owned(), value)).collect())
 }
 
-/// The configuration that they give. It takes nothing from the environment of the test.
+/// Parses the settings into a configuration, without the environment of the test.
 pub fn parse<C: Parser>(settings: &BTreeMap<String, String>) -> C {
     let flag = |name: &str| name.to_ascii_lowercase().replace('_', "-");
     let flags = settings

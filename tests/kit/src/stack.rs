@@ -44,7 +44,7 @@ pub enum Stage {
 
 impl Stage {
     pub const ALL: [Self; 4] = [Self::Sandbox, Self::Ingress, Self::Provisioner, Self::Notifier];
-    /// Those of the pipeline.
+    /// The stages of the pipeline.
     pub const OURS: [Self; 3] = [Self::Ingress, Self::Provisioner, Self::Notifier];
 
     pub fn name(self) -> &'static str {
@@ -350,7 +350,7 @@ impl Stack {
         self.processes.remove(&stage).unwrap_or_default()
     }
 
-    /// Takes the stack's own `nats-server` out of it.
+    /// Moves the stack's own `nats-server` out of the stack.
     pub fn take_nats(&mut self) -> Result<NatsServer> {
         self.nats
             .take()

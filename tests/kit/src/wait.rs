@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Time between two polls.
 const INTERVAL: Duration = Duration::from_millis(20);
-/// Longer than whatever a test awaits takes on a slow machine.
+/// Longer than any awaited condition takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 
 /// Polls until `condition` returns `Some`, at most for `timeout`, which includes a running poll.

@@ -1,4 +1,4 @@
-//! Other work beside the load.
+//! Other work that runs during a measurement.
 
 use crate::pgbench::{connection_settings, program};
 use crate::settings::System;
@@ -15,7 +15,7 @@ use url::Url;
 #[derive(Clone, Debug)]
 pub enum Beside {
     Nothing,
-    /// A snapshot, held for this long before the measurement, and during it.
+    /// A snapshot, held for this time before the measurement and during it.
     Snapshot(Duration),
     /// Base backups, one after the other.
     BaseBackup,

@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 pub struct Book {
     topups: RefCell<HashMap<u128, Topup>>,
     totals: RefCell<Totals>,
-    /// Topups accepted without webhook.
+    /// Accepted topups without webhook.
     waiting: Cell<u64>,
     window_end: Cell<Option<Instant>>,
     permits: RefCell<Option<Rc<Semaphore>>>,
@@ -174,7 +174,7 @@ impl Book {
         self.totals.borrow_mut().fail(kind, example);
     }
 
-    /// Topups accepted without webhook so far.
+    /// Accepted topups without webhook so far.
     pub fn waiting(&self) -> u64 {
         self.waiting.get()
     }
@@ -184,7 +184,7 @@ impl Book {
         self.complete.notified().await;
     }
 
-    /// Webhooks of topups in no 201 that was read: their order's response was lost.
+    /// Webhooks of topups that no 201 named, because their order's response was lost.
     pub fn unasked(&self) -> u64 {
         let totals = self.totals.borrow();
         totals.webhooks - (totals.topups - self.waiting())

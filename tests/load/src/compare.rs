@@ -5,7 +5,7 @@ use crate::report::Report;
 use crate::system::GENERATOR;
 use testkit::table::table;
 
-/// The divisor of a figure, which cancels out the machine's speed at that time.
+/// The divisor of a figure, which removes the effect of the machine's speed.
 #[derive(Clone, Copy)]
 enum Per {
     /// A rate, divided by pgbench's.
@@ -22,7 +22,7 @@ struct Figure {
     per: Per,
 }
 
-/// A table for each run that has an earlier one of its kind.
+/// A table for each run that has an earlier run of the same kind.
 pub fn tables(now: &Document, earlier: &[Document]) -> Vec<String> {
     let pairs = now.runs.iter().filter_map(|run| {
         let (document, before) = earlier

@@ -172,7 +172,7 @@ impl Fill {
         Ok(())
     }
 
-    /// Puts the tables in the state some time after a fill: vacuumed, analysed, and written out.
+    /// Vacuums and analyses the tables and writes them to disk, as they are some time after a fill.
     pub async fn settle(&mut self) -> Result<()> {
         for statement in [
             "VACUUM (ANALYZE) orders",
@@ -194,7 +194,7 @@ impl Fill {
         Ok(size.fetch_one(&mut self.connection).await?)
     }
 
-    /// Ids of an order and a placement made `age` seconds ago, and that time.
+    /// The ids of an order and a placement that were made `age` seconds ago, and their time.
     fn ids(&self, age: i64) -> Result<(Uuid, Uuid, String)> {
         let seconds = self.now - age;
         let id = || {

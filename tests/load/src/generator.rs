@@ -1,4 +1,4 @@
-//! The orders: when each is sent, and the exchange itself.
+//! Sends the orders: their times, and the exchanges.
 
 use crate::book::Book;
 use crate::settings::{Load, Mode};
@@ -183,9 +183,9 @@ pub struct Schedule {
     /// The most lines.
     most: u32,
     opened: Cell<u32>,
-    /// Lines without an order; the one used last comes first, so that a low rate needs few.
+    /// Idle lines, the most recently used first, so that a low rate needs few lines.
     idle: RefCell<Vec<Line>>,
-    /// Orders that are due and have no line, as numbers.
+    /// The numbers of due orders that wait for a line.
     due: RefCell<VecDeque<u32>>,
     sent: Cell<u32>,
     unsent: Cell<u32>,

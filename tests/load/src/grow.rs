@@ -42,7 +42,7 @@ const LONGEST_DRAIN: Duration = Duration::from_hours(6);
   load grow --orders 0 --backlogs 10000,1000000"
 )]
 pub struct Grow {
-    /// Sizes: finished orders of one unit each, ascending. Missing orders are filled in first
+    /// Sizes, ascending: the number of stored finished orders of one unit. Missing orders are filled in first
     #[arg(long, value_delimiter = ',', default_value = "0,100000,500000,2000000")]
     orders: Vec<u64>,
     /// Partners that own the filled orders
@@ -54,7 +54,7 @@ pub struct Grow {
     /// Also measure with base backups running, one after the other (discarded)
     #[arg(long)]
     base_backup: bool,
-    /// Also measure with this shell command running repeatedly: the one that erases data
+    /// Also measure while this shell command, which erases data, runs repeatedly
     #[arg(long, value_name = "COMMAND")]
     retention: Option<String>,
     /// Also measure the drain of backlogs of these sizes: due topups without new orders

@@ -75,7 +75,7 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
     })
 }
 
-/// A figure from a database without durability means nothing.
+/// Fails unless the database is durable: other figures are meaningless.
 async fn check_durability(system: &System) -> Result<()> {
     let mut connection = PgConnection::connect(&system.database_url)
         .await

@@ -1,4 +1,4 @@
-//! The yardstick: commits per second of this idle `PostgreSQL`.
+//! The reference rate: commits per second of this `PostgreSQL` without other load.
 
 use crate::settings::System;
 use anyhow::{Context, Result, ensure};

@@ -62,7 +62,7 @@ pub struct Report {
     pub processes: BTreeMap<String, Process>,
 }
 
-/// The input of [`Report::new`] beside the book.
+/// The input of [`Report::new`] in addition to the book.
 pub struct Circumstances {
     pub pgbench: Option<f64>,
     /// Length of the window.

@@ -72,8 +72,8 @@ pub struct Load {
     /// The sandbox option to order.
     #[arg(long, default_value = "ready")]
     pub option: String,
-    /// Orders of another sandbox option beside the measured ones, at so many per second, from a partner of
-    /// their own; with a second number, at most so many in all. They are not part of the figures. Repeatable.
+    /// Also order another sandbox option, for its own partner, at RATE orders per second and at most COUNT
+    /// orders in all. These orders are not part of the figures. Repeatable.
     #[arg(long, value_name = "OPTION=RATE[,COUNT]", value_parser = disturbance)]
     pub beside: Vec<Disturbance>,
     /// The aim of the run.
@@ -86,8 +86,8 @@ pub struct Load {
     /// Orders that queue in `--mode drain` before the provisioner resumes.
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(100..=5_000_000))]
     pub backlog: u32,
-    /// The run gives up if no webhook arrives for this long. Above 30 s, deliveries that a killed notifier
-    /// had claimed also arrive.
+    /// Give up if no webhook arrives for this long. Use more than 30 s to also receive deliveries that a killed
+    /// notifier had claimed.
     #[arg(long, value_parser = humantime::parse_duration, default_value = "30s")]
     pub patience: Duration,
     /// Length of the pgbench run right before; 0 skips it.
@@ -124,7 +124,7 @@ pub struct System {
     pub commit: Option<String>,
 }
 
-/// Orders beside the measured ones.
+/// Orders beside the measured orders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Disturbance {
     /// The sandbox option.

@@ -111,7 +111,7 @@ impl<S: Stage> Worker<S> {
             let batch = consumer.batch().max_messages(most).expires(PULL);
             let mut chunks = pin!(batch.messages().await?.ready_chunks(most));
             while let Some(Some(chunk)) = stop.run_until_cancelled(chunks.next()).await {
-                // An error ends the pull, but not what came with it.
+                // An error ends the pull, but the messages that came with it are accepted.
                 let (messages, errors): (Vec<_>, Vec<_>) = chunk.into_iter().partition(Result::is_ok);
                 if !messages.is_empty() {
                     outage.over(&source.durable);
@@ -122,7 +122,7 @@ impl<S: Stage> Worker<S> {
                 }
             }
             if stop.is_cancelled() {
-                // Messages of the pull that were not accepted go to another replica at once.
+                // Messages of the pull that were not accepted are redelivered to another replica at once.
                 while let Ok(Some(chunk)) = tokio::time::timeout(LAST_MESSAGES, chunks.next()).await {
                     for message in chunk.into_iter().flatten() {
                         self.acknowledge(&message.split().1, AckKind::Nak(None)).await;

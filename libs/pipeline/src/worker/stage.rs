@@ -46,8 +46,8 @@ pub trait Stage: Send + Sync + 'static {
     ) -> impl Future<Output = anyhow::Result<Vec<Self::Work>>> + Send;
     /// The id of a claimed row.
     fn id(work: &Self::Work) -> &Self::Id;
-    /// Acts, records and publishes. The slot is returned when it is dropped, at the latest at the end.
-    /// Returns when the row needs nothing more before it is next due.
+    /// Acts, records and publishes. Dropping the slot returns it. Returns when the row needs nothing more before it
+    /// is next due.
     fn run(
         self: Arc<Self>,
         work: Self::Work,

@@ -1,5 +1,5 @@
-//! Export over OTLP that never slows the service: queues are bounded and drop what doesn't fit, exporters have
-//! their own threads, and an outage is logged once, and so is its end.
+//! Export over OTLP that never slows the service. Queues are bounded and drop items beyond the bound. Exporters
+//! have their own threads. The beginning and the end of an outage are logged once.
 
 use std::{
     error::Error,

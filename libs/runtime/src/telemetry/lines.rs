@@ -30,7 +30,7 @@ const IDS: [&str; 5] = [
     "provider.name",
 ];
 
-/// The target of events from the crate `log`. Their real target is a field with the prefix `log.`, beside others.
+/// The target of events from the crate `log`. Their real target is one of the fields with the prefix `log.`.
 const OF_LOG: &str = "log";
 
 /// Keeps the ids of a span: `order.id=… partner.id=…`.

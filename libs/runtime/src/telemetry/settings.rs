@@ -175,7 +175,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    /// Limits the timeout of a target to that of a whole export.
+    /// Limits the timeout of a target to the timeout of a whole export.
     fn within(&self, name: &str, mut target: Target) -> anyhow::Result<Target> {
         target.timeout = target
             .timeout

@@ -34,7 +34,7 @@ pub struct Delivery {
     pub content: Content,
 }
 
-/// What a delivery reports.
+/// The content of a delivery.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// A ready topup: the specified webhook.
@@ -180,7 +180,7 @@ async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Resu
     Ok(())
 }
 
-/// Also of events that are gone: an older program may have made a due row of theirs.
+/// Deletes the due rows of finished events, and of deleted ones: an older program may have made such a row.
 async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> Result<(), Error> {
     sqlx::query!(
         "DELETE FROM delivery_due d WHERE d.topup_id = ANY ($1)

@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use crate::Error;
 
-/// A command that changes something, as recorded.
+/// A changing command, as recorded.
 #[derive(Clone, Copy, Debug)]
 pub struct Action<'a> {
     pub operator: &'a str,

@@ -93,7 +93,7 @@ pub async fn list(
     Ok(views.fetch_all(connection).await?)
 }
 
-/// Rows of one look at the history: each is bounded, whatever is stored.
+/// The rows of one look at the history, which bounds its cost.
 const LOOK: i64 = 5_000;
 /// A range of attempts also covers deliveries that were ready this long before it.
 const REACH: Duration = Duration::days(7);
@@ -104,7 +104,7 @@ enum Order {
     OldestFirst,
 }
 
-/// What a filter compares.
+/// The values that a filter compares.
 struct Seen {
     topup_id: String,
     state: String,
@@ -122,7 +122,7 @@ impl Filter<'_> {
             && self.until.is_none_or(|until| at < until)
     }
 
-    /// The earliest readiness of a delivery that is looked at.
+    /// The earliest readiness of a delivery that can match.
     fn reach(&self) -> OffsetDateTime {
         self.since
             .map_or(OffsetDateTime::UNIX_EPOCH, |since| since - REACH)
@@ -169,7 +169,7 @@ async fn find(
     Ok(found)
 }
 
-/// Deliveries that wait for somebody to act, newest topups first; at most 100,000 of a partner, 10,000 of all.
+/// Deliveries that wait for an operator or a URL, newest topups first; at most 100,000 of a partner, 10,000 of all.
 async fn held(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
@@ -295,10 +295,10 @@ pub async fn attempts(
     Ok(attempts)
 }
 
-/// The deliveries that a replay makes due.
+/// The numbers of deliveries that a replay makes due.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct Replayed {
-    /// The number of all of them; each sends one webhook.
+    /// All of them; each sends one webhook.
     pub replayed: i64,
     /// The number that was `delivered`.
     pub delivered: i64,

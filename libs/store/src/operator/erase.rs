@@ -10,10 +10,10 @@ use uuid::Uuid;
 use super::actions::{self, Mode};
 use crate::Error;
 
-/// How long after a partner was disabled its last orders can begin.
+/// A partner's last orders can begin this many seconds after it was disabled.
 const LAST_ORDERS: f64 = 30.0;
 
-/// What an erasure removes, or has removed.
+/// The numbers of things that an erasure removes, or has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Erased {
     /// Orders.
@@ -22,7 +22,7 @@ pub struct Erased {
     pub profiles: i64,
     /// Recorded attempts of their deliveries.
     pub attempts: i64,
-    /// Units whose webhook was never acknowledged; it is not sent any more.
+    /// Units whose webhook was never acknowledged and is no longer sent.
     pub undelivered: i64,
 }
 
@@ -47,10 +47,10 @@ pub enum NotErased {
         /// Units that wait for a profile or an attempt of their webhook.
         units: i64,
     },
-    #[error("the partner is enabled: `esimctl partner disable` comes first")]
+    #[error("the partner is enabled; run `esimctl partner disable` first")]
     Enabled,
-    /// Orders from before the partner was disabled may be without a due row.
-    #[error("the partner was disabled only now: repeat the command in a minute")]
+    /// The partner's last orders may still lack due rows.
+    #[error("the partner was disabled a moment ago; repeat the command in a minute")]
     TooSoon,
     #[error(
         "{placements} of its placements and {deliveries} of its webhooks are not finished; see `esimctl delivery list \
@@ -185,7 +185,7 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     if !partner.disabled {
         return Err(NotErased::Enabled);
     }
-    // What is not finished has a due row from then on.
+    // From then on, everything unfinished has a due row.
     if !partner.swept {
         return Err(NotErased::TooSoon);
     }

@@ -73,7 +73,7 @@ pub async fn list(
     Ok(rows)
 }
 
-/// Rows of one look at the history: each is bounded, whatever is stored.
+/// The rows of one look at the history, which bounds its cost.
 const LOOK: i64 = 5_000;
 
 async fn parked(

@@ -1,4 +1,4 @@
-//! How long each class of data is kept, by default and for single partners.
+//! The term of each class of data, by default and for single partners.
 
 use domain::PartnerId;
 use sqlx::{Connection, PgConnection};
@@ -16,18 +16,18 @@ pub struct Term {
     pub class: String,
     /// The partner; `None` for the default.
     pub partner_id: Option<Uuid>,
-    /// The days after which it is erased; `None` keeps it for ever.
+    /// The days after which data of the class is erased; `None` keeps it for ever.
     pub days: Option<i32>,
 }
 
-/// What [`set`] makes of a term.
+/// A new value of a term.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Erases after this many days.
+    /// Erase after this many days.
     Days(i32),
-    /// Erases nothing.
+    /// Erase nothing.
     ForEver,
-    /// The partner has no term of its own any more.
+    /// Remove the partner's own term.
     Default,
 }
 
@@ -35,7 +35,7 @@ pub enum Keep {
 #[derive(Debug, thiserror::Error)]
 pub enum NotSet {
     /// Each term costs a walk over the history.
-    #[error("there are {MOST_TERMS} different terms of this class already: use one of them")]
+    #[error("this class already has {MOST_TERMS} different terms; use one of them")]
     TooMany,
     #[error(transparent)]
     Store(#[from] Error),
@@ -60,8 +60,8 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>, Error> {
     Ok(terms)
 }
 
-/// Sets the default of a class, or a partner's own term. The walks of the class begin again: a shorter term also
-/// holds for what an earlier walk has left.
+/// Sets the default of a class, or a partner's own term. The walks of the class begin again, so a shorter term also
+/// applies to data that an earlier walk passed.
 pub async fn set(
     connection: &mut PgConnection,
     class: Class,

@@ -32,8 +32,8 @@ async fn commit(
     Ok(transaction.commit().await?)
 }
 
-/// Changes the partner's webhook endpoint; notifiers make the deliveries due that a new URL concerns. A new URL makes
-/// the next probe of a blocked endpoint due at once, at most once in `interval`. Returns whether anything changed.
+/// Changes the partner's webhook endpoint. After a new URL, notifiers make waiting deliveries due, and the next probe
+/// of a blocked endpoint is due at once, at most once in `interval`. Returns whether anything changed.
 pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -47,7 +47,7 @@ pub async fn set_webhook(
     Ok(changed)
 }
 
-/// Rotates at the partner's request; `command` is the record's.
+/// Rotates at the partner's request; `command` goes into the record.
 pub async fn rotate(
     connection: &mut PgConnection,
     partner_id: PartnerId,

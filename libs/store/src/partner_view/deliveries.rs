@@ -69,7 +69,7 @@ pub enum Redelivered {
     Again,
     /// It is due already, or an attempt is in flight.
     Due,
-    /// The last attempt is younger than the interval; this much is left of it.
+    /// The interval since the last attempt has not ended; this much time is left.
     TooSoon(Duration),
     NotReady,
     /// The profile was erased, or the event is [void](events::Standing::void).

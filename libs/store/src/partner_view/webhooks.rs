@@ -9,16 +9,16 @@ use crate::Error;
 /// A webhook is found this long after its creation, in seconds: transactions commit in another order than they begin.
 const SETTLE: f64 = 1.0;
 
-/// The place of a webhook among those of its partner.
+/// The position of a webhook among all webhooks of its partner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
     /// When its delivery was stored.
     pub at: OffsetDateTime,
-    /// Its topup; empty before all of that time.
+    /// Its topup; empty for the position before all webhooks of that time.
     pub topup_id: String,
 }
 
-/// What a webhook is made of.
+/// The stored parts of a webhook.
 #[derive(Clone, Debug)]
 pub struct StoredWebhook {
     pub topup_id: TopupId,

@@ -59,7 +59,7 @@ pub(crate) async fn change_webhook(
 const MOVED: u32 = 1_000;
 
 /// Sets or removes a partner's webhook URL. Deliveries that waited for a URL or for their next attempt become due, in
-/// batches. If this ends early, a notifier goes on. The notifier gives up on a delivery only while it holds the
+/// batches. If this ends early, a notifier makes the rest due. A notifier records a missing URL only while it locks the
 /// partner's row, so it misses no new URL.
 ///
 /// Returns the number of due deliveries, or `None` if there is no such partner.

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{Outcome, Settlement, settle};
 use crate::{Error, age, retry_conflicts, seconds, signed, unsigned};
 
-/// A due placement, and what it shares slots with.
+/// A due placement, with the lane and the partner that share its slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DuePlacement {
     pub placement_id: PlacementId,
@@ -148,7 +148,7 @@ pub struct Claimed {
     /// The state before the claim. From `accepted`, the claim recorded a new attempt, and only its holder may
     /// send it. In any other state nothing may be bought.
     pub was: PlacementState,
-    /// The last recorded attempt; it may be the one that this claim recorded.
+    /// The last recorded attempt; this claim may have recorded it.
     pub attempt: u32,
     /// The time since that attempt was recorded.
     pub attempt_age: Duration,
@@ -203,7 +203,7 @@ struct Row {
 
 /// Claims placements of a provider in one statement. `accepted` ones move by
 /// [`domain::placement::Event::Claim`], which records the attempt before anything is sent; others are claimed only for
-/// a look-up or a collect. An attempt that is in flight elsewhere is put off, a finished placement loses its due row;
+/// a look-up or a collect. An attempt in flight elsewhere is put off, and a finished placement loses its due row;
 /// neither is returned. An unreadable row is parked.
 pub async fn claim(
     connection: &mut PgConnection,
@@ -393,7 +393,7 @@ fn placement(row: &Row) -> Result<Claimed, Unreadable> {
 }
 
 /// Removes leased placements that this process must not work on. An attempt in flight belongs to its holder until
-/// that lease ends. A finished placement is not due any more.
+/// that lease ends. A finished placement is no longer due.
 async fn put_off(
     connection: &mut PgConnection,
     claimed: &mut Vec<Claimed>,

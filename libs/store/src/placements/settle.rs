@@ -24,7 +24,7 @@ pub enum Outcome {
         units: Vec<Unit>,
         /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
-        /// Profiles have been missing for so long that an operator must look at it.
+        /// Whether profiles have been missing for too long, so that an operator must act.
         overdue: bool,
         /// Whether a readiness event will announce the new deliveries. Otherwise they are due at `answer_by`.
         announced: bool,
@@ -53,7 +53,7 @@ pub enum Outcome {
     },
     /// The outcome stayed unknown. An operator must resolve the placement.
     Parked { reason: String },
-    /// The provider's data, or the row itself, cannot be stored or read. An operator must look at it.
+    /// The provider's data, or the row itself, cannot be stored or read. An operator must act.
     Disputed { reason: String },
 }
 
@@ -80,7 +80,7 @@ pub enum Progress {
 /// The effect of a settlement.
 #[derive(Clone, Debug, Default)]
 pub struct Settled {
-    /// Whether it applied; a late or repeated one does not.
+    /// Whether it changed the placement; a late or repeated one does not.
     pub moved: bool,
     /// The purchase was unexpected, so the placement is parked now.
     pub unexpected: bool,

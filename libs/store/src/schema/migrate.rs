@@ -73,7 +73,7 @@ impl std::fmt::Display for Wait {
 pub enum MigrationError {
     #[error(transparent)]
     Schema(#[from] SchemaError),
-    #[error("migration {0} differs from the one that was applied: this database belongs to another program")]
+    #[error("the applied migration {0} differs from this program's: the database belongs to another program")]
     Changed(i64),
     #[error("{wait}; gave up after {waited:?} (--give-up). End that transaction or migrate later")]
     Locked {

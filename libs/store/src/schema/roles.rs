@@ -1,4 +1,4 @@
-//! One database role per stage and one for operators, each with what its statements need: `libs/store/roles`.
+//! One database role per stage and one for operators, each with the privileges of its statements: `libs/store/roles`.
 //!
 //! The owner of the tables grants. It needs no privilege beyond that, so this works without a superuser.
 //! Roles that do not exist are skipped: a database without them serves the owner alone, as before.
@@ -45,7 +45,7 @@ pub const ROLES: [Role; 4] = [
 /// How often a grant is tried again when another session changes the same row of the catalogue.
 const CONFLICTS: u32 = 10;
 
-/// Takes everything from the role that it has on tables of this owner, so that an older grant does not stay.
+/// Revokes all privileges of the role on tables of this owner, so that no older grant stays.
 const REVOKE: &str = "DO $$
 DECLARE
     owned regclass;
@@ -68,7 +68,7 @@ GRANT SELECT ON _sqlx_migrations, _schema_serves TO ROLE_NAME;
 
 /// Grants each existing role its privileges, and takes all others on tables. Returns the roles.
 ///
-/// Sessions at work see the old or the new privileges, nothing between.
+/// Running sessions see either the old or the new privileges.
 pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>, Error> {
     let mut granted = Vec::new();
     for role in ROLES {

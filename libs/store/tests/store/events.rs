@@ -395,7 +395,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     assert_eq!(seen.unwrap().delivered, 1);
     assert!(bench.all_due().await.is_empty());
 
-    // A topup that is not failed any more, a partner that no longer asks for the event, a test.
+    // A topup that is no longer failed, a partner that no longer asks for the event, a test.
     earlier().await;
     let topup = topups(&failed).remove(0);
     bench

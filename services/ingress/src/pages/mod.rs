@@ -1,4 +1,4 @@
-//! What partners read: the `OpenAPI` document and its page, the page of errors, the guide with its examples.
+//! The partners' documentation: the `OpenAPI` document and its page, the page of errors, the guide with its examples.
 //!
 //! Nothing here needs keys or another host. The page of the document signs requests in the browser; its policy lets
 //! it load and reach this service only.

@@ -1,5 +1,5 @@
-//! What the `OpenAPI` document describes and no handler's type does: bodies that are read field by field, errors, and
-//! the bodies of webhooks.
+//! Types that only the `OpenAPI` document needs: bodies that are read field by field, errors, and the bodies of
+//! webhooks.
 
 #![expect(dead_code, reason = "only the document reads these types")]
 

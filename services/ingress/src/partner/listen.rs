@@ -1,7 +1,7 @@
 //! The webhooks of a sandbox account for `esim-partner listen`, which forwards them to an endpoint that we cannot reach.
 //!
-//! A long poll reads stored deliveries and changes nothing: webhooks are sent to the configured URL all the same, and
-//! without a URL they wait for one.
+//! A long poll reads stored deliveries and changes nothing: webhooks are still sent to the configured URL, or wait
+//! for one.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What partners look up and change themselves: every signed request except create-order.
+//! Self-service: every signed request except create-order.
 //!
 //! These requests never delay an order: they have places of their own ([`Admission::visit`]), and they use at most
 //! `SELF_SERVICE_CONCURRENCY` connections of the database. An id of another partner is answered like an unknown one.
@@ -54,13 +54,13 @@ use crate::{
 
 /// The longest wait for a connection.
 const TURN: Duration = Duration::from_secs(2);
-/// The keys or the secret of a rotation by the partner: the old ones stay valid for a day.
+/// After a rotation by the partner, the old keys or the old secret stay valid for a day.
 const OVERLAP: Overlap = Overlap {
     lasts: Duration::from_hours(24),
     keep_old: false,
 };
 
-/// What these requests use.
+/// The resources of these requests.
 pub(crate) struct Desk {
     pub(crate) database: Database,
     /// `SELF_SERVICE_CONCURRENCY`.
@@ -159,7 +159,7 @@ impl Session {
     }
 }
 
-/// The id in a path, percent-decoded. A text that is no such id is unknown.
+/// The id in a path, percent-decoded. Any other text gets 404, like an unknown id.
 struct Id<T>(T);
 
 impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
@@ -172,7 +172,7 @@ impl<T: FromStr, S: Send + Sync> FromRequestParts<S> for Id<T> {
     }
 }
 
-/// Authenticates and admits a request, and forbids to store its response.
+/// Authenticates and admits a request, and forbids storing its response.
 async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let signed = match app.authenticator.head(&parts).await {
@@ -195,7 +195,7 @@ async fn admit(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
     response
 }
 
-/// The body of a request; if the signature covers it, it was read and is the signed one.
+/// The body of a request. A body that the signature covers is read and checked first.
 async fn checked(app: &App, signed: &Signed, headers: &HeaderMap, body: Body) -> Result<Body, ApiError> {
     if signed.body.is_none() {
         return Ok(body);

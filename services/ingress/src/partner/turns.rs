@@ -1,5 +1,5 @@
-//! Turns at the database. Partners that wait take turns, so that one partner's flood delays no other one's request by
-//! more than a statement.
+//! Turns at the database. Waiting partners take turns, so one partner's flood delays another partner's request by at
+//! most one statement.
 
 use std::{
     collections::VecDeque,
@@ -92,7 +92,7 @@ impl Drop for Turn {
             let Some(next) = next else { return };
             match next.send(Self(Some(Arc::clone(&shared)))) {
                 Ok(()) => return,
-                // It waits no longer: the next one gets the turn.
+                // This request no longer waits: the next one gets the turn.
                 Err(mut turn) => drop(turn.0.take()),
             }
         }

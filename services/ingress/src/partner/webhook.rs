@@ -93,7 +93,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     Ok(json(StatusCode::OK, &changed))
 }
 
-/// What a body asks for; `None` keeps what is stored.
+/// The changes in a body; `None` keeps the stored value.
 struct Wanted {
     #[expect(clippy::option_option, reason = "kept, removed or set")]
     url: Option<Option<WebhookUrl>>,

@@ -74,7 +74,7 @@ impl Placing {
         Outcome::Parked { reason }
     }
 
-    /// Settles a purchase with its units. Returns also whether every unit is final. `since_order` is the age
+    /// Settles a purchase with its units. Also returns whether every unit is final. `since_order` is the age
     /// of the order.
     pub(crate) async fn settle_bought(
         &self,

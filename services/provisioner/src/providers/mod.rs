@@ -15,7 +15,7 @@ use signing::Token;
 
 pub use text::ProviderId;
 
-/// How a provider is called.
+/// The limits of a call to a provider.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// The deadline of a whole call.
@@ -172,7 +172,7 @@ pub trait Provider: Send + Sync + 'static {
     fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
     /// Asks for the profiles of a purchase that the provider has. Buys nothing.
     fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
-    /// The unit that a callback names; `None` if the body is unreadable. Anybody may have written the
-    /// body, so nothing else of it is used.
+    /// The unit that a callback names; `None` if the body is unreadable. The body is not authenticated, so the
+    /// rest is ignored.
     fn parse_callback(&self, body: &[u8]) -> Option<ProviderId>;
 }

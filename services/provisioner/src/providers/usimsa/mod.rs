@@ -104,7 +104,7 @@ struct Product {
     status: Option<String>,
 }
 
-/// A callback. It holds a whole profile, but anybody may have sent it: only the unit is read.
+/// A callback. It holds a whole profile, but it is not authenticated, so only the unit is read.
 #[derive(Deserialize)]
 struct Callback {
     #[serde(rename = "topupId")]
