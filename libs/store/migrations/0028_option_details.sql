@@ -1,3 +1,3 @@
 -- serves: 14
--- What the operator tells partners about an option, beside its name: a JSON object, shown as it is.
-ALTER TABLE options ADD COLUMN details jsonb NOT NULL DEFAULT '{}';
+-- The operator's description of an option for partners, beside its name.
+ALTER TABLE options ADD COLUMN details jsonb NOT NULL DEFAULT '{}' CHECK (jsonb_typeof(details) = 'object');

@@ -230,7 +230,8 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Er
 /// The facts that decide whether a delivery can be sent again.
 #[derive(Clone, Debug)]
 pub struct Standing {
-    /// `pending`, `delivered`, `exhausted` or `no_endpoint`; `None` before the unit of a topup is ready.
+    /// `pending`, `delivered`, `exhausted`, or `no_endpoint` if the partner has no URL; `None` before the unit of a topup
+    /// is ready.
     pub state: Option<String>,
     /// The database's time.
     pub(crate) now: OffsetDateTime,
@@ -239,7 +240,7 @@ pub struct Standing {
     /// It is due, or an attempt is in flight.
     pub(crate) due: Option<bool>,
     /// It cannot be sent again: the topup's profile was erased, or the event is a test, is no longer wanted, or
-    /// reports a failure of a topup that is no longer failed. The notifier drops such events.
+    /// reports a failed topup that got ready or whose order was cancelled.
     pub void: bool,
 }
 
@@ -251,14 +252,20 @@ pub async fn standing(
 ) -> Result<Option<Standing>, Error> {
     let standing = sqlx::query_as!(
         Standing,
-        r#"SELECT e.state AS "state?", clock_timestamp() AS "now!",
+        // The conditions of `drop_void`, and all tests.
+        r#"SELECT CASE WHEN p.webhook_url IS NULL THEN 'no_endpoint' ELSE e.state END AS "state?",
+                  clock_timestamp() AS "now!",
                   extract(epoch FROM clock_timestamp() - greatest(e.attempted_at, e.created_at))::float8 AS age,
                   (e.state = 'pending' AND (e.attempt = 0 OR coalesce(
                        due.at <= clock_timestamp() + make_interval(secs => $3), true))) AS due,
                   (e.kind = 'webhook.test' OR e.kind <> ALL (p.webhook_events)
                    OR (e.kind = 'topup.failed' AND NOT EXISTS (
-                       SELECT FROM topups t LEFT JOIN esims s ON s.topup_id = t.topup_id
-                       WHERE t.topup_id = e.topup_id AND t.state = 'failed' AND s.ready_at IS NULL))) AS "void!"
+                       SELECT FROM topups t
+                       JOIN placements l ON l.placement_id = t.placement_id
+                       JOIN orders o ON o.order_id = l.order_id
+                       LEFT JOIN esims s ON s.topup_id = t.topup_id
+                       WHERE t.topup_id = e.topup_id AND t.state = 'failed' AND NOT o.refused
+                         AND s.ready_at IS NULL))) AS "void!"
            FROM events e
            JOIN partners p ON p.partner_id = e.partner_id
            LEFT JOIN delivery_due due ON due.topup_id = e.event_id

@@ -20,7 +20,7 @@ pub struct ProductOption {
     /// Only enabled options can be ordered.
     #[serde(default = "enabled")]
     pub enabled: bool,
-    /// What the operator tells partners about it, shown as it is.
+    /// The operator's description for partners: any JSON object. Only [`all`] reads it.
     #[serde(default)]
     pub details: Map<String, Value>,
 }
@@ -34,15 +34,15 @@ pub(crate) fn details(stored: &str) -> Result<Map<String, Value>, Error> {
     serde_json::from_str(stored).map_err(|error| Error::Unreadable(format!("details of an option: {error}")))
 }
 
-/// The options that match a condition, each with the version of its last change.
+/// The options that match a condition, with these details, each with the version of its last change.
 macro_rules! options {
-    ($connection:expr, $condition:literal, $argument:expr) => {
+    ($connection:expr, $details:literal, $condition:literal $(, $argument:expr)?) => {
         sqlx::query!(
-            r#"SELECT option_id, name, provider, provider_option_id, environment, enabled,
-                      details::text AS "details!", version
-               FROM options WHERE "#
-                + $condition,
-            $argument
+            "SELECT option_id, name, provider, provider_option_id, environment, enabled, version, "
+                + $details
+                + r#" AS "details!" FROM options "#
+                + $condition
+                $(, $argument)?
         )
         .fetch_all($connection)
         .await?
@@ -86,19 +86,25 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
     Ok(changed.rows_affected() > 0)
 }
 
-/// The options that changed after `version`, each with the version of its change; all for 0.
+/// All options, with their details.
+pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>, Error> {
+    let all: Result<Vec<(ProductOption, i64)>, Error> = options!(
+        connection,
+        "details::text",
+        "ORDER BY environment, provider, name, option_id"
+    );
+    Ok(all?.into_iter().map(|(option, _)| option).collect())
+}
+
+/// The options that changed after `version`, without details, each with the version of its change.
 pub async fn changed_since(
     connection: &mut PgConnection,
     version: i64,
 ) -> Result<Vec<(ProductOption, i64)>, Error> {
-    options!(
-        connection,
-        "version > $1 ORDER BY environment, provider, name, option_id",
-        version
-    )
+    options!(connection, "'{}'", "WHERE version > $1", version)
 }
 
-/// The options with these ids.
+/// The options with these ids, without details.
 pub async fn by_ids(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<(ProductOption, i64)>, Error> {
-    options!(connection, "option_id = ANY($1)", ids)
+    options!(connection, "'{}'", "WHERE option_id = ANY($1)", ids)
 }

@@ -1,6 +1,6 @@
 //! Decides where webhooks may go: partners choose their URLs and must not reach our own network with them.
-//! The port and a literal address are judged before every request. A name is judged when a connection is
-//! made, by all addresses that it resolves to.
+//! The port and a literal address are judged before every request. A name is judged by all addresses that
+//! it resolves to, when a partner sets the URL and at each connection.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},

@@ -63,7 +63,7 @@ pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow
     if standing.void {
         bail!(
             "the event can't be sent again: it is a test, or its partner no longer wants its kind, or its topup is no \
-             longer failed"
+             longer failed, or its order was cancelled"
         );
     }
     if standing.state.as_deref() == Some("no_endpoint") {

@@ -65,8 +65,7 @@ pub enum Command {
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List => {
-            let catalogue = options::changed_since(&mut console.connect().await?, 0).await?;
-            let catalogue: Vec<ProductOption> = catalogue.into_iter().map(|(option, _)| option).collect();
+            let catalogue = options::all(&mut console.connect().await?).await?;
             let none = "The catalogue is empty; see `esimctl option import --help`.";
             console.print_list(&catalogue, none, row)
         }
@@ -246,7 +245,7 @@ impl Fields<'_> {
             Some(Value::Object(details)) => {
                 let text = Value::from(details.clone()).to_string();
                 // PostgreSQL stores no NUL.
-                if text.contains("\\u0000") {
+                if text.replace("\\\\", "").contains("\\u0000") {
                     "must hold no NUL"
                 } else if text.len() > LONGEST_DETAILS {
                     "must be at most 4096 bytes of JSON"

@@ -171,7 +171,7 @@ pub(crate) enum Code {
     #[strum(props(status = "409"))]
     TopupErased,
     /// The event cannot be sent again. It is a test (`POST /webhook/test` sends a new one), or you no longer ask for
-    /// events of its type, or the failed topup did get ready.
+    /// events of its type, or the failed topup got ready, or its order was cancelled.
     #[strum(props(status = "409"))]
     EventVoid,
     /// Your account has no webhook URL. Set one: webhooks that wait are then sent.

@@ -75,6 +75,9 @@ use crate::{
     server::Server,
 };
 
+/// The most lookups of new webhook URLs' hosts in flight.
+const RESOLVING: usize = 8;
+
 /// Accepts signed orders from partners
 #[derive(Parser, Clone, Debug)]
 #[command(name = "ingress", version)]
@@ -220,6 +223,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             turns: Turns::new(limits.self_service_concurrency.into()),
             vault,
             dns: Dns::new(guard.clone(), &name_servers)?,
+            resolving: Semaphore::new(RESOLVING),
             guard,
             qr: QrUrls::new(config.public_url.clone(), qr_keys.clone()),
             providers: config.providers.clone(),

@@ -142,12 +142,15 @@ async fn standing(
 ) -> Result<Option<Standing>, Error> {
     let standing = sqlx::query_as!(
         Standing,
-        r#"SELECT u.delivery AS state, clock_timestamp() AS "now!",
+        r#"SELECT CASE WHEN u.delivery IS NOT NULL AND p.webhook_url IS NULL THEN 'no_endpoint' ELSE u.delivery END AS state,
+                  clock_timestamp() AS "now!",
                   extract(epoch FROM clock_timestamp() - greatest(u.attempted_at, u.delivery_created_at))::float8 AS age,
                   (u.delivery = 'pending' AND (u.attempt = 0 OR coalesce(
                        due.at <= clock_timestamp() + make_interval(secs => $3), true))) AS due,
                   u.erased_at IS NOT NULL AS "void!"
-           FROM partner_units u LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
+           FROM partner_units u
+           JOIN partners p ON p.partner_id = u.partner_id
+           LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
            WHERE u.topup_id = $2 AND u.partner_id = $1"#,
         partner_id.uuid(),
         topup_id.as_str(),

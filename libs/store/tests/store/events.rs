@@ -395,8 +395,14 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     assert_eq!(seen.unwrap().delivered, 1);
     assert!(bench.all_due().await.is_empty());
 
-    // A topup that is no longer failed, a partner that no longer asks for the event, a test.
+    // A partner without a URL.
     earlier().await;
+    let set_url = "UPDATE partners SET webhook_url = nullif($1, '')";
+    bench.set(set_url, "").await;
+    assert_eq!(again(partner, &due.id).await, Redelivered::NoEndpoint);
+    bench.set(set_url, URL).await;
+
+    // A topup that is no longer failed, a cancelled order, a partner that no longer asks for the event, a test.
     let topup = topups(&failed).remove(0);
     bench
         .set("UPDATE topups SET state = 'pending' WHERE topup_id = $1", &topup)
@@ -406,6 +412,10 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     bench
         .set("UPDATE topups SET state = 'failed' WHERE topup_id = $1", &topup)
         .await;
+    let refuse = "UPDATE orders SET refused = $1::bool";
+    bench.set(refuse, "true").await;
+    assert_eq!(again(partner, &due.id).await, Redelivered::Gone);
+    bench.set(refuse, "false").await;
     partners::set_events(&mut connection, partner, &[]).await.unwrap();
     assert_eq!(again(partner, &due.id).await, Redelivered::Gone);
     let kinds = [Kind::TopupFailed];

@@ -39,6 +39,7 @@ use domain::{Environment, PartnerId};
 use http_body::{Frame, SizeHint};
 use serde::Serialize;
 use store::{Database, PgConnection, partners::Overlap, vault::Vault};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tracing::field;
 use webhooks::{dns::Dns, guard::Guard, qr::QrUrls};
@@ -69,6 +70,8 @@ pub(crate) struct Desk {
     pub(crate) guard: Guard,
     /// Resolves the host of a new webhook URL.
     pub(crate) dns: Dns,
+    /// Bounds the lookups in flight, so that many new URLs do not overload the name servers.
+    pub(crate) resolving: Semaphore,
     /// Makes `qrcode_img_url`.
     pub(crate) qr: QrUrls,
     /// The providers whose options live partners may order, beside the sandbox.

@@ -16,12 +16,12 @@ use time::{OffsetDateTime, serde::rfc3339};
 use url::Url;
 use utoipa::ToSchema;
 use webhooks::{
-    dns::{Dns, NameError},
+    dns::NameError,
     guard::{Forbidden, Guard},
     url::WebhookUrl,
 };
 
-use super::{OVERLAP, Session, json};
+use super::{Desk, OVERLAP, Session, json};
 use crate::{
     codes::Code,
     error::{ApiError, Fault},
@@ -30,8 +30,7 @@ use crate::{
 
 /// The longest wait for the addresses of a new URL's host.
 const RESOLVE: Duration = Duration::from_secs(2);
-const UNRESOLVED: &str =
-    "The host of the URL has no address yet. Webhooks are tried all the same, until their retries end";
+const UNRESOLVED: &str = "The host of the URL could not be resolved. Webhooks are sent anyway, and retried";
 
 /// Show the webhook endpoint
 #[utoipa::path(get, path = "/webhook", operation_id = "show_webhook", tag = "Webhook",
@@ -50,7 +49,7 @@ async fn current(session: &Session) -> Result<Endpoint, ApiError> {
 pub(super) struct ChangedEndpoint {
     #[serde(flatten)]
     endpoint: Endpoint,
-    /// Only if something is doubtful: the host of the new URL does not resolve.
+    /// Only if the host of the new URL could not be resolved.
     #[serde(skip_serializing_if = "Option::is_none")]
     warning: Option<&'static str>,
 }
@@ -59,7 +58,7 @@ pub(super) struct ChangedEndpoint {
 ///
 /// Webhooks that wait are sent to a new URL within seconds, and a blocked endpoint is tested at once; the same URL again
 /// changes nothing. With `null`, webhooks wait until a URL is set. What is left out stays. A URL whose host has a forbidden
-/// address is refused; one whose host does not resolve is set, with a `warning`.
+/// address is refused; one whose host cannot be resolved within two seconds is set, with a `warning`.
 #[utoipa::path(put, path = "/webhook", operation_id = "set_webhook", tag = "Webhook", request_body = super::described::NewEndpoint,
     responses(
         (status = 200, description = "The endpoint", body = ChangedEndpoint),
@@ -71,8 +70,10 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let wanted = wanted(&session.desk().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
-        Some(url) => resolved(&session.desk().dns, url).await?,
-        None => None,
+        Some(url) if current(&session).await?.url.as_deref() != Some(url.as_str()) => {
+            resolved(session.desk(), url).await?
+        }
+        _ => None,
     };
     let new = NewWebhook {
         url: url.map(|url| url.as_ref().map(WebhookUrl::as_str)),
@@ -155,14 +156,18 @@ fn forbidden<T>(reason: Forbidden) -> Result<T, ApiError> {
     refused("url", Code::UrlForbidden, message)
 }
 
-/// Judges the addresses of a URL's host, as each connection does. Returns a warning if it has none now: a partner may
-/// set the URL before the name.
-async fn resolved(dns: &Dns, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
+/// Judges the addresses of a URL's host, as each connection does. Returns a warning if they are not found in time: a
+/// partner may set the URL before the name.
+async fn resolved(desk: &Desk, url: &WebhookUrl) -> Result<Option<&'static str>, ApiError> {
     let parsed = url.parsed();
     let Some(name) = parsed.as_ref().and_then(Url::domain) else {
         return Ok(None);
     };
-    match tokio::time::timeout(RESOLVE, dns.resolve(name)).await {
+    let resolving = async {
+        let _place = desk.resolving.acquire().await;
+        desk.dns.resolve(name).await
+    };
+    match tokio::time::timeout(RESOLVE, resolving).await {
         Ok(Ok(_)) => Ok(None),
         Ok(Err(NameError::Forbidden(reason))) => forbidden(reason),
         Ok(Err(NameError::Unresolved)) | Err(_) => Ok(Some(UNRESOLVED)),
