@@ -25,7 +25,7 @@ pub(super) struct Offered<'a> {
     option_id: OptionId,
     name: &'a str,
     /// What we tell you about it beside its name, such as country, validity or price; `{}` if there is nothing.
-    #[schema(value_type = Object, example = json!({"country": "JP", "days": 7}))]
+    #[schema(value_type = Object)]
     details: &'a Map<String, Value>,
 }
 
