@@ -255,12 +255,19 @@ async fn options_are_imported_whole_or_not_at_all() {
         (1, "one")
     );
 
+    one["details"] = json!({"country": "JP"});
     assert_eq!(import(catalogue(&[&one, &other])).await.json(), counts(2, 0));
     assert_eq!(import(catalogue(&[&one, &other])).await.json(), counts(0, 2));
     one["enabled"] = json!(true);
     let mut expected = vec![other, one];
     expected[0]["enabled"] = json!(true);
+    expected[0]["details"] = json!({});
+    let mut plain = expected[1].clone();
     assert_eq!(operator.json(&["option", "list"]).await, Value::Array(expected));
+    plain.as_object_mut().unwrap().remove("details");
+    assert_eq!(import(catalogue(&[&plain])).await.json(), counts(1, 0));
+    let listed = operator.json(&["option", "list"]).await;
+    assert_eq!(listed[1]["details"], json!({}));
     assert!(operator.run(&["option", "list"]).await.text().contains("renamed"));
     let missing = operator.run(&["option", "import", "/nowhere/options.json"]).await;
     assert!(
