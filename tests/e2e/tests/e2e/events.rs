@@ -85,7 +85,7 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
 
 #[tokio::test]
 async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
-    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")])
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "5s")])
         .await
         .unwrap();
     let shop = Shop::open(&stack).await.unwrap();
@@ -143,24 +143,42 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
         (&topup["state"], &topup["error"]),
         (&json!("failed"), &data["error"])
     );
-    let delivered = async || {
-        let listed = wait::soon("the delivered event", async || {
-            let events = get(&shop.client, "/webhook/events").await?;
-            let event = &events["events"][0];
-            Ok((event["state"] == "delivered").then_some(event.clone()))
-        });
-        listed.await
-    };
-    let listed = delivered().await;
+    let listed = delivered(&shop).await;
     assert_eq!(listed["topup_id"], topup_id);
     let event_id = listed["event_id"].as_str().unwrap();
     assert_eq!(event_id, event.headers["webhook-id"]);
 
-    // It is sent again, as it was, and only for its partner.
+    is_sent_again(&stack, &shop, &silent, event).await;
+    assert!(
+        silent
+            .receiver
+            .received()
+            .iter()
+            .all(|one| !one.headers.contains_key("webhook-type"))
+    );
+    assert_eq!(
+        get(&silent.client, "/webhook/events").await.unwrap()["events"],
+        json!([])
+    );
+}
+
+/// The newest event of this partner, once it is delivered.
+async fn delivered(shop: &Shop) -> Value {
+    let listed = wait::soon("the delivered event", async || {
+        let events = get(&shop.client, "/webhook/events").await?;
+        let event = &events["events"][0];
+        Ok((event["state"] == "delivered").then_some(event.clone()))
+    });
+    listed.await
+}
+
+/// A delivered event is sent again as it was, for its partner only, and not at once.
+async fn is_sent_again(stack: &Stack, shop: &Shop, stranger: &Shop, event: &receiver::Received) {
+    let event_id = event.headers["webhook-id"].to_str().unwrap();
     let path = format!("/webhook/events/{event_id}/redeliver");
-    let theirs = ask(&silent.client, "POST", &path, "").await.unwrap();
+    let theirs = ask(&stranger.client, "POST", &path, "").await.unwrap();
     let unknown = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
-    let unknown = ask(&silent.client, "POST", unknown, "").await.unwrap();
+    let unknown = ask(&stranger.client, "POST", unknown, "").await.unwrap();
     assert_eq!((theirs.status, &theirs.body), (404, &unknown.body));
     let mut too_soon = 0;
     let again = async || {
@@ -189,20 +207,9 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     };
     let second = sent(2).await;
     assert_eq!((&second.body, second.signature), (&event.body, Signature::Valid));
-    delivered().await;
+    delivered(shop).await;
     let replay = ["delivery", "replay", event_id, "--reason", "lost", "--yes"];
     let replayed: Value = stack.esimctl.run(&replay).await.unwrap();
     assert_eq!(replayed["delivered"], 1, "{replayed}");
     sent(3).await;
-    assert!(
-        silent
-            .receiver
-            .received()
-            .iter()
-            .all(|one| !one.headers.contains_key("webhook-type"))
-    );
-    assert_eq!(
-        get(&silent.client, "/webhook/events").await.unwrap()["events"],
-        json!([])
-    );
 }
