@@ -3,6 +3,7 @@
 use crate::shop::{Shop, fresh, ids, verdicts_come};
 use anyhow::Result;
 use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -11,6 +12,8 @@ use testkit::stack::{Stack, Stage};
 
 const CREATES: usize = 16;
 const ROUNDS: usize = 20;
+/// Rounds at the same time: fewer requests wait than `DUPLICATES_WAITING` allows.
+const AT_ONCE: usize = 4;
 const TAKEN: &str = r#"422 {"errors":["External order id has already been taken"]}"#;
 
 /// The same order, 16 times at once, by turns to each client.
@@ -18,6 +21,13 @@ async fn create(clients: &[Client], external_order_id: &str, option_id: &str) ->
     let clients = clients.iter().cycle().take(CREATES);
     let items = [(option_id, 1)];
     futures_util::future::try_join_all(clients.map(|client| client.order(external_order_id, &items))).await
+}
+
+/// The answers of all rounds, each with an id of its own.
+async fn rounds(clients: &[Client], name: &str, option_id: &str) -> Result<Vec<Vec<Answer>>> {
+    let ids: Vec<String> = (0..ROUNDS).map(|_| fresh(name)).collect();
+    let rounds = ids.iter().map(|id| create(clients, id, option_id));
+    stream::iter(rounds).buffer_unordered(AT_ONCE).try_collect().await
 }
 
 /// The number of answers of each kind.
@@ -53,10 +63,8 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
     let expected = BTreeMap::from([("201 ".to_owned(), 1), (TAKEN.to_owned(), CREATES - 1)]);
     let mut topup_ids = BTreeSet::new();
     for clients in [&both[..1], &both] {
-        for _ in 0..ROUNDS {
-            let answers = create(clients, &fresh("same"), stack.option("ready").unwrap())
-                .await
-                .unwrap();
+        let ready = stack.option("ready").unwrap();
+        for answers in rounds(clients, "same", ready).await.unwrap() {
             assert_eq!(counted(&answers), expected);
             let created = answers.iter().find(|answer| answer.status == 201).unwrap();
             topup_ids.extend(ids(&created.products().unwrap()));
@@ -72,10 +80,8 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
 
     // A refused order frees its id, perhaps while other requests use it; nothing is bought for any.
     let refusal = json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
-    for _ in 0..ROUNDS {
-        let answers = create(&both, &fresh("refused"), stack.option("refused").unwrap())
-            .await
-            .unwrap();
+    let refused = stack.option("refused").unwrap();
+    for answers in rounds(&both, "refused", refused).await.unwrap() {
         let counts = counted(&answers);
         let refused = counts.get(&format!("422 {refusal}")).copied().unwrap_or_default();
         let taken = counts.get(TAKEN).copied().unwrap_or_default();

@@ -62,7 +62,7 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
 #[tokio::test]
 async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
     const UNITS: u32 = 100;
-    let topups = size("BACKLOG", 2_500);
+    let topups = size("BACKLOG", 1_000);
     let builder = Stack::builder().own_nats().without(Stage::Notifier);
     let mut stack = builder.start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
