@@ -87,8 +87,8 @@ pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Resu
 pub enum Block {
     /// The block ends, and the failures are forgotten.
     End,
-    /// The next probe is due at once, but at the earliest this long after the last such change. So changing the URL
-    /// back and forth does not speed up probes.
+    /// The next probe is due at once, or this long after the last change that hastened one if that is later; never
+    /// later than the end of the block. So changing the URL back and forth does not speed up probes.
     Hasten(Duration),
 }
 

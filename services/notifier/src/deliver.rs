@@ -421,8 +421,8 @@ fn esim(delivery: &Delivery) -> Option<&Esim> {
     }
 }
 
-/// The trace context of a webhook if no span is recorded: the order's for the first attempt, a new one for
-/// later attempts.
+/// The trace context of a webhook if no span is recorded: the order's for the first attempt of a topup's
+/// delivery, else a new one.
 fn passed_on(delivery: &Delivery) -> Option<String> {
     if let Content::Esim(esim) = &delivery.content
         && delivery.attempt == 0
