@@ -189,8 +189,8 @@ impl Authenticator {
         Ok(Signed { partner, body })
     }
 
-    /// Checks the body of a request, if its signature covers it. If replays are refused, a
-    /// request that changes something passes only once.
+    /// Checks the body of a request, if its signature covers it. If replays are refused, a request that changes
+    /// something passes only once.
     pub(crate) fn body(&self, signed: &Signed, received: &[u8]) -> Result<(), ApiError> {
         let Some(body) = &signed.body else {
             return Ok(());
