@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::json;
+use testkit::wait;
 
 use crate::support::{Bench, Stored};
 
@@ -22,20 +23,19 @@ async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
         .esimctl(&format!("placement resolve {text} --retry --yes --reason test"))
         .await;
     assert!(again["error"].as_str().unwrap().contains("twice"), "{again}");
-    let given_up = bench
-        .esimctl(&format!(
-            "placement resolve {text} --not-bought --yes --reason test"
-        ))
-        .await;
-    assert_eq!(
-        (&given_up["state"], &given_up["failed"]),
-        (&json!("failed"), &json!(1))
-    );
-    let stored = bench.look(id).await;
-    assert_eq!(
-        (stored.state.as_str(), stored.due, stored.failed),
-        ("failed", false, 1)
-    );
+    // A collect in flight may still report the purchase; then the placement is parked again, as disputed.
+    let resolve = format!("placement resolve {text} --not-bought --yes --reason test");
+    let stored = wait::soon("a placement that stays given up", async || {
+        let given_up = bench.esimctl(&resolve).await;
+        assert_eq!(
+            (&given_up["state"], &given_up["failed"]),
+            (&json!("failed"), &json!(1))
+        );
+        let stored = bench.look(id).await;
+        Ok((stored.state == "failed").then_some(stored))
+    })
+    .await;
+    assert_eq!((stored.due, stored.failed), (false, 1));
 }
 
 /// Repeated unknown outcomes park a placement; a long outage alone parks nothing.
