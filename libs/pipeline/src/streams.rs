@@ -78,7 +78,7 @@ fn is_plain(text: &str) -> bool {
         .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
-fn tell(event: &Event) {
+fn log_event(event: &Event) {
     match event {
         Event::Connected => tracing::info!("connected to NATS"),
         Event::Disconnected => {
@@ -121,7 +121,7 @@ impl Nats {
             .reconnect_delay_callback(|attempts| {
                 Duration::from_millis(100 * u64::try_from(attempts).unwrap_or(10).min(10))
             })
-            .event_callback(async |event| tell(&event))
+            .event_callback(async |event| log_event(&event))
             .connect(servers)
             .await
             .context("cannot start the connection to NATS_URL")?;

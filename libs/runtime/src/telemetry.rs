@@ -61,12 +61,12 @@ impl Telemetry {
             meter,
             logger,
         } = self;
-        let (tell, ended) = mpsc::channel();
+        let (done, ended) = mpsc::channel();
         let shut_down = |shut_down: Box<dyn FnOnce() -> OTelSdkResult + Send>| {
-            let tell = tell.clone();
+            let done = done.clone();
             // Each flush waits for its own exporter: one that hangs must not delay the others.
             thread::spawn(move || {
-                let _ = tell.send(shut_down());
+                let _ = done.send(shut_down());
             });
         };
         shut_down(Box::new(move || tracer.shutdown_with_timeout(FLUSH)));
@@ -74,7 +74,7 @@ impl Telemetry {
         if let Some(logger) = logger {
             shut_down(Box::new(move || logger.shutdown_with_timeout(FLUSH)));
         }
-        drop(tell);
+        drop(done);
         let deadline = Instant::now() + FLUSH;
         loop {
             match ended.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

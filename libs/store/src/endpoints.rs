@@ -270,7 +270,7 @@ pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Res
 
 /// The state of all deliveries and endpoints, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Standing {
+pub struct Backlog {
     /// How long the oldest due delivery to a live partner has been overdue; deliveries of blocked or paused
     /// endpoints do not count.
     pub overdue_live: Duration,
@@ -286,8 +286,8 @@ pub struct Standing {
     pub exhausted: u64,
 }
 
-/// Reads [`Standing`]. The statement looks at each partner's first due delivery and at exhausted deliveries.
-pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> {
+/// Reads [`Backlog`]. The statement looks at each partner's first due delivery and at exhausted deliveries.
+pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
     let row = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due ORDER BY partner_id LIMIT 1)
@@ -324,7 +324,7 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
     )
     .fetch_one(connection)
     .await?;
-    Ok(Standing {
+    Ok(Backlog {
         overdue_live: age(row.overdue_live.unwrap_or_default()),
         overdue_sandbox: age(row.overdue_sandbox.unwrap_or_default()),
         due: count(row.due),

@@ -229,7 +229,7 @@ pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Er
 
 /// The facts that decide whether a delivery can be sent again.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct Sending {
     /// `pending`, `delivered`, `exhausted`, or `no_endpoint` if the partner has no URL; `None` before the unit of a topup
     /// is ready.
     pub state: Option<String>,
@@ -244,14 +244,14 @@ pub struct Standing {
     pub void: bool,
 }
 
-/// The standing of an event; of any partner if `partner_id` is `None`.
-pub async fn standing(
+/// Reads [`Sending`] of an event; of any partner if `partner_id` is `None`.
+pub async fn sending(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     event_id: &EventId,
-) -> Result<Option<Standing>, Error> {
-    let standing = sqlx::query_as!(
-        Standing,
+) -> Result<Option<Sending>, Error> {
+    let sending = sqlx::query_as!(
+        Sending,
         // The conditions of `drop_void`, and all tests.
         r#"SELECT CASE WHEN p.webhook_url IS NULL THEN 'no_endpoint' ELSE e.state END AS "state?",
                   clock_timestamp() AS "now!",
@@ -276,7 +276,7 @@ pub async fn standing(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(standing)
+    Ok(sending)
 }
 
 /// Makes an event pending and due, at the start of the schedule; its attempts stay. A test is never replayed. A pending

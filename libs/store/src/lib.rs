@@ -34,7 +34,7 @@ pub use sweep::Swept;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// A statement failed, or its result is unknown.
-    #[error("database: {}", told(.0))]
+    #[error("database: {}", reason(.0))]
     Database(Arc<sqlx::Error>),
     #[error(
         "database: no connection to {address} within {waited:?}: it doesn't respond (DATABASE_URL), or all {most} connections are in use (DATABASE_CONNECTIONS)"
@@ -57,7 +57,7 @@ pub enum Error {
 }
 
 /// The error's text without the server's source position, which looks like one of ours.
-fn told(error: &sqlx::Error) -> String {
+fn reason(error: &sqlx::Error) -> String {
     let Some(refused) = error.as_database_error() else {
         return error.to_string();
     };

@@ -387,6 +387,18 @@ pub struct Endpoint {
     pub old_secret_until: Option<OffsetDateTime>,
 }
 
+/// The URL of the endpoint, if there is one.
+pub async fn webhook_url(
+    connection: &mut PgConnection,
+    partner_id: PartnerId,
+) -> Result<Option<String>, Error> {
+    let url = sqlx::query_scalar!(
+        "SELECT webhook_url FROM partners WHERE partner_id = $1",
+        partner_id.uuid()
+    );
+    Ok(url.fetch_optional(connection).await?.flatten())
+}
+
 pub async fn endpoint(
     connection: &mut PgConnection,
     partner_id: PartnerId,

@@ -323,7 +323,7 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
 
 /// The backlog of retention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Standing {
+pub struct Backlog {
     /// How long the oldest row has been past its term, by [`Class`].
     pub overdue: [Duration; 3],
     /// Profiles past the term, counted from the order, that are kept because they are not delivered. Counted up to
@@ -331,9 +331,9 @@ pub struct Standing {
     pub waiting: u64,
 }
 
-pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> {
-    let mut standing = Standing::default();
-    for (class, overdue) in Class::ALL.into_iter().zip(&mut standing.overdue) {
+pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
+    let mut backlog = Backlog::default();
+    for (class, overdue) in Class::ALL.into_iter().zip(&mut backlog.overdue) {
         let behind = sqlx::query_scalar!(
             r#"SELECT max(extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to
@@ -352,7 +352,7 @@ pub async fn standing(connection: &mut PgConnection) -> Result<Standing, Error> 
     )
     .fetch_one(connection)
     .await?;
-    standing.overdue[0] = standing.overdue[0].max(age(late.overdue.unwrap_or_default()));
-    standing.waiting = count(late.waiting);
-    Ok(standing)
+    backlog.overdue[0] = backlog.overdue[0].max(age(late.overdue.unwrap_or_default()));
+    backlog.waiting = count(late.waiting);
+    Ok(backlog)
 }

@@ -41,6 +41,8 @@ use crate::{
 
 /// The most attempts of a placement whose purchases are sent but never arrive.
 const MAX_ATTEMPTS: u32 = 50;
+/// Why a purchase is parked whose units stay pending.
+const LATE: &str = "bought, but its profiles do not come";
 /// The longest wait that a provider can ask for.
 const LONGEST_WAIT: Duration = Duration::from_mins(10);
 /// The age of an order after which new work starts a trace of its own.
@@ -370,7 +372,7 @@ impl Placing {
                 // Without NATS no event can announce the delivery, so it is due at `answer_by`.
                 let announced = (released || verdict_to.is_some()) && self.handshake.is_connected();
                 let age = work.age + trigger.claimed.elapsed();
-                let (settled, complete) = self.settle_bought(work, age, units, announced).await;
+                let (settled, complete) = self.settle_bought(work, age, units, announced, LATE).await;
                 if announced && released {
                     self.handshake.announce(work, settled.ready);
                 } else if announced {
@@ -432,7 +434,7 @@ impl Placing {
         let outcome = match answer {
             Ok(FindAnswer::Found(units)) => {
                 tracing::info!(placement.id = %work.placement_id, attempt = work.attempt, "a look-up found the purchase");
-                return self.record_units(work, units).await;
+                return self.record_units(work, units, LATE).await;
             }
             Ok(FindAnswer::NotFound) => {
                 let settled = work.attempt_age >= self.settle_delay;
@@ -463,17 +465,25 @@ impl Placing {
         let answer = self.calls.collect(work.placement_id).await;
         let _room = self.leave(slot).await;
         match answer {
-            Ok(FindAnswer::Found(units)) => self.record_units(work, units).await,
+            Ok(FindAnswer::Found(units)) => self.record_units(work, units, LATE).await,
             Ok(FindAnswer::NotFound) => {
                 tracing::error!(placement.id = %work.placement_id, "the provider no longer knows the purchase");
-                self.record_units(work, Vec::new()).await;
+                self.record_units(work, Vec::new(), "bought, but the provider no longer knows it")
+                    .await;
             }
             Err(trouble) => {
                 let age = work.placed_age.unwrap_or_default();
                 if age >= self.park_after && self.is_lasting(work, &trouble) {
-                    return self.record_units(work, Vec::new()).await;
+                    let late = format!(
+                        "bought, but its profiles cannot be collected: {}",
+                        trouble.reason()
+                    );
+                    return self.record_units(work, Vec::new(), &late).await;
                 }
-                let look_in = placement::next_collect(age, self.park_after).max(trouble.after(LONGEST_WAIT));
+                // An overdue purchase parks after a few failed calls, so they are not an hour apart.
+                let parked = work.was == PlacementState::Parked;
+                let overdue = if parked { self.park_after } else { Duration::MAX };
+                let look_in = placement::next_collect(age, overdue).max(trouble.after(LONGEST_WAIT));
                 let reason = trouble.reason().to_owned();
                 tracing::warn!(placement.id = %work.placement_id, reason, "profiles not collected");
                 self.settle(work, Outcome::Unknown { look_in, reason }).await;
@@ -481,10 +491,11 @@ impl Placing {
         }
     }
 
-    /// Records the units that the provider returned and announces the ready topups.
-    async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>) {
+    /// Records the units that the provider returned and announces the ready topups. `late` is the reason to park if
+    /// units are overdue.
+    async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>, late: &str) {
         let announced = self.is_released(work) && self.handshake.is_connected();
-        let (settled, _) = self.settle_bought(work, work.age, units, announced).await;
+        let (settled, _) = self.settle_bought(work, work.age, units, announced, late).await;
         if announced {
             self.handshake.announce(work, settled.ready);
         }

@@ -56,7 +56,7 @@ macro_rules! exporter {
                     .build()?
             }
         };
-        Told {
+        Reporting {
             signal: $signal,
             endpoint: $target.shown(),
             exporter,
@@ -106,18 +106,18 @@ impl Transport {
         })
     }
 
-    pub(super) fn spans(&self, target: &Target, gate: Gate) -> anyhow::Result<Told<SpanExporter>> {
-        Ok(Told {
+    pub(super) fn spans(&self, target: &Target, gate: Gate) -> anyhow::Result<Reporting<SpanExporter>> {
+        Ok(Reporting {
             gate: Some(gate),
             ..exporter!(self, target, SpanExporter, "spans")
         })
     }
 
-    pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Told<MetricExporter>> {
+    pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Reporting<MetricExporter>> {
         Ok(exporter!(self, target, MetricExporter, "metrics"))
     }
 
-    pub(super) fn logs(&self, target: &Target) -> anyhow::Result<Told<LogExporter>> {
+    pub(super) fn logs(&self, target: &Target) -> anyhow::Result<Reporting<LogExporter>> {
         Ok(exporter!(self, target, LogExporter, "logs"))
     }
 }
@@ -197,7 +197,7 @@ fn root(error: &(dyn Error + 'static)) -> String {
 }
 
 /// An exporter that logs the beginning and the end of an outage.
-pub(super) struct Told<E> {
+pub(super) struct Reporting<E> {
     signal: &'static str,
     /// The endpoint without its query, which may hold a key.
     endpoint: String,
@@ -213,9 +213,9 @@ struct Outage {
     dropped: usize,
 }
 
-impl<E> Told<E> {
+impl<E> Reporting<E> {
     /// Records the result of a batch of `size`.
-    fn tell(&self, result: &OTelSdkResult, size: usize) {
+    fn report(&self, result: &OTelSdkResult, size: usize) {
         let (signal, endpoint) = (self.signal, self.endpoint.as_str());
         let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
         match (result, outage.as_mut()) {
@@ -260,15 +260,15 @@ impl<E> Told<E> {
     }
 }
 
-impl<E> fmt::Debug for Told<E> {
+impl<E> fmt::Debug for Reporting<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Told")
+        f.debug_struct("Reporting")
             .field("signal", &self.signal)
             .finish_non_exhaustive()
     }
 }
 
-impl opentelemetry_sdk::trace::SpanExporter for Told<SpanExporter> {
+impl opentelemetry_sdk::trace::SpanExporter for Reporting<SpanExporter> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         if let Some(gate) = &self.gate {
             gate.sending();
@@ -278,7 +278,7 @@ impl opentelemetry_sdk::trace::SpanExporter for Told<SpanExporter> {
         if let Some(gate) = &self.gate {
             gate.sent(result.is_ok());
         }
-        self.tell(&result, size);
+        self.report(&result, size);
         result
     }
 
@@ -291,11 +291,11 @@ impl opentelemetry_sdk::trace::SpanExporter for Told<SpanExporter> {
     }
 }
 
-impl opentelemetry_sdk::logs::LogExporter for Told<LogExporter> {
+impl opentelemetry_sdk::logs::LogExporter for Reporting<LogExporter> {
     async fn export(&self, batch: LogBatch<'_>) -> OTelSdkResult {
         let size = batch.iter().count();
         let result = self.exporter.export(batch).await;
-        self.tell(&result, size);
+        self.report(&result, size);
         result
     }
 
@@ -308,10 +308,10 @@ impl opentelemetry_sdk::logs::LogExporter for Told<LogExporter> {
     }
 }
 
-impl PushMetricExporter for Told<MetricExporter> {
+impl PushMetricExporter for Reporting<MetricExporter> {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
         let result = self.exporter.export(metrics).await;
-        self.tell(&result, 1);
+        self.report(&result, 1);
         result
     }
 

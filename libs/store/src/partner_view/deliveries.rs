@@ -9,7 +9,7 @@ use time::OffsetDateTime;
 use crate::{
     Error, age,
     endpoints::LONGEST_LEASE,
-    events::{self, Standing},
+    events::{self, Sending},
     operator::{
         actions::{Action, Mode},
         deliveries::{self, AttemptView, Filter},
@@ -72,7 +72,7 @@ pub enum Redelivered {
     /// The interval since the last attempt has not ended; this much time is left.
     TooSoon(Duration),
     NotReady,
-    /// The profile was erased, or the event is [void](events::Standing::void).
+    /// The profile was erased, or the event is [void](events::Sending::void).
     Gone,
     NoEndpoint,
     Unknown,
@@ -86,21 +86,21 @@ pub async fn redeliver(
     id: &DeliveryId,
     interval: Duration,
 ) -> Result<Redelivered, Error> {
-    let standing = match id {
-        DeliveryId::Topup(topup_id) => standing(connection, partner_id, topup_id).await?,
-        DeliveryId::Event(event_id) => events::standing(connection, Some(partner_id), event_id).await?,
+    let sending = match id {
+        DeliveryId::Topup(topup_id) => sending(connection, partner_id, topup_id).await?,
+        DeliveryId::Event(event_id) => events::sending(connection, Some(partner_id), event_id).await?,
     };
-    let Some(standing) = standing else {
+    let Some(sending) = sending else {
         return Ok(Redelivered::Unknown);
     };
-    match standing.state.as_deref() {
+    match sending.state.as_deref() {
         None => return Ok(Redelivered::NotReady),
-        Some(_) if standing.void => return Ok(Redelivered::Gone),
+        Some(_) if sending.void => return Ok(Redelivered::Gone),
         Some("no_endpoint") => return Ok(Redelivered::NoEndpoint),
-        _ if standing.due == Some(true) => return Ok(Redelivered::Due),
+        _ if sending.due == Some(true) => return Ok(Redelivered::Due),
         Some(_) => {}
     }
-    let age = age(standing.age.unwrap_or_default());
+    let age = age(sending.age.unwrap_or_default());
     if age < interval {
         return Ok(Redelivered::TooSoon(interval.saturating_sub(age)));
     }
@@ -114,7 +114,7 @@ pub async fn redeliver(
         target: &target,
         reason: REASON,
     });
-    let until = Some(standing.now - interval);
+    let until = Some(sending.now - interval);
     let replayed = match id {
         DeliveryId::Topup(topup_id) => {
             let filter = Filter {
@@ -135,13 +135,13 @@ pub async fn redeliver(
     })
 }
 
-async fn standing(
+async fn sending(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Standing>, Error> {
-    let standing = sqlx::query_as!(
-        Standing,
+) -> Result<Option<Sending>, Error> {
+    let sending = sqlx::query_as!(
+        Sending,
         r#"SELECT CASE WHEN u.delivery IS NOT NULL AND p.webhook_url IS NULL THEN 'no_endpoint' ELSE u.delivery END AS state,
                   clock_timestamp() AS "now!",
                   extract(epoch FROM clock_timestamp() - greatest(u.attempted_at, u.delivery_created_at))::float8 AS age,
@@ -158,5 +158,5 @@ async fn standing(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(standing)
+    Ok(sending)
 }

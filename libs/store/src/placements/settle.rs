@@ -24,8 +24,8 @@ pub enum Outcome {
         units: Vec<Unit>,
         /// The delay until the next collect; `None` if no profile is missing.
         collect_in: Option<Duration>,
-        /// Whether profiles have been missing for too long, so that an operator must act.
-        overdue: bool,
+        /// Why the purchase parks: profiles have been missing for too long. `None` if it does not park.
+        park: Option<String>,
         /// Whether a readiness event will announce the new deliveries. Otherwise they are due at `answer_by`.
         announced: bool,
     },
@@ -162,7 +162,7 @@ struct Bought {
     placements: Vec<Uuid>,
     attempts: Vec<i32>,
     collect_in: Vec<Option<f64>>,
-    overdue: Vec<bool>,
+    park: Vec<Option<String>>,
     /// Placements whose readiness is not announced by a message.
     unannounced: Vec<Uuid>,
     unit_placements: Vec<Uuid>,
@@ -182,7 +182,7 @@ impl Bought {
             let Outcome::Bought {
                 units,
                 collect_in,
-                overdue,
+                park,
                 announced,
             } = &settlement.outcome
             else {
@@ -192,7 +192,7 @@ impl Bought {
             columns.placements.push(placement);
             columns.attempts.push(signed(settlement.attempt));
             columns.collect_in.push(collect_in.map(seconds));
-            columns.overdue.push(*overdue);
+            columns.park.push(park.clone());
             if !announced {
                 columns.unannounced.push(placement);
             }
@@ -231,14 +231,14 @@ impl Bought {
                        AS unit (placement_id, topup_id, provider_unit_id, iccid, profile)
                ), moved AS (
                    UPDATE placements p
-                   SET state = CASE WHEN new.overdue THEN 'parked' ELSE 'placed' END,
-                       reason = CASE WHEN new.overdue THEN 'bought, but its profiles do not come' END,
+                   SET state = CASE WHEN new.park IS NULL THEN 'placed' ELSE 'parked' END,
+                       reason = new.park,
                        placed_at = coalesce(p.placed_at, now()), unknowns = 0
-                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::bool[])
-                       AS new (placement_id, attempt, collect_in, overdue)
+                   FROM unnest($1::uuid[], $2::int[], $3::float8[], $4::text[])
+                       AS new (placement_id, attempt, collect_in, park)
                    WHERE p.placement_id = new.placement_id AND p.attempt = new.attempt
                      AND (p.state IN ('placing', 'placed') OR (p.state = 'parked' AND NOT p.disputed))
-                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, new.collect_in, new.overdue
+                   RETURNING p.placement_id, p.order_id, p.provider, p.lane, new.collect_in, new.park
                ), stored AS (
                    INSERT INTO esims AS e (topup_id, provider, provider_unit_id, iccid, profile, ready_at)
                    SELECT unit.topup_id, p.provider, unit.provider_unit_id, unit.iccid, unit.profile,
@@ -278,18 +278,18 @@ impl Bought {
                    ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
                ), parked AS (
                    INSERT INTO placement_parked (placement_id, provider)
-                   SELECT placement_id, provider FROM moved WHERE overdue
+                   SELECT placement_id, provider FROM moved WHERE park IS NOT NULL
                    ON CONFLICT DO NOTHING
                ), settled AS (
                    DELETE FROM placement_parked
-                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE NOT overdue))
+                   WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
                )
                SELECT placement_id AS "placement_id!", NULL AS "topup_id?" FROM moved
                UNION ALL SELECT placement_id, topup_id FROM ready"#,
             &self.placements,
             &self.attempts,
             &self.collect_in as &[Option<f64>],
-            &self.overdue,
+            &self.park as &[Option<String>],
             &self.unannounced,
             &self.unit_placements,
             &self.topups,

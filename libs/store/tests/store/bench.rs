@@ -342,7 +342,7 @@ pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announc
     let outcome = Outcome::Bought {
         units,
         collect_in: None,
-        overdue: false,
+        park: None,
         announced,
     };
     settlement(placement_id, attempt, outcome)
@@ -353,7 +353,7 @@ pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
     let outcome = Outcome::Bought {
         units: Vec::new(),
         collect_in: Some(Duration::from_mins(1)),
-        overdue: false,
+        park: None,
         announced: false,
     };
     settlement(placement_id, attempt, outcome)

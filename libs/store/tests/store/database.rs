@@ -7,10 +7,11 @@ use std::{
 
 use futures_util::future::join_all;
 use store::{Database, Error};
+use testkit::wait::soon;
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, TcpStream},
-    sync::watch,
+    sync::{Barrier, watch},
 };
 use url::Url;
 
@@ -96,9 +97,22 @@ async fn a_statement_that_takes_too_long_is_ended_by_the_server() {
 async fn one_wait_is_enough_for_all_connections_that_fell_silent() {
     let bench = Bench::empty().await;
     let (relay, database) = through_a_relay(&bench, 4).await;
-    for opened in join_all((0..4).map(|_| sleep(&database, 0.2))).await {
+    let all_open = Barrier::new(4);
+    let holds = async || {
+        let waits = database.run(async |_| {
+            all_open.wait().await;
+            Ok::<(), Error>(())
+        });
+        waits.await
+    };
+    for opened in join_all((0..4).map(|_| holds())).await {
         opened.unwrap();
     }
+    // The pool pings a connection before it takes it back.
+    soon("the connections to be idle", async || {
+        Ok((database.connections() == (4, 4)).then_some(()))
+    })
+    .await;
     relay.silence();
     let began = Instant::now();
     let error = sleep(&database, 0.0).await.unwrap_err();

@@ -177,12 +177,12 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     bench.results(&many).await;
     assert_eq!(bench.endpoint(partner).await.state, "paused");
     assert!(bench.taken(&page(9, 9)).await.is_empty());
-    let standing = endpoints::standing(&mut connection).await.unwrap();
+    let backlog = endpoints::backlog(&mut connection).await.unwrap();
     assert_eq!(
         (
-            standing.paused,
-            standing.blocked,
-            standing.overdue_live.max(standing.overdue_sandbox)
+            backlog.paused,
+            backlog.blocked,
+            backlog.overdue_live.max(backlog.overdue_sandbox)
         ),
         (1, 0, Duration::ZERO)
     );

@@ -264,8 +264,8 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
         panic!("it was not too soon");
     };
     assert!(left > Duration::from_secs(50) && left <= MINUTE, "{left:?}");
-    let standing = endpoints::standing(&mut *bench.connection().await).await.unwrap();
-    assert!(standing.overdue_sandbox < HOUR, "{standing:?}");
+    let backlog = endpoints::backlog(&mut *bench.connection().await).await.unwrap();
+    assert!(backlog.overdue_sandbox < HOUR, "{backlog:?}");
     let due = bench.all_due().await;
     assert_eq!(
         due.iter().map(|one| &one.id).collect::<Vec<_>>(),

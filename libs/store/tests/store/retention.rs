@@ -147,12 +147,8 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
         (2, 2)
     );
 
-    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
-    assert_eq!(
-        standing.overdue[0],
-        std::time::Duration::ZERO,
-        "no walk has begun"
-    );
+    let backlog = retention::backlog(&mut *bench.connection().await).await.unwrap();
+    assert_eq!(backlog.overdue[0], std::time::Duration::ZERO, "no walk has begun");
     assert_eq!(bench.step(Class::Profiles).await.erased, 1);
     assert_eq!(bench.step(Class::Attempts).await.erased, 1);
     let after = bench.dump();
@@ -179,10 +175,10 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
     );
     // A second look erases nothing more.
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
-    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
+    let backlog = retention::backlog(&mut *bench.connection().await).await.unwrap();
     assert!(
-        standing.overdue[0] < std::time::Duration::from_mins(1),
-        "{standing:?}"
+        backlog.overdue[0] < std::time::Duration::from_mins(1),
+        "{backlog:?}"
     );
 }
 
@@ -226,8 +222,8 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     let sql = "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1";
     bench.set(sql, &late).await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
-    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
-    assert_eq!(standing.waiting, 3);
+    let backlog = retention::backlog(&mut *bench.connection().await).await.unwrap();
+    assert_eq!(backlog.waiting, 3);
 
     // All three are looked at again; one is delivered long enough by then.
     let back = "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
@@ -245,8 +241,8 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     bench.set(sql, &topups(&unready)[0]).await;
     bench.sql("UPDATE retention_due SET at = now()").await;
     bench.step(Class::Profiles).await;
-    let standing = retention::standing(&mut *bench.connection().await).await.unwrap();
-    assert_eq!(standing.waiting, 1);
+    let backlog = retention::backlog(&mut *bench.connection().await).await.unwrap();
+    assert_eq!(backlog.waiting, 1);
 }
 
 #[tokio::test]
@@ -260,7 +256,7 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
         .await
         .unwrap();
     assert_eq!((step.erased, step.more), (2, true));
-    let overdue = retention::standing(&mut connection).await.unwrap().overdue[0];
+    let overdue = retention::backlog(&mut connection).await.unwrap().overdue[0];
     assert!(overdue > std::time::Duration::from_hours(24 * 6), "{overdue:?}");
     let mut holder = sqlx::Connection::begin(&mut *connection).await.unwrap();
     sqlx::query("SELECT FROM retention_walks FOR UPDATE")

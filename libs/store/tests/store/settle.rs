@@ -329,7 +329,7 @@ async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
     let outcome = Outcome::Bought {
         units: Vec::new(),
         collect_in: Some(Duration::from_hours(1)),
-        overdue: true,
+        park: Some("bought, but its profiles do not come".into()),
         announced: false,
     };
     for _ in 0..2 {

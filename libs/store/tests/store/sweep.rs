@@ -5,6 +5,7 @@ use std::time::Duration;
 use domain::PartnerId;
 use sqlx::Connection;
 use store::{Swept, deliveries, placements};
+use testkit::wait::until;
 
 use crate::bench::{Bench, PROVIDER, bought, ids, order, page, placement, ready, topups};
 
@@ -17,19 +18,19 @@ impl Bench {
             .unwrap()
     }
 
-    /// Sweeps until `expected` rows were late; returns the number of sweeps. Transactions of other tests on this server
-    /// delay a sweep for a moment.
+    /// Sweeps until `expected` rows were late; returns the number of sweeps. A sweep waits for every transaction on this
+    /// server, also for those of other tests.
     async fn swept(&self, expected: u64) -> usize {
-        let mut late = 0;
-        for sweeps in 1..1000 {
+        let (mut sweeps, mut late) = (0, 0);
+        until(Duration::from_mins(2), "late rows to be found", async || {
+            sweeps += 1;
             late += self.sweep().await.late;
-            if late >= expected {
-                assert_eq!(late, expected);
-                return sweeps;
-            }
-            tokio::task::yield_now().await;
-        }
-        panic!("{late} of {expected} rows were found");
+            Ok((late >= expected).then_some(()))
+        })
+        .await
+        .unwrap();
+        assert_eq!(late, expected);
+        sweeps
     }
 
     /// Moves all stored rows and the sweep that far into the past.

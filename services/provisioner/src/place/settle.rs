@@ -75,13 +75,14 @@ impl Placing {
     }
 
     /// Settles a purchase with its units. Also returns whether every unit is final. `since_order` is the age
-    /// of the order.
+    /// of the order; `late` is the reason to park it if units are overdue.
     pub(crate) async fn settle_bought(
         &self,
         work: &Claimed,
         since_order: Duration,
         units: Vec<ProviderUnit>,
         announced: bool,
+        late: &str,
     ) -> (Settled, bool) {
         let waiting = work.topups.iter().filter(|topup| topup.pending).count();
         let mut final_units = 0;
@@ -111,14 +112,14 @@ impl Placing {
         }
         let age = work.placed_age.unwrap_or_default();
         let complete = final_units >= waiting;
-        let overdue = !complete && age >= self.park_after;
-        if overdue && work.was != PlacementState::Parked {
-            self.alarm(work, "bought, but its profiles do not come");
+        let park = (!complete && age >= self.park_after).then(|| late.to_owned());
+        if park.is_some() && work.was != PlacementState::Parked {
+            self.alarm(work, late);
         }
         let outcome = Outcome::Bought {
             units: known,
             collect_in: (!complete).then(|| placement::next_collect(age, self.park_after)),
-            overdue,
+            park,
             announced,
         };
         let settled = self.settle(work, outcome).await;
@@ -187,9 +188,9 @@ impl Placing {
     fn count(&self, work: &Claimed, outcome: &Outcome, settled: &Settled) {
         let pending = work.topups.iter().filter(|topup| topup.pending).count();
         let (failed, parked) = match outcome {
-            Outcome::Bought { units, overdue, .. } => {
+            Outcome::Bought { units, park, .. } => {
                 let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
-                let parks = (*overdue && work.was != PlacementState::Parked) || settled.unexpected;
+                let parks = (park.is_some() && work.was != PlacementState::Parked) || settled.unexpected;
                 let known = units
                     .iter()
                     .filter(|unit| !matches!(unit.progress, Progress::Pending));

@@ -101,12 +101,12 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
     let bench = Bench::start(|config| config.callback_concurrency = 2).await;
     let path = format!("/callbacks/sandbox/{TOKEN}");
     let head = format!("POST {path} HTTP/1.1\r\nhost: callbacks\r\ncontent-length: 9\r\n\r\n");
-    let mut unfinished = Vec::new();
-    for _ in 0..2 {
+    let begin = async || {
         let mut connection = TcpStream::connect(bench.config.listen).await.unwrap();
         connection.write_all(head.as_bytes()).await.unwrap();
-        unfinished.push(connection);
-    }
+        connection
+    };
+    let mut unfinished = vec![begin().await];
     let third = async || {
         let mut connection = TcpStream::connect(bench.config.listen).await.unwrap();
         connection
@@ -114,10 +114,12 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
             .await
             .unwrap();
         let mut answer = vec![0; 1024];
-        let read = connection.read(&mut answer).await.unwrap();
+        let read = connection.read(&mut answer).await.unwrap_or_default();
         String::from_utf8_lossy(&answer[..read]).to_ascii_lowercase()
     };
     wait::soon("a callback that is shed", async || {
+        // An earlier one may have been shed itself: the whole one was faster.
+        unfinished.push(begin().await);
         let answer = third().await;
         let is_shed = answer.starts_with("http/1.1 503") && answer.contains("retry-after: 1\r\n");
         Ok(is_shed.then_some(()))

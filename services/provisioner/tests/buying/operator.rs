@@ -38,6 +38,26 @@ async fn profiles_that_do_not_come_park_visibly_and_are_still_asked_for() {
     assert_eq!((stored.due, stored.failed), (false, 1));
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purchase_whose_collects_fail_parks_with_the_failed_call() {
+    let bench = Bench::start(|_| {}).await;
+    let id = bench.accept(&["never-ready"]).await;
+    bench.until(id, |stored| stored.bought).await;
+    bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
+    bench.hurry(id, |stored| stored.unknowns >= 4).await;
+    bench
+        .set(
+            "UPDATE placements SET placed_at = placed_at - interval '1 day' WHERE placement_id = $1",
+            id,
+        )
+        .await;
+    let reason = bench.hurry(id, is_parked).await.reason.unwrap();
+    assert!(
+        reason.starts_with("bought, but its profiles cannot be collected: ") && reason.contains("500"),
+        "{reason}"
+    );
+}
+
 /// Repeated unknown outcomes park a placement; a long outage alone parks nothing.
 async fn in_doubt(bench: &Bench) -> String {
     bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
