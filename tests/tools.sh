@@ -84,7 +84,7 @@ cargo_tool() {
     # Programs of cargo want their name as the first argument.
     [[ $("$TOOL" "$1" --version 2>/dev/null) != *" $version" ]] || return 0
   done
-  cargo install --quiet --locked --root "$root" --version "=$version" "$name" || fail "$name $version could not be installed"
+  (unset RUSTC_WORKSPACE_WRAPPER && cargo install --quiet --locked --root "$root" --version "=$version" "$name") || fail "$name $version could not be installed"
 }
 
 # `contract_tools` sets PYTHON and SCHEMATHESIS: an environment with tests/contract/requirements.txt. pip checks the hash

@@ -13,7 +13,7 @@ use testkit::stack::{Stack, Stage};
 const CREATES: usize = 16;
 const ROUNDS: usize = 20;
 /// Rounds at the same time: fewer requests wait than `DUPLICATES_WAITING` allows.
-const AT_ONCE: usize = 4;
+const AT_ONCE: usize = 2;
 const TAKEN: &str = r#"422 {"errors":["External order id has already been taken"]}"#;
 
 /// The same order, 16 times at once, by turns to each client.

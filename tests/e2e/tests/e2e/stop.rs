@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 
 const STOP: Duration = Duration::from_secs(25);
 /// What a partner does between two orders.
-const THINK: Duration = Duration::from_millis(25);
+const THINK: Duration = Duration::from_millis(75);
 
 /// The results of one partner's requests over successive connections.
 #[derive(Default)]
@@ -100,7 +100,7 @@ async fn line(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
     const LINES: usize = 16;
-    const ROUNDS: usize = 3;
+    const ROUNDS: usize = 2;
     /// The orders that are answered after one restart, before the next.
     const BETWEEN: usize = 50;
     let builder = Stage::OURS

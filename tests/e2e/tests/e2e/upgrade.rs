@@ -94,7 +94,7 @@ impl Load {
             let (clients, option) = (clients.to_vec(), option.to_owned());
             workers.spawn(async move {
                 let mut bought = BTreeSet::new();
-                let mut ticks = tokio::time::interval(Duration::from_millis(50));
+                let mut ticks = tokio::time::interval(Duration::from_millis(100));
                 while stop.run_until_cancelled(ticks.tick()).await.is_some() {
                     let replica = serving.read().await;
                     let external = fresh("order");

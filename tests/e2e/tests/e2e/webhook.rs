@@ -112,10 +112,12 @@ async fn scan(url: &str) -> Result<String> {
         info.color_type
     );
     let (width, height) = (usize::try_from(info.width)?, usize::try_from(info.height)?);
-    let mut image = rqrr::PreparedImage::prepare_from_greyscale(width, height, |x, y| pixels[y * width + x]);
-    let grids = image.detect_grids();
-    ensure!(grids.len() == 1, "{} QR codes", grids.len());
-    Ok(grids[0].decode()?.1)
+    let mut reader = quircs::Quirc::default();
+    let codes = reader
+        .identify(width, height, &pixels)
+        .collect::<Result<Vec<_>, _>>()?;
+    ensure!(codes.len() == 1, "{} QR codes", codes.len());
+    Ok(String::from_utf8(codes[0].decode()?.payload)?)
 }
 
 /// `00-<trace>-<span>-<flags>`
