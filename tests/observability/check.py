@@ -158,9 +158,8 @@ def check_files(deploy, operations, metrics_md):
     problems = []
     sections = anchors(operations.read_text()) if operations.exists() else set()
     table, records = documented(metrics_md.read_text()), {rule["record"]: rule["expr"] for rule in rules(deploy, "record")}
-    tests = []
-    for path in sorted((deploy / "prometheus").glob("*_test.yml")):
-        tests += alert_tests.expand(deploy / "prometheus/alerts.yml", path)["tests"]
+    groups = alert_tests.groups_of(deploy / "prometheus/alerts.yml")
+    tests = [test for path in sorted((deploy / "prometheus").glob("*_test.yml")) for test in alert_tests.expand(groups, path)]
     fires, silent = set(), set()
     for test in tests:
         for case in test["alert_rule_test"]:

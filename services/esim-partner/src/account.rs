@@ -81,7 +81,7 @@ impl Answer {
     }
 
     /// The status, the codes and the request's id, for people.
-    pub(crate) fn told(&self) -> String {
+    pub(crate) fn summary(&self) -> String {
         let Self {
             status,
             codes,
@@ -93,8 +93,8 @@ impl Answer {
 
     /// The JSON of a 2xx.
     pub(crate) fn success<T: DeserializeOwned>(self) -> anyhow::Result<T> {
-        ensure!(self.is_success(), "{}", self.told());
-        serde_json::from_value(self.json).context("the answer is not understood")
+        ensure!(self.is_success(), "{}", self.summary());
+        serde_json::from_value(self.json).context("the response has an unexpected form")
     }
 }
 

@@ -70,7 +70,7 @@ impl Answer {
         matches!(self, Self::Status(200..300, _))
     }
 
-    fn told(self) -> String {
+    fn summary(self) -> String {
         match self {
             Self::Status(status, took) => format!("{status} after {} ms", took.as_millis()),
             Self::None => "no answer in time".to_owned(),
@@ -158,13 +158,13 @@ impl Endpoint<'_> {
         // A forged webhook without an answer fails the check: the endpoint is slow or broken.
         let answered = matches!(answer, Answer::Status(..));
         let passed = answered && answer.is_acknowledged() == expected;
-        self.note(name, sent, passed, answer.told(), remedy);
+        self.note(name, sent, passed, answer.summary(), remedy);
     }
 
     /// Notes a check that passes if all webhooks were acknowledged.
     fn all(&mut self, name: &'static str, sent: &'static str, answers: &[Answer], remedy: &'static str) {
         let failed = answers.iter().find(|answer| !answer.is_acknowledged());
-        let answered = failed.map_or("all acknowledged".to_owned(), |answer| answer.told());
+        let answered = failed.map_or("all acknowledged".to_owned(), |answer| answer.summary());
         self.note(name, sent, failed.is_none(), answered, remedy);
     }
 
@@ -202,7 +202,7 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         "good",
         "a webhook with a valid signature",
         began.is_acknowledged(),
-        began.told(),
+        began.summary(),
         "answer 200 to a valid webhook after you have stored it; compute the signature over the raw body with the decoded part of the secret after whsec_",
     );
     let quick = matches!(began, Answer::Status(_, took) if took < SLOW.min(timeout / 2));
@@ -210,7 +210,7 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         "quick",
         "the same, timed",
         quick,
-        began.told(),
+        began.summary(),
         "answer at once and do the rest later: an answer after 15 s is a failure, and slow answers hold up your other webhooks",
     );
     let sent = "the same webhook again, with the same webhook-id";
@@ -259,7 +259,7 @@ async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
         "slow",
         "a webhook whose body arrives in two halves, up to a second apart",
         answer.is_acknowledged(),
-        answer.told(),
+        answer.summary(),
         "read the whole body (Content-Length bytes) before you verify it",
     );
     let webhook = Webhook::new(13).signed(&[secret], 0);

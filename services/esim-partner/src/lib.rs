@@ -192,7 +192,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
     };
     print(serde_json::to_string_pretty(&answer.json)?)?;
     if !answer.is_success() {
-        eprintln!("esim-partner: {}", answer.told());
+        eprintln!("esim-partner: {}", answer.summary());
     }
     let of_event = matches!(command, AccountCommand::Redeliver { id, .. } if listen::is_event(id));
     if answer.codes.contains("webhook_url_missing") && !of_event {

@@ -79,9 +79,9 @@ impl Listen {
         loop {
             let page = match account.send("GET", "/webhook/listen", &query, None).await {
                 Ok(answer) if answer.is_success() => answer.success::<Page>()?,
-                Ok(answer) if !answer.is_temporary() => bail!("{}: {}", answer.told(), answer.text),
+                Ok(answer) if !answer.is_temporary() => bail!("{}: {}", answer.summary(), answer.text),
                 other => {
-                    let why = other.map_or_else(|error| format!("{error:#}"), |answer| answer.told());
+                    let why = other.map_or_else(|error| format!("{error:#}"), |answer| answer.summary());
                     eprintln!("esim-partner: {why}; trying again in {pause:?}");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -170,8 +170,8 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
     let secret = account.webhook_secret()?;
     let path = format!("/topups/{}", encoded(topup_id));
     let answer = account.send("GET", &path, "", None).await?;
-    ensure!(answer.is_success(), "{}", answer.told());
-    let topup: Topup = serde_json::from_str(&answer.text).context("the answer is not understood")?;
+    ensure!(answer.is_success(), "{}", answer.summary());
+    let topup: Topup = serde_json::from_str(&answer.text).context("the response has an unexpected form")?;
     let Some(esim) = topup.esim else {
         bail!("the topup is {} and has no eSIM to send", topup.state);
     };

@@ -71,7 +71,7 @@ pub(crate) async fn place(
     let look_up = async || account.send("GET", &path, "", None).await;
     let failed = "an order with this id is stored, but it cannot be shown";
     let stored = definite("looking it up again", look_up).await.context(failed)?;
-    ensure!(stored.is_success(), "{failed}: {}", stored.told());
+    ensure!(stored.is_success(), "{failed}: {}", stored.summary());
     if is_same(&stored.json, option_id, qty) {
         eprintln!("esim-partner: an earlier request stored this order; it is not bought again");
         return Ok(stored);
@@ -85,7 +85,7 @@ async fn definite(again: &str, send: impl AsyncFn() -> anyhow::Result<Answer>) -
     for wait in RETRIES {
         let why = match send().await {
             Ok(answer) if !answer.is_temporary() => return Ok(answer),
-            Ok(answer) => answer.told(),
+            Ok(answer) => answer.summary(),
             Err(error) => format!("{error:#}"),
         };
         eprintln!("esim-partner: {why}; {again} in {wait:?}");
@@ -134,7 +134,7 @@ pub(crate) async fn trigger(account: &Account, outcome: Option<&str>, qty: u32) 
     let refused = answer.codes.contains("provider_rejected");
     let expected = answer.is_success() || (refused && follows(name).starts_with("422"));
     if !expected {
-        eprintln!("esim-partner: {}", answer.told());
+        eprintln!("esim-partner: {}", answer.summary());
         return Ok(false);
     }
     eprintln!("Order {id} of {name}: {}", follows(name));

@@ -243,7 +243,7 @@ async fn look(
             for attempt in found.attempts {
                 if attempt.attempt > seen.attempt {
                     seen.attempt = attempt.attempt;
-                    note(printed, attempt.at, &told(topup_id, &attempt));
+                    note(printed, attempt.at, &line_of(topup_id, &attempt));
                 }
             }
             if changed {
@@ -257,7 +257,7 @@ async fn look(
     Ok(())
 }
 
-fn told(topup_id: &str, attempt: &Attempt) -> String {
+fn line_of(topup_id: &str, attempt: &Attempt) -> String {
     let Attempt {
         attempt: number,
         duration_ms: took,

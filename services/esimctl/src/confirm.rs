@@ -29,14 +29,14 @@ pub struct Confirm {
 }
 
 impl Confirm {
-    /// Runs `change` as a preview that `foretell` describes, asks, and runs it again with its record. `print` gets the
+    /// Runs `change` as a preview that `describe` describes, asks, and runs it again with its record. `print` gets the
     /// result, and whether this is a dry run. With `--yes` there is no preview.
     pub async fn carry_out<T>(
         &self,
         command: &str,
         target: &str,
         mut change: impl AsyncFnMut(Mode<'_>) -> anyhow::Result<T>,
-        foretell: impl Fn(&T) -> String,
+        describe: impl Fn(&T) -> String,
         print: impl Fn(&T, bool) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         if !self.yes {
@@ -44,7 +44,7 @@ impl Confirm {
             if self.dry_run {
                 return print(&preview, true);
             }
-            self.ask(&foretell(&preview))?;
+            self.ask(&describe(&preview))?;
         }
         print(&change(self.apply(command, target)).await?, false)
     }

@@ -82,11 +82,11 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
             .await
             .with_context(|| format!("cannot erase {name}"))
     };
-    let foretell = |erased: &Erased| describe(&name, *erased, "is erased for good");
+    let preview = |erased: &Erased| describe(&name, *erased, "is erased for good");
     let print = |erased: &Erased, dry_run| print(console, &name, *erased, dry_run);
     asked
         .confirm
-        .carry_out("order erase", &target, erase, foretell, print)
+        .carry_out("order erase", &target, erase, preview, print)
         .await
 }
 

@@ -57,16 +57,16 @@ fn row(event: &View) -> Row<8> {
 
 /// Fails if a replay of this event cannot send it.
 pub async fn check_replay(connection: &mut PgConnection, id: &EventId) -> anyhow::Result<()> {
-    let standing = events::standing(connection, None, id)
+    let sending = events::sending(connection, None, id)
         .await?
         .with_context(|| format!("there is no event {id}; events are deleted with their attempts"))?;
-    if standing.void {
+    if sending.void {
         bail!(
             "the event can't be sent again: it is a test, or its partner no longer wants its kind, or its topup is no \
              longer failed, or its order was cancelled"
         );
     }
-    if standing.state.as_deref() == Some("no_endpoint") {
+    if sending.state.as_deref() == Some("no_endpoint") {
         bail!("the partner has no webhook URL; `esimctl partner set-webhook` sends the waiting webhooks");
     }
     Ok(())

@@ -310,8 +310,8 @@ mod tests {
         assert_eq!(options[0].option_id.to_string(), ID);
         assert!(options[0].enabled);
         assert!(options[0].details.is_empty());
-        let told = json!({ "options": [with("details", json!({"days": 7}))] }).to_string();
-        assert_eq!(parse(&told).unwrap()[0].details["days"], 7);
+        let given = json!({ "options": [with("details", json!({"days": 7}))] }).to_string();
+        assert_eq!(parse(&given).unwrap()[0].details["days"], 7);
         let off = json!({ "options": [with("enabled", json!(false))] }).to_string();
         assert!(!parse(&off).unwrap()[0].enabled);
         assert!(parse(r#"{"options": []}"#).unwrap().is_empty());

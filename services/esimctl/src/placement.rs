@@ -120,12 +120,10 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
                     .map_err(|error| not_resolved(*placement_id, &error))
             };
             let print = |resolved: &Resolved, dry_run| {
-                let tell = if dry_run { foretell } else { describe };
-                console.print(resolved, || tell(resolved))
+                let text = if dry_run { preview } else { describe };
+                console.print(resolved, || text(resolved))
             };
-            confirm
-                .carry_out(command, &target, resolve, foretell, print)
-                .await
+            confirm.carry_out(command, &target, resolve, preview, print).await
         }
     }
 }
@@ -140,7 +138,7 @@ fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error
 }
 
 /// The effect of the command, for the preview.
-fn foretell(preview: &Resolved) -> String {
+fn preview(preview: &Resolved) -> String {
     let Resolved {
         placement_id,
         provider,

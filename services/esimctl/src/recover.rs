@@ -47,7 +47,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         "all placements"
     };
     let recover = async |mode: Mode<'_>| Ok(recover::recover(&mut connection, park, mode).await?);
-    let foretell = |recovered: &Recovered| describe(recovered, park, true);
+    let preview = |recovered: &Recovered| describe(recovered, park, true);
     let print = |recovered: &Recovered, dry_run| {
         let mut shown = json!(recovered);
         shown["dry_run"] = json!(dry_run);
@@ -56,7 +56,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     };
     let confirm = &command.confirm;
     confirm
-        .carry_out("recover", target, recover, foretell, print)
+        .carry_out("recover", target, recover, preview, print)
         .await
 }
 

@@ -110,7 +110,7 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
         .map_or_else(|| "as by default".to_owned(), |term| kept(term.days));
     let said = |verb: &str| format!("{class} of {whose} {verb} kept {new}; before: {old}");
     let set = async |mode: Mode<'_>| Ok(terms::set(&mut connection, asked.class, partner, keep, mode).await?);
-    let foretell = |(): &()| format!("{}. Older data is erased for good.", said("will be"));
+    let preview = |(): &()| format!("{}. Older data is erased for good.", said("will be"));
     let print = |(): &(), dry_run| {
         let shown =
             json!({ "class": class, "partner_id": partner, "kept": new, "before": old, "dry_run": dry_run });
@@ -119,6 +119,6 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
     let target = format!("{class} of {whose}: {new}");
     asked
         .confirm
-        .carry_out("retention set", &target, set, foretell, print)
+        .carry_out("retention set", &target, set, preview, print)
         .await
 }

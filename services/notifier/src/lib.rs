@@ -274,10 +274,10 @@ async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -
     let due = DueRows::new("notifier");
     let mut ticks = shutdown.ticks(STANDING);
     while ticks.next().await {
-        match database.run(endpoints::standing).await {
-            Ok(standing) => {
-                due.show(None, standing.due);
-                metrics.standing(&standing);
+        match database.run(endpoints::backlog).await {
+            Ok(backlog) => {
+                due.show(None, backlog.due);
+                metrics.backlog(&backlog);
             }
             Err(error) => tracing::debug!(%error, "delivery gauges not updated"),
         }

@@ -7,7 +7,7 @@ use opentelemetry::{
     metrics::{Counter, Gauge, Histogram},
 };
 use runtime::metrics::Instruments;
-use store::endpoints::Standing;
+use store::endpoints::Backlog;
 
 /// Histogram bounds of the time from order to delivery, in seconds.
 const DELIVERY_BOUNDS: [f64; 16] = [
@@ -91,10 +91,10 @@ impl Metrics {
             .record(since_ready.as_secs_f64(), &[environment]);
     }
 
-    pub fn standing(&self, standing: &Standing) {
+    pub fn backlog(&self, backlog: &Backlog) {
         let overdue = [
-            ("live", standing.overdue_live),
-            ("sandbox", standing.overdue_sandbox),
+            ("live", backlog.overdue_live),
+            ("sandbox", backlog.overdue_sandbox),
         ];
         for (environment, overdue) in overdue {
             let of = [
@@ -104,9 +104,9 @@ impl Metrics {
             self.overdue.record(overdue.as_secs_f64(), &of);
         }
         self.blocked
-            .record(standing.blocked, &[KeyValue::new("reason", "failures")]);
+            .record(backlog.blocked, &[KeyValue::new("reason", "failures")]);
         self.blocked
-            .record(standing.paused, &[KeyValue::new("reason", "paused")]);
-        self.exhausted.record(standing.exhausted, &[]);
+            .record(backlog.paused, &[KeyValue::new("reason", "paused")]);
+        self.exhausted.record(backlog.exhausted, &[]);
     }
 }

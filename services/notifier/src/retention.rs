@@ -87,13 +87,13 @@ async fn erase(database: &Database, class: Class, rate: u32) -> Result<Step, sto
 }
 
 async fn show(database: &Database, metrics: &Metrics) {
-    match database.run(retention::standing).await {
-        Ok(standing) => {
-            for (class, overdue) in Class::ALL.into_iter().zip(standing.overdue) {
+    match database.run(retention::backlog).await {
+        Ok(backlog) => {
+            for (class, overdue) in Class::ALL.into_iter().zip(backlog.overdue) {
                 let of = [KeyValue::new("class", class.as_str())];
                 metrics.overdue.record(overdue.as_secs_f64(), &of);
             }
-            metrics.waiting.record(standing.waiting, &[]);
+            metrics.waiting.record(backlog.waiting, &[]);
         }
         Err(error) => tracing::debug!(%error, "retention gauges not updated"),
     }

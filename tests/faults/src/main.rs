@@ -124,7 +124,7 @@ impl Run {
             .unwrap_or(Duration::from_secs(if short { 8 } else { 20 }));
         let detects_duplicates =
             settings.duplicate_detection || (!settings.no_duplicate_detection && seed.is_multiple_of(2));
-        let park_after = (length / 15).clamp(Duration::from_secs(30), Duration::from_mins(2));
+        let park_after = (length / 15).clamp(Duration::from_secs(45), Duration::from_mins(2));
         let detection = if detects_duplicates { "" } else { "no-" };
         let command = format!(
             "tests/faults/run --seed {seed} --minutes {} --orders-per-second {} --fault-every {} --settle {} --{detection}duplicate-detection",

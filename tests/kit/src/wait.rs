@@ -3,9 +3,11 @@
 use anyhow::{Result, bail};
 use std::panic::Location;
 use std::time::Duration;
+use tokio::time::Instant;
 
-/// Time between two polls.
-const INTERVAL: Duration = Duration::from_millis(20);
+/// Time between two polls: a tenth of the time waited so far, within these bounds. Many polls connect to a database.
+const SHORTEST: Duration = Duration::from_millis(10);
+const LONGEST: Duration = Duration::from_millis(250);
 /// Longer than any awaited condition takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(40);
 
@@ -17,12 +19,13 @@ pub async fn until<T>(
     what: &str,
     mut condition: impl AsyncFnMut() -> Result<Option<T>>,
 ) -> Result<T> {
+    let began = Instant::now();
     let polling = async {
         loop {
             if let Some(value) = condition().await? {
                 return Ok(value);
             }
-            tokio::time::sleep(INTERVAL).await;
+            tokio::time::sleep((began.elapsed() / 10).clamp(SHORTEST, LONGEST)).await;
         }
     };
     match tokio::time::timeout(timeout, polling).await {

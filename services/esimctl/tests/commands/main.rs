@@ -122,7 +122,7 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
     let outcome = Outcome::Bought {
         units: vec![unit],
         collect_in: None,
-        overdue: false,
+        park: None,
         announced: true,
     };
     let settlement = Settlement {

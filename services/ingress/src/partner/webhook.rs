@@ -70,7 +70,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
     let wanted = wanted(&session.desk().guard, &body, session.environment())?;
     let url = wanted.url.as_ref();
     let warning = match url.and_then(Option::as_ref) {
-        Some(url) if current(&session).await?.url.as_deref() != Some(url.as_str()) => {
+        Some(url) if session.run(partner_view::webhook_url).await?.as_deref() != Some(url.as_str()) => {
             resolved(session.desk(), url).await?
         }
         _ => None,

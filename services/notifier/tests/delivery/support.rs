@@ -294,7 +294,7 @@ impl Bench {
         let outcome = Outcome::Bought {
             units: vec![unit],
             collect_in: None,
-            overdue: false,
+            park: None,
             announced: true,
         };
         let settlement = Settlement {
