@@ -1,21 +1,60 @@
 //! Free ports on loopback.
 
 use anyhow::{Context, Result};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Below the range of ephemeral ports, so that a chosen port stays free; above the services' default ports.
 const FIRST: u32 = 20_000;
 const COUNT: u32 = 12_000;
 
-/// Chooses a port without a listener. Each call in a process returns another one; processes start at
-/// different offsets.
+/// A claimed port's UDP socket of the same number. The kernel gives it to one process and takes it back at its end.
+static CLAIMS: Mutex<Vec<UdpSocket>> = Mutex::new(Vec::new());
+
+/// Chooses a TCP port without a listener and claims it until this process ends: no other test gets it, not even
+/// while its own service restarts. Processes start at different offsets.
 pub fn free() -> Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let start = std::process::id().wrapping_mul(131);
     (0..COUNT)
         .map(|_| FIRST + start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT)
         .filter_map(|port| u16::try_from(port).ok())
-        .find(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok())
+        .find(|port| claim(*port))
         .context("no free port on 127.0.0.1 between 20000 and 31999")
+}
+
+fn claim(port: u16) -> bool {
+    let Ok(socket) = UdpSocket::bind((Ipv4Addr::LOCALHOST, port)) else {
+        return false;
+    };
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
+    if free {
+        CLAIMS
+            .lock()
+            .expect("no thread panics while it holds this lock")
+            .push(socket);
+    }
+    free
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claimed_port_is_not_chosen_again() {
+        let port = free().unwrap();
+        assert!(
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok(),
+            "a service can listen on it"
+        );
+        assert!(!claim(port));
+    }
+
+    #[test]
+    fn a_port_with_a_listener_is_not_chosen() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        assert!(!claim(listener.local_addr().unwrap().port()));
+    }
 }
