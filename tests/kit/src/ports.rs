@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use std::net::{Ipv4Addr, TcpListener, UdpSocket};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// Below the range of ephemeral ports, so that a chosen port stays free; above the services' default ports.
 const FIRST: u32 = 20_000;
@@ -30,10 +30,7 @@ fn claim(port: u16) -> bool {
     };
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
     if free {
-        CLAIMS
-            .lock()
-            .expect("no thread panics while it holds this lock")
-            .push(socket);
+        CLAIMS.lock().unwrap_or_else(PoisonError::into_inner).push(socket);
     }
     free
 }
