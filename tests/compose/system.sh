@@ -169,23 +169,24 @@ specification() {
 # `load_begins` sends orders until load_ends.
 load_begins() {
   environment
+  REPORT=$LOGS/load-$PHASE
   "$TOOLS/load" --base-url "$BASE_URL" --database-url "$DATABASE_URL" --run-dir "$WORK" --rate "${RATE:-10}" --seconds 600 \
-    --connections 16 --partners 2 --patience 60s --json >"$LOGS/load-$PHASE.json" 2>"$LOGS/load-$PHASE.log" &
+    --connections 16 --partners 2 --patience 60s --json >"$REPORT.json" 2>"$REPORT.log" &
   LOAD=$!
   until_true 'the first order of the load' sold_more "$(sold)"
 }
 
 sold() { curl --fail --silent --max-time 2 "$SANDBOX/ledger" | sed -E 's/.*"purchases": ?([0-9]+).*/\1/' || echo 0; }
-sold_more() { kill -0 "$LOAD" 2>/dev/null || fail "the load ended; see $LOGS/load-$PHASE.log"; [[ $(sold) -gt $1 ]]; }
+sold_more() { kill -0 "$LOAD" 2>/dev/null || fail "the load ended; see $REPORT.log"; [[ $(sold) -gt $1 ]]; }
 
 # `load_ends` stops them. The generator fails if an accepted topup has no webhook.
 load_ends() {
-  local status=0 report=$LOGS/load-$PHASE.json
+  local status=0
   kill -INT "$LOAD"
   wait "$LOAD" || status=$?
   LOAD=''
-  [[ $status == 0 ]] || { head -n 60 "$report" >&2; tail -n 5 "$LOGS/load-$PHASE.log" >&2; fail "the load ended with exit status $status"; }
-  python3 - "$report" <(curl --fail --silent --max-time 30 "$SANDBOX/ledger") <<'CHECK'
+  [[ $status == 0 ]] || { head -n 60 "$REPORT.json" >&2; tail -n 5 "$REPORT.log" >&2; fail "the load ended with exit status $status"; }
+  python3 - "$REPORT.json" <(curl --fail --silent --max-time 30 "$SANDBOX/ledger") <<'CHECK'
 import json, sys
 document, ledger = (json.load(open(name)) for name in sys.argv[1:])
 (report,) = document["runs"]
@@ -253,7 +254,7 @@ upgrading() {
   load_ends
   python3 -c 'import json, sys
 (report,) = json.load(open(sys.argv[1]))["runs"]
-assert not report["errors"], report["errors"]' "$LOGS/load-$PHASE.json" || fail "orders failed during the upgrade"
+assert not report["errors"], report["errors"]' "$REPORT.json" || fail "orders failed during the upgrade"
   say "upgrade: every stage replaced, servers, proxy and sandbox kept, no order failed"
 }
 
@@ -302,12 +303,11 @@ killing() {
     until_true "orders after $service was killed" sold_more "$(sold)"
     say "$service: killed, back and healthy"
   done
-  load_ends
 }
 
+# The load of `killing` goes on, so its last retries take no time of their own.
 cutting() {
   local id network=${COMPOSE_PROJECT_NAME}_data before
-  load_begins
   id=$(container provisioner)
   docker network disconnect "$network" "$id"
   until_true 'the provisioner without a network to say that it is not ready' not_ready "$id"
