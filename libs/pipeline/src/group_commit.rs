@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn when_the_writer_is_at_fault_nobody_is_written() {
+    async fn when_the_writer_fails_no_item_is_written() {
         let (results, batches) = write_all(&[0, 0, 0]).await;
         assert_eq!(results, [Err("down"), Err("down"), Err("down")]);
         assert!(batches.len() <= 2, "{batches:?}");

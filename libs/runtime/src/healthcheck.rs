@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_there_is_one_line() {
+    fn an_unreachable_server_is_one_line() {
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let reason = ask(address).unwrap_err();
         assert!(reason.contains("does not answer"), "{reason}");

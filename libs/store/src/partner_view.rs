@@ -304,7 +304,7 @@ fn first_id(at: OffsetDateTime) -> Uuid {
 pub struct OfferedOption {
     pub option_id: OptionId,
     pub name: String,
-    /// What the operator tells about it.
+    /// The operator's description.
     pub details: Map<String, Value>,
 }
 

@@ -9,7 +9,7 @@ use axum::http::HeaderValue;
 use strum::{EnumMessage, EnumProperty, IntoStaticStr, VariantArray};
 
 /// A stable code. Its comment is its section of the page: what is wrong and what to do, as Markdown without links.
-/// `status` are the statuses that carry it; `bought` tells whether something was bought, of codes that create-order
+/// `status` are the statuses that carry it; `bought` says whether something was bought, for codes that create-order
 /// answers with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, EnumMessage, EnumProperty, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case")]
@@ -206,7 +206,7 @@ pub(crate) enum Code {
     #[strum(props(status = "503", bought = "no"))]
     Overloaded,
     /// Our fault. An order may be stored: repeat the request with the same `external_order_id`, or look the order up.
-    /// If it stays, tell us the `X-Request-Id`.
+    /// If it stays, send us the `X-Request-Id`.
     #[strum(props(status = "500", bought = "**maybe**"))]
     InternalError,
 }

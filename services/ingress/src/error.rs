@@ -193,7 +193,7 @@ impl ApiError {
         }
     }
 
-    /// The errors that the header names. They tell no more than the body.
+    /// The errors that the header names. They say no more than the body.
     fn errors(&self) -> Vec<Named> {
         let code = match self {
             Self::Unprocessable(faults) | Self::Refused(faults) => {

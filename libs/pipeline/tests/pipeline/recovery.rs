@@ -113,7 +113,7 @@ impl Log {
 }
 
 #[tokio::test]
-async fn more_copies_than_servers_are_told_once_with_the_remedy_and_asked_for_ever_more_rarely() {
+async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ever_more_rarely() {
     let log = Log::default();
     let writer = log.clone();
     let lines = tracing_subscriber::fmt()
@@ -142,11 +142,11 @@ async fn more_copies_than_servers_are_told_once_with_the_remedy_and_asked_for_ev
         pauses[0] >= Duration::from_millis(450) && pauses[2] >= Duration::from_millis(1900),
         "{pauses:?}"
     );
-    let told = log.lines_with("no messages come from NATS");
-    assert_eq!(told.len(), 1, "{told:?}");
+    let lines = log.lines_with("no messages come from NATS");
+    assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(
-        told[0].contains("ERROR") && told[0].contains("STREAM_REPLICAS=3 needs a cluster"),
-        "{told:?}"
+        lines[0].contains("ERROR") && lines[0].contains("STREAM_REPLICAS=3 needs a cluster"),
+        "{lines:?}"
     );
     assert!(log.lines_with("pulling again").is_empty());
     // Redrive still picks rows up.

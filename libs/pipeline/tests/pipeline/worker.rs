@@ -97,7 +97,7 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
 }
 
 #[tokio::test]
-async fn unreadable_messages_are_put_aside_and_block_nobody() {
+async fn unreadable_messages_are_put_aside_and_block_no_other() {
     let unreadable = [
         &b"no JSON"[..],
         b"",

@@ -231,9 +231,9 @@ pub async fn partner(
     let found = sqlx::query!(
         "WITH endpoint AS (DELETE FROM endpoints WHERE partner_id = $1),
               terms AS (DELETE FROM retention_terms WHERE partner_id = $1),
-              told AS (DELETE FROM events WHERE partner_id = $1 RETURNING event_id),
-              answers AS (DELETE FROM delivery_attempts WHERE topup_id = ANY (ARRAY (SELECT event_id FROM told))),
-              held AS (DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT event_id FROM told)))
+              erased_events AS (DELETE FROM events WHERE partner_id = $1 RETURNING event_id),
+              answers AS (DELETE FROM delivery_attempts WHERE topup_id = ANY (ARRAY (SELECT event_id FROM erased_events))),
+              held AS (DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (SELECT event_id FROM erased_events)))
          UPDATE partners
          SET name = 'erased', access_key = 'erased-' || partner_id, secret_key = NULL, webhook_url = NULL,
              webhook_events = '{}', webhook_secret = '', old_access_key = NULL, old_secret_key = NULL, old_keys_until = NULL,

@@ -198,7 +198,7 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
 }
 
 #[tokio::test]
-async fn a_claim_tells_what_a_provisioner_needs() {
+async fn a_claim_returns_what_a_provisioner_needs() {
     let bench = Bench::new().await;
     let new = NewOrder {
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),

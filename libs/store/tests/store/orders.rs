@@ -136,7 +136,7 @@ async fn two_replicas_that_store_the_same_keys_never_deadlock_and_store_each_onc
 }
 
 #[tokio::test]
-async fn a_topup_id_that_is_taken_is_told_by_its_constraint_and_nothing_is_stored() {
+async fn a_taken_topup_id_is_found_by_its_constraint_and_nothing_is_stored() {
     let bench = Bench::new().await;
     let partner = PartnerId::new();
     let first = order(partner, 1);

@@ -262,7 +262,7 @@ async fn hints_are_taken_once_a_second() {
 }
 
 #[tokio::test]
-async fn the_queue_tells_how_far_behind_it_is() {
+async fn the_queue_reports_its_lag() {
     let bench = Bench::registered().await;
     let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
              VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";

@@ -207,7 +207,7 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
 }
 
 #[tokio::test]
-async fn a_concurrent_index_waits_for_a_dump_and_holds_up_nobody() {
+async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
     let bench = Bench::new().await;
     let mut dump = bench.connection().await;
     sqlx::raw_sql("BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE orders IN ACCESS SHARE MODE; SELECT 1")

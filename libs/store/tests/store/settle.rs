@@ -175,7 +175,7 @@ async fn a_provider_unit_is_assigned_once() {
 }
 
 #[tokio::test]
-async fn a_unit_sold_twice_is_told_by_its_constraint_and_changes_nothing() {
+async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let bench = Bench::new().await;
     let first = bench.placing(1).await;
     let sold = ready(&topups(&first)[0]);

@@ -96,7 +96,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     query.check()?;
     let page = Page {
         before: before.map(|(at, id)| (at, id.into())),
-        // One more tells whether there is another page.
+        // One more row shows that there is another page.
         limit: i64::from(limit) + 1,
     };
     let listing = session.run(async |connection, partner| events::list(connection, partner, &page).await);

@@ -55,7 +55,7 @@ pub(super) async fn list(session: Session, uri: Uri, headers: HeaderMap) -> Resu
     query.check()?;
     let (environment, providers) = (session.environment(), &session.desk().providers);
     let listing = session.run(async |connection, _| {
-        // One more tells whether there is another page.
+        // One more row shows that there is another page.
         let most = i64::from(limit) + 1;
         partner_view::options(connection, environment, providers, after, most).await
     });

@@ -99,7 +99,7 @@ async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
 }
 
 #[tokio::test]
-async fn keys_that_end_soon_are_told_and_retried() {
+async fn keys_that_end_soon_are_announced_and_retried() {
     let mut bench = Bench::prepared().await;
     let partner = bench.partner_at("/hook").await;
     let mut connection = bench.pool.acquire().await.unwrap();
@@ -154,7 +154,7 @@ async fn a_delivery_that_finds_its_host_full_does_not_wait_for_its_lease() {
     });
     let first = bench.ready_and_announced(slow).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
-    // The host of this partner is not known yet, so its lane does not tell that the host is full.
+    // The host of this partner is not known yet, so its lane does not know that the host is full.
     let began = Instant::now();
     let second = bench.ready_and_announced(other).await;
     bench.delivered(&second).await;

@@ -41,7 +41,7 @@ fn topups(received: &[Received]) -> HashSet<&str> {
 }
 
 #[tokio::test]
-async fn a_ready_topup_is_told_once_signed_and_in_the_orders_trace() {
+async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let topup = bench.ready_and_announced(partner).await;

@@ -73,17 +73,17 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     let mut known = BTreeSet::new();
     for row in &stored {
         let webhook = (row.topup_id.clone(), row.external_order_id.clone());
-        let told = webhooks.contains(&webhook);
+        let delivered = webhooks.contains(&webhook);
         known.insert(webhook);
         let bought = purchases.get(&row.placement_id).copied().unwrap_or(0);
         let fits = match (row.refused, row.placement.as_str(), row.topup.as_str()) {
-            (false, "placed", "ready") => bought == 1 && told,
-            (true, "refused", _) | (false, "failed", "failed") => bought == 0 && !told,
+            (false, "placed", "ready") => bought == 1 && delivered,
+            (true, "refused", _) | (false, "failed", "failed") => bought == 0 && !delivered,
             _ => false,
         };
         if !fits {
             wrong.push(format!(
-                "{}: placement {} of topup {} is {}, topup {}, delivery {:?}; bought {bought} times, told: {told}",
+                "{}: placement {} of topup {} is {}, topup {}, delivery {:?}; bought {bought} times, delivered: {delivered}",
                 row.external_order_id, row.placement_id, row.topup_id, row.placement, row.topup, row.delivery
             ));
         }
@@ -94,7 +94,7 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     wrong.extend(
         webhooks
             .difference(&known)
-            .map(|webhook| format!("told, but not stored: {webhook:?}")),
+            .map(|webhook| format!("delivered, but not stored: {webhook:?}")),
     );
     wrong.extend(answers(walk, &stored));
     Ok(wrong)

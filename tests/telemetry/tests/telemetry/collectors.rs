@@ -206,7 +206,7 @@ async fn one_outage(protocol: &str, trouble: Trouble, causes: &[&str]) -> Result
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_outage_is_told_once_with_its_cause_and_its_end() {
+async fn an_outage_is_logged_once_with_its_cause_and_its_end() {
     let outages = [
         ("http/protobuf", Trouble::Closed, &["Connection refused"][..]),
         ("http/protobuf", Trouble::Hangs, &["timed out"]),

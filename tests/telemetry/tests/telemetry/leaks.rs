@@ -152,7 +152,7 @@ async fn start(sink: &Sink) -> Result<Stack> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_secret_is_in_what_is_told() {
+async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     let sink = Sink::start().await.unwrap();
     let mut stack = start(&sink).await.unwrap();
     let nats_url = stack.nats().unwrap().url().to_owned();
