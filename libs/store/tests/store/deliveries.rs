@@ -3,6 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use domain::{DeliveryId, PartnerId, TopupId};
+use sqlx::PgConnection;
 use store::{
     deliveries::{self, AttemptResult, Attempted, Read},
     endpoints::BlockPolicy,
@@ -187,20 +188,33 @@ async fn no_delivery_is_taken_twice_as_due() {
         let partner = bench.partner(URL).await;
         all.extend(ids(&bench.deliveries(partner, 100, false).await));
     }
+    let find = async |connection: &mut PgConnection| -> Vec<DeliveryId> {
+        let found = deliveries::due(connection, &page(9, 5)).await.unwrap().due;
+        assert!(found.len() <= 9);
+        found.into_iter().map(|one| one.id).collect()
+    };
+    // Two processes see the same rows due.
+    let (mut one, mut other) = (bench.connection().await, bench.connection().await);
+    let (seen, also_seen) = (find(&mut one).await, find(&mut other).await);
+    assert_eq!(seen, also_seen);
+    let mut taken = deliveries::lease(&mut one, &seen, LEASE).await.unwrap();
+    assert_eq!(taken.len(), seen.len());
+    let twice = deliveries::lease(&mut other, &seen, LEASE).await.unwrap();
+    assert_eq!(twice, []);
+    drop((one, other));
+
     let takers = (0..6).map(|_| async {
         let mut mine = Vec::new();
         let mut connection = bench.connection().await;
         loop {
-            let found = deliveries::due(&mut connection, &page(9, 5)).await.unwrap().due;
+            let found = find(&mut connection).await;
             if found.is_empty() {
                 return mine;
             }
-            assert!(found.len() <= 9);
-            let found: Vec<DeliveryId> = found.into_iter().map(|one| one.id).collect();
             mine.extend(deliveries::lease(&mut connection, &found, LEASE).await.unwrap());
         }
     });
-    let taken = futures_util::future::join_all(takers).await.concat();
+    taken.extend(futures_util::future::join_all(takers).await.concat());
     assert_eq!(taken.len(), 300);
     assert_eq!(taken.into_iter().collect::<HashSet<_>>(), all);
 }
