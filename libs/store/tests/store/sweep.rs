@@ -22,7 +22,7 @@ impl Bench {
     /// server, also for those of other tests.
     async fn swept(&self, expected: u64) -> usize {
         let (mut sweeps, mut late) = (0, 0);
-        until(Duration::from_secs(60), "late rows to be found", async || {
+        until(Duration::from_mins(1), "late rows to be found", async || {
             sweeps += 1;
             late += self.sweep().await.late;
             Ok((late >= expected).then_some(()))
