@@ -334,7 +334,8 @@ class Rendered:
         for volume in spec.get("volumes", []):
             secrets = [volume["secret"]] if "secret" in volume else [one["secret"] for one in volume.get("projected", {}).get("sources", [])]
             for secret in secrets:
-                for item in secret["items"]:
+                # Without items all keys are mounted, each as a file.
+                for item in secret.get("items", []):
                     path = f"{mounts.get(volume['name'])}/{item['path']}"
                     yield secret.get("secretName") or secret["name"], {"key": item["key"], "path": path}
 
@@ -363,7 +364,8 @@ class Rendered:
     def check_files(self):
         """Each file that a setting names is mounted."""
         for one, template in self.templates():
-            files = {item["path"] for _, item in self.items(template["spec"])}
+            mounts = {mount["mountPath"] for mount in template["spec"]["containers"][0].get("volumeMounts", [])}
+            files = mounts | {item["path"] for _, item in self.items(template["spec"])}
             for name, value in self.settings(one["metadata"]["name"]).items():
                 if value.startswith("/run/secrets/") and value not in files:
                     self.wrong(one, f"{name} names {value}, which is not mounted")
@@ -386,7 +388,7 @@ class Rendered:
             done = subprocess.run([binary, "--help"], capture_output=True, text=True, check=True, timeout=30)
             known = set(re.findall(r"\[env: ([A-Z_]+)", done.stdout))
             settings = self.settings(one["metadata"]["name"])
-            known |= {f"{name}_FILE" for name in known}
+            known |= {f"{name}_FILE" for name in known} | {"SETTINGS_DIR"}
             for name in settings:
                 if name not in known and not name.startswith(("OTEL_", "PG")):
                     self.wrong(one, f"{program} has no setting {name}")

@@ -4,7 +4,7 @@ use std::{ffi::OsString, net::SocketAddr, process::exit, time::Duration};
 
 use clap::{Args, Parser, ValueEnum, error::ErrorKind};
 
-use crate::{healthcheck, secret_files, version};
+use crate::{healthcheck, setting_files, version};
 
 /// Settings of every service.
 #[derive(Args, Clone, Debug)]
@@ -86,11 +86,11 @@ impl BadSetting {
     }
 }
 
-/// Reads the configuration from arguments, environment and the files of secrets (`NAME_FILE`). An invalid one ends the
+/// Reads the configuration from arguments, environment and files (`NAME_FILE`, `SETTINGS_DIR`). An invalid one ends the
 /// process with exit status 2 and one line that names the setting. The subcommand `healthcheck` also runs here and ends
 /// the process.
 pub fn parse<C: Parser>() -> C {
-    let arguments = secret_files::add(&C::command(), std::env::args_os(), |name| std::env::var_os(name))
+    let arguments = setting_files::add(&C::command(), std::env::args_os(), |name| std::env::var_os(name))
         .map_err(|reason| format!("{}: {reason}", C::command().get_name()));
     match arguments.and_then(try_parse) {
         Ok(Asked::Run(config)) => config,
@@ -143,9 +143,11 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
     })
 }
 
-/// The command line of `C` with the version and, for services, `healthcheck`.
+/// The command line of `C` with the version and, for services, `healthcheck` and the settings from files.
 fn command<C: Parser>() -> clap::Command {
-    healthcheck::offer(C::command().version(version::DESCRIPTION))
+    let command = C::command().version(version::DESCRIPTION);
+    let has_notes = command.get_after_help().is_some();
+    healthcheck::offer(if has_notes { command } else { command.after_help(setting_files::HELP) })
 }
 
 /// clap's message on one line without the usage block, with the environment variables of the flags it names.

@@ -13,7 +13,7 @@ pub mod listener;
 pub mod metrics;
 mod process;
 pub mod sampler;
-mod secret_files;
+mod setting_files;
 pub mod telemetry;
 pub mod terminal;
 pub mod trace;
