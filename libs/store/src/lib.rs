@@ -133,9 +133,8 @@ impl Error {
         matches!(self, Self::Vault(_) | Self::Unreadable(_)) || self.is_of(&["21", "22", "23", "54"])
     }
 
-    /// Whether the same statement may succeed later: the connection, the server's load or its role
-    /// is at fault. A statement that the server refuses for any other reason is retried only a
-    /// bounded number of times.
+    /// Whether the same statement may succeed later: the connection, the server's load or its role is at fault. A
+    /// statement that the server refuses for any other reason is retried only a bounded number of times.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Vault(_) | Self::Unreadable(_) => false,

@@ -40,8 +40,7 @@ pub struct Listed {
     pub redrive_at: Option<OffsetDateTime>,
 }
 
-/// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest
-/// first.
+/// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest first.
 pub async fn list(
     connection: &mut PgConnection,
     state: Option<PlacementState>,

@@ -171,8 +171,7 @@ impl Bench {
         self.settle(&[settlement]).await[0].moved
     }
 
-    /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether the
-    /// machine moved.
+    /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether the machine moved.
     async fn moves_as_the_machine_says(&self, start: Start, event: Event) -> bool {
         // The statement moves whole orders, and none that was never tried.
         if event == Event::Refuse && start.placement.attempt == 0 {
