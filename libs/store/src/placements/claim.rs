@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{OrderId, PartnerId, PlacementId, PlacementState, TopupId, TopupState};
+use domain::{OrderId, PartnerId, PlacementId, PlacementState, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -344,7 +344,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
             claimed.len() - 1
         });
         let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
-        let pending = row.state == TopupState::Pending.as_str();
+        let pending = row.state == "pending";
         if let Ok((_, topups)) = &mut claimed[place] {
             match row.topup_id.try_into() {
                 Ok(topup_id) => {
