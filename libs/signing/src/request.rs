@@ -37,14 +37,8 @@ pub fn is_digest(given: &[u8], body: &[u8]) -> bool {
 /// Signs a request. `path` is the path exactly as requested, without query; `timestamp` is the
 /// text of the timestamp header.
 pub fn sign(secret: &SecretKey, method: &str, path: &str, timestamp: &str, access_key: &str) -> String {
-    mac(
-        secret,
-        &method.to_ascii_uppercase(),
-        path,
-        timestamp,
-        access_key,
-        None,
-    )
+    let method = method.to_ascii_uppercase();
+    mac(secret, &method, path, timestamp, access_key, None)
 }
 
 /// Signs a request with its query and body. `target` is the path exactly as requested, with `?` and the query if there
@@ -58,14 +52,8 @@ pub fn sign_whole(
     digest: &str,
 ) -> String {
     let method = method.to_ascii_uppercase();
-    mac(
-        secret,
-        &method,
-        target,
-        timestamp,
-        access_key,
-        Some(digest.as_bytes()),
-    )
+    let digest = Some(digest.as_bytes());
+    mac(secret, &method, target, timestamp, access_key, digest)
 }
 
 /// Whether `signature` is the lowercase hex signature of the request, compared as sent. With a `digest`, `target`

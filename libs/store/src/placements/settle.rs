@@ -306,17 +306,13 @@ impl Bought {
                 .ready
                 .extend(row.topup_id.map(TopupId::try_from).transpose()?);
         }
-        let moved: Vec<bool> = (self.failed_placements.iter())
-            .map(|placement| changes.contains_key(&PlacementId::from(*placement)))
-            .collect();
+        let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
+        let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
+        let all_moved = self.placements.iter().all(has_moved);
         if moved.contains(&true) {
             self.fail_units(connection, &moved).await?;
         }
-        if self
-            .placements
-            .iter()
-            .all(|placement| changes.contains_key(&PlacementId::from(*placement)))
-        {
+        if all_moved {
             return Ok(());
         }
         self.park_unexpected(connection, changes).await
