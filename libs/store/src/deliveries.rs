@@ -410,8 +410,6 @@ pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) 
          SELECT topup_id, partner_id, 'no_endpoint' FROM moved
          ON CONFLICT (topup_id) DO UPDATE SET state = excluded.state, at = excluded.at",
         &ids as &[&str],
-    )
-    .execute(connection)
-    .await?;
-    Ok(held.rows_affected())
+    );
+    Ok(held.execute(connection).await?.rows_affected())
 }

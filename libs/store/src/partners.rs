@@ -168,10 +168,8 @@ pub async fn set_disabled(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
         disabled,
-    )
-    .execute(connection)
-    .await?;
-    Ok(found.rows_affected() > 0)
+    );
+    Ok(found.execute(connection).await?.rows_affected() > 0)
 }
 
 /// A change of one of a partner's limits.
@@ -230,10 +228,8 @@ pub async fn set_limits(
         new.orders_per_second.value(),
         new.units_per_second.changes(),
         new.units_per_second.value(),
-    )
-    .execute(connection)
-    .await?;
-    Ok(found.rows_affected() > 0)
+    );
+    Ok(found.execute(connection).await?.rows_affected() > 0)
 }
 
 /// Sets whether requests of a partner that do not sign their query and body are denied. Returns whether the partner
@@ -247,10 +243,8 @@ pub async fn set_signed_body_required(
         "UPDATE partners SET signed_body_required = $2 WHERE partner_id = $1",
         partner_id.uuid(),
         required,
-    )
-    .execute(connection)
-    .await?;
-    Ok(found.rows_affected() > 0)
+    );
+    Ok(found.execute(connection).await?.rows_affected() > 0)
 }
 
 /// How old keys or an old secret stay valid during a rotation.

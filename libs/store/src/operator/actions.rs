@@ -91,8 +91,6 @@ pub async fn list(
          ORDER BY at DESC LIMIT $2",
         since,
         i64::from(limit),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(actions)
+    );
+    Ok(actions.fetch_all(connection).await?)
 }

@@ -66,10 +66,8 @@ pub async fn list(
            GROUP BY p.placement_id, o.order_id
            ORDER BY array_position($1, p.placement_id)"#,
         &chosen,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
+    );
+    Ok(rows.fetch_all(connection).await?)
 }
 
 /// The rows of one look at the history, which bounds its cost.

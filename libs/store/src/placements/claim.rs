@@ -274,10 +274,8 @@ async fn claim_named(
            JOIN topups t ON t.placement_id = c.placement_id"#,
         placements,
         provider,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
+    );
+    Ok(rows.fetch_all(connection).await?)
 }
 
 async fn claim_leased(
@@ -323,10 +321,8 @@ async fn claim_leased(
         placements,
         provider,
         probe,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
+    );
+    Ok(rows.fetch_all(connection).await?)
 }
 
 /// A row that cannot be read, with its placement and attempt.
