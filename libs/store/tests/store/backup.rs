@@ -107,25 +107,15 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     run(Command::new("chmod").args(["-R", "a+rX", backups]));
 
     let data = folder.path().join("postgres/data");
-    let mut restored = restore(&mut server, &data, backups, None).await;
-    for name in ["before", "after", "last"] {
-        assert!(
-            orders::is_taken(&mut restored, partner, name).await.unwrap(),
-            "{name}"
-        );
-    }
-    drop(restored);
-    server.stop_fast().await.unwrap();
-    let mut restored = restore(&mut server, &data, backups, Some(&between)).await;
-    for (name, is_there) in [("before", true), ("after", true), ("last", false)] {
-        assert_eq!(
-            orders::is_taken(&mut restored, partner, name).await.unwrap(),
-            is_there,
-            "{name}"
-        );
+    for time in [None, Some(between.as_str())] {
+        let mut restored = restore(&mut server, &data, backups, time).await;
+        for (name, is_there) in [("before", true), ("after", true), ("last", time.is_none())] {
+            let taken = orders::is_taken(&mut restored, partner, name).await;
+            assert_eq!(taken.unwrap(), is_there, "{name}, {time:?}");
+        }
+        drop(restored);
+        server.stop_fast().await.unwrap();
     }
     let metric = std::fs::read_to_string(Path::new(backups).join("esim_backup.prom")).unwrap();
     assert!(metric.contains("esim_backup_timestamp_seconds "), "{metric}");
-    drop(restored);
-    server.stop_fast().await.unwrap();
 }

@@ -39,12 +39,9 @@ impl Bench {
     }
 
     async fn delivery(&self, topup: &TopupId) -> String {
-        self.value(
-            "SELECT to_jsonb(d)::text || coalesce(to_jsonb(due)::text, '')
-             FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1",
-            topup,
-        )
-        .await
+        let statement = "SELECT to_jsonb(d)::text || coalesce(to_jsonb(due)::text, '')
+            FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1";
+        self.value(statement, topup).await
     }
 
     /// State, number of ended attempts, and seconds until it is due.
@@ -136,11 +133,8 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     assert_eq!(one.id, topup.clone().into());
     assert_eq!(content.iccid, iccid(topup).as_str());
     assert_eq!(content.profile, b"sealed");
-    assert_eq!(one.webhook_url.as_deref(), URL);
-    assert_eq!(
-        (one.attempt, content.external_order_id.clone()),
-        (0, content.order_id.to_string())
-    );
+    assert_eq!((one.webhook_url.as_deref(), one.attempt), (URL, 0));
+    assert_eq!(content.external_order_id, content.order_id.to_string());
     assert!(content.age < Duration::from_secs(10));
 }
 
