@@ -354,11 +354,7 @@ impl Batch {
                     retry_in,
                     endpoint,
                 } => {
-                    let state = if retry_in.is_some() {
-                        "pending"
-                    } else {
-                        "exhausted"
-                    };
+                    let state = retry_in.map_or("exhausted", |_| "pending");
                     (state, Some(error.clone()), *retry_in, *endpoint)
                 }
             };

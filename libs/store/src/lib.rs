@@ -42,9 +42,7 @@ pub enum Error {
     NoConnection {
         /// Host and port, or the socket's folder.
         address: String,
-        /// The time that was waited.
         waited: Duration,
-        /// The size of the pool.
         most: u32,
     },
     /// No response for this long: the result is unknown.
@@ -95,9 +93,7 @@ impl Error {
     /// The violated constraint, if there is one.
     pub fn constraint(&self) -> Option<&str> {
         match self {
-            Self::Database(error) => error
-                .as_database_error()
-                .and_then(sqlx::error::DatabaseError::constraint),
+            Self::Database(error) => error.as_database_error()?.constraint(),
             _ => None,
         }
     }

@@ -76,7 +76,6 @@ pub enum OrderState {
     Cancelled,
 }
 
-/// The head of an order.
 #[derive(Clone, Debug)]
 pub struct OrderHead {
     pub order_id: OrderId,

@@ -69,9 +69,7 @@ pub struct Recorded {
     /// The operator's name, as given to `esimctl`.
     pub operator: String,
     pub database_role: String,
-    /// The command with its subcommand.
     pub command: String,
-    /// The object of the command.
     pub target: String,
     /// The number of changed rows.
     pub affected: i64,

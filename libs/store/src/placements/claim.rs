@@ -226,13 +226,11 @@ pub async fn claim(
             Ok(work) => claimed.push(work),
             Err((placement_id, attempt, error)) => {
                 tracing::error!(placement.id = %placement_id, %error, "parked: its row cannot be read");
-                let outcome = Outcome::Disputed {
-                    reason: format!("its row cannot be read: {error}"),
-                };
+                let reason = format!("its row cannot be read: {error}");
                 let parked = Settlement {
                     placement_id,
                     attempt,
-                    outcome,
+                    outcome: Outcome::Disputed { reason },
                 };
                 settle(connection, &[parked]).await?;
             }
