@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection};
 use store::{orders, schema};
 use testkit::{postgres::PostgresServer, wait};
 
-use crate::bench::order;
+use crate::bench::{execute, order};
 
 fn backup(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(testkit::workspace().join("deploy/backup"));
@@ -79,10 +79,7 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     let mut log = backup(server.url(), &["wal", backups]).spawn().unwrap();
     run(&mut backup(server.url(), &["base", backups]));
     buy(&mut connection, partner, "after").await;
-    sqlx::query("SELECT pg_sleep(1)")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    execute(&mut connection, "SELECT pg_sleep(1)").await;
     let between: String = sqlx::query_scalar("SELECT now()::text")
         .fetch_one(&mut connection)
         .await

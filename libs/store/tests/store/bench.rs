@@ -5,7 +5,7 @@ use std::{sync::LazyLock, time::Duration};
 use domain::{DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
-use sqlx::{PgPool, Postgres, pool::PoolConnection};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::{
     config::{DatabaseConfig, PoolConfig},
     deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read},
@@ -69,10 +69,7 @@ impl Bench {
         let bench = Self::of(Database::create().await.unwrap());
         schema::migrate(&mut *bench.connection().await).await.unwrap();
         // The sweep of a copied database begins when its template was migrated.
-        sqlx::query("UPDATE sweeps SET up_to = now()")
-            .execute(&bench.pool)
-            .await
-            .unwrap();
+        bench.sql("UPDATE sweeps SET up_to = now()").await;
         bench
     }
 
@@ -229,7 +226,7 @@ impl Bench {
     }
 
     pub async fn sql(&self, statement: &'static str) {
-        sqlx::query(statement).execute(&self.pool).await.unwrap();
+        execute(&mut *self.connection().await, statement).await;
     }
 
     /// Runs a statement on one row: `$1` is its id.
@@ -288,6 +285,12 @@ impl Bench {
         let (topup, delivery) = states.split_once('/').unwrap();
         (topup.to_owned(), delivery.to_owned())
     }
+}
+
+/// Runs statements on a connection.
+pub async fn execute(connection: &mut PgConnection, statements: &str) {
+    let done = sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await;
+    done.unwrap();
 }
 
 pub fn topup_id() -> TopupId {

@@ -18,7 +18,7 @@ use store::{
 };
 
 use crate::{
-    bench::{Bench, VAULT, ids, order, page, placement, rejected, topups},
+    bench::{Bench, VAULT, execute, ids, order, page, placement, rejected, topups},
     deliveries::{attempted, failure},
 };
 
@@ -409,9 +409,8 @@ async fn the_statements_of_a_rollback_free_the_probe_of_older_notifiers() {
     let moved = deliveries::set_no_endpoint(&mut connection, &[held.id]).await;
     assert_eq!(moved.unwrap(), 1);
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
-    deliveries::defer(&mut connection, &[topup.clone().into()])
-        .await
-        .unwrap();
+    let deferred = deliveries::defer(&mut connection, &[topup.clone().into()]).await;
+    deferred.unwrap();
     let block = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
                  VALUES ($1::uuid, 20, 1, now() - interval '1 s')";
     bench.set(block, partner).await;
@@ -422,8 +421,7 @@ async fn the_statements_of_a_rollback_free_the_probe_of_older_notifiers() {
     let docs = include_str!("../../../../docs/operations.md");
     let (_, after) = docs.split_once("Older notifiers cannot send").unwrap();
     let statements = after.split("```").nth(1).unwrap().trim_start_matches("sql");
-    let running = sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut *connection);
-    running.await.unwrap();
+    execute(&mut connection, statements).await;
 
     assert_eq!(bench.value::<String>(OLD_DUE, partner).await, topup.as_str());
     // Nothing brings an event back: neither a URL that is set, nor a topup that fails.
@@ -511,9 +509,8 @@ async fn waiting_deliveries_move_in_batches() {
     let retried = bench.deliveries(partner, 5, false).await;
     let fresh = bench.deliveries(partner, 1, false).await;
     let mut connection = bench.connection().await;
-    deliveries::set_no_endpoint(&mut connection, &ids(&held))
-        .await
-        .unwrap();
+    let given_up = deliveries::set_no_endpoint(&mut connection, &ids(&held)).await;
+    given_up.unwrap();
     bench.deliver_in(&retried, 3600.0).await;
     bench.deliver_in(&fresh, 3600.0).await;
     let tried =
@@ -529,9 +526,8 @@ async fn waiting_deliveries_move_in_batches() {
     bench.set(failed_there, &fresh[0]).await;
     let mut batches = Vec::new();
     loop {
-        let moved = endpoints::move_waiting(&mut connection, partner, 2)
-            .await
-            .unwrap();
+        let moved = endpoints::move_waiting(&mut connection, partner, 2).await;
+        let moved = moved.unwrap();
         if !moved.more {
             break;
         }

@@ -20,7 +20,7 @@ use store::{
 };
 use time::Duration;
 
-use crate::bench::{Bench, VAULT, applied, bought, esim, iccid, order, placement, topups, unit};
+use crate::bench::{Bench, VAULT, applied, bought, esim, execute, iccid, order, placement, topups, unit};
 
 fn profile() -> Profile {
     Profile {
@@ -257,10 +257,7 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
     let overdue = bench.backlog().await.overdue[0];
     assert!(overdue > std::time::Duration::from_hours(24 * 6), "{overdue:?}");
     let mut holder = bench.pool.begin().await.unwrap();
-    sqlx::query("SELECT FROM retention_walks FOR UPDATE")
-        .fetch_all(&mut *holder)
-        .await
-        .unwrap();
+    execute(&mut holder, "SELECT FROM retention_walks FOR UPDATE").await;
     assert_eq!(bench.step(Class::Profiles).await, Step::default());
     holder.rollback().await.unwrap();
     assert_eq!(next().await, (2, true));
@@ -380,10 +377,11 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
 
     erase::partner(&mut connection, gone, 5, applied()).await.unwrap();
     let (mut erased, mut after) = (0, String::new());
-    while let (batch, Some(next)) = erase::partner_batch(&mut connection, gone, &after, 2)
-        .await
-        .unwrap()
-    {
+    loop {
+        let batch = erase::partner_batch(&mut connection, gone, &after, 2).await;
+        let (batch, Some(next)) = batch.unwrap() else {
+            break;
+        };
         erased += batch.profiles;
         after = next;
     }

@@ -6,7 +6,7 @@ use domain::PartnerId;
 use sqlx::{Connection, PgConnection};
 use store::schema;
 
-use crate::bench::{Bench, order};
+use crate::bench::{Bench, execute, order};
 
 /// A connection as a stage has it.
 async fn connect(bench: &Bench, stage: &str) -> PgConnection {
@@ -18,11 +18,8 @@ async fn connect(bench: &Bench, stage: &str) -> PgConnection {
 async fn refused(connection: &mut PgConnection, statement: &'static str) -> String {
     let done = sqlx::raw_sql(statement).execute(connection).await;
     let error = done.err().unwrap_or_else(|| panic!("allowed: {statement}"));
-    let code = error
-        .as_database_error()
-        .and_then(sqlx::error::DatabaseError::code)
-        .unwrap();
-    code.into_owned()
+    let code = error.as_database_error().unwrap().code();
+    code.unwrap().into_owned()
 }
 
 /// What somebody with the credentials of one stage may not do.
@@ -168,13 +165,9 @@ async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     let failed = bench.stored(order(partner, 1)).await;
     let mut provisioner = connect(&bench, "provisioner").await;
     // What the name finds first for the session is not what the trigger writes.
-    sqlx::raw_sql(
-        "CREATE TEMP TABLE events (event_id text UNIQUE, partner_id uuid, kind text, topup_id text);
-         CREATE TEMP TABLE delivery_due (topup_id text, partner_id uuid, at timestamptz)",
-    )
-    .execute(&mut provisioner)
-    .await
-    .unwrap();
+    let tables = "CREATE TEMP TABLE events (event_id text UNIQUE, partner_id uuid, kind text, topup_id text);
+         CREATE TEMP TABLE delivery_due (topup_id text, partner_id uuid, at timestamptz)";
+    execute(&mut provisioner, tables).await;
     sqlx::query("UPDATE topups SET state = 'failed' WHERE placement_id = $1")
         .bind(failed.placements[0].placement_id.uuid())
         .execute(&mut provisioner)
@@ -215,18 +208,13 @@ async fn each_table_has_its_grants() {
 async fn a_migration_takes_what_is_not_granted() {
     let bench = Bench::new().await;
     let mut owner = bench.connection().await;
-    sqlx::raw_sql("GRANT ALL ON partners TO esim_notifier; GRANT DELETE ON orders TO esim_ingress")
-        .execute(&mut *owner)
-        .await
-        .unwrap();
+    let grants = "GRANT ALL ON partners TO esim_notifier; GRANT DELETE ON orders TO esim_ingress";
+    execute(&mut owner, grants).await;
     let mut notifier = connect(&bench, "notifier").await;
-    let read = sqlx::raw_sql("SELECT secret_key FROM partners");
-    read.execute(&mut notifier).await.unwrap();
+    let read = "SELECT secret_key FROM partners";
+    execute(&mut notifier, read).await;
     schema::migrate(&mut owner).await.unwrap();
-    assert_eq!(
-        refused(&mut notifier, "SELECT secret_key FROM partners").await,
-        "42501"
-    );
+    assert_eq!(refused(&mut notifier, read).await, "42501");
     let mut ingress = connect(&bench, "ingress").await;
     assert_eq!(refused(&mut ingress, "DELETE FROM orders").await, "42501");
 }

@@ -16,7 +16,7 @@ use store::{
 };
 use tokio::time::timeout;
 
-use crate::bench::{Bench, NEW_KEY, VAULT, order, vault};
+use crate::bench::{Bench, NEW_KEY, VAULT, execute, order, vault};
 
 #[tokio::test]
 async fn a_schema_that_is_behind_names_the_command_that_helps() {
@@ -106,14 +106,10 @@ async fn a_newer_schema_that_does_not_serve_this_version_is_refused() {
 #[tokio::test]
 async fn a_newer_schema_of_an_old_migrator_is_refused() {
     let bench = Bench::new().await;
-    sqlx::raw_sql(
-        "DROP TABLE _schema_serves;
+    let statements = "DROP TABLE _schema_serves;
          INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time)
-         VALUES (1000, 'of the future', true, '', 0)",
-    )
-    .execute(&bench.pool)
-    .await
-    .unwrap();
+         VALUES (1000, 'of the future', true, '', 0)";
+    bench.sql(statements).await;
     let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
     assert!(
         matches!(
@@ -146,10 +142,7 @@ async fn a_migration_that_was_changed_is_refused() {
 async fn orders_go_on_while_a_migration_waits_for_a_dump() {
     let bench = Bench::new().await;
     let mut dump = bench.connection().await;
-    sqlx::raw_sql("BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE")
-        .execute(&mut *dump)
-        .await
-        .unwrap();
+    execute(&mut dump, "BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE").await;
     let waits = std::sync::atomic::AtomicUsize::new(0);
     let migrator = with(&["-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;"]);
     let mut connection = bench.connection().await;
@@ -167,7 +160,7 @@ async fn orders_go_on_while_a_migration_waits_for_a_dump() {
             stored.await.expect("orders queue behind the migration");
             longest = longest.max(began.elapsed());
         }
-        sqlx::raw_sql("COMMIT").execute(&mut *dump).await.unwrap();
+        execute(&mut dump, "COMMIT").await;
         longest
     };
     let (version, longest) = tokio::join!(migration, orders);
@@ -179,10 +172,8 @@ async fn orders_go_on_while_a_migration_waits_for_a_dump() {
 async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
     let bench = Bench::new().await;
     let mut dump = bench.connection().await;
-    sqlx::raw_sql("SET application_name = 'pg_dump'; BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE")
-        .execute(&mut *dump)
-        .await
-        .unwrap();
+    let lock = "SET application_name = 'pg_dump'; BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE";
+    execute(&mut dump, lock).await;
     let patience = Patience {
         give_up: Duration::from_millis(500),
         ..QUICK
@@ -199,26 +190,24 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
 async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
     let bench = Bench::new().await;
     let mut dump = bench.connection().await;
-    sqlx::raw_sql("BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE orders IN ACCESS SHARE MODE; SELECT 1")
-        .execute(&mut *dump)
-        .await
-        .unwrap();
+    let lock = "BEGIN ISOLATION LEVEL REPEATABLE READ; LOCK TABLE orders IN ACCESS SHARE MODE; SELECT 1";
+    execute(&mut dump, lock).await;
     let newer = ["-- no-transaction\n-- serves: 1\nCREATE INDEX CONCURRENTLY newer ON orders (created_at);"];
     let build = upgrade(&bench, &newer);
     let orders = async {
         let building = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'";
-        while sqlx::query_scalar::<_, i64>(building)
-            .fetch_one(&bench.pool)
-            .await
-            .unwrap()
-            == 0
-        {
+        let count = async || {
+            sqlx::query_scalar::<_, i64>(building)
+                .fetch_one(&bench.pool)
+                .await
+        };
+        while count().await.unwrap() == 0 {
             tokio::task::yield_now().await;
         }
         let new = [order(PartnerId::new(), 1)];
         let stored = timeout(Duration::from_secs(5), bench.store(&new));
         stored.await.expect("orders queue behind the build");
-        sqlx::raw_sql("COMMIT").execute(&mut *dump).await.unwrap();
+        execute(&mut dump, "COMMIT").await;
     };
     let (version, ()) = tokio::join!(build, orders);
     version.unwrap();
@@ -236,19 +225,11 @@ async fn an_index_whose_build_failed_is_built_anew() {
     let error = upgrade(&bench, &newer).await.unwrap_err();
     assert!(matches!(error, MigrationError::Failed { .. }), "{error}");
     let valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = 'newer'::regclass";
-    let is_valid = async || {
-        sqlx::query_scalar::<_, bool>(valid)
-            .fetch_one(&bench.pool)
-            .await
-            .unwrap()
-    };
-    assert!(!is_valid().await);
-    sqlx::raw_sql("TRUNCATE orders CASCADE")
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    let is_valid = async || sqlx::query_scalar::<_, bool>(valid).fetch_one(&bench.pool).await;
+    assert!(!is_valid().await.unwrap());
+    bench.sql("TRUNCATE orders CASCADE").await;
     upgrade(&bench, &newer).await.unwrap();
-    assert!(is_valid().await);
+    assert!(is_valid().await.unwrap());
 }
 
 #[tokio::test]

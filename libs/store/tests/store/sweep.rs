@@ -7,7 +7,7 @@ use sqlx::Connection;
 use store::{Swept, deliveries, placements};
 use testkit::wait::until;
 
-use crate::bench::{Bench, PROVIDER, bought, ids, order, page, placement, ready, topups};
+use crate::bench::{Bench, PROVIDER, bought, execute, ids, order, page, placement, ready, topups};
 
 const LAG: Duration = Duration::from_secs(10);
 
@@ -78,10 +78,8 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
         .await
         .unwrap();
     // Its rows are older than the lease before they are visible.
-    sqlx::query("UPDATE placements SET created_at = created_at - interval '20 s'")
-        .execute(&mut *transaction)
-        .await
-        .unwrap();
+    let aged = "UPDATE placements SET created_at = created_at - interval '20 s'";
+    execute(&mut transaction, aged).await;
     bench.age(30).await;
     for _ in 0..5 {
         assert_eq!(bench.sweep().await.late, 0);
