@@ -331,19 +331,17 @@ pub fn order_of(placements: Vec<NewPlacement>) -> NewOrder {
 
 /// The part of an order with these positions in the response.
 pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
+    let topup = |position: &usize| NewTopup {
+        topup_id: topup_id(),
+        position: *position,
+        option_id: OptionId::new(),
+        provider_option_id: format!("option-{position}"),
+    };
     NewPlacement {
         placement_id: PlacementId::new(),
         provider: provider.to_owned(),
         lane: "lane".into(),
-        topups: positions
-            .iter()
-            .map(|position| NewTopup {
-                topup_id: topup_id(),
-                position: *position,
-                option_id: OptionId::new(),
-                provider_option_id: format!("option-{position}"),
-            })
-            .collect(),
+        topups: positions.iter().map(topup).collect(),
     }
 }
 
