@@ -1,11 +1,12 @@
 //! Delivery ids: the topup's id for the specified webhook, an id of its own for any other event.
 
-use std::{fmt, str::FromStr};
-
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::{TopupId, ids::NotAnId};
+use crate::{
+    TopupId,
+    ids::{NotAnId, text_form},
+};
 
 /// What an event id begins with.
 const PREFIX: &str = "evt_";
@@ -57,23 +58,11 @@ impl TryFrom<String> for EventId {
     }
 }
 
-impl FromStr for EventId {
-    type Err = NotAnId;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.to_owned().try_into()
-    }
-}
+text_form!(EventId);
 
 impl From<EventId> for String {
     fn from(id: EventId) -> Self {
         id.0
-    }
-}
-
-impl fmt::Display for EventId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 
@@ -107,13 +96,7 @@ impl TryFrom<String> for DeliveryId {
     }
 }
 
-impl FromStr for DeliveryId {
-    type Err = NotAnId;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.to_owned().try_into()
-    }
-}
+text_form!(DeliveryId);
 
 impl From<TopupId> for DeliveryId {
     fn from(id: TopupId) -> Self {
@@ -124,12 +107,6 @@ impl From<TopupId> for DeliveryId {
 impl From<EventId> for DeliveryId {
     fn from(id: EventId) -> Self {
         Self::Event(id)
-    }
-}
-
-impl fmt::Display for DeliveryId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
     }
 }
 

@@ -10,6 +10,26 @@ use uuid::Uuid;
 #[error("{0}")]
 pub struct NotAnId(pub(crate) &'static str);
 
+/// The text form of an id whose `TryFrom<String>` checks it.
+macro_rules! text_form {
+    ($id:ty) => {
+        impl std::str::FromStr for $id {
+            type Err = $crate::ids::NotAnId;
+
+            fn from_str(text: &str) -> Result<Self, Self::Err> {
+                text.to_owned().try_into()
+            }
+        }
+
+        impl std::fmt::Display for $id {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+    };
+}
+pub(crate) use text_form;
+
 /// A UUID that identifies a `Kind`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

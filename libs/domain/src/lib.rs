@@ -13,5 +13,5 @@ pub use delivery_id::{DeliveryId, EventId};
 pub use ids::{OptionId, OrderId, PartnerId, PlacementId};
 pub use lane::lane;
 pub use lpa::{ActivationCode, Iccid, InvalidProfile};
-pub use states::{Environment, PlacementState, TopupState};
+pub use states::{Environment, PlacementState};
 pub use topup_id::{TopupId, TopupIds};

@@ -31,20 +31,14 @@ pub struct ActivationCode {
 impl ActivationCode {
     /// Checks the SM-DP+ host name and the matching id (GSMA: letters, digits and hyphens).
     pub fn new(smdp: &str, matching_id: &str) -> Result<Self, InvalidProfile> {
-        let host = !smdp.is_empty()
-            && smdp.len() <= MAX_HOST
-            && smdp
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-'));
-        if !host {
+        let is_made_of = |text: &str, longest: usize, others: &[u8]| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || others.contains(&byte);
+            (1..=longest).contains(&text.len()) && text.bytes().all(plain)
+        };
+        if !is_made_of(smdp, MAX_HOST, b".-") {
             return Err(InvalidProfile::Smdp);
         }
-        let code = !matching_id.is_empty()
-            && matching_id.len() <= MAX_MATCHING_ID
-            && matching_id
-                .bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-        if !code {
+        if !is_made_of(matching_id, MAX_MATCHING_ID, b"-") {
             return Err(InvalidProfile::MatchingId);
         }
         Ok(Self {

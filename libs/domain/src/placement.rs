@@ -166,14 +166,7 @@ mod tests {
 
     #[test]
     fn only_the_second_settled_not_found_allows_another_attempt() {
-        let unsettled = Event::NotFound {
-            attempt: 1,
-            settled: false,
-        };
-        let settled = Event::NotFound {
-            attempt: 1,
-            settled: true,
-        };
+        let [unsettled, settled] = [false, true].map(|settled| Event::NotFound { attempt: 1, settled });
         let once = placing(1).after(settled).unwrap();
         assert_eq!(once.state, Placing);
         assert_eq!(once.after(unsettled).unwrap().state, Placing);
@@ -231,26 +224,14 @@ mod tests {
                     not_found: true,
                     ..placing(2)
                 };
-                for (resolution, settled) in [
+                for (resolution, state) in [
                     (Resolution::Bought, Placed),
                     (Resolution::NotBought, Failed),
                     (Resolution::Retry, Accepted),
                 ] {
-                    let expected = Placement {
-                        state: settled,
-                        disputed: false,
-                        not_found: false,
-                        ..placement
-                    };
-                    let after = placement.after(Event::Resolve(resolution));
-                    assert_eq!(
-                        after,
-                        if state == Parked {
-                            Ok(expected)
-                        } else {
-                            Err(Ignored)
-                        }
-                    );
+                    let settled = Placement { state, ..placing(2) };
+                    let expected = (placement.state == Parked).then_some(settled);
+                    assert_eq!(placement.after(Event::Resolve(resolution)).ok(), expected);
                 }
             }
         }
@@ -258,11 +239,8 @@ mod tests {
 
     #[test]
     fn what_an_operator_lets_retry_is_a_new_attempt_and_its_old_one_stays_visible() {
-        let retried = placing(2)
-            .after(Event::Park(2))
-            .unwrap()
-            .after(Event::Resolve(Resolution::Retry))
-            .unwrap();
+        let parked = placing(2).after(Event::Park(2)).unwrap();
+        let retried = parked.after(Event::Resolve(Resolution::Retry)).unwrap();
         assert_eq!(retried.after(Event::Claim).unwrap().attempt, 3);
         let late = retried.after(Event::Bought(2)).unwrap();
         assert_eq!((late.state, late.disputed), (Parked, true));

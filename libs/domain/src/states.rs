@@ -37,18 +37,6 @@ pub enum PlacementState {
     Parked,
 }
 
-/// The state of a topup. One that waits in a parked placement is shown as `parked`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TopupState {
-    /// No profile yet.
-    Pending,
-    /// Its profile is stored and its delivery exists.
-    Ready,
-    /// It never gets a profile.
-    Failed,
-}
-
 impl Environment {
     pub fn as_str(self) -> &'static str {
         match self {
@@ -106,16 +94,6 @@ impl FromStr for PlacementState {
             .into_iter()
             .find(|state| state.as_str() == name)
             .ok_or_else(|| UnknownName(name.to_owned(), "placement state"))
-    }
-}
-
-impl TopupState {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Ready => "ready",
-            Self::Failed => "failed",
-        }
     }
 }
 

@@ -1,15 +1,11 @@
 //! Topup ids: 26 digits, the UTC time `YYYYMMDDHHMMSS` and 12 digits that make it unique.
 
-use std::{
-    fmt,
-    str::FromStr,
-    sync::atomic::{AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
-use crate::ids::NotAnId;
+use crate::ids::{NotAnId, text_form};
 
 /// Identifies one unit of an order: 26 decimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -35,23 +31,11 @@ impl TryFrom<String> for TopupId {
     }
 }
 
-impl FromStr for TopupId {
-    type Err = NotAnId;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.to_owned().try_into()
-    }
-}
+text_form!(TopupId);
 
 impl From<TopupId> for String {
     fn from(id: TopupId) -> Self {
         id.0
-    }
-}
-
-impl fmt::Display for TopupId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
     }
 }
 

@@ -147,14 +147,12 @@ pub enum MasterKeyError {
     Both,
     #[error("{setting}={path}: {cause}")]
     Unreadable {
-        /// The setting that names it.
         setting: &'static str,
         path: PathBuf,
         cause: std::io::Error,
     },
     #[error("{setting}: {cause}")]
     Vault {
-        /// Where they are.
         setting: &'static str,
         cause: VaultError,
     },

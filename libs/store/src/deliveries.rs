@@ -354,11 +354,7 @@ impl Batch {
                     retry_in,
                     endpoint,
                 } => {
-                    let state = if retry_in.is_some() {
-                        "pending"
-                    } else {
-                        "exhausted"
-                    };
+                    let state = retry_in.map_or("exhausted", |_| "pending");
                     (state, Some(error.clone()), *retry_in, *endpoint)
                 }
             };
@@ -410,8 +406,6 @@ pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) 
          SELECT topup_id, partner_id, 'no_endpoint' FROM moved
          ON CONFLICT (topup_id) DO UPDATE SET state = excluded.state, at = excluded.at",
         &ids as &[&str],
-    )
-    .execute(connection)
-    .await?;
-    Ok(held.rows_affected())
+    );
+    Ok(held.execute(connection).await?.rows_affected())
 }

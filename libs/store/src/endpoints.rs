@@ -64,10 +64,8 @@ pub async fn list(
            WHERE $1::uuid IS NULL OR p.partner_id = $1
            ORDER BY p.created_at, p.partner_id"#,
         partner_id.map(PartnerId::uuid),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(endpoints)
+    );
+    Ok(endpoints.fetch_all(connection).await?)
 }
 
 /// Holds a partner's deliveries until [`resume`]. Attempts in flight continue.

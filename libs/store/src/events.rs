@@ -133,10 +133,8 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
          )
          INSERT INTO delivery_due (topup_id, partner_id, at) SELECT event_id, partner_id, now() FROM born",
         seconds(notice),
-    )
-    .execute(connection)
-    .await?;
-    Ok(made.rows_affected())
+    );
+    Ok(made.execute(connection).await?.rows_affected())
 }
 
 /// The result of [`test`].
@@ -273,10 +271,8 @@ pub async fn sending(
         partner_id.map(PartnerId::uuid),
         event_id.as_str(),
         seconds(LONGEST_LEASE),
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(sending)
+    );
+    Ok(sending.fetch_optional(connection).await?)
 }
 
 /// Makes an event pending and due, at the start of the schedule; its attempts stay. A test is never replayed. A pending

@@ -42,9 +42,7 @@ pub enum Error {
     NoConnection {
         /// Host and port, or the socket's folder.
         address: String,
-        /// The time that was waited.
         waited: Duration,
-        /// The size of the pool.
         most: u32,
     },
     /// No response for this long: the result is unknown.
@@ -95,9 +93,7 @@ impl Error {
     /// The violated constraint, if there is one.
     pub fn constraint(&self) -> Option<&str> {
         match self {
-            Self::Database(error) => error
-                .as_database_error()
-                .and_then(sqlx::error::DatabaseError::constraint),
+            Self::Database(error) => error.as_database_error()?.constraint(),
             _ => None,
         }
     }
@@ -133,9 +129,8 @@ impl Error {
         matches!(self, Self::Vault(_) | Self::Unreadable(_)) || self.is_of(&["21", "22", "23", "54"])
     }
 
-    /// Whether the same statement may succeed later: the connection, the server's load or its role
-    /// is at fault. A statement that the server refuses for any other reason is retried only a
-    /// bounded number of times.
+    /// Whether the same statement may succeed later: the connection, the server's load or its role is at fault. A
+    /// statement that the server refuses for any other reason is retried only a bounded number of times.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Vault(_) | Self::Unreadable(_) => false,

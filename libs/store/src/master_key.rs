@@ -216,10 +216,8 @@ async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<Part
          WHERE partner_id > $1 ORDER BY partner_id LIMIT $2",
         after,
         i64::from(signed(PAGE)),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(page)
+    );
+    Ok(page.fetch_all(connection).await?)
 }
 
 /// One partner at a time: each change locks the row of the configuration version, and a statement with that lock must
@@ -305,10 +303,8 @@ async fn profiles(
         i64::from(signed(PAGE)),
         signed(vault::HEAD),
         prefix,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(page)
+    );
+    Ok(page.fetch_all(connection).await?)
 }
 
 async fn reencrypt_profiles(
@@ -380,10 +376,8 @@ async fn answers(
         i64::from(signed(PAGE)),
         signed(vault::HEAD),
         prefix,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(page)
+    );
+    Ok(page.fetch_all(connection).await?)
 }
 
 async fn reencrypt_answers(

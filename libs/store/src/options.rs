@@ -80,10 +80,8 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
         option.environment.as_str(),
         option.enabled,
         details,
-    )
-    .execute(connection)
-    .await?;
-    Ok(changed.rows_affected() > 0)
+    );
+    Ok(changed.execute(connection).await?.rows_affected() > 0)
 }
 
 /// All options, with their details.

@@ -169,10 +169,8 @@ pub async fn is_taken(
            ) AS "taken!""#,
         partner_id.uuid(),
         external_order_id,
-    )
-    .fetch_one(connection)
-    .await?;
-    Ok(taken)
+    );
+    Ok(taken.fetch_one(connection).await?)
 }
 
 /// Whether an order is final.

@@ -76,7 +76,6 @@ pub enum OrderState {
     Cancelled,
 }
 
-/// The head of an order.
 #[derive(Clone, Debug)]
 pub struct OrderHead {
     pub order_id: OrderId,
@@ -359,10 +358,8 @@ pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Re
                   CASE WHEN old_keys_until > now() THEN old_keys_until END AS old_keys_until
            FROM partners WHERE partner_id = $1"#,
         partner_id.uuid(),
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(account)
+    );
+    Ok(account.fetch_optional(connection).await?)
 }
 
 /// The webhook endpoint.
@@ -423,10 +420,8 @@ pub async fn endpoint(
            WHERE p.partner_id = $1"#,
         partner_id.uuid(),
         MOST_COUNTED,
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(endpoint)
+    );
+    Ok(endpoint.fetch_optional(connection).await?)
 }
 
 #[cfg(test)]

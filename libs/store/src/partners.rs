@@ -21,13 +21,14 @@ use crate::{
 /// A partner's own limits, of each ingress. `None`: the setting's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Limits {
+    /// Orders.
     pub max_in_flight: Option<u32>,
     pub requests_per_second: Option<u32>,
     pub orders_per_second: Option<u32>,
     pub units_per_second: Option<u32>,
 }
 
-/// A partner account without its secrets.
+/// A partner account without its secrets. Its limits are as in [`Limits`].
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Partner {
     pub partner_id: Uuid,
@@ -49,13 +50,9 @@ pub struct Partner {
     /// The time until which the old secret also signs webhooks; `None` if there is none.
     #[serde(with = "time::serde::rfc3339::option")]
     pub old_webhook_secret_until: Option<OffsetDateTime>,
-    /// The most orders in flight at each ingress; `None`: the default.
     pub max_in_flight: Option<i32>,
-    /// The most requests per second at each ingress; `None`: the default.
     pub requests_per_second: Option<i32>,
-    /// The most orders per second at each ingress; `None`: the default.
     pub orders_per_second: Option<i32>,
-    /// The most units per second at each ingress; `None`: the default.
     pub units_per_second: Option<i32>,
     /// Requests that do not sign their query and body are denied.
     pub signed_body_required: bool,
@@ -107,15 +104,13 @@ pub struct Keys {
 }
 
 pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<(), Error> {
-    let secret_key = vault.seal(Purpose::SecretKey(new.partner_id), new.secret_key.expose())?;
-    let webhook_secret = vault.seal(
-        Purpose::WebhookSecret(new.partner_id),
-        new.webhook_secret.expose(),
-    )?;
+    let id = new.partner_id;
+    let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
+    let webhook_secret = vault.seal(Purpose::WebhookSecret(id), new.webhook_secret.expose())?;
     sqlx::query!(
         "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
-        new.partner_id.uuid(),
+        id.uuid(),
         new.name,
         new.environment.as_str(),
         new.access_key,
@@ -168,10 +163,8 @@ pub async fn set_disabled(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
         disabled,
-    )
-    .execute(connection)
-    .await?;
-    Ok(found.rows_affected() > 0)
+    );
+    Ok(found.execute(connection).await?.rows_affected() > 0)
 }
 
 /// A change of one of a partner's limits.
@@ -230,10 +223,8 @@ pub async fn set_limits(
         new.orders_per_second.value(),
         new.units_per_second.changes(),
         new.units_per_second.value(),
-    )
-    .execute(connection)
-    .await?;
-    Ok(found.rows_affected() > 0)
+    );
+    Ok(found.execute(connection).await?.rows_affected() > 0)
 }
 
 /// Sets whether requests of a partner that do not sign their query and body are denied. Returns whether the partner
@@ -247,10 +238,8 @@ pub async fn set_signed_body_required(
         "UPDATE partners SET signed_body_required = $2 WHERE partner_id = $1",
         partner_id.uuid(),
         required,
-    )
-    .execute(connection)
-    .await?;
-    Ok(found.rows_affected() > 0)
+    );
+    Ok(found.execute(connection).await?.rows_affected() > 0)
 }
 
 /// How old keys or an old secret stay valid during a rotation.

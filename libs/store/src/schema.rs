@@ -25,21 +25,13 @@ pub enum SchemaError {
     Behind {
         /// The newest applied migration, 0 if there is none.
         found: i64,
-        /// The newest migration of this version.
         needed: i64,
     },
     #[error(
         "the database schema is at version {found}, which serves programs from schema {serves} on; this version \
          knows schema {known}: deploy a newer version"
     )]
-    Ahead {
-        /// The newest applied migration.
-        found: i64,
-        /// The oldest schema version of a program that may run on it.
-        serves: i64,
-        /// The newest migration of this version.
-        known: i64,
-    },
+    Ahead { found: i64, serves: i64, known: i64 },
     #[error(
         "a connection pooler drops the session settings (statement_timeout, enable_seqscan): DATABASE_URL must name \
          PostgreSQL itself, not PgBouncer or another pooler; DATABASE_CONNECTIONS bounds the connections"

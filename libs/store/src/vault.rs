@@ -291,23 +291,16 @@ mod tests {
         let (mine, other) = (PartnerId::new(), PartnerId::new());
         let sealed = vault.seal(Purpose::SecretKey(mine), b"secret").unwrap();
         assert_eq!(vault.open(Purpose::SecretKey(mine), &sealed).unwrap(), b"secret");
-        assert_eq!(
-            vault.open(Purpose::SecretKey(other), &sealed),
-            Err(VaultError::Damaged)
-        );
-        assert_eq!(
-            vault.open(Purpose::WebhookSecret(mine), &sealed),
-            Err(VaultError::Damaged)
-        );
+        for purpose in [Purpose::SecretKey(other), Purpose::WebhookSecret(mine)] {
+            assert_eq!(vault.open(purpose, &sealed), Err(VaultError::Damaged));
+        }
+        let purpose = Purpose::SecretKey(mine);
         for cut in [0, 1, 2, 10, sealed.len() - 1] {
-            assert!(vault.open(Purpose::SecretKey(mine), &sealed[..cut]).is_err());
+            assert!(vault.open(purpose, &sealed[..cut]).is_err());
         }
         let mut changed = sealed;
         *changed.last_mut().unwrap() ^= 1;
-        assert_eq!(
-            vault.open(Purpose::SecretKey(mine), &changed),
-            Err(VaultError::Damaged)
-        );
+        assert_eq!(vault.open(purpose, &changed), Err(VaultError::Damaged));
     }
 
     #[test]
@@ -319,10 +312,8 @@ mod tests {
         let resealed = rotated.seal(partner, b"secret").unwrap();
         let after = vault(&key("new", 2)).unwrap();
         assert_eq!(after.open(partner, &resealed).unwrap(), b"secret");
-        assert_eq!(
-            after.open(partner, &sealed),
-            Err(VaultError::MissingKey("old".into()))
-        );
+        let missing = VaultError::MissingKey("old".into());
+        assert_eq!(after.open(partner, &sealed), Err(missing));
     }
 
     #[test]
@@ -336,35 +327,24 @@ mod tests {
         .unwrap();
         let ingress = Vault::of(&[(Keyring::Partners, &partners)]).unwrap();
         let id = PartnerId::new();
-        let request_key = all.seal(Purpose::SecretKey(id), b"secret").unwrap();
-        let webhook_secret = all.seal(Purpose::WebhookSecret(id), b"secret").unwrap();
-        assert_eq!(
-            ingress.open(Purpose::SecretKey(id), &request_key).unwrap(),
-            b"secret"
-        );
-        assert_eq!(
-            ingress.open(Purpose::WebhookSecret(id), &webhook_secret),
-            Err(VaultError::NotHeld(Keyring::Webhooks))
-        );
-        assert_eq!(
-            ingress.seal(Purpose::WebhookSecret(id), b"secret"),
-            Err(VaultError::NotHeld(Keyring::Webhooks))
-        );
+        let (request, webhook) = (Purpose::SecretKey(id), Purpose::WebhookSecret(id));
+        let sealed = all.seal(request, b"secret").unwrap();
+        assert_eq!(ingress.open(request, &sealed).unwrap(), b"secret");
+        let sealed = all.seal(webhook, b"secret").unwrap();
+        let not_held = Err(VaultError::NotHeld(Keyring::Webhooks));
+        assert_eq!(ingress.open(webhook, &sealed), not_held);
+        assert_eq!(ingress.seal(webhook, b"secret"), not_held);
         let other = SecretString::from(key("a", 3));
-        assert_eq!(
-            Vault::of(&[(Keyring::Partners, &partners), (Keyring::Webhooks, &other)]).unwrap_err(),
-            VaultError::DuplicateKey("a".into())
-        );
+        let twice = Vault::of(&[(Keyring::Partners, &partners), (Keyring::Webhooks, &other)]);
+        assert_eq!(twice.unwrap_err(), VaultError::DuplicateKey("a".into()));
     }
 
     #[test]
     fn bad_keys_are_refused_by_number() {
         assert_eq!(vault("").unwrap_err(), VaultError::NoKey);
         assert_eq!(vault("nonsense").unwrap_err(), VaultError::BadKey(1));
-        assert_eq!(
-            vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(),
-            VaultError::BadKey(2)
-        );
+        let short = format!("{},b:AAAA", key("a", 1));
+        assert_eq!(vault(&short).unwrap_err(), VaultError::BadKey(2));
         assert_eq!(vault(&key("example", 7)).unwrap_err(), VaultError::Example(1));
         let zeros = format!("{},{}", key("a", 1), key("b", 0));
         assert_eq!(vault(&zeros).unwrap_err(), VaultError::Example(2));

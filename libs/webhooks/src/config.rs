@@ -29,7 +29,6 @@ pub struct GuardConfig {
 }
 
 impl GuardConfig {
-    /// The guard with these settings.
     pub fn guard(self) -> Guard {
         Guard::new(self.webhook_allow, self.webhook_deny, self.webhook_ports)
     }

@@ -23,8 +23,7 @@ use hickory_resolver::{
 
 use crate::guard::{Forbidden, Guard};
 
-/// The longest wait for one response of a name server. A lost packet is sent again within the deadline
-/// of a connection.
+/// The longest wait for one response of a name server. A lost packet is sent again within the deadline of a connection.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The longest time for which an address is cached, whatever its TTL.
 const CACHED: Duration = Duration::from_mins(5);

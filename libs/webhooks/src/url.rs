@@ -13,7 +13,6 @@ const LONGEST: usize = 2048;
 pub struct WebhookUrl(String);
 
 impl WebhookUrl {
-    /// The URL as it was given.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -17,9 +17,7 @@ pub struct Delivery {
     /// The delivery; also the webhook's id, the same in every attempt.
     pub id: DeliveryId,
     pub partner_id: PartnerId,
-    /// The partner's webhook URL, if one is set.
     pub webhook_url: Option<String>,
-    /// The host of that URL.
     pub webhook_host: Option<String>,
     /// The partner's sealed webhook-signing key.
     pub webhook_secret: Vec<u8>,
@@ -34,7 +32,6 @@ pub struct Delivery {
     pub content: Content,
 }
 
-/// The content of a delivery.
 #[derive(Clone, Debug)]
 pub enum Content {
     /// A ready topup: the specified webhook.

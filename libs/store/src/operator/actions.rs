@@ -69,9 +69,7 @@ pub struct Recorded {
     /// The operator's name, as given to `esimctl`.
     pub operator: String,
     pub database_role: String,
-    /// The command with its subcommand.
     pub command: String,
-    /// The object of the command.
     pub target: String,
     /// The number of changed rows.
     pub affected: i64,
@@ -91,8 +89,6 @@ pub async fn list(
          ORDER BY at DESC LIMIT $2",
         since,
         i64::from(limit),
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(actions)
+    );
+    Ok(actions.fetch_all(connection).await?)
 }

@@ -212,10 +212,8 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     let orders = sqlx::query_scalar!(
         r#"SELECT count(*) AS "orders!" FROM orders WHERE partner_id = $1 AND NOT refused"#,
         partner_id.uuid(),
-    )
-    .fetch_one(connection)
-    .await?;
-    Ok(orders)
+    );
+    Ok(orders.fetch_one(connection).await?)
 }
 
 /// Erases a disabled partner's name, keys, webhook URL and terms. Its id stays.

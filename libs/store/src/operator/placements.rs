@@ -40,8 +40,7 @@ pub struct Listed {
     pub redrive_at: Option<OffsetDateTime>,
 }
 
-/// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest
-/// first.
+/// Lists placements, optionally of one state or provider. Parked ones come oldest first, all others newest first.
 pub async fn list(
     connection: &mut PgConnection,
     state: Option<PlacementState>,
@@ -67,10 +66,8 @@ pub async fn list(
            GROUP BY p.placement_id, o.order_id
            ORDER BY array_position($1, p.placement_id)"#,
         &chosen,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
+    );
+    Ok(rows.fetch_all(connection).await?)
 }
 
 /// The rows of one look at the history, which bounds its cost.

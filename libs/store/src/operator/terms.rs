@@ -54,10 +54,8 @@ pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>, Error> {
         r#"SELECT class, nullif(partner_id, '00000000-0000-0000-0000-000000000000') AS partner_id, days
            FROM retention_terms t
            ORDER BY t.partner_id <> '00000000-0000-0000-0000-000000000000', class, t.partner_id"#
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(terms)
+    );
+    Ok(terms.fetch_all(connection).await?)
 }
 
 /// Sets the default of a class, or a partner's own term. The walks of the class begin again, so a shorter term also

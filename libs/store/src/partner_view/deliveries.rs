@@ -155,8 +155,6 @@ async fn sending(
         partner_id.uuid(),
         topup_id.as_str(),
         seconds(LONGEST_LEASE),
-    )
-    .fetch_optional(connection)
-    .await?;
-    Ok(sending)
+    );
+    Ok(sending.fetch_optional(connection).await?)
 }

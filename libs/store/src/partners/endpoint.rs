@@ -100,8 +100,6 @@ pub async fn set_events(
         "UPDATE partners SET webhook_events = $2 WHERE partner_id = $1",
         partner_id.uuid(),
         &names as &[&str],
-    )
-    .execute(connection)
-    .await?;
-    Ok(found.rows_affected() > 0)
+    );
+    Ok(found.execute(connection).await?.rows_affected() > 0)
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use domain::{OrderId, PartnerId, PlacementId, PlacementState, TopupId, TopupState};
+use domain::{OrderId, PartnerId, PlacementId, PlacementState, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
@@ -226,13 +226,11 @@ pub async fn claim(
             Ok(work) => claimed.push(work),
             Err((placement_id, attempt, error)) => {
                 tracing::error!(placement.id = %placement_id, %error, "parked: its row cannot be read");
-                let outcome = Outcome::Disputed {
-                    reason: format!("its row cannot be read: {error}"),
-                };
+                let reason = format!("its row cannot be read: {error}");
                 let parked = Settlement {
                     placement_id,
                     attempt,
-                    outcome,
+                    outcome: Outcome::Disputed { reason },
                 };
                 settle(connection, &[parked]).await?;
             }
@@ -274,10 +272,8 @@ async fn claim_named(
            JOIN topups t ON t.placement_id = c.placement_id"#,
         placements,
         provider,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
+    );
+    Ok(rows.fetch_all(connection).await?)
 }
 
 async fn claim_leased(
@@ -323,10 +319,8 @@ async fn claim_leased(
         placements,
         provider,
         probe,
-    )
-    .fetch_all(connection)
-    .await?;
-    Ok(rows)
+    );
+    Ok(rows.fetch_all(connection).await?)
 }
 
 /// A row that cannot be read, with its placement and attempt.
@@ -339,12 +333,14 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
     let mut places: HashMap<Uuid, usize> = HashMap::with_capacity(rows.len());
     let mut claimed: Vec<Result<(Claimed, Positions), Unreadable>> = Vec::with_capacity(rows.len());
     for row in rows {
+        let (placement_id, attempt) = (PlacementId::from(row.placement_id), unsigned(row.attempt));
+        let unreadable = |error: Error| (placement_id, attempt, error);
         let place = *places.entry(row.placement_id).or_insert_with(|| {
-            claimed.push(placement(&row).map(|claimed| (claimed, Vec::with_capacity(1))));
+            let read = placement(&row).map(|claimed| (claimed, Vec::with_capacity(1)));
+            claimed.push(read.map_err(unreadable));
             claimed.len() - 1
         });
-        let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
-        let pending = row.state == TopupState::Pending.as_str();
+        let pending = row.state == "pending";
         if let Ok((_, topups)) = &mut claimed[place] {
             match row.topup_id.try_into() {
                 Ok(topup_id) => {
@@ -356,7 +352,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
                     };
                     topups.push((row.position, topup));
                 }
-                Err(error) => claimed[place] = Err((placement_id, attempt, Error::from(error))),
+                Err(error) => claimed[place] = Err(unreadable(Error::from(error))),
             }
         }
     }
@@ -368,19 +364,14 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
     claimed.into_iter().map(|one| one.map(sorted)).collect()
 }
 
-fn placement(row: &Row) -> Result<Claimed, Unreadable> {
-    let (placement_id, attempt) = (row.placement_id.into(), unsigned(row.attempt));
-    let was = row
-        .was
-        .parse()
-        .map_err(|error: domain::states::UnknownName| (placement_id, attempt, error.into()))?;
+fn placement(row: &Row) -> Result<Claimed, Error> {
     Ok(Claimed {
-        placement_id,
+        placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
         partner_id: row.partner_id.into(),
         lane: row.lane.clone(),
-        was,
-        attempt,
+        was: row.was.parse()?,
+        attempt: unsigned(row.attempt),
         attempt_age: age(row.attempt_age),
         age: age(row.age),
         placed_age: row.placed_age.map(age),

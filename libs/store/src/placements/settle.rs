@@ -30,27 +30,18 @@ pub enum Outcome {
         announced: bool,
     },
     /// Certainly nothing was bought; a retry may follow.
-    NotBought {
-        /// The delay until the retry.
-        retry_in: Duration,
-        reason: String,
-    },
+    NotBought { retry_in: Duration, reason: String },
     /// The provider rejected the purchase for good.
     Rejected { status: String, message: String },
     /// A look-up found no such purchase.
     NotFound {
         /// The settling delay has passed.
         settled: bool,
-        /// The delay until the next look-up.
         look_in: Duration,
     },
     /// The outcome is unknown, or the state of the units is. Only the count of unknown outcomes and the time
     /// of the next look-up change.
-    Unknown {
-        /// The delay until the next look-up.
-        look_in: Duration,
-        reason: String,
-    },
+    Unknown { look_in: Duration, reason: String },
     /// The outcome stayed unknown. An operator must resolve the placement.
     Parked { reason: String },
     /// The provider's data, or the row itself, cannot be stored or read. An operator must act.
@@ -66,7 +57,6 @@ pub struct Unit {
     pub progress: Progress,
 }
 
-/// The progress of a unit.
 #[derive(Clone, Debug)]
 pub enum Progress {
     /// No profile yet.
@@ -306,17 +296,13 @@ impl Bought {
                 .ready
                 .extend(row.topup_id.map(TopupId::try_from).transpose()?);
         }
-        let moved: Vec<bool> = (self.failed_placements.iter())
-            .map(|placement| changes.contains_key(&PlacementId::from(*placement)))
-            .collect();
+        let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
+        let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
+        let all_moved = self.placements.iter().all(has_moved);
         if moved.contains(&true) {
             self.fail_units(connection, &moved).await?;
         }
-        if self
-            .placements
-            .iter()
-            .all(|placement| changes.contains_key(&PlacementId::from(*placement)))
-        {
+        if all_moved {
             return Ok(());
         }
         self.park_unexpected(connection, changes).await

@@ -76,12 +76,7 @@ pub enum MigrationError {
     #[error("the applied migration {0} differs from this program's: the database belongs to another program")]
     Changed(i64),
     #[error("{wait}; gave up after {waited:?} (--give-up). End that transaction or migrate later")]
-    Locked {
-        /// The last unsuccessful wait.
-        wait: Wait,
-        /// The time since the first try.
-        waited: Duration,
-    },
+    Locked { wait: Wait, waited: Duration },
     #[error("migration {version} failed")]
     Failed { version: i64, source: sqlx::Error },
     #[error(transparent)]

@@ -9,37 +9,31 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use crate::Error;
 
-/// A role of the database. A stage logs in under this name.
+/// A role of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Role {
-    /// The name in PostgreSQL.
+    /// The name in PostgreSQL, under which a stage logs in.
     pub name: &'static str,
     /// The name of the stage, or `operator`.
     pub of: &'static str,
     grants: &'static str,
 }
 
+macro_rules! role {
+    ($of:literal) => {
+        Role {
+            name: concat!("esim_", $of),
+            of: $of,
+            grants: include_str!(concat!("../../roles/", $of, ".sql")),
+        }
+    };
+}
+
 pub const ROLES: [Role; 4] = [
-    Role {
-        name: "esim_ingress",
-        of: "ingress",
-        grants: include_str!("../../roles/ingress.sql"),
-    },
-    Role {
-        name: "esim_provisioner",
-        of: "provisioner",
-        grants: include_str!("../../roles/provisioner.sql"),
-    },
-    Role {
-        name: "esim_notifier",
-        of: "notifier",
-        grants: include_str!("../../roles/notifier.sql"),
-    },
-    Role {
-        name: "esim_operator",
-        of: "operator",
-        grants: include_str!("../../roles/operator.sql"),
-    },
+    role!("ingress"),
+    role!("provisioner"),
+    role!("notifier"),
+    role!("operator"),
 ];
 
 /// How often a grant is tried again when another session changes the same row of the catalogue.
@@ -85,17 +79,11 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>, Error> {
 /// Creates the role, or gives it this password. `verifier` is what PostgreSQL stores of a password: a SCRAM-SHA-256
 /// secret. The owner needs `CREATEROLE`.
 pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<(), Error> {
-    let verb = if exists(connection, role).await? {
-        "ALTER"
-    } else {
-        "CREATE"
-    };
+    let exists = exists(connection, role).await?;
+    let verb = if exists { "ALTER" } else { "CREATE" };
     let quoted = verifier.replace('\'', "''");
-    retry(
-        connection,
-        &format!("{verb} ROLE {} LOGIN PASSWORD '{quoted}'", role.name),
-    )
-    .await
+    let statement = format!("{verb} ROLE {} LOGIN PASSWORD '{quoted}'", role.name);
+    retry(connection, &statement).await
 }
 
 async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool, Error> {

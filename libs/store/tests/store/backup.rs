@@ -11,7 +11,7 @@ use sqlx::{Connection, PgConnection};
 use store::{orders, schema};
 use testkit::{postgres::PostgresServer, wait};
 
-use crate::bench::order;
+use crate::bench::{execute, order};
 
 fn backup(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(testkit::workspace().join("deploy/backup"));
@@ -79,10 +79,7 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     let mut log = backup(server.url(), &["wal", backups]).spawn().unwrap();
     run(&mut backup(server.url(), &["base", backups]));
     buy(&mut connection, partner, "after").await;
-    sqlx::query("SELECT pg_sleep(1)")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    execute(&mut connection, "SELECT pg_sleep(1)").await;
     let between: String = sqlx::query_scalar("SELECT now()::text")
         .fetch_one(&mut connection)
         .await
@@ -107,25 +104,15 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     run(Command::new("chmod").args(["-R", "a+rX", backups]));
 
     let data = folder.path().join("postgres/data");
-    let mut restored = restore(&mut server, &data, backups, None).await;
-    for name in ["before", "after", "last"] {
-        assert!(
-            orders::is_taken(&mut restored, partner, name).await.unwrap(),
-            "{name}"
-        );
-    }
-    drop(restored);
-    server.stop_fast().await.unwrap();
-    let mut restored = restore(&mut server, &data, backups, Some(&between)).await;
-    for (name, is_there) in [("before", true), ("after", true), ("last", false)] {
-        assert_eq!(
-            orders::is_taken(&mut restored, partner, name).await.unwrap(),
-            is_there,
-            "{name}"
-        );
+    for time in [None, Some(between.as_str())] {
+        let mut restored = restore(&mut server, &data, backups, time).await;
+        for (name, is_there) in [("before", true), ("after", true), ("last", time.is_none())] {
+            let taken = orders::is_taken(&mut restored, partner, name).await;
+            assert_eq!(taken.unwrap(), is_there, "{name}, {time:?}");
+        }
+        drop(restored);
+        server.stop_fast().await.unwrap();
     }
     let metric = std::fs::read_to_string(Path::new(backups).join("esim_backup.prom")).unwrap();
     assert!(metric.contains("esim_backup_timestamp_seconds "), "{metric}");
-    drop(restored);
-    server.stop_fast().await.unwrap();
 }

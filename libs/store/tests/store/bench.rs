@@ -5,10 +5,11 @@ use std::{sync::LazyLock, time::Duration};
 use domain::{DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
-use sqlx::{PgPool, Postgres, pool::PoolConnection};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
 use store::{
     config::{DatabaseConfig, PoolConfig},
     deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read},
+    events::Kind,
     operator::actions::{Action, Mode},
     orders::{self, NewOrder, NewPlacement, NewTopup},
     partners::{self, NewPartner},
@@ -24,10 +25,14 @@ pub const PROVIDER: &str = "sandbox";
 pub const LEASE: Duration = Duration::from_mins(10);
 
 /// The vault of all tests.
-pub static VAULT: LazyLock<Vault> = LazyLock::new(|| {
-    let key = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-    Vault::parse(&SecretString::from(key)).unwrap()
-});
+pub static VAULT: LazyLock<Vault> = LazyLock::new(|| vault(OLD_KEY));
+/// The key of [`VAULT`].
+pub const OLD_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+pub const NEW_KEY: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+pub fn vault(keys: &str) -> Vault {
+    Vault::parse(&SecretString::from(keys)).unwrap()
+}
 
 /// An operator's command that commits.
 pub fn applied() -> Mode<'static> {
@@ -64,10 +69,7 @@ impl Bench {
         let bench = Self::of(Database::create().await.unwrap());
         schema::migrate(&mut *bench.connection().await).await.unwrap();
         // The sweep of a copied database begins when its template was migrated.
-        sqlx::query("UPDATE sweeps SET up_to = now()")
-            .execute(&bench.pool)
-            .await
-            .unwrap();
+        bench.sql("UPDATE sweeps SET up_to = now()").await;
         bench
     }
 
@@ -95,11 +97,15 @@ impl Bench {
         assert_eq!(stored.unwrap(), vec![true; orders.len()]);
     }
 
+    pub async fn stored(&self, order: NewOrder) -> NewOrder {
+        self.store(std::slice::from_ref(&order)).await;
+        order
+    }
+
     /// Stores an order of `units` units from one provider, with a recorded first attempt.
     pub async fn placing(&self, units: usize) -> NewOrder {
-        let order = order(PartnerId::new(), units);
-        self.store(std::slice::from_ref(&order)).await;
-        let claimed = self.claim(&[order.placements[0].placement_id]).await;
+        let order = self.stored(order(PartnerId::new(), units)).await;
+        let claimed = self.claim(&[placement(&order)]).await;
         assert_eq!(claimed[0].attempt, 1);
         order
     }
@@ -168,14 +174,13 @@ impl Bench {
     }
 
     /// Leases and reads what is due, as a notifier does.
-    pub async fn read_due(&self, page: &DeliveryPage, lease: Duration) -> Vec<Delivery> {
+    pub async fn read_due(&self, page: &DeliveryPage) -> Vec<Delivery> {
         let mut connection = self.connection().await;
         let found = deliveries::due(&mut connection, page).await.unwrap();
         let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
-        let leased = deliveries::lease(&mut connection, &due, lease).await.unwrap();
-        deliveries::read(&mut connection, &leased, Read::Leased)
-            .await
-            .unwrap()
+        let leased = deliveries::lease(&mut connection, &due, LEASE).await.unwrap();
+        let read = deliveries::read(&mut connection, &leased, Read::Leased).await;
+        read.unwrap()
     }
 
     pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {
@@ -185,15 +190,11 @@ impl Bench {
 
     /// Stores deliveries of one order of this partner; they are due in 30 s if `announced`, or now.
     pub async fn deliveries(&self, partner_id: PartnerId, count: usize, announced: bool) -> Vec<TopupId> {
-        let order = NewOrder {
-            answer_within: Duration::ZERO,
-            ..order(partner_id, count)
-        };
-        self.store(std::slice::from_ref(&order)).await;
-        self.claim(&[order.placements[0].placement_id]).await;
+        let order = self.stored(answered(partner_id, count)).await;
+        let id = placement(&order);
+        self.claim(&[id]).await;
         let units = topups(&order).iter().map(ready).collect();
-        self.settle(&[bought(placement(&order), 1, units, announced)])
-            .await;
+        self.settle(&[bought(id, 1, units, announced)]).await;
         topups(&order)
     }
 
@@ -208,14 +209,24 @@ impl Bench {
             webhook_url,
             webhook_secret: &webhook::Secret::from_bytes(vec![7; 32]).unwrap(),
         };
-        partners::create(&mut *self.connection().await, &VAULT, &new)
-            .await
-            .unwrap();
+        let created = partners::create(&mut *self.connection().await, &VAULT, &new).await;
+        created.unwrap();
         partner_id
     }
 
+    /// Sets or removes a partner's URL, as an operator. Returns the number of due deliveries.
+    pub async fn set_url(&self, partner: PartnerId, url: Option<&str>) -> Option<u64> {
+        let set = partners::set_webhook(&mut *self.connection().await, partner, url).await;
+        set.unwrap()
+    }
+
+    pub async fn set_events(&self, partner: PartnerId, kinds: &[Kind]) {
+        let set = partners::set_events(&mut *self.connection().await, partner, kinds).await;
+        assert!(set.unwrap());
+    }
+
     pub async fn sql(&self, statement: &'static str) {
-        sqlx::query(statement).execute(&self.pool).await.unwrap();
+        execute(&mut *self.connection().await, statement).await;
     }
 
     /// Runs a statement on one row: `$1` is its id.
@@ -262,11 +273,8 @@ impl Bench {
     }
 
     pub async fn state(&self, placement: PlacementId) -> String {
-        self.value(
-            "SELECT state FROM placements WHERE placement_id::text = $1",
-            placement,
-        )
-        .await
+        let statement = "SELECT state FROM placements WHERE placement_id::text = $1";
+        self.value(statement, placement).await
     }
 
     /// The state of a topup and of its delivery, or `none`.
@@ -277,6 +285,12 @@ impl Bench {
         let (topup, delivery) = states.split_once('/').unwrap();
         (topup.to_owned(), delivery.to_owned())
     }
+}
+
+/// Runs statements on a connection.
+pub async fn execute(connection: &mut PgConnection, statements: &str) {
+    let done = sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await;
+    done.unwrap();
 }
 
 pub fn topup_id() -> TopupId {
@@ -299,21 +313,35 @@ pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
     }
 }
 
+/// An order whose answer has left.
+pub fn answered(partner_id: PartnerId, units: usize) -> NewOrder {
+    NewOrder {
+        answer_within: Duration::ZERO,
+        ..order(partner_id, units)
+    }
+}
+
+/// An order of these placements.
+pub fn order_of(placements: Vec<NewPlacement>) -> NewOrder {
+    NewOrder {
+        placements,
+        ..order(PartnerId::new(), 0)
+    }
+}
+
 /// The part of an order with these positions in the response.
 pub fn part(provider: &str, positions: &[usize]) -> NewPlacement {
+    let topup = |position: &usize| NewTopup {
+        topup_id: topup_id(),
+        position: *position,
+        option_id: OptionId::new(),
+        provider_option_id: format!("option-{position}"),
+    };
     NewPlacement {
         placement_id: PlacementId::new(),
         provider: provider.to_owned(),
         lane: "lane".into(),
-        topups: positions
-            .iter()
-            .map(|position| NewTopup {
-                topup_id: topup_id(),
-                position: *position,
-                option_id: OptionId::new(),
-                provider_option_id: format!("option-{position}"),
-            })
-            .collect(),
+        topups: positions.iter().map(topup).collect(),
     }
 }
 
@@ -322,11 +350,8 @@ pub fn placement(order: &NewOrder) -> PlacementId {
 }
 
 pub fn topups(order: &NewOrder) -> Vec<TopupId> {
-    let parts = order.placements.iter();
-    parts
-        .flat_map(|part| &part.topups)
-        .map(|topup| topup.topup_id.clone())
-        .collect()
+    let units = order.placements.iter().flat_map(|part| &part.topups);
+    units.map(|unit| unit.topup_id.clone()).collect()
 }
 
 pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {

@@ -6,12 +6,12 @@ use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
 use store::{
     orders::NewOrder,
-    placements::{self, Claim, Claimed, Page, Progress},
+    placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress},
 };
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, order, parked, part, placement, ready, rejected, topups,
-    unit,
+    Bench, LEASE, PROVIDER, bought, bought_pending, order, order_of, parked, part, placement, ready,
+    rejected, unit,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -38,25 +38,18 @@ fn ids(claimed: &[Claimed]) -> HashSet<PlacementId> {
 async fn what_is_due_is_claimed_once_by_its_provider() {
     let bench = Bench::new().await;
     let placements = bench.due(5).await;
-    let elsewhere = NewOrder {
-        placements: vec![part("elsewhere", &[0])],
-        ..order(PartnerId::new(), 0)
-    };
+    let elsewhere = order_of(vec![part("elsewhere", &[0])]);
     // One that is not due yet, and one of another provider.
     let later = order(PartnerId::new(), 1);
     bench.store(&[later.clone(), elsewhere.clone()]).await;
     bench.due_in(&[placement(&later)], 60.0).await;
     bench.due_in(&[placement(&elsewhere)], 0.0).await;
     assert!(bench.claim_due(PROVIDER, 0).await.is_empty());
-    assert_eq!(
-        ids(&bench.claim_due(PROVIDER, 10).await),
-        placements.into_iter().collect()
-    );
+    let claimed = ids(&bench.claim_due(PROVIDER, 10).await);
+    assert_eq!(claimed, placements.into_iter().collect());
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty(), "leased");
-    assert_eq!(
-        ids(&bench.claim_due("elsewhere", 10).await),
-        HashSet::from([placement(&elsewhere)])
-    );
+    let claimed = ids(&bench.claim_due("elsewhere", 10).await);
+    assert_eq!(claimed, HashSet::from([placement(&elsewhere)]));
 }
 
 #[tokio::test]
@@ -74,9 +67,8 @@ async fn no_placement_is_taken_up_twice() {
                 after: after.take(),
                 ..Page::default()
             };
-            let found = placements::due(&mut connection, PROVIDER, true, &page)
-                .await
-                .unwrap();
+            let found = placements::due(&mut connection, PROVIDER, true, &page).await;
+            let found = found.unwrap();
             after = found.after;
             let found: Vec<_> = found.due.into_iter().map(|one| one.placement_id).collect();
             if found.is_empty() && after.is_none() {
@@ -135,10 +127,8 @@ async fn what_another_has_locked_is_left_to_it() {
     assert_eq!(rest.await.unwrap(), placements[..2].iter().copied().collect());
     held.rollback().await.unwrap();
     bench.due_in(&placements[2..], 0.0).await;
-    assert_eq!(
-        ids(&bench.claim_due(PROVIDER, 3).await),
-        HashSet::from([placements[2]])
-    );
+    let claimed = ids(&bench.claim_due(PROVIDER, 3).await);
+    assert_eq!(claimed, HashSet::from([placements[2]]));
 }
 
 #[tokio::test]
@@ -156,9 +146,7 @@ async fn a_message_takes_up_only_what_is_accepted() {
             rejected(named[4], 1),
         ])
         .await;
-    let mut connection = bench.connection().await;
-    let refused = store::orders::refuse(&mut connection, orders[4].order_id).await;
-    assert!(refused.unwrap().is_some());
+    assert!(bench.refuse(&orders[4]).await.is_some());
     named.extend([PlacementId::new(), named[5]]);
     let claimed = bench.claim(&named).await;
     assert_eq!(claimed.len(), 1, "{claimed:?}");
@@ -181,16 +169,10 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
     for _ in 0..2 {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
-        assert_eq!(
-            placements::lease(&mut connection, &found, LEASE).await.unwrap(),
-            named
-        );
-        assert!(
-            placements::lease(&mut connection, &found, LEASE)
-                .await
-                .unwrap()
-                .is_empty()
-        );
+        for leased in [&named[..], &[]] {
+            let lease = placements::lease(&mut connection, &found, LEASE).await;
+            assert_eq!(lease.unwrap(), leased);
+        }
         let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Overdue, Duration::ZERO);
         let again = claim.await.unwrap();
         assert_eq!((again[0].was, again[0].attempt), (PlacementState::Placing, 1));
@@ -202,10 +184,9 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     let bench = Bench::new().await;
     let new = NewOrder {
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
-        placements: vec![part(PROVIDER, &[2, 0, 1])],
-        ..order(PartnerId::new(), 0)
+        ..order_of(vec![part(PROVIDER, &[2, 0, 1])])
     };
-    bench.store(std::slice::from_ref(&new)).await;
+    let new = bench.stored(new).await;
     let fresh = bench.claim(&[placement(&new)]).await.remove(0);
     assert_eq!((fresh.order_id, fresh.partner_id), (new.order_id, new.partner_id));
     assert_eq!(fresh.traceparent, new.traceparent);
@@ -213,12 +194,8 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     assert!(fresh.attempt_age < Duration::from_secs(5) && fresh.age < Duration::from_secs(5));
     let options: Vec<_> = fresh.topups.iter().map(|one| &one.provider_option_id).collect();
     assert_eq!(options, ["option-0", "option-1", "option-2"]);
-    assert!(
-        fresh
-            .topups
-            .iter()
-            .all(|one| one.pending && one.provider_unit_id.is_none())
-    );
+    let unnamed = |one: &ClaimedTopup| one.pending && one.provider_unit_id.is_none();
+    assert!(fresh.topups.iter().all(unnamed));
 
     let units = &new.placements[0].topups;
     let known = vec![
@@ -235,18 +212,12 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     bench.due_in(&[placement(&new)], -1.0).await;
     let later = bench.claim_due(PROVIDER, 1).await.remove(0);
     assert_eq!((later.was, later.attempt), (PlacementState::Placed, 1));
-    let about = |age: Duration, seconds: u64| (seconds..seconds + 10).contains(&age.as_secs());
-    assert!(
-        about(later.age, 300) && about(later.attempt_age, 200),
-        "{later:?}"
-    );
-    assert!(about(later.placed_age.unwrap(), 100), "{later:?}");
+    let ages = [later.age, later.attempt_age, later.placed_age.unwrap()];
+    for (age, seconds) in ages.into_iter().zip([300, 200, 100]) {
+        assert!((seconds..seconds + 10).contains(&age.as_secs()), "{later:?}");
+    }
     assert!(later.answered);
-    let units: Vec<_> = later
-        .topups
-        .iter()
-        .map(|one| (one.pending, one.provider_unit_id.is_some()))
-        .collect();
+    let unit = |one: &ClaimedTopup| (one.pending, one.provider_unit_id.is_some());
+    let units: Vec<_> = later.topups.iter().map(unit).collect();
     assert_eq!(units, [(false, true), (true, true), (true, false)]);
-    assert_eq!(topups(&new).len(), 3);
 }

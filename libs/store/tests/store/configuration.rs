@@ -15,14 +15,14 @@ use crate::bench::Bench;
 const WRITERS: usize = 6;
 const CHANGES: usize = 25;
 
-fn option(name: &str, enabled: bool) -> ProductOption {
+fn option(name: &str) -> ProductOption {
     ProductOption {
         option_id: OptionId::new(),
         name: name.to_owned(),
         provider: "sandbox".into(),
         provider_option_id: name.to_owned(),
         environment: Environment::Sandbox,
-        enabled,
+        enabled: true,
         details: serde_json::Map::new(),
     }
 }
@@ -39,17 +39,13 @@ struct Follower {
 impl Follower {
     async fn follow(&mut self, bench: &Bench) {
         let mut connection = bench.connection().await;
-        let changed = partners::changed_since(&mut connection, self.partners_seen)
-            .await
-            .unwrap();
-        for partner in changed {
+        let changed = partners::changed_since(&mut connection, self.partners_seen).await;
+        for partner in changed.unwrap() {
             self.partners_seen = self.partners_seen.max(partner.version);
             self.disabled.insert(partner.partner_id, partner.disabled);
         }
-        let changed = options::changed_since(&mut connection, self.options_seen)
-            .await
-            .unwrap();
-        for (option, version) in changed {
+        let changed = options::changed_since(&mut connection, self.options_seen).await;
+        for (option, version) in changed.unwrap() {
             self.options_seen = self.options_seen.max(version);
             self.names.insert(option.option_id.uuid(), option.name);
         }
@@ -60,7 +56,7 @@ impl Follower {
 /// before and after the change; returns the final values.
 async fn write(bench: &Bench, writer: usize) -> ((PartnerId, bool), (Uuid, String)) {
     let partner = bench.partner(None).await;
-    let mut option = option("first", true);
+    let mut option = option("first");
     let mut connection = bench.database.connect().await.unwrap();
     let mut disabled = false;
     for change in 0..CHANGES {
@@ -69,11 +65,8 @@ async fn write(bench: &Bench, writer: usize) -> ((PartnerId, bool), (Uuid, Strin
         sqlx::query(pause).execute(&mut *transaction).await.unwrap();
         if (change + writer).is_multiple_of(2) {
             disabled = !disabled;
-            assert!(
-                partners::set_disabled(&mut transaction, partner, disabled)
-                    .await
-                    .unwrap()
-            );
+            let found = partners::set_disabled(&mut transaction, partner, disabled).await;
+            assert!(found.unwrap());
         } else {
             option.name = format!("change {change}");
             assert!(options::import(&mut transaction, &option).await.unwrap());
@@ -108,16 +101,12 @@ async fn a_follower_misses_no_change() {
 async fn importing_the_same_option_again_changes_nothing() {
     let bench = Bench::new().await;
     let mut connection = bench.connection().await;
-    let mut option = option("ready", true);
+    let mut option = option("ready");
     assert!(options::import(&mut connection, &option).await.unwrap());
     let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].1;
     assert!(!options::import(&mut connection, &option).await.unwrap());
-    assert!(
-        options::changed_since(&mut connection, seen)
-            .await
-            .unwrap()
-            .is_empty()
-    );
+    let unchanged = options::changed_since(&mut connection, seen).await;
+    assert!(unchanged.unwrap().is_empty());
     option.enabled = false;
     assert!(options::import(&mut connection, &option).await.unwrap());
     let changed = options::changed_since(&mut connection, seen).await.unwrap();

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
 use store::{
-    deliveries::{self, AttemptResult, Attempted, Read},
+    deliveries::{self, AttemptResult, Attempted, Delivery, Read},
     endpoints::BlockPolicy,
     partners,
 };
@@ -16,7 +16,7 @@ const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
 const YOUTH: Duration = Duration::from_secs(10);
 /// Blocks at the third failure.
-pub const BLOCK_POLICY: BlockPolicy = BlockPolicy {
+const BLOCK_POLICY: BlockPolicy = BlockPolicy {
     failures: 3,
     first: Duration::from_secs(10),
     longest: Duration::from_secs(35),
@@ -26,29 +26,22 @@ impl Bench {
     /// First attempts that are young enough.
     async fn first(&self, topups: &[TopupId], youth: Duration) -> Vec<TopupId> {
         let read = deliveries::read(&mut *self.connection().await, &ids(topups), Read::Young(youth)).await;
-        read.unwrap()
-            .iter()
-            .map(|one| esim(one).topup_id.clone())
-            .collect()
+        topups_of(&read.unwrap())
     }
 
     async fn take_due(&self, limit: usize, per_partner: usize) -> Vec<TopupId> {
-        let taken = self.read_due(&page(limit, per_partner), LEASE).await;
-        taken.iter().map(|one| esim(one).topup_id.clone()).collect()
+        topups_of(&self.read_due(&page(limit, per_partner)).await)
     }
 
-    async fn record(&self, attempts: &[Attempted]) {
+    pub async fn record(&self, attempts: &[Attempted]) {
         let recorded = deliveries::record(&mut *self.connection().await, attempts, &BLOCK_POLICY).await;
         assert_eq!(recorded.unwrap().len(), attempts.len());
     }
 
     async fn delivery(&self, topup: &TopupId) -> String {
-        self.value(
-            "SELECT to_jsonb(d)::text || coalesce(to_jsonb(due)::text, '')
-             FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1",
-            topup,
-        )
-        .await
+        let statement = "SELECT to_jsonb(d)::text || coalesce(to_jsonb(due)::text, '')
+            FROM deliveries d LEFT JOIN delivery_due due USING (topup_id) WHERE topup_id = $1";
+        self.value(statement, topup).await
     }
 
     /// State, number of ended attempts, and seconds until it is due.
@@ -64,31 +57,45 @@ impl Bench {
     }
 }
 
-pub fn attempted(topup_id: &TopupId, attempt: u32, status: Option<u16>, result: AttemptResult) -> Attempted {
+fn topups_of(read: &[Delivery]) -> Vec<TopupId> {
+    read.iter().map(|one| esim(one).topup_id.clone()).collect()
+}
+
+/// An attempt with this result, of an unknown partner.
+pub fn attempted(id: impl Into<DeliveryId>, attempt: u32, result: AttemptResult) -> Attempted {
+    let (status, class) = match result {
+        AttemptResult::Delivered => (200, "delivered"),
+        AttemptResult::Failed { .. } => (500, "status_5xx"),
+    };
     Attempted {
-        id: topup_id.clone().into(),
+        id: id.into(),
         partner_id: PartnerId::new(),
         attempt,
         at: runtime::clock::now(),
         duration: Duration::from_millis(7),
-        status,
-        class: "status_5xx",
+        status: Some(status),
+        class,
         answer: Some(b"sealed".to_vec()),
         result,
     }
 }
 
+/// The endpoint answered 500.
+pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
+    AttemptResult::Failed {
+        error: "status 500".into(),
+        retry_in,
+        endpoint: true,
+    }
+}
+
 fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
-    attempted(topup_id, attempt, Some(200), AttemptResult::Delivered)
+    attempted(topup_id.clone(), attempt, AttemptResult::Delivered)
 }
 
 fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> Attempted {
-    let result = AttemptResult::Failed {
-        error: "status 500".into(),
-        retry_in: retry_in.map(Duration::from_secs),
-        endpoint: true,
-    };
-    attempted(topup_id, attempt, Some(500), result)
+    let retry_in = retry_in.map(Duration::from_secs);
+    attempted(topup_id.clone(), attempt, failure(retry_in))
 }
 
 #[tokio::test]
@@ -120,18 +127,14 @@ async fn a_delivery_comes_with_all_that_its_webhook_needs() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topup = &bench.deliveries(partner, 1, false).await[0];
-    let taken = bench.read_due(&page(1, 1), LEASE).await;
-    let one = &taken[0];
+    let one = &bench.read_due(&page(1, 1)).await[0];
     let content = esim(one);
     assert_eq!((&content.topup_id, one.partner_id), (topup, partner));
     assert_eq!(one.id, topup.clone().into());
     assert_eq!(content.iccid, iccid(topup).as_str());
     assert_eq!(content.profile, b"sealed");
-    assert_eq!(one.webhook_url.as_deref(), URL);
-    assert_eq!(
-        (one.attempt, content.external_order_id.clone()),
-        (0, content.order_id.to_string())
-    );
+    assert_eq!((one.webhook_url.as_deref(), one.attempt), (URL, 0));
+    assert_eq!(content.external_order_id, content.order_id.to_string());
     assert!(content.age < Duration::from_secs(10));
 }
 
@@ -149,14 +152,10 @@ async fn what_is_due_is_taken_by_turns_and_leased() {
     let first: HashSet<TopupId> = bench.take_due(100, 3).await.into_iter().collect();
     assert_eq!(first, many[7..].iter().chain(&few).cloned().collect());
 
-    assert_eq!(bench.take_due(2, 100).await.len(), 2);
-    assert_eq!(bench.take_due(0, 100).await.len(), 0);
-    assert_eq!(
-        bench.take_due(100, 100).await.len(),
-        5,
-        "all others are still leased"
-    );
-    assert!(bench.take_due(100, 100).await.is_empty());
+    // All others are still leased.
+    for (limit, taken) in [(2, 2), (0, 0), (100, 5), (100, 0)] {
+        assert_eq!(bench.take_due(limit, 100).await.len(), taken, "{limit}");
+    }
 }
 
 #[tokio::test]
@@ -278,21 +277,10 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
     }
     assert_eq!(bench.summary(&waiting[0]).await, ("no_endpoint".into(), 0, None));
     assert!(!bench.take_due(10, 10).await.contains(&waiting[0]));
-    assert_eq!(
-        partners::set_webhook(&mut connection, without, None)
-            .await
-            .unwrap(),
-        Some(0)
-    );
-    assert_eq!(
-        partners::set_webhook(&mut connection, without, URL)
-            .await
-            .unwrap(),
-        Some(1)
-    );
+    assert_eq!(bench.set_url(without, None).await, Some(0));
+    assert_eq!(bench.set_url(without, URL).await, Some(1));
     assert_eq!(bench.take_due(10, 10).await, waiting[..1]);
-    let nobody = partners::set_webhook(&mut connection, PartnerId::new(), URL).await;
-    assert_eq!(nobody.unwrap(), None);
+    assert_eq!(bench.set_url(PartnerId::new(), URL).await, None);
 }
 
 /// The notifier sees no URL and gives up at the moment when an operator sets one.

@@ -6,7 +6,7 @@ use domain::{
 };
 use store::{
     operator::placements::{self as operated, NotResolved},
-    orders::{self, Cancelled, NewOrder},
+    orders::{Cancelled, NewOrder},
     recover,
 };
 
@@ -99,8 +99,7 @@ fn events() -> Vec<Event> {
 impl Bench {
     /// A stored order of two units in this state, overdue if it is ever due.
     async fn at(&self, start: Start) -> NewOrder {
-        let order = order(PartnerId::new(), 2);
-        self.store(std::slice::from_ref(&order)).await;
+        let order = self.stored(order(PartnerId::new(), 2)).await;
         sqlx::query(
             "UPDATE placements SET state = $2, attempt = $3,
                  attempted_at = CASE WHEN $3 > 0 THEN now() - interval '15 minutes' END,
@@ -125,7 +124,7 @@ impl Bench {
     }
 
     /// The machine's view of a row.
-    async fn read(&self, placement: PlacementId) -> Placement {
+    pub async fn read(&self, placement: PlacementId) -> Placement {
         let (state, attempt, not_found, disputed): (String, i32, bool, bool) = sqlx::query_as(
             "SELECT state, attempt, not_found_at IS NOT NULL, disputed
              FROM placements WHERE placement_id = $1",
@@ -147,11 +146,7 @@ impl Bench {
         let id = placement(order);
         let settlement = match event {
             Event::Claim => return !self.claim(&[id]).await.is_empty(),
-            Event::Refuse => {
-                let mut connection = self.connection().await;
-                let refused = orders::refuse(&mut connection, order.order_id).await;
-                return refused.unwrap().is_some();
-            }
+            Event::Refuse => return self.refuse(order).await.is_some(),
             Event::Resolve(resolution) => {
                 let resolved =
                     operated::resolve(&mut *self.connection().await, id, resolution, applied()).await;
@@ -171,8 +166,7 @@ impl Bench {
         self.settle(&[settlement]).await[0].moved
     }
 
-    /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether the
-    /// machine moved.
+    /// Applies the event to a row, whose state must match the machine's afterwards. Returns whether the machine moved.
     async fn moves_as_the_machine_says(&self, start: Start, event: Event) -> bool {
         // The statement moves whole orders, and none that was never tried.
         if event == Event::Refuse && start.placement.attempt == 0 {
@@ -258,9 +252,7 @@ async fn a_cancellation_refuses_as_the_machine_says() {
         let answered = "UPDATE orders o SET answer_by = now() FROM placements p
                         WHERE o.order_id = p.order_id AND p.placement_id::text = $1";
         bench.set(answered, placement(&order)).await;
-        let mut connection = bench.connection().await;
-        let cancelled = orders::cancel(&mut connection, order.partner_id, &order.external_order_id);
-        let cancelled = cancelled.await.unwrap() == Cancelled::Done;
+        let cancelled = bench.cancel(&order).await == Cancelled::Done;
         let after = start.placement.after(Event::Refuse);
         assert_eq!(cancelled, after.is_ok(), "{start:?}");
         let row = bench.read(placement(&order)).await;

@@ -1,5 +1,4 @@
-//! A lint of the migration files: they must run beside live traffic and beside programs of the previous
-//! version.
+//! A lint of the migration files: they must run beside live traffic and beside programs of the previous version.
 //!
 //! Files up to 0005 are older than these rules and cannot change any more.
 

@@ -18,7 +18,7 @@ impl Bench {
     }
 
     /// An order whose purchase has an unknown outcome.
-    async fn in_doubt(&self, units: usize) -> NewOrder {
+    pub async fn in_doubt(&self, units: usize) -> NewOrder {
         let order = self.placing(units).await;
         self.settle(&[parked(placement(&order), 1)]).await;
         order
@@ -39,9 +39,8 @@ async fn what_is_said_to_be_bought_is_collected() {
     assert_eq!(units(&resolved), (2, 0, 0));
     let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!((claimed[0].was, claimed[0].attempt), (PlacementState::Placed, 1));
-    bench
-        .settle(&[bought(id, 1, topups(&order).iter().map(ready).collect(), true)])
-        .await;
+    let units = topups(&order).iter().map(ready).collect();
+    bench.settle(&[bought(id, 1, units, true)]).await;
     for topup in topups(&order) {
         assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
     }
@@ -51,10 +50,8 @@ async fn what_is_said_to_be_bought_is_collected() {
 async fn what_is_said_not_to_be_bought_fails() {
     let bench = Bench::new().await;
     let order = bench.in_doubt(2).await;
-    let resolved = bench
-        .resolve(placement(&order), Resolution::NotBought)
-        .await
-        .unwrap();
+    let resolved = bench.resolve(placement(&order), Resolution::NotBought).await;
+    let resolved = resolved.unwrap();
     assert_eq!(resolved.state, PlacementState::Failed);
     assert_eq!(units(&resolved), (0, 2, 0));
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
@@ -69,12 +66,9 @@ async fn what_is_retried_is_bought_by_a_new_attempt() {
     let order = bench.in_doubt(1).await;
     let resolved = bench.resolve(placement(&order), Resolution::Retry).await.unwrap();
     assert_eq!((resolved.state, resolved.attempt), (PlacementState::Accepted, 1));
-    let claimed = bench.claim_due(PROVIDER, 10).await;
-    assert_eq!(
-        (claimed[0].was, claimed[0].attempt),
-        (PlacementState::Accepted, 2)
-    );
-    assert_eq!(claimed[0].placed_age, None);
+    let claimed = bench.claim_due(PROVIDER, 10).await.remove(0);
+    assert_eq!((claimed.was, claimed.attempt), (PlacementState::Accepted, 2));
+    assert_eq!(claimed.placed_age, None);
 }
 
 #[tokio::test]
@@ -127,8 +121,7 @@ async fn nothing_is_delivered_for_an_order_that_was_answered_with_422() {
     let order = bench.placing(1).await;
     let id = placement(&order);
     bench.settle(&[rejected(id, 1)]).await;
-    let refused = store::orders::refuse(&mut *bench.connection().await, order.order_id).await;
-    assert!(refused.unwrap().is_some());
+    assert!(bench.refuse(&order).await.is_some());
     bench.settle(&[bought_pending(id, 1)]).await;
     assert_eq!(bench.state(id).await, "parked");
     for resolution in [Resolution::Bought, Resolution::Retry] {
@@ -142,26 +135,19 @@ async fn nothing_is_delivered_for_an_order_that_was_answered_with_422() {
 async fn placements_are_listed_by_state_and_provider() {
     let bench = Bench::new().await;
     let doubted = bench.in_doubt(2).await;
-    let open = order(PartnerId::new(), 1);
-    bench.store(std::slice::from_ref(&open)).await;
+    let open = bench.stored(order(PartnerId::new(), 1)).await;
     let list = async |state, provider| {
-        placements::list(&mut *bench.connection().await, state, provider, 10)
-            .await
-            .unwrap()
+        let listed = placements::list(&mut *bench.connection().await, state, provider, 10).await;
+        listed.unwrap()
     };
     let parked = list(Some(PlacementState::Parked), None).await;
     assert_eq!(parked.len(), 1);
-    assert_eq!(parked[0].placement_id, placement(&doubted));
-    assert_eq!(
-        (parked[0].units, parked[0].pending, parked[0].bought),
-        (2, 2, false)
-    );
-    assert_eq!(parked[0].reason.as_deref(), Some("the outcome stays unknown"));
-    let newest_first: Vec<_> = list(None, Some(PROVIDER))
-        .await
-        .iter()
-        .map(|one| one.placement_id)
-        .collect();
+    let parked = &parked[0];
+    assert_eq!(parked.placement_id, placement(&doubted));
+    assert_eq!((parked.units, parked.pending, parked.bought), (2, 2, false));
+    assert_eq!(parked.reason.as_deref(), Some("the outcome stays unknown"));
+    let newest_first = list(None, Some(PROVIDER)).await;
+    let newest_first: Vec<_> = newest_first.iter().map(|one| one.placement_id).collect();
     assert_eq!(newest_first, [placement(&open), placement(&doubted)]);
     assert_eq!(list(Some(PlacementState::Accepted), None).await.len(), 1);
     assert!(list(Some(PlacementState::Parked), Some("other")).await.is_empty());

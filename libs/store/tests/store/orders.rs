@@ -4,14 +4,14 @@ use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, PlacementState};
 use store::{
-    operator,
+    operator::{self, orders::OrderView},
     orders::{self, NewOrder, Refusal},
     placements::{Claim, Settlement},
 };
 
 use crate::bench::{
-    Bench, PROVIDER, bought_pending, not_bought, order, parked, part, placement, rejected, topup_id, topups,
-    unknown,
+    Bench, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected,
+    topup_id, topups, unknown,
 };
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
@@ -34,9 +34,20 @@ impl Bench {
             .unwrap()
     }
 
-    async fn refuse(&self, order: &NewOrder) -> Option<Vec<Refusal>> {
+    pub async fn refuse(&self, order: &NewOrder) -> Option<Vec<Refusal>> {
         let mut connection = self.connection().await;
         orders::refuse(&mut connection, order.order_id).await.unwrap()
+    }
+
+    /// The orders with this id, as operators find them.
+    async fn found(&self, id: &str) -> Vec<OrderView> {
+        let mut connection = self.connection().await;
+        operator::orders::find(&mut connection, id).await.unwrap()
+    }
+
+    async fn is_taken(&self, partner: PartnerId, id: &str) -> bool {
+        let mut connection = self.connection().await;
+        orders::is_taken(&mut connection, partner, id).await.unwrap()
     }
 }
 
@@ -44,15 +55,11 @@ impl Bench {
 async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     let bench = Bench::new().await;
     let new = NewOrder {
-        placements: vec![part("one", &[2, 0]), part("other", &[3, 1])],
         traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01".into()),
-        ..order(PartnerId::new(), 0)
+        ..order_of(vec![part("one", &[2, 0]), part("other", &[3, 1])])
     };
-    bench.store(std::slice::from_ref(&new)).await;
-    let id = new.order_id.to_string().to_uppercase();
-    let found = operator::orders::find(&mut *bench.connection().await, &id)
-        .await
-        .unwrap();
+    let new = bench.stored(new).await;
+    let found = bench.found(&new.order_id.to_string().to_uppercase()).await;
     let [found] = &found[..] else {
         panic!("{} orders", found.len())
     };
@@ -139,14 +146,11 @@ async fn two_replicas_that_store_the_same_keys_never_deadlock_and_store_each_onc
 async fn a_taken_topup_id_is_found_by_its_constraint_and_nothing_is_stored() {
     let bench = Bench::new().await;
     let partner = PartnerId::new();
-    let first = order(partner, 1);
-    bench.store(std::slice::from_ref(&first)).await;
+    let first = bench.stored(order(partner, 1)).await;
     let mut second = order(partner, 2);
     second.placements[0].topups[1].topup_id = topups(&first)[0].clone();
-    let error = bench
-        .insert(&[order(partner, 1), second.clone()])
-        .await
-        .unwrap_err();
+    let batch = [order(partner, 1), second.clone()];
+    let error = bench.insert(&batch).await.unwrap_err();
     assert_eq!(error.constraint(), Some("topups_topup_id_key"));
     assert!(error.is_about_data());
     assert_eq!(bench.count("orders").await, 1);
@@ -182,20 +186,12 @@ async fn external_ids_are_kept_as_sent() {
     let batch: Vec<_> = odd.iter().map(|id| named(partner, id)).collect();
     bench.store(&batch).await;
     assert_eq!(bench.insert(&batch).await.unwrap(), vec![false; odd.len()]);
-    let mut connection = bench.connection().await;
     for id in odd {
-        let found = operator::orders::find(&mut connection, id).await.unwrap();
+        let found = bench.found(id).await;
         assert!(found.iter().all(|order| order.external_order_id == id), "{id:?}");
-        assert!(
-            orders::is_taken(&mut connection, partner, id).await.unwrap(),
-            "{id:?}"
-        );
+        assert!(bench.is_taken(partner, id).await, "{id:?}");
     }
-    assert!(
-        !orders::is_taken(&mut connection, PartnerId::new(), "a")
-            .await
-            .unwrap()
-    );
+    assert!(!bench.is_taken(PartnerId::new(), "a").await);
 }
 
 #[tokio::test]
@@ -214,50 +210,31 @@ async fn a_refused_order_frees_its_external_id() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     for _ in 0..2 {
-        let order = named(partner, "again");
-        bench.store(std::slice::from_ref(&order)).await;
+        let order = bench.stored(named(partner, "again")).await;
         assert_eq!(bench.insert(&[named(partner, "again")]).await.unwrap(), [false]);
         assert_eq!(bench.refuse(&order).await, None, "nothing of it was tried");
         bench.claim(&[placement(&order)]).await;
         bench.settle(&[rejected(placement(&order), 1)]).await;
         assert!(bench.refuse(&order).await.is_some());
-        let mut connection = bench.connection().await;
-        assert!(!orders::is_taken(&mut connection, partner, "again").await.unwrap());
-        let found = operator::orders::find(&mut connection, &order.order_id.to_string())
-            .await
-            .unwrap();
-        assert!(found[0].refused);
-        assert_eq!(found[0].placements[0].state, PlacementState::Refused.as_str());
-        assert_eq!(
-            found[0].topups[0].reason.as_deref(),
-            Some("the provider refused: 9001 it refused")
-        );
+        assert!(!bench.is_taken(partner, "again").await);
+        let found = bench.found(&order.order_id.to_string()).await.remove(0);
+        assert!(found.refused);
+        assert_eq!(found.placements[0].state, PlacementState::Refused.as_str());
+        let reason = found.topups[0].reason.as_deref();
+        assert_eq!(reason, Some("the provider refused: 9001 it refused"));
     }
     bench.store(&[named(partner, "again")]).await;
-    assert_eq!(
-        operator::orders::find(&mut *bench.connection().await, "again")
-            .await
-            .unwrap()
-            .len(),
-        3
-    );
+    assert_eq!(bench.found("again").await.len(), 3);
 }
 
 /// An order of two placements; those in `placing` have a recorded first attempt.
 async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
-    let new = NewOrder {
-        placements: vec![part("one", &[0]), part("other", &[1])],
-        ..order(PartnerId::new(), 0)
-    };
-    bench.store(std::slice::from_ref(&new)).await;
+    let parts = vec![part("one", &[0]), part("other", &[1])];
+    let new = bench.stored(order_of(parts)).await;
     for part in placing {
-        bench
-            .claim_as(
-                &new.placements[*part].provider,
-                &[new.placements[*part].placement_id],
-                Claim::Named,
-            )
-            .await;
+        let part = &new.placements[*part];
+        let id = [part.placement_id];
+        bench.claim_as(&part.provider, &id, Claim::Named).await;
     }
     new
 }
@@ -286,9 +263,8 @@ async fn an_order_is_refused_whole_or_not_at_all() {
     for (attempted, outcomes, refused) in rows {
         let order = two_placements(&bench, attempted).await;
         for (part, outcome) in attempted.iter().zip(outcomes) {
-            bench
-                .settle(&[outcome(order.placements[*part].placement_id, 1)])
-                .await;
+            let id = order.placements[*part].placement_id;
+            bench.settle(&[outcome(id, 1)]).await;
         }
         let before = bench.everything(order.order_id).await;
         let refusals = bench.refuse(&order).await;
@@ -306,11 +282,8 @@ async fn an_order_is_refused_whole_or_not_at_all() {
             assert_eq!(after, before, "{attempted:?}");
         }
     }
-    assert_eq!(
-        bench.refuse(&order(PartnerId::new(), 1)).await,
-        None,
-        "it was never stored"
-    );
+    let new = order(PartnerId::new(), 1);
+    assert_eq!(bench.refuse(&new).await, None, "it was never stored");
 }
 
 #[tokio::test]
@@ -324,11 +297,8 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
         "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
     for statement in [late, again] {
         bench.set(statement, order.order_id).await;
-        assert_eq!(
-            bench.refuse(&order).await,
-            None,
-            "its answer has left: {statement}"
-        );
+        let refused = bench.refuse(&order).await;
+        assert_eq!(refused, None, "its answer has left: {statement}");
     }
     let sql = "UPDATE orders SET refusable = true WHERE order_id::text = $1";
     bench.set(sql, order.order_id).await;
@@ -345,9 +315,8 @@ async fn an_order_stands_once_it_cannot_be_refused() {
     let partner = PartnerId::new();
     let stands = async |order: &NewOrder| {
         let mut connection = bench.connection().await;
-        orders::stands(&mut connection, partner, &order.external_order_id)
-            .await
-            .unwrap()
+        let stands = orders::stands(&mut connection, partner, &order.external_order_id).await;
+        stands.unwrap()
     };
     let waiting = order(partner, 1);
     assert_eq!(stands(&waiting).await, None);
@@ -364,11 +333,8 @@ async fn an_order_stands_once_it_cannot_be_refused() {
         refusable: false,
         ..order(partner, 1)
     };
-    bench.store(std::slice::from_ref(&answered)).await;
-    assert!(
-        stands(&answered).await.unwrap().decided,
-        "its answer waits for no verdict"
-    );
+    let answered = stands(&bench.stored(answered).await).await.unwrap();
+    assert!(answered.decided, "its answer waits for no verdict");
 }
 
 #[tokio::test]

@@ -10,6 +10,8 @@ use serde_json::Value;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
 use testkit::{database::Database, rows};
 
+use crate::bench::execute;
+
 /// Tables that grow with the orders.
 const GROWING: [&str; 13] = [
     "orders",
@@ -103,16 +105,14 @@ struct Statement {
 }
 
 fn statements() -> Vec<Statement> {
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
     let files = fs::read_dir(testkit::workspace().join(".sqlx")).unwrap();
     let read = files.map(|file| {
         let described: Value = serde_json::from_slice(&fs::read(file.unwrap().path()).unwrap()).unwrap();
         let parameters = described["describe"]["parameters"]["Left"].as_array().unwrap();
         Statement {
-            text: described["query"].as_str().unwrap().to_owned(),
-            parameters: parameters
-                .iter()
-                .map(|name| name.as_str().unwrap().to_owned())
-                .collect(),
+            text: text(&described["query"]),
+            parameters: parameters.iter().map(text).collect(),
         }
     });
     // LOCK TABLE has no plan.
@@ -142,11 +142,7 @@ fn value(kind: &str) -> String {
 
 /// The plans that the services take: generic ones.
 async fn plan(connection: &mut PgConnection, statement: &Statement) -> Value {
-    let prepare = format!("PREPARE tested AS {}", statement.text);
-    sqlx::raw_sql(AssertSqlSafe(prepare))
-        .execute(&mut *connection)
-        .await
-        .unwrap();
+    execute(connection, &format!("PREPARE tested AS {}", statement.text)).await;
     let parameters = statement.parameters.iter().zip(1..);
     let values: Vec<String> = parameters
         .map(|(kind, number)| match kind.as_str() {
@@ -165,10 +161,7 @@ async fn plan(connection: &mut PgConnection, statement: &Statement) -> Value {
         .await;
     let row = row.unwrap_or_else(|error| panic!("{error}: {}", statement.text));
     let plan: Value = row.try_get::<Value, _>(0).unwrap();
-    sqlx::raw_sql("DEALLOCATE tested")
-        .execute(&mut *connection)
-        .await
-        .unwrap();
+    execute(connection, "DEALLOCATE tested").await;
     plan[0]["Plan"].clone()
 }
 
@@ -238,16 +231,14 @@ async fn migrated() -> (Database, PgConnection) {
     let database = Database::create().await.unwrap();
     let mut connection = database.connect().await.unwrap();
     store::schema::migrate(&mut connection).await.unwrap();
-    sqlx::raw_sql("SET jit = off; SET plan_cache_mode = force_generic_plan")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    let settings = "SET jit = off; SET plan_cache_mode = force_generic_plan";
+    execute(&mut connection, settings).await;
     (database, connection)
 }
 
 async fn fill(connection: &mut PgConnection) {
     for sql in [include_str!("plans.sql"), "VACUUM ANALYZE"] {
-        sqlx::raw_sql(sql).execute(&mut *connection).await.unwrap();
+        execute(connection, sql).await;
     }
 }
 
@@ -291,10 +282,7 @@ fn narrow() -> Vec<&'static str> {
 #[tokio::test]
 async fn a_plan_for_empty_tables_also_serves_full_ones() {
     let (_database, mut connection) = migrated().await;
-    sqlx::query("SET enable_seqscan = off")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    execute(&mut connection, "SET enable_seqscan = off").await;
     let mut faults = BTreeMap::new();
     for filled in [false, true] {
         if filled {
@@ -358,16 +346,13 @@ async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
         } else {
             Vec::new()
         };
-        let statement = Statement {
-            text: text.to_owned(),
-            parameters,
-        };
-        let plan = plan(&mut connection, &statement).await;
+        let text = text.to_owned();
+        let plan = plan(&mut connection, &Statement { text, parameters }).await;
         let mut found = Vec::new();
         walks(&plan, false, &mut found);
-        assert!(found.iter().any(|one| one.contains(fault)), "{text}: {found:?}");
+        assert!(found.iter().any(|one| one.contains(fault)), "{fault}: {found:?}");
         let mut found = Vec::new();
         keyless(&plan, &mut found);
-        assert_eq!(found.len(), 1, "{text}");
+        assert_eq!(found.len(), 1, "{fault}");
     }
 }

@@ -52,10 +52,8 @@ async fn relay(mut client: TcpStream, server: String, options: Options) {
     if matches!(options, Options::Refused) {
         let fields = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
         client.write_all(b"E").await.unwrap();
-        client
-            .write_u32(u32::try_from(fields.len() + 4).unwrap())
-            .await
-            .unwrap();
+        let length = u32::try_from(fields.len() + 4).unwrap();
+        client.write_u32(length).await.unwrap();
         client.write_all(fields).await.unwrap();
         return;
     }
@@ -69,10 +67,8 @@ async fn relay(mut client: TcpStream, server: String, options: Options) {
     }
     kept.push(0);
     let mut server = TcpStream::connect(server).await.unwrap();
-    server
-        .write_u32(u32::try_from(kept.len() + 8).unwrap())
-        .await
-        .unwrap();
+    let length = u32::try_from(kept.len() + 8).unwrap();
+    server.write_u32(length).await.unwrap();
     server.write_u32(version).await.unwrap();
     server.write_all(&kept).await.unwrap();
     let _ = copy_bidirectional(&mut client, &mut server).await;
@@ -96,12 +92,8 @@ async fn a_service_does_not_start_through_a_pooler_that_drops_or_refuses_its_set
         let database = config(&url).open("store tests").unwrap();
         let error = schema::wait(&database, &VAULT).await.unwrap_err();
         assert!(matches!(error, SchemaError::Pooler), "{error}");
-        assert!(
-            error
-                .to_string()
-                .contains("DATABASE_URL must name PostgreSQL itself"),
-            "{error}"
-        );
+        let remedy = "DATABASE_URL must name PostgreSQL itself";
+        assert!(error.to_string().contains(remedy), "{error}");
     }
 }
 

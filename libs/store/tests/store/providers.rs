@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use domain::{PartnerId, PlacementId};
 use store::{
-    orders::NewOrder,
-    placements::{Claim, Progress},
+    placements::{self, Claim, Outcome, Progress},
     providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker},
 };
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought_pending, order, parked, part, placement, settlement, topups, unit,
+    Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement, settlement,
+    topups, unit, unknown,
 };
 
 const LIMITS: BreakerLimits = BreakerLimits {
@@ -23,10 +23,9 @@ impl Bench {
     async fn registered() -> Self {
         let bench = Self::new().await;
         let names = [PROVIDER.to_owned(), "other".to_owned()];
+        let mut connection = bench.connection().await;
         for _ in 0..2 {
-            providers::register(&mut *bench.connection().await, &names)
-                .await
-                .unwrap();
+            providers::register(&mut connection, &names).await.unwrap();
         }
         bench
     }
@@ -39,47 +38,39 @@ impl Bench {
 
     async fn failed(&self, version: i64, at_once: bool) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
-        providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer")
-            .await
-            .unwrap()
+        let reason = "no answer";
+        let failed = providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, reason).await;
+        failed.unwrap()
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
-        providers::answered(&mut *self.connection().await, PROVIDER, version)
-            .await
-            .unwrap()
+        let answered = providers::answered(&mut *self.connection().await, PROVIDER, version).await;
+        answered.unwrap()
     }
 
     async fn probe(&self) -> Option<ProviderBreaker> {
-        providers::probe(&mut *self.connection().await, PROVIDER, LEASE)
-            .await
-            .unwrap()
+        let probe = providers::probe(&mut *self.connection().await, PROVIDER, LEASE).await;
+        probe.unwrap()
     }
 
     /// Lets time pass until the breaker allows a probe.
     async fn wait_for_half_open(&self) {
-        self.set(
-            "UPDATE providers SET open_until = now() WHERE name = $1",
-            PROVIDER,
-        )
-        .await;
+        let statement = "UPDATE providers SET open_until = now() WHERE name = $1";
+        self.set(statement, PROVIDER).await;
         assert_eq!(self.breaker().await.state, BreakerState::HalfOpen);
     }
 
     /// How long the breaker stays open, in seconds.
     async fn open_for(&self) -> f64 {
-        self.value(
-            "SELECT extract(epoch FROM open_until - changed_at)::float8 FROM providers WHERE name = $1",
-            PROVIDER,
-        )
-        .await
+        let statement =
+            "SELECT extract(epoch FROM open_until - changed_at)::float8 FROM providers WHERE name = $1";
+        self.value(statement, PROVIDER).await
     }
 
     async fn overdue(&self) -> PlacementId {
-        let order = order(PartnerId::new(), 1);
-        self.store(std::slice::from_ref(&order)).await;
-        self.make_due(placement(&order)).await;
-        placement(&order)
+        let id = placement(&self.stored(order(PartnerId::new(), 1)).await);
+        self.make_due(id).await;
+        id
     }
 
     async fn make_due(&self, id: PlacementId) {
@@ -94,11 +85,8 @@ async fn failures_in_a_row_open_a_breaker_and_an_answer_between_them_does_not() 
     assert_eq!((first.state, first.failures), (BreakerState::Closed, 0));
     for failures in [1, 2] {
         let breaker = bench.failed(first.version, false).await.unwrap();
-        assert_eq!(
-            (breaker.state, breaker.failures),
-            (BreakerState::Closed, failures)
-        );
-        assert_eq!(breaker.version, first.version);
+        assert_eq!((breaker.state, breaker.version), (first.state, first.version));
+        assert_eq!(breaker.failures, failures);
     }
     assert_eq!(bench.answered(first.version).await.unwrap().failures, 0);
     for _ in 0..2 {
@@ -171,11 +159,7 @@ async fn nothing_is_probed_where_nothing_is_due() {
 async fn an_operator_opens_and_closes_a_breaker() {
     let bench = Bench::registered().await;
     let id = bench.overdue().await;
-    let elsewhere = NewOrder {
-        placements: vec![part("other", &[0])],
-        ..order(PartnerId::new(), 0)
-    };
-    bench.store(std::slice::from_ref(&elsewhere)).await;
+    let elsewhere = bench.stored(order_of(vec![part("other", &[0])])).await;
 
     let before = bench.breaker().await.version;
     let hour = Duration::from_hours(1);
@@ -184,19 +168,13 @@ async fn an_operator_opens_and_closes_a_breaker() {
     assert_eq!(open.unwrap().unwrap().state, BreakerState::Open);
     assert!((bench.open_for().await - 3600.0).abs() < 0.1);
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
-    assert_eq!(
-        bench.answered(before).await,
-        None,
-        "an answer doesn't overrule it"
-    );
+    let answered = bench.answered(before).await;
+    assert_eq!(answered, None, "an answer doesn't overrule it");
     let elsewhere = placement(&elsewhere);
     assert_eq!(bench.claim_as("other", &[elsewhere], Claim::Named).await.len(), 1);
 
-    let closed = providers::close(&mut connection, PROVIDER)
-        .await
-        .unwrap()
-        .unwrap();
-    assert_eq!(closed.state, BreakerState::Closed);
+    let closed = providers::close(&mut connection, PROVIDER).await;
+    assert_eq!(closed.unwrap().unwrap().state, BreakerState::Closed);
     bench.make_due(id).await;
     assert_eq!(bench.claim_due(PROVIDER, 10).await[0].placement_id, id);
     for unknown in [
@@ -214,26 +192,23 @@ async fn hints_are_taken_once_a_second() {
     let (id, topup) = (placement(&order), &topups(&order)[0]);
     let named = unit(topup, Progress::Pending);
     let unit_id = named.provider_unit_id.clone();
-    let mut settled = bought_pending(id, 1);
-    let store::placements::Outcome::Bought { units, .. } = &mut settled.outcome else {
-        unreachable!()
+    let outcome = Outcome::Bought {
+        units: vec![named],
+        collect_in: Some(Duration::from_mins(1)),
+        park: None,
+        announced: false,
     };
-    units.push(named);
-    bench.settle(&[settled]).await;
+    bench.settle(&[settlement(id, 1, outcome)]).await;
 
     let mut connection = bench.connection().await;
     let mut hint = async |provider: &str| {
-        providers::hint(&mut connection, provider, &unit_id)
-            .await
-            .unwrap()
+        let hinted = providers::hint(&mut connection, provider, &unit_id).await;
+        hinted.unwrap()
     };
     let due_in = async || -> f64 {
-        bench
-            .value(
-                "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1",
-                id,
-            )
-            .await
+        let statement =
+            "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1";
+        bench.value(statement, id).await
     };
     assert!(!hint("other").await, "units belong to a provider");
     assert!(due_in().await > 50.0);
@@ -268,9 +243,9 @@ async fn the_queue_reports_its_lag() {
              VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
     bench.set(sql, "nobody").await;
     let backlogs = async || {
-        providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()])
-            .await
-            .unwrap()
+        let served = [PROVIDER.to_owned()];
+        let backlogs = providers::backlogs(&mut *bench.connection().await, &served).await;
+        backlogs.unwrap()
     };
     let idle = |provider: &str| Backlog {
         provider: provider.to_owned(),
@@ -315,21 +290,16 @@ async fn answers_that_leave_it_open_are_counted_in_a_row() {
         bench.make_due(id).await;
         let mut connection = bench.connection().await;
         let lease = Duration::ZERO;
-        let claimed = store::placements::claim(&mut connection, PROVIDER, &[id], Claim::Overdue, lease).await;
+        let claimed = placements::claim(&mut connection, PROVIDER, &[id], Claim::Overdue, lease).await;
         let claimed = claimed.unwrap();
         (claimed[0].unknowns, claimed[0].attempt)
     };
     for unknowns in 1..4 {
-        bench.settle(&[crate::bench::unknown(id, 1)]).await;
+        bench.settle(&[unknown(id, 1)]).await;
         assert_eq!(again().await, (unknowns, 1));
     }
-    bench.settle(&[crate::bench::not_found(id, 1, false)]).await;
+    bench.settle(&[not_found(id, 1, false)]).await;
     assert_eq!(again().await, (0, 1));
-    bench.settle(&[crate::bench::unknown(id, 1)]).await;
-    let not_bought = store::placements::Outcome::NotBought {
-        retry_in: Duration::ZERO,
-        reason: "not sent".into(),
-    };
-    bench.settle(&[settlement(id, 1, not_bought)]).await;
+    bench.settle(&[unknown(id, 1), not_bought(id, 1)]).await;
     assert_eq!(again().await, (0, 2));
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use domain::{
-    PartnerId, PlacementId, PlacementState,
+    PartnerId, PlacementState,
     placement::{Event, Placement},
 };
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
@@ -15,8 +15,7 @@ use store::{
 };
 
 use crate::bench::{
-    Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, settlement,
-    unknown,
+    Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, unknown,
 };
 
 impl Bench {
@@ -30,20 +29,7 @@ impl Bench {
             answer_within,
             ..order(PartnerId::new(), 1)
         };
-        self.store(std::slice::from_ref(&order)).await;
-        order
-    }
-
-    async fn stored(&self, id: PlacementId) -> Placement {
-        let sql = "SELECT attempt FROM placements WHERE placement_id::text = $1";
-        let attempt: i32 = self.value(sql, id).await;
-        let not_found = "SELECT not_found_at IS NOT NULL FROM placements WHERE placement_id::text = $1";
-        Placement {
-            state: self.state(id).await.parse().unwrap(),
-            attempt: u32::try_from(attempt).unwrap(),
-            not_found: self.value(not_found, id).await,
-            disputed: false,
-        }
+        self.stored(order).await
     }
 }
 
@@ -73,15 +59,11 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
 
     let recovered = bench.recover(false, false).await.unwrap();
     assert_eq!((moved(&recovered), recovered.parked_before), ((1, 1, 0), 1));
-    assert_eq!(
-        bench.stored(placement(&accepted)).await,
-        Placement::NEW.after(Event::Claim).unwrap(),
-        "as if a provisioner had recorded an attempt and died"
-    );
-    assert_eq!(
-        bench.stored(placement(&placing)).await,
-        Placement::NEW.after(Event::Claim).unwrap()
-    );
+    // As if a provisioner had recorded an attempt and died.
+    for order in [&accepted, &placing] {
+        let claimed = Placement::NEW.after(Event::Claim);
+        assert_eq!(Ok(bench.read(placement(order)).await), claimed);
+    }
     for (order, everything) in others {
         assert_eq!(bench.everything(order).await, everything);
     }
@@ -131,8 +113,7 @@ async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
     assert_eq!(due.len(), 2, "what is parked is left to the operator");
 
     // It was bought after all: its own late outcome still counts.
-    let outcome = bought_pending(placement(&waiting), 1).outcome;
-    bench.settle(&[settlement(placement(&waiting), 1, outcome)]).await;
+    bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
     assert_eq!(bench.state(placement(&waiting)).await, "placed");
 }
 

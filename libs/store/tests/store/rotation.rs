@@ -3,39 +3,37 @@
 use std::time::Duration;
 
 use domain::{ActivationCode, PartnerId, TopupId};
-use secrecy::SecretString;
 use signing::{SecretKey, webhook::Secret};
-use sqlx::Connection;
 use store::{
     deliveries::{self, Delivery, Read},
     master_key::{self, Pass, Usage},
     operator,
-    partners::{self, Credentials, Overlap, Rotated},
+    partners::{self, Credentials, Overlap, Partner, Rotated},
     profile::Profile,
     schema,
     vault::{Purpose, Vault},
 };
 
-use crate::bench::{Bench, VAULT, esim, ids, page};
+use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, esim, ids, page, vault};
 
 const DAY: Duration = Duration::from_hours(24);
-const NEW_KEY: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const OLD_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
-fn vault(keys: &str) -> Vault {
-    Vault::parse(&SecretString::from(keys)).unwrap()
-}
-
-fn overlap(lasts: Duration) -> Overlap {
-    Overlap {
-        lasts,
-        keep_old: false,
-    }
+/// The vault during a replacement of the master key.
+fn both() -> Vault {
+    vault(&format!("{NEW_KEY},{OLD_KEY}"))
 }
 
 const KEEP_OLD: Overlap = Overlap {
     lasts: DAY,
     keep_old: true,
+};
+const ANEW: Overlap = Overlap {
+    lasts: DAY,
+    keep_old: false,
+};
+const AT_ONCE: Overlap = Overlap {
+    lasts: Duration::ZERO,
+    keep_old: false,
 };
 
 fn short(rotated: Result<Rotated, store::Error>) -> &'static str {
@@ -66,9 +64,13 @@ async fn pairs(bench: &Bench, access_key: &str) -> Vec<String> {
 }
 
 async fn by_access_key(bench: &Bench, access_key: &str) -> Option<Credentials> {
-    partners::by_access_key(&mut *bench.connection().await, access_key)
-        .await
-        .unwrap()
+    let found = partners::by_access_key(&mut *bench.connection().await, access_key).await;
+    found.unwrap()
+}
+
+async fn show(bench: &Bench, access_key: &str) -> Partner {
+    let shown = partners::show(&mut *bench.connection().await, access_key).await;
+    shown.unwrap().unwrap()
 }
 
 /// The valid access keys, each with its own secret key.
@@ -87,7 +89,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     let partner = bench.partner(None).await;
     let first = partner.to_string();
     let other = bench.partner(None).await;
-    assert_eq!(rotate(&bench, partner, "ak_2", overlap(DAY)).await, "overlap");
+    assert_eq!(rotate(&bench, partner, "ak_2", ANEW).await, "overlap");
     for access_key in [first.as_str(), "ak_2"] {
         let found = by_access_key(&bench, access_key).await.unwrap();
         assert_eq!(found.partner_id, partner);
@@ -96,21 +98,16 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
         let left = found.keys[1].ends_in.unwrap();
         assert!(left <= DAY && left > DAY * 9 / 10, "{left:?}");
     }
-    let changed = partners::changed_since(&mut *bench.connection().await, 0)
-        .await
-        .unwrap();
-    let mut keys: Vec<usize> = changed.iter().map(|one| one.keys.len()).collect();
+    let changed = partners::changed_since(&mut *bench.connection().await, 0).await;
+    let mut keys: Vec<usize> = changed.unwrap().iter().map(|one| one.keys.len()).collect();
     keys.sort_unstable();
     assert_eq!(keys, [1, 2]);
-    let shown = partners::show(&mut *bench.connection().await, &first)
-        .await
-        .unwrap()
-        .unwrap();
+    let shown = show(&bench, &first).await;
     assert_eq!(shown.old_access_key.as_deref(), Some(first.as_str()));
     assert!(shown.old_keys_until.is_some() && shown.old_webhook_secret_until.is_none());
 
     // During the overlap, a third pair can only replace the second. After it, it can be added.
-    assert_eq!(rotate(&bench, partner, "ak_3", overlap(DAY)).await, "refused");
+    assert_eq!(rotate(&bench, partner, "ak_3", ANEW).await, "refused");
     assert!(pairs(&bench, "ak_3").await.is_empty());
     assert_eq!(rotate(&bench, partner, "ak_2b", KEEP_OLD).await, "overlap");
     assert!(pairs(&bench, "ak_2").await.is_empty());
@@ -121,19 +118,13 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     assert!(pairs(&bench, &first).await.is_empty());
     assert_eq!(rotate(&bench, partner, "ak_3", KEEP_OLD).await, "refused");
     assert_eq!(pairs(&bench, "ak_2").await, ["ak_2"]);
-    let shown = partners::show(&mut *bench.connection().await, "ak_2")
-        .await
-        .unwrap()
-        .unwrap();
+    let shown = show(&bench, "ak_2").await;
     assert_eq!((shown.old_access_key, shown.old_keys_until), (None, None));
-    assert_eq!(rotate(&bench, partner, "ak_3", overlap(DAY)).await, "overlap");
+    assert_eq!(rotate(&bench, partner, "ak_3", ANEW).await, "overlap");
     assert_eq!(pairs(&bench, "ak_3").await, ["ak_3", "ak_2"]);
 
     // Without an overlap, all old keys end at once, even during one.
-    assert_eq!(
-        rotate(&bench, partner, "ak_4", overlap(Duration::ZERO)).await,
-        "at once"
-    );
+    assert_eq!(rotate(&bench, partner, "ak_4", AT_ONCE).await, "at once");
     assert_eq!(pairs(&bench, "ak_4").await, ["ak_4"]);
     for gone in ["ak_2", "ak_3"] {
         assert!(by_access_key(&bench, gone).await.is_none(), "{gone}");
@@ -141,10 +132,14 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     assert_eq!(pairs(&bench, &other.to_string()).await.len(), 1);
 }
 
-async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
+async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
     let young = Read::Young(Duration::from_mins(1));
     let read = deliveries::read(&mut *bench.connection().await, &ids(topups), young).await;
-    read.unwrap().remove(0)
+    read.unwrap()
+}
+
+async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
+    young(bench, topups).await.remove(0)
 }
 
 #[tokio::test]
@@ -157,18 +152,15 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
         secret.expose()[0]
     };
     assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
-    assert_eq!(rotate_secret(&bench, partner, 8, overlap(DAY)).await, "overlap");
+    assert_eq!(rotate_secret(&bench, partner, 8, ANEW).await, "overlap");
     let delivery = taken(&bench, &topups).await;
     assert_eq!(open(&delivery.webhook_secret), 8);
     assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
     bench.deliver_in(&topups, 0.0).await;
-    let due = bench
-        .read_due(&page(8, 8), Duration::from_mins(1))
-        .await
-        .remove(0);
+    let due = bench.read_due(&page(8, 8)).await.remove(0);
     assert_eq!(due.old_webhook_secret.as_deref().map(open), Some(7));
 
-    assert_eq!(rotate_secret(&bench, partner, 9, overlap(DAY)).await, "refused");
+    assert_eq!(rotate_secret(&bench, partner, 9, ANEW).await, "refused");
     assert_eq!(open(&taken(&bench, &topups).await.webhook_secret), 8);
     rotate_secret(&bench, partner, 11, KEEP_OLD).await;
     let delivery = taken(&bench, &topups).await;
@@ -178,16 +170,11 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     bench.set(sql, partner).await;
     assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
     assert_eq!(rotate_secret(&bench, partner, 9, KEEP_OLD).await, "refused");
-    assert_eq!(rotate_secret(&bench, partner, 9, overlap(DAY)).await, "overlap");
-    assert_eq!(
-        rotate_secret(&bench, partner, 10, overlap(Duration::ZERO)).await,
-        "at once"
-    );
+    assert_eq!(rotate_secret(&bench, partner, 9, ANEW).await, "overlap");
+    assert_eq!(rotate_secret(&bench, partner, 10, AT_ONCE).await, "at once");
     let delivery = taken(&bench, &topups).await;
-    assert_eq!(
-        (open(&delivery.webhook_secret), delivery.old_webhook_secret),
-        (10, None)
-    );
+    assert_eq!(open(&delivery.webhook_secret), 10);
+    assert_eq!(delivery.old_webhook_secret, None);
 }
 
 /// A rotation seals one secret of a partner under the newest key and leaves the others.
@@ -195,25 +182,22 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
 async fn every_secret_that_is_valid_needs_its_key() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
-    let (both, new) = (vault(&format!("{NEW_KEY},{OLD_KEY}")), vault(NEW_KEY));
+    let (both, new) = (both(), vault(NEW_KEY));
     let mut connection = bench.connection().await;
     let secret = Secret::from_bytes(vec![9; 32]).unwrap();
-    partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, overlap(Duration::ZERO))
-        .await
-        .unwrap();
+    let rotated = partners::rotate_webhook_secret(&mut connection, &both, partner, &secret, AT_ONCE).await;
+    assert_eq!(short(rotated), "at once");
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
     let key = SecretKey::from_bytes(vec![9; 32]).unwrap();
-    partners::rotate_keys(&mut connection, &both, partner, "ak_2", &key, overlap(DAY))
-        .await
-        .unwrap();
+    let rotated = partners::rotate_keys(&mut connection, &both, partner, "ak_2", &key, ANEW).await;
+    assert_eq!(short(rotated), "overlap");
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
     let sql = "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1";
     bench.set(sql, partner).await;
-    schema::wait(&bench.store, &new)
-        .await
-        .expect("what has ended needs no key");
+    let ended = schema::wait(&bench.store, &new).await;
+    ended.expect("what has ended needs no key");
 }
 
 /// Ready units, with profiles that open.
@@ -237,26 +221,22 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
 }
 
 async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
+    let sealed = VAULT.seal(Purpose::Answer(&topup.clone().into(), attempt), b"no");
     sqlx::query(
         "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, class, answer)
          VALUES ($1, $2, now(), 1, 'status_5xx', $3)",
     )
     .bind(topup.as_str())
     .bind(i32::try_from(attempt).unwrap())
-    .bind(
-        VAULT
-            .seal(Purpose::Answer(&topup.clone().into(), attempt), b"no")
-            .unwrap(),
-    )
+    .bind(sealed.unwrap())
     .execute(&bench.pool)
     .await
     .unwrap();
 }
 
 async fn reencrypt(bench: &Bench, vault: &Vault) -> Pass {
-    master_key::reencrypt(&mut *bench.connection().await, vault, |_| {})
-        .await
-        .unwrap()
+    let pass = master_key::reencrypt(&mut *bench.connection().await, vault, |_| {}).await;
+    pass.unwrap()
 }
 
 /// The usage of each key.
@@ -287,17 +267,15 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
         answer(&bench, topup, 0).await;
     }
     answer(&bench, &topups[0], 1).await;
-    rotate(&bench, partner, "ak_2", overlap(DAY)).await;
-    rotate_secret(&bench, partner, 8, overlap(DAY)).await;
+    rotate(&bench, partner, "ak_2", ANEW).await;
+    rotate_secret(&bench, partner, 8, ANEW).await;
     let all = usage(4, 2, UNITS as u64, UNITS as u64 + 1);
     assert_eq!(usages(&bench).await, [(Some("test".into()), all)]);
 
-    let (both, new) = (vault(&format!("{NEW_KEY},{OLD_KEY}")), vault(NEW_KEY));
+    let (both, new) = (both(), vault(NEW_KEY));
     let pass = reencrypt(&bench, &both).await;
-    assert_eq!(
-        (pass.reencrypted, pass.failed.len()),
-        (4 + 2 * UNITS as u64 + 1, 0)
-    );
+    let values = 4 + 2 * UNITS as u64 + 1;
+    assert_eq!((pass.reencrypted, pass.failed.len()), (values, 0));
     assert_eq!(usages(&bench).await, [(Some("second".into()), all)]);
     let again = reencrypt(&bench, &both).await;
     assert_eq!((again.reencrypted, again.failed.len()), (0, 0));
@@ -307,34 +285,22 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     for keys in &credentials.keys {
         partners::open_secret_key(&new, partner, keys.secret_key.as_deref().unwrap()).unwrap();
     }
-    let young = Read::Young(Duration::from_mins(1));
-    let deliveries = deliveries::read(&mut *bench.connection().await, &ids(&topups), young)
-        .await
-        .unwrap();
+    let deliveries = young(&bench, &topups).await;
     assert_eq!(deliveries.len(), UNITS);
     for delivery in &deliveries {
         let esim = esim(delivery);
         Profile::open(&new, &esim.topup_id, &esim.profile).unwrap();
     }
-    for sealed in [
-        &deliveries[0].webhook_secret,
-        deliveries[0].old_webhook_secret.as_ref().unwrap(),
-    ] {
+    let first = &deliveries[0];
+    for sealed in [&first.webhook_secret, first.old_webhook_secret.as_ref().unwrap()] {
         partners::open_webhook_secret(&new, partner, sealed).unwrap();
     }
-    for attempt in operator::deliveries::attempts(
-        &mut *bench.connection().await,
-        &topups[0].clone().into(),
-        i64::MAX,
-    )
-    .await
-    .unwrap()
-    {
+    let mut connection = bench.connection().await;
+    let id = topups[0].clone().into();
+    let attempts = operator::deliveries::attempts(&mut connection, &id, i64::MAX).await;
+    for attempt in attempts.unwrap() {
         let number = u32::try_from(attempt.attempt).unwrap();
-        let opened = new.open(
-            Purpose::Answer(&topups[0].clone().into(), number),
-            &attempt.answer.unwrap(),
-        );
+        let opened = new.open(Purpose::Answer(&id, number), &attempt.answer.unwrap());
         assert_eq!(opened.unwrap(), b"no");
     }
 }
@@ -347,12 +313,10 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     answer(&bench, &topups[0], 0).await;
     answer(&bench, &topups[1], 0).await;
     let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    let sealed = lost
-        .seal(Purpose::Answer(&topups[0].clone().into(), 0), b"no")
-        .unwrap();
+    let sealed = lost.seal(Purpose::Answer(&topups[0].clone().into(), 0), b"no");
     sqlx::query("UPDATE delivery_attempts SET answer = $2 WHERE topup_id = $1")
         .bind(topups[0].as_str())
-        .bind(sealed)
+        .bind(sealed.unwrap())
         .execute(&bench.pool)
         .await
         .unwrap();
@@ -361,8 +325,7 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     let sql = "UPDATE partners SET secret_key = set_byte(secret_key, 40, 255 - get_byte(secret_key, 40)) WHERE partner_id::text = $1";
     bench.set(sql, partner).await;
 
-    let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
-    let pass = reencrypt(&bench, &both).await;
+    let pass = reencrypt(&bench, &both()).await;
     assert_eq!(pass.reencrypted, 1 + 2 + 1, "{pass:?}");
     let failed: Vec<_> = pass.failed.iter().map(|one| (one.what, one.id.clone())).collect();
     let expected = [
@@ -388,9 +351,8 @@ async fn what_others_hold_is_left_for_another_pass() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     let topups = ready_units(&bench, partner, 2).await;
-    let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
-    let mut other = bench.database.connect().await.unwrap();
-    let mut holds = other.begin().await.unwrap();
+    let both = both();
+    let mut holds = bench.pool.begin().await.unwrap();
     sqlx::query("SELECT FROM esims WHERE topup_id = $1 FOR UPDATE")
         .bind(topups[0].as_str())
         .execute(&mut *holds)
@@ -409,11 +371,10 @@ async fn what_others_change_is_not_overwritten() {
     const ROTATIONS: u8 = 100;
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
-    let both = vault(&format!("{NEW_KEY},{OLD_KEY}"));
+    let both = both();
     let rotating = async {
         for byte in 0..ROTATIONS {
-            let rotated = rotate_secret(&bench, partner, byte, overlap(Duration::ZERO)).await;
-            assert_eq!(rotated, "at once");
+            assert_eq!(rotate_secret(&bench, partner, byte, AT_ONCE).await, "at once");
         }
     };
     let mut rotating = std::pin::pin!(rotating);

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use domain::PartnerId;
 use store::{
-    orders::{self, NewOrder},
+    orders::NewOrder,
     placements::{self, Claim, Outcome, Progress, Settlement, Unit},
 };
 
 use crate::bench::{
-    Bench, bought, bought_pending, iccid, not_bought, not_found, order, parked, part, placement, ready,
-    rejected, settlement, topups, unit, unknown,
+    Bench, bought, bought_pending, iccid, not_bought, not_found, order, order_of, parked, part, placement,
+    ready, rejected, settlement, topups, unit, unknown,
 };
 
 impl Bench {
@@ -46,10 +46,8 @@ impl Bench {
 async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
-    let topup = &topups(&order)[0];
-    let settled = bench
-        .settle(&[bought(placement(&order), 1, vec![ready(topup)], true)])
-        .await;
+    let (id, topup) = (placement(&order), &topups(&order)[0]);
+    let settled = bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
     assert!(settled[0].moved && !settled[0].unexpected);
     assert_eq!(settled[0].ready, std::slice::from_ref(topup));
     let statement = "SELECT iccid || ' ' || encode(profile, 'escape') || ' ' || provider_unit_id || ' '
@@ -62,10 +60,7 @@ async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
     assert_eq!(delivery, format!("{} pending 0", order.partner_id));
     let statement = "SELECT placed_at IS NOT NULL AND NOT EXISTS (SELECT FROM placement_due d
             WHERE d.placement_id = p.placement_id) FROM placements p WHERE placement_id::text = $1";
-    assert!(
-        bench.value::<bool>(statement, placement(&order)).await,
-        "complete"
-    );
+    assert!(bench.value::<bool>(statement, id).await, "complete");
 }
 
 #[tokio::test]
@@ -82,12 +77,11 @@ async fn a_delivery_is_born_due_after_the_answer() {
             answer_within: Duration::from_secs(answer_within),
             ..order(PartnerId::new(), 1)
         };
-        bench.store(std::slice::from_ref(&order)).await;
-        bench.claim(&[placement(&order)]).await;
+        let order = bench.stored(order).await;
+        let id = placement(&order);
+        bench.claim(&[id]).await;
         let units = vec![ready(&topups(&order)[0])];
-        bench
-            .settle(&[bought(placement(&order), 1, units, announced)])
-            .await;
+        bench.settle(&[bought(id, 1, units, announced)]).await;
         let after = bench.due_after(&order).await;
         let Some(due) = due else {
             assert_eq!(after, None, "its first lease is no due row");
@@ -134,12 +128,8 @@ async fn two_processes_that_settle_one_purchase_make_one_delivery() {
     let bench = Bench::new().await;
     for _ in 0..40 {
         let order = bench.placing(2).await;
-        let purchase = [bought(
-            placement(&order),
-            1,
-            topups(&order).iter().map(ready).collect(),
-            true,
-        )];
+        let units = topups(&order).iter().map(ready).collect();
+        let purchase = [bought(placement(&order), 1, units, true)];
         let (one, other) = tokio::join!(bench.settle(&purchase), bench.settle(&purchase));
         assert_eq!(one[0].ready.len() + other[0].ready.len(), 2);
         for topup in topups(&order) {
@@ -165,13 +155,8 @@ async fn a_provider_unit_is_assigned_once() {
     let other = settle(vec![named("second", ready(topup).progress)]).await;
     assert!(other.ready.is_empty());
     assert_eq!(bench.states(topup).await, ("pending".into(), "none".into()));
-    assert_eq!(
-        settle(vec![named("first", ready(topup).progress)])
-            .await
-            .ready
-            .len(),
-        1
-    );
+    let first = settle(vec![named("first", ready(topup).progress)]).await;
+    assert_eq!(first.ready.len(), 1);
 }
 
 #[tokio::test]
@@ -179,9 +164,8 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let bench = Bench::new().await;
     let first = bench.placing(1).await;
     let sold = ready(&topups(&first)[0]);
-    bench
-        .settle(&[bought(placement(&first), 1, vec![sold.clone()], false)])
-        .await;
+    let purchase = bought(placement(&first), 1, vec![sold.clone()], false);
+    bench.settle(&[purchase]).await;
 
     let second = bench.placing(1).await;
     let topup = &topups(&second)[0];
@@ -203,21 +187,14 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     }
 
     // Another provider may use the same names.
-    let third = NewOrder {
-        placements: vec![part("elsewhere", &[0])],
-        ..order(PartnerId::new(), 0)
-    };
-    bench.store(std::slice::from_ref(&third)).await;
-    bench
-        .claim_as("elsewhere", &[placement(&third)], Claim::Named)
-        .await;
+    let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;
+    let id = placement(&third);
+    bench.claim_as("elsewhere", &[id], Claim::Named).await;
     let unit = Unit {
         topup_id: topups(&third)[0].clone(),
         ..sold
     };
-    let settled = bench
-        .settle(&[bought(placement(&third), 1, vec![unit], false)])
-        .await;
+    let settled = bench.settle(&[bought(id, 1, vec![unit], false)]).await;
     assert_eq!(settled[0].ready.len(), 1);
 }
 
@@ -226,13 +203,7 @@ async fn an_unexpected_purchase_is_parked_and_stays_so() {
     let bench = Bench::new().await;
     let refused = bench.placing(1).await;
     bench.settle(&[rejected(placement(&refused), 1)]).await;
-    let mut connection = bench.connection().await;
-    assert!(
-        orders::refuse(&mut connection, refused.order_id)
-            .await
-            .unwrap()
-            .is_some()
-    );
+    assert!(bench.refuse(&refused).await.is_some());
     let failed = bench.placing(1).await;
     bench.settle(&[rejected(placement(&failed), 1)]).await;
     let accepted = bench.placing(1).await;
@@ -293,21 +264,13 @@ async fn units_finish_one_by_one() {
     let second: Vec<Unit> = units.iter().map(ready).collect();
     let settled = bench.settle(&[bought(id, 1, second, false)]).await;
     assert_eq!(settled[0].ready, units[2..]);
-    for (topup, expected) in
-        units
-            .iter()
-            .zip([("ready", "pending"), ("failed", "none"), ("ready", "pending")])
-    {
-        assert_eq!(
-            bench.states(topup).await,
-            (expected.0.to_owned(), expected.1.to_owned())
-        );
+    let expected = [("ready", "pending"), ("failed", "none"), ("ready", "pending")];
+    for (topup, (unit, delivery)) in units.iter().zip(expected) {
+        assert_eq!(bench.states(topup).await, (unit.into(), delivery.into()));
     }
     let statement = "SELECT reason FROM topups WHERE topup_id = $1";
-    assert_eq!(
-        bench.value::<String>(statement, &units[1]).await,
-        "no such profile"
-    );
+    let reason: String = bench.value(statement, &units[1]).await;
+    assert_eq!(reason, "no such profile");
 }
 
 #[tokio::test]
@@ -367,15 +330,11 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     ];
     // The last one cannot be stored, so none is.
     let mut spoiled = batch.clone();
-    spoiled[7] = bought(
-        id(6),
-        1,
-        vec![Unit {
-            topup_id: topups(&orders[6])[0].clone(),
-            ..sold
-        }],
-        false,
-    );
+    let unit = Unit {
+        topup_id: topups(&orders[6])[0].clone(),
+        ..sold
+    };
+    spoiled[7] = bought(id(6), 1, vec![unit], false);
     let error = bench.try_settle(&spoiled).await.unwrap_err();
     assert!(error.constraint().is_some(), "{error}");
     for order in &orders[..7] {
@@ -436,16 +395,11 @@ async fn a_rejection_fails_the_units_with_its_reason() {
     let bench = Bench::new().await;
     let order = bench.placing(2).await;
     bench.settle(&[rejected(placement(&order), 1)]).await;
+    let reason = "the provider refused: 9001 it refused";
     for topup in topups(&order) {
         assert_eq!(bench.states(&topup).await, ("failed".into(), "none".into()));
         let statement = "SELECT reason FROM topups WHERE topup_id = $1";
-        assert_eq!(
-            bench.value::<String>(statement, &topup).await,
-            "the provider refused: 9001 it refused"
-        );
+        assert_eq!(bench.value::<String>(statement, &topup).await, reason);
     }
-    assert_eq!(
-        bench.reason(&order).await,
-        "the provider refused: 9001 it refused"
-    );
+    assert_eq!(bench.reason(&order).await, reason);
 }

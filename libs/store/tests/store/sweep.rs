@@ -7,15 +7,14 @@ use sqlx::Connection;
 use store::{Swept, deliveries, placements};
 use testkit::wait::until;
 
-use crate::bench::{Bench, PROVIDER, bought, ids, order, page, placement, ready, topups};
+use crate::bench::{Bench, PROVIDER, bought, execute, ids, order, page, placement, ready, topups};
 
 const LAG: Duration = Duration::from_secs(10);
 
 impl Bench {
     async fn sweep(&self) -> Swept {
-        placements::sweep(&mut *self.connection().await, LAG)
-            .await
-            .unwrap()
+        let swept = placements::sweep(&mut *self.connection().await, LAG).await;
+        swept.unwrap()
     }
 
     /// Sweeps until `expected` rows were late; returns the number of sweeps. A sweep waits for every transaction on this
@@ -40,11 +39,8 @@ impl Bench {
             "UPDATE deliveries SET created_at = created_at - make_interval(secs => $1)",
             "UPDATE sweeps SET up_to = up_to - make_interval(secs => $1), fence_at = fence_at - make_interval(secs => $1)",
         ] {
-            sqlx::query(statement)
-                .bind(seconds)
-                .execute(&self.pool)
-                .await
-                .unwrap();
+            let aged = sqlx::query(statement).bind(seconds).execute(&self.pool).await;
+            aged.unwrap();
         }
     }
 }
@@ -52,12 +48,8 @@ impl Bench {
 #[tokio::test]
 async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     let bench = Bench::new().await;
-    let (accepted, placing, done) = (
-        order(PartnerId::new(), 1),
-        bench.placing(1).await,
-        bench.placing(1).await,
-    );
-    bench.store(std::slice::from_ref(&accepted)).await;
+    let (placing, done) = (bench.placing(1).await, bench.placing(1).await);
+    let accepted = bench.stored(order(PartnerId::new(), 1)).await;
     let units = topups(&done).iter().map(ready).collect();
     bench.settle(&[bought(placement(&done), 1, units, true)]).await;
     assert_eq!(bench.sweep().await.late, 0, "too young");
@@ -72,10 +64,8 @@ async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     let mut connection = bench.connection().await;
     assert_eq!(deliveries::sweep(&mut connection, LAG).await.unwrap().late, 1);
     let due = deliveries::due(&mut connection, &page(10, 10)).await.unwrap().due;
-    assert_eq!(
-        due.into_iter().map(|one| one.id).collect::<Vec<_>>(),
-        ids(&topups(&done))
-    );
+    let due: Vec<_> = due.into_iter().map(|one| one.id).collect();
+    assert_eq!(due, ids(&topups(&done)));
 }
 
 #[tokio::test]
@@ -88,10 +78,8 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
         .await
         .unwrap();
     // Its rows are older than the lease before they are visible.
-    sqlx::query("UPDATE placements SET created_at = created_at - interval '20 s'")
-        .execute(&mut *transaction)
-        .await
-        .unwrap();
+    let aged = "UPDATE placements SET created_at = created_at - interval '20 s'";
+    execute(&mut transaction, aged).await;
     bench.age(30).await;
     for _ in 0..5 {
         assert_eq!(bench.sweep().await.late, 0);
