@@ -159,12 +159,12 @@ pub async fn set_disabled(
     partner_id: PartnerId,
     disabled: bool,
 ) -> Result<bool, Error> {
-    let found = sqlx::query!(
+    let update = sqlx::query!(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
         disabled,
     );
-    Ok(found.execute(connection).await?.rows_affected() > 0)
+    Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
 /// A change of one of a partner's limits.
@@ -207,7 +207,7 @@ pub async fn set_limits(
     partner_id: PartnerId,
     new: &NewLimits,
 ) -> Result<bool, Error> {
-    let found = sqlx::query!(
+    let update = sqlx::query!(
         "UPDATE partners
          SET max_in_flight = CASE WHEN $2 THEN $3 ELSE max_in_flight END,
              requests_per_second = CASE WHEN $4 THEN $5 ELSE requests_per_second END,
@@ -224,7 +224,7 @@ pub async fn set_limits(
         new.units_per_second.changes(),
         new.units_per_second.value(),
     );
-    Ok(found.execute(connection).await?.rows_affected() > 0)
+    Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
 /// Sets whether requests of a partner that do not sign their query and body are denied. Returns whether the partner
@@ -234,12 +234,12 @@ pub async fn set_signed_body_required(
     partner_id: PartnerId,
     required: bool,
 ) -> Result<bool, Error> {
-    let found = sqlx::query!(
+    let update = sqlx::query!(
         "UPDATE partners SET signed_body_required = $2 WHERE partner_id = $1",
         partner_id.uuid(),
         required,
     );
-    Ok(found.execute(connection).await?.rows_affected() > 0)
+    Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
 /// How old keys or an old secret stay valid during a rotation.

@@ -96,10 +96,10 @@ pub async fn set_events(
     events: &[Kind],
 ) -> Result<bool, Error> {
     let names: Vec<&str> = events.iter().copied().map(Kind::as_str).collect();
-    let found = sqlx::query!(
+    let update = sqlx::query!(
         "UPDATE partners SET webhook_events = $2 WHERE partner_id = $1",
         partner_id.uuid(),
         &names as &[&str],
     );
-    Ok(found.execute(connection).await?.rows_affected() > 0)
+    Ok(update.execute(connection).await?.rows_affected() > 0)
 }
