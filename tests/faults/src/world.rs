@@ -168,7 +168,7 @@ impl World {
             "To look at it (logs of every process, the sandbox's ledger, the database):
   cd {logs}
   {start} &
-  export DATABASE_URL={database} {key}
+  export DATABASE_URL={database} MASTER_KEY={key}
   {esimctl} order show <order id, topup id or external order id>
   grep -h <id> *.log ledger
 and afterwards: kill %1; rm -r {logs} {folder}",
@@ -176,7 +176,7 @@ and afterwards: kill %1; rm -r {logs} {folder}",
             folder = self.folder.path().display(),
             start = postgres.command_line(),
             database = self.stack.database.url(),
-            key = "MASTER_KEY=test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+            key = testkit::settings::MASTER_KEY,
             esimctl = testkit::bin_dir().join("esimctl").display(),
         ))
     }

@@ -73,6 +73,11 @@ impl Client {
             .await
     }
 
+    /// A signed GET of a path.
+    pub fn get(&self, path: &str) -> Request {
+        self.post("").method("GET").path(path)
+    }
+
     /// A correct, signed create-order request with any body; the methods of [`Request`] change it.
     pub fn post(&self, body: impl Into<Bytes>) -> Request {
         Request {

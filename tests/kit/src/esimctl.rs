@@ -4,6 +4,7 @@ use crate::bin_dir;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -165,19 +166,24 @@ impl Esimctl {
         Ok(found.orders)
     }
 
+    /// `option import` of a catalogue, as JSON; what it counted.
+    pub async fn import(&self, catalogue: impl AsRef<[u8]>) -> Result<Value> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), catalogue)?;
+        let path = file.path().display().to_string();
+        self.run(&["option", "import", &path]).await
+    }
+
     /// `option list`.
     pub async fn options(&self) -> Result<Vec<CatalogueOption>> {
         self.run(&["option", "list"]).await
     }
 
-    /// The `option_id` of the sandbox option of that name.
-    pub async fn sandbox_option(&self, name: &str) -> Result<String> {
-        let options = self.options().await?;
-        let found = options
-            .into_iter()
-            .find(|option| option.name == name && option.environment == "sandbox");
-        Ok(found
-            .with_context(|| format!("the catalogue has no sandbox option named {name}"))?
-            .option_id)
+    /// The sandbox option of that name.
+    pub async fn sandbox_option(&self, name: &str) -> Result<CatalogueOption> {
+        let mut options = self.options().await?.into_iter();
+        options
+            .find(|option| option.name == name && option.environment == "sandbox")
+            .with_context(|| format!("the catalogue has no sandbox option named {name}"))
     }
 }

@@ -151,6 +151,13 @@ impl Process {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
+    /// What it shows at `/metrics`.
+    pub async fn metrics(&self) -> Result<String> {
+        let url = self.program.ready_url.replace("readyz", "metrics");
+        let answer = http::client()?.get(url).send().await?;
+        Ok(answer.error_for_status()?.text().await?)
+    }
+
     /// The program and its settings.
     pub fn program(&self) -> &Program {
         &self.program

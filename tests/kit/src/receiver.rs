@@ -10,6 +10,7 @@ use serde_json::Value;
 use signing::webhook::Secret;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -129,6 +130,15 @@ impl Receiver {
     /// `decide` sees the state at the moment of arrival.
     pub fn answer(&self, path: &str, decide: impl Fn(&Received) -> Answer + Send + Sync + 'static) {
         self.shared.book().answers.insert(path.into(), Arc::new(decide));
+    }
+
+    /// Responds `status` to the first request to `path` from now on, and 200 to the others.
+    pub fn fail_first(&self, path: &str, status: u16) {
+        let failed = AtomicBool::new(false);
+        self.answer(path, move |_| {
+            let first = !failed.swap(true, Ordering::Relaxed);
+            Answer::status(if first { status } else { 200 })
+        });
     }
 
     /// The number of requests so far.

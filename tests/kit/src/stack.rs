@@ -15,6 +15,7 @@ use crate::database::Database;
 use crate::esimctl::{CatalogueOption, Esimctl, Partner};
 use crate::nats::{self, NatsServer, OwnStreams};
 use crate::process::{Process, Program};
+use crate::settings::MASTER_KEY;
 use crate::{bin_dir, http, ports, required};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -25,8 +26,6 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use uuid::Uuid;
 
-/// Thirty-two known bytes: test data is not secret.
-const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
 const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
 
@@ -157,7 +156,7 @@ impl Builder {
         ]);
         let esimctl = Esimctl::new(common.clone()).with_owner(database.url());
         let _: serde_json::Value = esimctl.run(&["migrate"]).await?;
-        import_catalogue(&esimctl, dir.path()).await?;
+        import_catalogue(&esimctl).await?;
         let options = esimctl.options().await?;
 
         let plan = Plan {
@@ -475,8 +474,8 @@ fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// `sandbox catalogue > file`, `esimctl option import file`.
-async fn import_catalogue(esimctl: &Esimctl, dir: &Path) -> Result<()> {
+/// `sandbox catalogue | esimctl option import -`
+async fn import_catalogue(esimctl: &Esimctl) -> Result<()> {
     let binary = bin_dir().join("sandbox");
     let output = Command::new(&binary).arg("catalogue").kill_on_drop(true).output();
     let output = tokio::time::timeout(Duration::from_secs(30), output)
@@ -488,10 +487,5 @@ async fn import_catalogue(esimctl: &Esimctl, dir: &Path) -> Result<()> {
         "sandbox catalogue: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    let file = dir.join("catalogue.json");
-    std::fs::write(&file, &output.stdout)?;
-    let _: serde_json::Value = esimctl
-        .run(&["option", "import", &file.display().to_string()])
-        .await?;
-    Ok(())
+    esimctl.import(&output.stdout).await.map(drop)
 }

@@ -236,12 +236,7 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     let stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
-    let failing = Arc::new(AtomicUsize::new(0));
-    let asked = Arc::clone(&failing);
-    shop.receiver.answer(PATH, move |_| {
-        let first = asked.fetch_add(1, Ordering::SeqCst) == 0;
-        receiver::Answer::status(if first { 500 } else { 200 })
-    });
+    shop.receiver.fail_first(PATH, 500);
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let listed = tool.text(&["trigger"]).await.unwrap();
     for name in ["ready", "refused", "never-ready", "rate-limited"] {

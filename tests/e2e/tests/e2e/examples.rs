@@ -73,7 +73,7 @@ impl Example<'_> {
     async fn recovers(&self, address: &str, id: &str, topup_id: &str) -> Result<()> {
         let failed = async || {
             let path = format!("/api/v1/api_partner/topups/{topup_id}/deliveries");
-            let answer = self.shop.client.post("").method("GET").path(&path).send().await?;
+            let answer = self.shop.client.get(&path).send().await?;
             let deliveries: Value = serde_json::from_slice(&answer.body)?;
             Ok(deliveries["attempts"]
                 .as_array()

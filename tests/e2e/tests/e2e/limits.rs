@@ -42,9 +42,7 @@ async fn unfinished(stack: &Stack, partner: &Partner) -> Result<TcpStream> {
 
 /// All sums of a metric's series that hold `text`.
 async fn metric(stack: &mut Stack, name: &str, text: &str) -> Result<f64> {
-    let admin = stack.process(Stage::Ingress)?.program().env["ADMIN_LISTEN"].clone();
-    let answer = testkit::http::client()?.get(format!("http://{admin}/metrics"));
-    let metrics = answer.send().await?.text().await?;
+    let metrics = stack.process(Stage::Ingress)?.metrics().await?;
     let series = metrics
         .lines()
         .filter(|line| line.starts_with(name) && line.contains(text));

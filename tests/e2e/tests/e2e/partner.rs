@@ -3,10 +3,9 @@
 use crate::shop::{PATH, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
-use testkit::receiver::{self, Signature};
+use testkit::receiver::Signature;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
@@ -62,6 +61,16 @@ fn refusal(answer: &Answer) -> (u16, &str, Value) {
         header(answer, "x-service-error"),
         answer.json().unwrap_or_default(),
     )
+}
+
+/// The delivery of a topup, once it is recorded.
+pub async fn delivered(client: &Client, topup_id: &str) -> Value {
+    let path = format!("/topups/{topup_id}/deliveries");
+    let recorded = async || {
+        let delivery = get(client, &path).await?;
+        Ok((delivery["state"] == "delivered").then_some(delivery))
+    };
+    wait::soon("the recorded delivery", recorded).await
 }
 
 /// Polls an order until it has a state.
@@ -121,14 +130,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
             (&json!("ready"), &json!(id))
         );
     }
-    let short = shop
-        .client
-        .post("")
-        .method("GET")
-        .path(location)
-        .send()
-        .await
-        .unwrap();
+    let short = shop.client.get(location).send().await.unwrap();
     assert_eq!((short.status, header(&short, "cache-control")), (200, "no-store"));
 }
 
@@ -194,11 +196,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
     let ids = testkit::shop::ids(&bought);
     let topup_id = &bought[0].topup_id;
     let first = shop.delivered(&ids, SOON).await.unwrap().remove(0);
-    let recorded = async || {
-        let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
-        Ok((delivery["state"] == "delivered").then_some(delivery))
-    };
-    let delivery = wait::soon("the recorded delivery", recorded).await;
+    let delivery = delivered(&shop.client, topup_id).await;
     assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
@@ -234,21 +232,12 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
 async fn failed_attempts_show_the_partners_own_answer() {
     let stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let asked = AtomicUsize::new(0);
-    shop.receiver.answer(PATH, move |_| {
-        let first = asked.fetch_add(1, Ordering::SeqCst) == 0;
-        receiver::Answer::status(if first { 500 } else { 200 })
-    });
+    shop.receiver.fail_first(PATH, 500);
     let bought = shop
         .buy(&fresh("failing"), stack.option("ready").unwrap(), 1)
         .await
         .unwrap();
-    let path = format!("/topups/{}/deliveries", bought[0].topup_id);
-    let delivered = async || {
-        let delivery = get(&shop.client, &path).await?;
-        Ok((delivery["state"] == "delivered").then_some(delivery))
-    };
-    let delivery = wait::soon("the delivery", delivered).await;
+    let delivery = delivered(&shop.client, &bought[0].topup_id).await;
     let attempts = delivery["attempts"].as_array().unwrap().iter();
     let outcomes = attempts.map(|one| json!([one["attempt"], one["status"], one["outcome"]]));
     let expected = [json!([1, 500, "status_5xx"]), json!([2, 200, "delivered"])];

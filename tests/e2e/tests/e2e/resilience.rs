@@ -153,7 +153,6 @@ impl TwoProviders {
         for (name, value) in account {
             program.env.insert(format!("SANDBOX_{name}"), value.into());
         }
-        let catalogue = program.log.with_file_name("two-providers.json");
         let mut other = Process::new(program);
         other.start().await?;
 
@@ -169,11 +168,8 @@ impl TwoProviders {
                 }));
             }
         }
-        std::fs::write(&catalogue, json!({ "options": options }).to_string())?;
-        let _: serde_json::Value = stack
-            .esimctl
-            .run(&["option", "import", &catalogue.display().to_string()])
-            .await?;
+        let catalogue = json!({ "options": options }).to_string();
+        stack.esimctl.import(catalogue).await?;
 
         let mut shop = Shop::open(&stack).await?;
         shop.partner = stack

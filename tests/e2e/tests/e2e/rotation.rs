@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use testkit::client::{Answer, Client};
 use testkit::esimctl::Esimctl;
 use testkit::receiver::Signature;
+use testkit::settings::MASTER_KEY as OLD;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The master key of a test stack.
-const OLD: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value, Client)> {

@@ -4,14 +4,14 @@ use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use testkit::bin_dir;
+use testkit::settings::MASTER_KEY;
 use tokio::process::Command;
 
-const KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 /// The settings that every program needs. No server listens there: programs check settings first.
 const GOOD: &[(&str, &str)] = &[
     ("DATABASE_URL", "postgres://user@127.0.0.1:1/nothing"),
     ("NATS_URL", "nats://127.0.0.1:1"),
-    ("MASTER_KEY", KEY),
+    ("MASTER_KEY", MASTER_KEY),
     ("LISTEN", "127.0.0.1:0"),
     ("ADMIN_LISTEN", "127.0.0.1:0"),
     ("SANDBOX_URL", "http://127.0.0.1:1"),

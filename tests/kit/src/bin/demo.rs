@@ -115,7 +115,7 @@ async fn show(settings: &Settings) -> Result<()> {
 async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Result<Order> {
     let mut items = Vec::new();
     for (name, qty) in ORDER {
-        items.push((esimctl.sandbox_option(name).await?, qty));
+        items.push((esimctl.sandbox_option(name).await?.option_id, qty));
     }
     let items: Vec<(&str, u32)> = items
         .iter()

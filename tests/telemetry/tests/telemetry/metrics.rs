@@ -72,16 +72,10 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
 }
 
 async fn shown(stack: &mut Stack) -> Result<Metrics> {
-    let client = testkit::http::client()?;
     let mut metrics = Metrics::new();
     for stage in Stage::ALL {
-        let admin = stack.process(stage)?.program().env["ADMIN_LISTEN"].clone();
-        let answer = client.get(format!("http://{admin}/metrics")).send().await?;
-        read(
-            stage.name(),
-            &answer.error_for_status()?.text().await?,
-            &mut metrics,
-        )?;
+        let text = stack.process(stage)?.metrics().await?;
+        read(stage.name(), &text, &mut metrics)?;
     }
     Ok(metrics)
 }

@@ -17,13 +17,7 @@ fn page(answer: &Answer) -> Result<(Vec<Value>, String)> {
 }
 
 async fn listen(client: &Client, query: &str) -> Result<Answer> {
-    client
-        .post("")
-        .method("GET")
-        .path(LISTEN)
-        .query(query)
-        .send()
-        .await
+    client.get(LISTEN).query(query).send().await
 }
 
 /// All webhooks since an hour ago, once there are `count`.
@@ -45,10 +39,8 @@ async fn listen_forwards_what_the_webhook_url_gets() {
     let laptop = Receiver::start().await.unwrap();
     laptop.verify("/hook", &shop.partner.webhook_secret).unwrap();
     let (mut listening, _errors) = tool.listen(&laptop.url("/hook"), "2").await.unwrap();
-    let bought = shop
-        .buy(&fresh("listen"), stack.option("ready").unwrap(), 2)
-        .await
-        .unwrap();
+    let ready = stack.option("ready").unwrap();
+    let bought = shop.buy(&fresh("listen"), ready, 2).await.unwrap();
     let ids = testkit::shop::ids(&bought);
     let delivered = shop.delivered(&ids, SOON).await.unwrap();
     let forwarded = laptop.wait_for(2, SOON).await.unwrap();
@@ -74,13 +66,7 @@ async fn listen_forwards_what_the_webhook_url_gets() {
     }
     // Its own attempt counts, and only that of the webhook URL.
     for id in &ids {
-        let path = format!("/api/v1/api_partner/topups/{id}/deliveries");
-        let delivered = async || {
-            let answer = shop.client.post("").method("GET").path(&path).send().await?;
-            let delivery = answer.json()?;
-            Ok((delivery["state"] == "delivered").then_some(delivery))
-        };
-        let delivery = wait::soon("the delivery", delivered).await;
+        let delivery = crate::partner::delivered(&shop.client, id).await;
         assert_eq!(delivery["attempts"].as_array().unwrap().len(), 1);
     }
 }
@@ -124,7 +110,7 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
     let client = stack.client(&partner).unwrap();
     let path = format!("/api/v1/api_partner/topups/{topup_id}");
     let waits = async || {
-        let shown = client.post("").method("GET").path(&path).send().await?;
+        let shown = client.get(&path).send().await?;
         Ok((shown.json()?["delivery"] == "no_endpoint").then_some(()))
     };
     wait::soon("the webhook to wait for a URL", waits).await;
@@ -214,10 +200,8 @@ async fn a_waiting_listener_is_answered_when_ingress_stops() {
     let client = stack.client(&partner).unwrap();
     let waiting = tokio::spawn(async move { listen(&client, "").await });
     let ingress = stack.process(Stage::Ingress).unwrap();
-    let metrics = ingress.program().ready_url.replace("readyz", "metrics");
     let in_flight = async || {
-        let answer = testkit::http::client()?.get(&metrics).send().await?;
-        let text = answer.text().await?;
+        let text = ingress.metrics().await?;
         let mut listeners = text.lines().filter(|line| line.starts_with("esim_listeners"));
         Ok(listeners.any(|line| line.ends_with(" 1")).then_some(()))
     };
