@@ -236,7 +236,7 @@ pub enum Notifier {
 
 impl State {
     /// Before the order is stored.
-    pub fn new(placements: usize, faults: u8) -> Self {
+    pub fn new(placements: u8, faults: u8) -> Self {
         let row = Row {
             placement: Placement::NEW,
             age: 0,
@@ -257,7 +257,7 @@ impl State {
             ingress: Ingress::Checking,
             answer: None,
             late: false,
-            rows: vec![row; placements],
+            rows: vec![row; placements.into()],
             provisioners: [provisioner; 2],
             requests: Vec::new(),
             notifier: Notifier::Idle,
