@@ -306,7 +306,7 @@ async fn place_orders(run: &Run, world: &World, begun: Duration) {
 }
 
 async fn line(world: &World, planned: usize, what: &str) -> String {
-    let (orders, webhooks) = (world.book.lock().len(), world.receiver.count());
+    let (orders, webhooks) = (book::lock(&world.book).len(), world.receiver.count());
     let faults = world.victims.happened().len();
     let rest = match world.on_the_way().await {
         Ok(way) => format!(

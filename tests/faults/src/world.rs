@@ -1,6 +1,6 @@
 //! The system under test: real processes and servers of its own, and the partners around them.
 
-use crate::book::{Arrival, Book, Clock};
+use crate::book::{Arrival, Book, Clock, lock};
 use crate::client::Clients;
 use crate::endpoints;
 use crate::inject::Victims;
@@ -148,7 +148,7 @@ impl World {
             .map(arrival)
             .collect::<Result<_>>()?;
         let partners = self.clients.partners.iter();
-        let asked = self.book.lock().clone();
+        let asked = lock(&self.book).clone();
         Ok(Evidence {
             asked,
             arrivals,

@@ -103,6 +103,16 @@ pub fn order(external_order_id: &str, items: &[(&str, u32)]) -> Value {
     json!({"external_order_id": external_order_id, "products": products})
 }
 
+/// The entries of the body of a 201.
+pub fn products(body: &[u8]) -> serde_json::Result<Vec<Product>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Created {
+        products: Vec<Product>,
+    }
+    serde_json::from_slice(body).map(|created: Created| created.products)
+}
+
 /// A correct request, unless changed. The signature covers changes by `method`, `path`, `timestamp`,
 /// `access_key` and `secret`, but not changes by `header` and `without`.
 #[derive(Clone, Debug)]
@@ -240,15 +250,8 @@ impl Answer {
 
     /// The entries of a 201; any other response is an error that shows the whole response.
     pub fn products(&self) -> Result<Vec<Product>> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Created {
-            products: Vec<Product>,
-        }
         ensure!(self.status == 201, "not accepted: {}", self.describe());
-        let created: Created = serde_json::from_slice(&self.body)
-            .with_context(|| format!("unexpected body: {}", self.describe()))?;
-        Ok(created.products)
+        products(&self.body).with_context(|| format!("unexpected body: {}", self.describe()))
     }
 
     fn describe(&self) -> String {

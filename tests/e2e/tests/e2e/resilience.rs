@@ -1,7 +1,7 @@
 //! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
 //! verdicts of two providers in either order.
 
-use crate::shop::{PATH, Shop, Stored, bought_once, fresh, size, stored, stored_ids};
+use crate::shop::{PATH, Shop, Stored, bought_once, fresh, ids, size, stored, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -70,7 +70,7 @@ async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
     let mut topup_ids = BTreeSet::new();
     for _ in 0..topups.div_ceil(u64::from(UNITS)) {
         let products = shop.buy(&fresh("backlog"), &option, UNITS).await.unwrap();
-        topup_ids.extend(products.into_iter().map(|product| product.topup_id));
+        topup_ids.extend(ids(&products));
     }
     let stream = format!("{}TOPUP_READY", stack.prefix);
     let nats = async_nats::connect(stack.nats().unwrap().url()).await.unwrap();
