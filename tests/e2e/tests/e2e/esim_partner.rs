@@ -2,6 +2,7 @@
 
 mod listening;
 
+use crate::examples::is_present;
 use crate::shop::{PATH, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -223,12 +224,9 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
     let said = String::from_utf8(other.stderr).unwrap();
     assert!(!other.status.success() && said.contains("other units"), "{said}");
     assert!(said.contains("external_order_id_taken"), "{said}");
-    let ledger = async || {
-        let ledger = stack.ledger().await?;
-        Ok((ledger.units == 1).then_some(ledger))
-    };
-    wait::soon("the purchase", ledger).await;
-    assert_eq!(stack.ledger().await.unwrap().purchases, 1);
+    let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
+    let ledger = wait::soon("the purchase", bought).await;
+    assert_eq!(ledger.purchases, 1);
 }
 
 #[tokio::test]
@@ -343,8 +341,7 @@ async fn the_example_receivers_pass_certify() {
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
     for (file, program) in RECEIVERS {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        if !std::env::split_paths(&path).any(|folder| folder.join(program).is_file()) {
+        if !is_present(program) {
             eprintln!("{program} is not here: {file} is not certified");
             continue;
         }

@@ -66,19 +66,13 @@ impl Example<'_> {
         );
         Ok(serde_json::from_slice(&output.stdout)?)
     }
-}
 
-impl Example<'_> {
     /// Waits until the first attempt has failed, starts the receiver at `address`, and has the webhook sent again.
     async fn recovers(&self, address: &str, id: &str, topup_id: &str) -> Result<()> {
         let failed = async || {
             let path = format!("/api/v1/api_partner/topups/{topup_id}/deliveries");
-            let answer = self.shop.client.get(&path).send().await?;
-            let deliveries: Value = serde_json::from_slice(&answer.body)?;
-            Ok(deliveries["attempts"]
-                .as_array()
-                .is_some_and(|list| !list.is_empty())
-                .then_some(()))
+            let deliveries = self.shop.client.get(&path).send().await?.json()?;
+            Ok(deliveries["attempts"][0].is_object().then_some(()))
         };
         wait::until(SOON, "the first attempt", failed).await?;
 
@@ -112,8 +106,7 @@ impl Example<'_> {
         );
         // A further event is acknowledged, and is no eSIM.
         let path = "/api/v1/api_partner/webhook/test";
-        let tested = self.shop.client.post("").path(path).send().await?;
-        let tested: Value = serde_json::from_slice(&tested.body)?;
+        let tested = self.shop.client.post("").path(path).send().await?.json()?;
         ensure!(tested["state"] == "delivered", "{}: {tested}", self.file);
         let line = tokio::time::timeout(SOON, lines.next_line()).await??;
         let event = tested["event_id"].as_str().unwrap_or_default();
@@ -126,7 +119,7 @@ impl Example<'_> {
     }
 }
 
-fn is_present(program: &str) -> bool {
+pub fn is_present(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

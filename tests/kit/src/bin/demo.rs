@@ -166,12 +166,10 @@ async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Re
             first.len(),
             topups.len()
         ));
-        let seen: HashSet<String> = first
-            .iter()
-            .map(|webhook| webhook.topup_id().to_owned())
-            .collect();
-        let is_new =
-            |webhook: &Received| topups.contains(webhook.topup_id()) && !seen.contains(webhook.topup_id());
+        let is_new = |webhook: &Received| {
+            let seen = first.iter().any(|one| one.topup_id() == webhook.topup_id());
+            topups.contains(webhook.topup_id()) && !seen
+        };
         let left = timeout.saturating_sub(order.sent.elapsed());
         let waiting = receiver.wait_until(left, "the next webhook", |all| all.iter().any(is_new));
         let Ok(all) = waiting.await else { break };
