@@ -71,6 +71,19 @@ pub struct LedgerOrder {
     pub purchased_times: u64,
 }
 
+/// A topup as it is stored, with the states of its parts.
+#[derive(Debug, sqlx::FromRow)]
+pub struct Stored {
+    pub external_order_id: String,
+    pub access_key: String,
+    pub placement_id: String,
+    pub topup_id: String,
+    pub refused: bool,
+    pub placement: String,
+    pub topup: String,
+    pub delivery: Option<String>,
+}
+
 /// The parts to start; by default one of each stage, on the shared NATS server of `TEST_NATS_URL`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
@@ -322,6 +335,20 @@ impl Stack {
                 .retain(|order| !old.contains(order.order_id.as_str()));
         }
         Ok(ledger)
+    }
+
+    /// Every topup in the database.
+    pub async fn stored(&self) -> Result<Vec<Stored>> {
+        let mut database = self.database.connect().await?;
+        let stored = sqlx::query_as(
+            "SELECT o.external_order_id, a.access_key, p.placement_id::text, t.topup_id, o.refused,
+                    p.state AS placement, d.state AS delivery,
+                    CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
+             FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id)
+             JOIN orders o ON o.order_id = p.order_id JOIN partners a ON a.partner_id = o.partner_id
+             LEFT JOIN deliveries d USING (topup_id)",
+        );
+        Ok(stored.fetch_all(&mut database).await?)
     }
 
     /// Sets the faults of the sandbox provider, as the JSON that its `PUT /faults` takes; `{}` ends them.

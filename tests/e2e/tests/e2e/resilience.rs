@@ -1,7 +1,7 @@
 //! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
 //! verdicts of two providers in either order.
 
-use crate::shop::{PATH, Shop, Stored, bought_once, fresh, ids, size, stored, stored_ids};
+use crate::shop::{PATH, Shop, bought_once, fresh, ids, size, stored, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use testkit::client::Client;
 use testkit::process::Process;
 use testkit::raw;
-use testkit::stack::{Ledger, Stack, Stage};
+use testkit::stack::{Ledger, Stack, Stage, Stored};
 use testkit::{http, ports, wait};
 use tokio::io::AsyncWriteExt;
 
