@@ -98,6 +98,13 @@ impl Tool {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// The standard error of a command that fails.
+    async fn failure(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.run(arguments).await?;
+        ensure!(!output.status.success(), "{arguments:?} succeeded");
+        Ok(String::from_utf8(output.stderr)?)
+    }
+
     async fn json(&self, arguments: &[&str]) -> Result<Value> {
         Ok(serde_json::from_str(&self.text(arguments).await?)?)
     }
@@ -128,38 +135,24 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
     let stored = std::fs::read_to_string(tool.keys()).unwrap();
 
     // Wrong keys change nothing.
-    let wrong = Partner {
-        secret_key: "d3Jvbmc=".into(),
-        ..partner.clone()
-    };
     let file = tool.home.path().join("wrong.env");
     let lines = format!(
-        "BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY={}\n",
-        stack.base_url, wrong.access_key, wrong.secret_key
+        "BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n",
+        stack.base_url, partner.access_key
     );
     std::fs::write(&file, lines).unwrap();
-    let refused = tool
-        .run(&["login", "--from", &file.display().to_string()])
-        .await
-        .unwrap();
-    let shown = String::from_utf8(refused.stderr).unwrap();
-    assert!(
-        !refused.status.success() && shown.contains("signature_invalid"),
-        "{shown}"
-    );
+    let path = file.display().to_string();
+    let shown = tool.failure(&["login", "--from", &path]).await.unwrap();
+    assert!(shown.contains("signature_invalid"), "{shown}");
     assert_eq!(std::fs::read_to_string(tool.keys()).unwrap(), stored);
     // Without a terminal there is no prompt. The error names a missing profile.
-    assert!(!tool.run(&["login"]).await.unwrap().status.success());
-    let missing = tool.run(&["--profile", "live", "options"]).await.unwrap();
-    let shown = String::from_utf8(missing.stderr).unwrap();
-    assert!(!missing.status.success() && shown.contains("live.env"), "{shown}");
+    tool.failure(&["login"]).await.unwrap();
+    let shown = tool.failure(&["--profile", "live", "options"]).await.unwrap();
+    assert!(shown.contains("live.env"), "{shown}");
     // A file that others can read works, with a warning.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     std::fs::write(&file, stored).unwrap();
-    let options = tool
-        .run(&["--keys", &file.display().to_string(), "options"])
-        .await
-        .unwrap();
+    let options = tool.run(&["--keys", &path, "options"]).await.unwrap();
     let shown = String::from_utf8(options.stderr).unwrap();
     assert!(options.status.success() && shown.contains("chmod 600"), "{shown}");
 }
@@ -220,10 +213,11 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
         (&json!(id), &json!(ready))
     );
     // Another order with the same id is a failure.
-    let other = tool.run(&["order", &id, ready, "--qty", "2"]).await.unwrap();
-    let said = String::from_utf8(other.stderr).unwrap();
-    assert!(!other.status.success() && said.contains("other units"), "{said}");
-    assert!(said.contains("external_order_id_taken"), "{said}");
+    let said = tool.failure(&["order", &id, ready, "--qty", "2"]).await.unwrap();
+    assert!(
+        said.contains("other units") && said.contains("external_order_id_taken"),
+        "{said}"
+    );
     let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
     let ledger = wait::soon("the purchase", bought).await;
     assert_eq!(ledger.purchases, 1);
@@ -255,17 +249,10 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     let unread = unread.wait_with_output().await.unwrap();
     assert!(unread.status.success() && unread.stderr.is_empty(), "{unread:?}");
 
-    let refused = tool.run(&["trigger", "refused"]).await.unwrap();
-    assert!(refused.status.success());
-    let refused: Value = serde_json::from_slice(&refused.stdout).unwrap();
-    assert!(
-        refused["errors"][0]
-            .as_str()
-            .unwrap()
-            .starts_with("eSIM Request failed")
-    );
-    let unknown = tool.run(&["trigger", "nothing"]).await.unwrap();
-    assert!(!unknown.status.success());
+    let refused = tool.json(&["trigger", "refused"]).await.unwrap();
+    let error = refused["errors"][0].as_str().unwrap();
+    assert!(error.starts_with("eSIM Request failed"), "{error}");
+    tool.failure(&["trigger", "nothing"]).await.unwrap();
 
     let ordered = tool.run(&["trigger", "ready"]).await.unwrap();
     let said = String::from_utf8(ordered.stderr).unwrap();
@@ -295,12 +282,8 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
 
     let live = stack.create_partner("live", None).await.unwrap();
     let live = Tool::login(&stack.base_url, &live).await.unwrap();
-    let refused = live.run(&["trigger", "ready"]).await.unwrap();
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(
-        !refused.status.success() && said.contains("buys for real"),
-        "{said}"
-    );
+    let said = live.failure(&["trigger", "ready"]).await.unwrap();
+    assert!(said.contains("buys for real"), "{said}");
 }
 
 /// A new line of `logs tail` for each event while it follows.
