@@ -3,7 +3,6 @@
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -68,11 +67,11 @@ pub struct Planned {
     pub lasts: Duration,
 }
 
-/// The parameters of a schedule.
-#[derive(Clone, Copy, Debug, Serialize)]
+/// The parameters of a run.
+#[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub seed: u64,
-    /// The time in which new faults begin.
+    /// The time in which orders are placed and faults begin.
     pub length: Duration,
     /// Mean time between the starts of two faults.
     pub every: Duration,

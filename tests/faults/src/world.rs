@@ -5,7 +5,7 @@ use crate::client::Clients;
 use crate::endpoints;
 use crate::inject::Victims;
 use crate::orders::{Behaviour, OPTIONS, PARTNERS};
-use crate::schedule::REPLICAS;
+use crate::schedule::{REPLICAS, Terms};
 use crate::stored::{OnTheWay, Stored};
 use crate::verdict::Evidence;
 use anyhow::Result;
@@ -29,18 +29,8 @@ const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
 const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
 const LATER: usize = 24;
 
-/// The parameters of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    pub seed: u64,
-    /// The time in which orders are placed and faults begin.
-    pub length: Duration,
-    pub settle: Duration,
-    pub park_after: Duration,
-    pub detects_duplicates: bool,
-    /// When clients without a definite response give up, since the start.
-    pub deadline: Duration,
-}
+/// How long clients may take after the last fault to get a definite response.
+const CLIENTS: Duration = Duration::from_secs(90);
 
 /// In stop order: processes before the servers that they use.
 pub struct World {
@@ -56,12 +46,12 @@ pub struct World {
 
 impl World {
     /// Starts everything; the clock starts when all is ready.
-    pub async fn start(terms: &Terms) -> Result<Self> {
+    pub async fn start(terms: &Terms, park_after: Duration) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // PostgreSQL's user must be able to pass through.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
         let postgres = PostgresServer::start(folder.path()).await?;
-        let mut stack = start_stack(terms, postgres.url()).await?;
+        let mut stack = start_stack(terms, park_after, postgres.url()).await?;
 
         let clock = Clock::start();
         let book = Arc::new(Book::default());
@@ -93,7 +83,7 @@ impl World {
             ingresses,
             partners,
             options,
-            deadline: clock.now() + terms.deadline,
+            deadline: clock.now() + terms.length + CLIENTS,
         });
         Ok(Self {
             victims,
@@ -186,7 +176,7 @@ and afterwards: kill %1; rm -r {logs} {folder}",
     }
 }
 
-async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
+async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str) -> Result<Stack> {
     let text = |duration: Duration| humantime::format_duration(duration).to_string();
     // Together longer than the run, so that no delivery to an endpoint that heals at the end is exhausted.
     let later = (terms.length / 20).as_secs().max(5);
@@ -205,7 +195,7 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
         (Stage::Ingress, "PLACEMENT_WAIT", text(PLACEMENT_WAIT)),
         (Stage::Provisioner, "PROVIDER_TIMEOUT", text(PROVIDER_TIMEOUT)),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
-        (Stage::Provisioner, "PARK_AFTER", text(terms.park_after)),
+        (Stage::Provisioner, "PARK_AFTER", text(park_after)),
         (Stage::Provisioner, "BREAKER_OPEN", "1s".into()),
         (Stage::Provisioner, "BREAKER_OPEN_MOST", "4s".into()),
         (Stage::Notifier, "WEBHOOK_TIMEOUT", text(WEBHOOK_TIMEOUT)),
