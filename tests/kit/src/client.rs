@@ -46,8 +46,6 @@ pub struct Answer {
     pub body: Bytes,
     /// From just before the request until the end of the response.
     pub took: Duration,
-    /// The time at the end of the response.
-    pub at: Instant,
 }
 
 impl Client {
@@ -215,13 +213,11 @@ impl Request {
             .bytes()
             .await
             .with_context(|| format!("reading the answer to {} {url}", self.method))?;
-        let at = Instant::now();
         Ok(Answer {
             status,
             headers,
             body,
-            took: at - start,
-            at,
+            took: start.elapsed(),
         })
     }
 

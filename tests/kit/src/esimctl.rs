@@ -16,13 +16,9 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug, Deserialize)]
 pub struct Partner {
     pub partner_id: String,
-    pub name: String,
-    /// `sandbox` or `live`.
-    pub environment: String,
     pub access_key: String,
     /// Base64.
     pub secret_key: String,
-    pub webhook_url: Option<String>,
     /// `whsec_` and Base64.
     pub webhook_secret: String,
 }
@@ -36,7 +32,6 @@ pub struct CatalogueOption {
     pub provider_option_id: String,
     /// `sandbox` or `live`.
     pub environment: String,
-    pub enabled: bool,
 }
 
 /// The stored times of an order, as `esimctl order show` prints them.

@@ -246,7 +246,7 @@ mod tests {
         let esimctl = Esimctl::new([("DATABASE_URL".into(), database.url().into())]);
         let _: Value = esimctl.run(&["migrate"]).await.unwrap();
         let option = json!({"option_id": Uuid::now_v7(), "name": "ready", "provider": "sandbox",
-            "provider_option_id": "ready", "environment": "sandbox", "enabled": true});
+            "provider_option_id": "ready", "environment": "sandbox"});
         let option: CatalogueOption = serde_json::from_value(option).unwrap();
         let mut fill = Fill::new(database.url(), vec![Uuid::now_v7()], option)
             .await

@@ -18,7 +18,6 @@ mod steps;
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fmt,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -131,7 +130,6 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// Every promise.
     pub const ALL: [Self; 5] = [
         Self::BoughtOnce,
         Self::NothingForRefused,
@@ -140,7 +138,6 @@ impl Promise {
         Self::NothingLost,
     ];
 
-    /// The promise in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::BoughtOnce => "nothing is bought twice",
@@ -152,18 +149,10 @@ impl Promise {
     }
 }
 
-impl fmt::Display for Promise {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A broken promise.
 #[derive(Clone, Debug)]
 pub struct Counterexample {
-    /// The promise.
     pub promise: Promise,
-    /// The actions that break it.
     pub steps: Vec<String>,
 }
 

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     }
     println!("{} states, {} steps deep", report.states, report.depth);
     if let Some(broken) = report.counterexample {
-        println!("broken: {}", broken.promise);
+        println!("broken: {}", broken.promise.name());
         for (number, step) in broken.steps.iter().enumerate() {
             println!("{:>4}. {step}", number + 1);
         }
