@@ -73,6 +73,27 @@ pub async fn delivered(client: &Client, topup_id: &str) -> Value {
     wait::soon("the recorded delivery", recorded).await
 }
 
+/// Asks for a redelivery until it is accepted. The first request comes before `REDELIVER_INTERVAL` has passed, in
+/// seconds.
+pub async fn redelivered(client: &Client, path: &str, interval: u64) -> Value {
+    let mut too_soon = 0;
+    let again = async || {
+        let answer = ask(client, "POST", path).await?;
+        if answer.status == 429 {
+            ensure!(header(&answer, "x-service-error") == "redelivered_recently");
+            let wait: u64 = header(&answer, "retry-after").parse()?;
+            ensure!((1..=interval).contains(&wait), "Retry-After: {wait}");
+            too_soon += 1;
+            return Ok(None);
+        }
+        ensure!(answer.status == 202, "{}", answer.status);
+        Ok(Some(answer.json()?))
+    };
+    let answer = wait::soon("a redelivery", again).await;
+    assert!(too_soon > 0, "the first request was not too soon");
+    answer
+}
+
 /// Polls an order until it has a state.
 async fn reach(client: &Client, path: &str, state: &str) -> Result<Value> {
     let reached = async || {
@@ -201,22 +222,8 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
     let path = format!("/topups/{topup_id}/redeliver");
-    let mut too_soon = 0;
-    let again = async || {
-        let answer = ask(&shop.client, "POST", &path).await?;
-        if answer.status == 429 {
-            ensure!(header(&answer, "x-service-error") == "redelivered_recently");
-            let wait: u64 = header(&answer, "retry-after").parse()?;
-            ensure!((1..=2).contains(&wait), "Retry-After: {wait}");
-            too_soon += 1;
-            return Ok(None);
-        }
-        ensure!(answer.status == 202, "{}", answer.status);
-        Ok(Some(answer.json()?))
-    };
-    let answer = wait::soon("a redelivery", again).await;
+    let answer = redelivered(&shop.client, &path, 2).await;
     assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
-    assert!(too_soon > 0, "the first request was not too soon");
     let all = shop.receiver.wait_for(2, SOON).await.unwrap();
     assert_eq!(all[1].headers["webhook-id"], first.headers["webhook-id"]);
     assert_eq!((&all[1].body, all[1].signature), (&first.body, Signature::Valid));
