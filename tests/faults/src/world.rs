@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use testkit::postgres::PostgresServer;
-use testkit::receiver::{Receiver, Signature};
+use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
@@ -128,7 +128,7 @@ impl World {
                 topup_id: one.topup_id().to_owned(),
                 iccid: one.json["iccid"].as_str().unwrap_or_default().to_owned(),
                 acknowledged: one.answer == 200,
-                genuine: one.signature == Signature::Valid,
+                genuine: one.is_valid(),
             })
         };
         let arrivals = self

@@ -79,6 +79,10 @@ impl Received {
     pub fn topup_id(&self) -> &str {
         self.json["topup_id"].as_str().unwrap_or_default()
     }
+
+    pub fn is_valid(&self) -> bool {
+        self.signature == Signature::Valid
+    }
 }
 
 impl Answer {
@@ -239,14 +243,11 @@ fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature
     };
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let timestamp = header("webhook-timestamp").and_then(signing::parse_unix_time);
-    let valid = match (header("webhook-id"), timestamp, header("webhook-signature")) {
-        (Some(id), Some(timestamp), Some(signature)) => secret.verify(id, timestamp, body, signature),
-        _ => false,
-    };
-    if valid {
-        Signature::Valid
-    } else {
-        Signature::Invalid
+    match (header("webhook-id"), timestamp, header("webhook-signature")) {
+        (Some(id), Some(timestamp), Some(signature)) if secret.verify(id, timestamp, body, signature) => {
+            Signature::Valid
+        }
+        _ => Signature::Invalid,
     }
 }
 

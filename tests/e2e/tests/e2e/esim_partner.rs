@@ -16,7 +16,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use testkit::client::{Answer, Client};
 use testkit::esimctl::Partner;
-use testkit::receiver::{self, Receiver, Signature};
+use testkit::receiver::{self, Receiver};
 use testkit::stack::{Stack, Stage};
 use testkit::{bin_dir, ports, wait, workspace};
 use time::format_description::well_known::Rfc3339;

@@ -45,7 +45,7 @@ async fn listen_forwards_what_the_webhook_url_gets() {
     let delivered = shop.delivered(&ids, SOON).await.unwrap();
     let forwarded = laptop.wait_for(2, SOON).await.unwrap();
     for webhook in &forwarded {
-        assert_eq!(webhook.signature, Signature::Valid);
+        assert!(webhook.is_valid());
         let regular = delivered
             .iter()
             .find(|regular| regular.headers["webhook-id"] == webhook.headers["webhook-id"])
@@ -99,11 +99,7 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
     let received = laptop.received();
     assert_eq!(received.len(), 2);
     assert_eq!(received[0].body, received[1].body);
-    assert!(
-        received
-            .iter()
-            .all(|webhook| webhook.signature == Signature::Valid)
-    );
+    assert!(received.iter().all(receiver::Received::is_valid));
     // The webhook itself waits for a URL.
     let orders = tool.json(&["orders", "list"]).await.unwrap();
     assert_eq!(orders["orders"][0]["state"], "ready");
