@@ -141,8 +141,7 @@ async fn the_table_is_what_there_is() {
     shop.receiver.wait_for(1, Duration::from_secs(20)).await.unwrap();
     // The provider hangs.
     for faults in [r#"{"down":true}"#, "{}"] {
-        let set = http.put(format!("{}/faults", stack.sandbox_url)).body(faults);
-        assert_eq!(set.send().await.unwrap().status(), 200);
+        stack.set_faults(faults).await.unwrap();
         let order = http.post(format!("{}/api/v2/order", stack.sandbox_url));
         assert_eq!(order.body("{}").send().await.is_err(), faults != "{}");
     }
