@@ -1,6 +1,7 @@
 //! The operator's command line, run as a program.
 
 use crate::bin_dir;
+use crate::process::output;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -117,11 +118,8 @@ impl Esimctl {
         if let Some(owner) = self.owner.as_ref().filter(|_| needs_owner(args)) {
             command.env("DATABASE_URL", owner);
         }
-        let output = command.kill_on_drop(true).output();
-        let output = tokio::time::timeout(TIMEOUT, output)
-            .await
-            .with_context(|| format!("{shown}: still running after {TIMEOUT:?}"))?
-            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        let output = output(&mut command, TIMEOUT).await;
+        let output = output.with_context(|| shown.clone())?;
         if !output.status.success() {
             bail!(
                 "{shown}: {}: {}",

@@ -1,6 +1,6 @@
 //! A `PostgreSQL` server for one test, which may stop it in any way and start it again.
 
-use crate::process::send;
+use crate::process::{output, send};
 use crate::{required, wait};
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
@@ -118,8 +118,8 @@ impl PostgresServer {
         if let Some(user) = &self.user {
             std::os::unix::fs::chown(&file, Some(user.uid), Some(user.gid))?;
         }
-        let output = self
-            .command("initdb")
+        let mut initdb = self.command("initdb");
+        initdb
             .arg(format!("--pgdata={}", self.data().display()))
             .arg(format!("--pwfile={}", file.display()))
             .args([
@@ -127,11 +127,8 @@ impl PostgresServer {
                 "--auth=scram-sha-256",
                 "--encoding=UTF8",
                 "--no-locale",
-            ])
-            .output();
-        let output = tokio::time::timeout(START, output)
-            .await
-            .context("initdb: no end")??;
+            ]);
+        let output = output(&mut initdb, START).await?;
         std::fs::remove_file(&file)?;
         ensure!(
             output.status.success(),

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 use tokio::process::{Child, Command};
 
@@ -181,6 +181,18 @@ impl Process {
         let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
         format!("the end of {}:\n{}", self.program.log.display(), tail.join("\n"))
     }
+}
+
+/// Runs a command to its end.
+///
+/// Errors: it cannot be run, or still runs after `timeout`.
+pub async fn output(command: &mut Command, timeout: Duration) -> Result<Output> {
+    let program = command.as_std().get_program().display().to_string();
+    let output = command.kill_on_drop(true).output();
+    tokio::time::timeout(timeout, output)
+        .await
+        .with_context(|| format!("{program} is still running after {timeout:?}"))?
+        .with_context(|| format!("cannot run {program}"))
 }
 
 /// Sends a signal to a child that runs.

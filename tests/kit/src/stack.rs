@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::database::Database;
 use crate::esimctl::{CatalogueOption, Esimctl, Partner};
 use crate::nats::{self, NatsServer, OwnStreams};
-use crate::process::{Process, Program};
+use crate::process::{Process, Program, output};
 use crate::settings::MASTER_KEY;
 use crate::{bin_dir, http, ports, required};
 use anyhow::{Context, Result, ensure};
@@ -503,12 +503,8 @@ fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
 
 /// `sandbox catalogue | esimctl option import -`
 async fn import_catalogue(esimctl: &Esimctl) -> Result<()> {
-    let binary = bin_dir().join("sandbox");
-    let output = Command::new(&binary).arg("catalogue").kill_on_drop(true).output();
-    let output = tokio::time::timeout(Duration::from_secs(30), output)
-        .await
-        .context("sandbox catalogue: no end after 30 s")?
-        .with_context(|| format!("cannot run {}", binary.display()))?;
+    let mut command = Command::new(bin_dir().join("sandbox"));
+    let output = output(command.arg("catalogue"), Duration::from_secs(30)).await?;
     ensure!(
         output.status.success(),
         "sandbox catalogue: {}",

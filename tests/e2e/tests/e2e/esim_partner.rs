@@ -16,6 +16,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use testkit::client::{Answer, Client};
 use testkit::esimctl::Partner;
+use testkit::process::output;
 use testkit::receiver::{self, Receiver};
 use testkit::stack::{Stack, Stage};
 use testkit::{bin_dir, ports, wait, workspace};
@@ -80,11 +81,8 @@ impl Tool {
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<Output> {
-        let run = self.command(arguments).output();
-        let output = tokio::time::timeout(Duration::from_mins(1), run).await;
-        output
-            .context("no end after 60 s")?
-            .with_context(|| format!("cannot run esim-partner {arguments:?}"))
+        let output = output(&mut self.command(arguments), Duration::from_mins(1)).await;
+        output.with_context(|| format!("{arguments:?}"))
     }
 
     /// The standard output of a successful command.

@@ -7,6 +7,7 @@ use signing::{SecretKey, webhook::Secret};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
+use testkit::process::output;
 use testkit::stack::{Stack, Stage};
 use testkit::{ports, wait, workspace};
 use tokio::io::{AsyncBufReadExt, BufReader};
@@ -48,11 +49,7 @@ impl Example<'_> {
     }
 
     async fn output(&self, arguments: &[&str]) -> Result<Output> {
-        let run = self.command(arguments).output();
-        let output = tokio::time::timeout(Duration::from_mins(1), run).await;
-        output
-            .context("no end after 60 s")?
-            .with_context(|| format!("cannot run {}", self.file))
+        output(&mut self.command(arguments), Duration::from_mins(1)).await
     }
 
     /// The JSON that a successful command prints.
