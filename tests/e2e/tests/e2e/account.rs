@@ -1,7 +1,7 @@
 //! What partners look up and change of their own account: options, webhook, keys.
 
-use crate::partner::{API, SOON, ask, assert_refused, get, header};
-use crate::shop::{PATH, Shop, fresh};
+use crate::partner::{API, ask, assert_refused, get, header};
+use crate::shop::{PATH, SOON, Shop, fresh};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Client, Product};

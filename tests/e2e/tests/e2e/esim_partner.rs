@@ -3,7 +3,7 @@
 mod listening;
 
 use crate::examples::is_present;
-use crate::shop::{PATH, Shop, fresh};
+use crate::shop::{PATH, SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -25,7 +25,6 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStderr, Command};
 
-const SOON: Duration = Duration::from_secs(30);
 const LISTEN: &str = "/api/v1/api_partner/webhook/listen";
 /// The example receivers: file, and the program that runs it.
 const RECEIVERS: [(&str, &str); 2] = [("esim.py", "python3"), ("esim.mjs", "node")];

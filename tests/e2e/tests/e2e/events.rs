@@ -1,7 +1,7 @@
 //! Events of a partner's endpoint other than the specified webhook, from its opt-in to its list.
 
-use crate::partner::{SOON, assert_refused, get, header, redelivered, send as ask};
-use crate::shop::{PATH, Shop, fresh};
+use crate::partner::{assert_refused, get, header, redelivered, send as ask};
+use crate::shop::{PATH, SOON, Shop, fresh};
 use serde_json::{Value, json};
 use testkit::receiver::{self, Signature};
 use testkit::stack::{Stack, Stage};

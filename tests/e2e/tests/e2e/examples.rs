@@ -1,6 +1,6 @@
 //! The partner guide's examples against the real service, in every language that is present, and its numbers.
 
-use crate::shop::{Shop, fresh};
+use crate::shop::{SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use signing::{SecretKey, webhook::Secret};
@@ -14,7 +14,6 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
-const SOON: Duration = Duration::from_secs(30);
 /// The examples: file, a program that they need, whether they receive webhooks.
 const EXAMPLES: [(&str, &str, bool); 5] = [
     ("esim.sh", "openssl", false),

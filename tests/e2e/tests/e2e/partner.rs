@@ -1,15 +1,13 @@
 //! What partners look up and change of their orders.
 
-use crate::shop::{PATH, Shop, fresh};
+use crate::shop::{PATH, SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::time::Duration;
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
 use testkit::receiver::Signature;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-pub const SOON: Duration = Duration::from_secs(30);
 pub const API: &str = "/api/v1/api_partner";
 
 /// A signed request under the canonical prefix.

@@ -1,11 +1,9 @@
 //! Pictures of activation codes that this system has not sent.
 
-use crate::shop::{Shop, fresh};
-use std::time::Duration;
+use crate::shop::{SOON, Shop, fresh};
 use testkit::receiver::Received;
 use testkit::stack::{Stack, Stage};
 
-const SOON: Duration = Duration::from_secs(30);
 const KEYS: &str =
     "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=,AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OLD_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";

@@ -3,18 +3,16 @@
 mod rows;
 
 use self::rows::{ANY, BODY, Row, UNCOVERED, WHOLE};
-use crate::shop::fresh;
+use crate::shop::{SOON, fresh};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use signing::{SecretKey, request};
-use std::time::Duration;
 use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, SIGNATURE, TIMESTAMP, order};
 use testkit::esimctl::Partner;
 use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-const SOON: Duration = Duration::from_secs(30);
 const API: &str = "/api/v1/api_partner";
 /// The least number of tampered requests.
 const LEAST: usize = 150;

@@ -1,6 +1,6 @@
 //! What arrives at a partner's endpoint.
 
-use crate::shop::{PATH, Shop, fresh, ids, show};
+use crate::shop::{PATH, SOON, Shop, fresh, ids, show};
 use anyhow::{Context, Result, ensure};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
@@ -12,7 +12,6 @@ use testkit::stack::{Stack, Stage};
 use testkit::{http, wait};
 use url::Url;
 
-const SOON: Duration = Duration::from_secs(30);
 const FIELDS: [&str; 9] = [
     "activate_code",
     "download_link",
