@@ -31,21 +31,29 @@ unpack_debian() {
   mv "$target.new" "$target"
 }
 
-# `find_prometheus` sets PROMETHEUS and PROMTOOL.
-find_prometheus() {
-  local program unpacked suite
+# `debian_tool PROGRAM PACKAGE FORMULA`: PATH has the program, from this machine or unpacked from its Debian package.
+debian_tool() {
+  local program=$1 package=$2 unpacked=$TOOLS/$2/usr/bin suite
   # shellcheck source=/dev/null
   suite=$(. /etc/os-release 2>/dev/null && printf '%s' "${VERSION_CODENAME-}")
-  # Debian 12 has both in one package, later ones have one for each.
-  for program in prometheus promtool; do
-    unpacked=$TOOLS/$program/usr/bin
-    command -v "$program" >/dev/null || [[ -x $unpacked/$program || -x $TOOLS/prometheus/usr/bin/$program ]] ||
-      { [[ -n $suite ]] && unpack_debian "$suite" "$program"; } ||
-      fail "$program is missing: install it (Debian: apt-get install prometheus; macOS, not tried: brew install prometheus)"
-    PATH=$PATH:$unpacked
-  done
+  command -v "$program" >/dev/null || [[ -x $unpacked/$program ]] ||
+    { [[ -n $suite ]] && unpack_debian "$suite" "$package"; } ||
+    fail "$program is missing: install it (Debian: apt-get install $package; macOS, not tried: brew install $3)"
+  PATH=$PATH:$unpacked
+}
+
+# `find_prometheus` sets PROMETHEUS and PROMTOOL. Debian 12 has both in one package, later ones have one for each.
+find_prometheus() {
+  debian_tool prometheus prometheus prometheus
+  debian_tool promtool promtool prometheus
   PROMETHEUS=$(command -v prometheus)
   PROMTOOL=$(command -v promtool)
+}
+
+# `find_amtool` sets AMTOOL.
+find_amtool() {
+  debian_tool amtool prometheus-alertmanager alertmanager
+  AMTOOL=$(command -v amtool)
 }
 
 # `find_kustomize` sets KUSTOMIZE, a command of version 5 or newer.
@@ -62,19 +70,28 @@ find_kustomize() {
   fi
 }
 
-# `python_tools` sets PYTHON, with PyYAML and kubernetes-validate.
-python_tools() {
-  local target=$TOOLS/python
+# `python_environment NAME REQUIREMENTS` sets PYTHON: an environment with these packages. pip checks the hash of each.
+python_environment() {
+  local target=$TOOLS/$1 requirements=$2
   PYTHON=$target/bin/python
-  [[ -f $target/complete ]] && return
+  cmp -s "$requirements" "$target/complete" && return
   need python3 python3
   rm -rf "$target"
   # Debian splits venv off; pip can stand in for it.
   python3 -m venv "$target" 2>/dev/null || { apt_install python3-venv && python3 -m venv "$target"; } ||
     fail "python3 has no venv: install it (Debian: apt-get install python3-venv)"
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary=:all: \
-    --requirement "$ROOT/tests/requirements.txt" >"$LOCAL_DIR/log/pip-tools.log" 2>&1 || fail "pip could not install the test tools; see $LOCAL_DIR/log/pip-tools.log"
-  : >"$target/complete"
+  "$PYTHON" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary=:all: --requirement "$requirements" \
+    >"$LOCAL_DIR/log/pip-$1.log" 2>&1 || fail "pip could not install the test tools; see $LOCAL_DIR/log/pip-$1.log"
+  cp "$requirements" "$target/complete"
+}
+
+# `python_tools` sets PYTHON, with PyYAML and kubernetes-validate.
+python_tools() { python_environment python "$ROOT/tests/requirements.txt"; }
+
+# `contract_tools` sets PYTHON and SCHEMATHESIS.
+contract_tools() {
+  python_environment contract "$ROOT/tests/contract/requirements.txt"
+  SCHEMATHESIS=$TOOLS/contract/bin/schemathesis
 }
 
 # `cargo_tool NAME VERSION` sets TOOL, the program cargo-NAME. Nothing packages it, so it is compiled once: some minutes.
@@ -85,21 +102,6 @@ cargo_tool() {
     [[ $("$TOOL" "$1" --version 2>/dev/null) != *" $version" ]] || return 0
   done
   (unset RUSTC_WORKSPACE_WRAPPER && cargo install --quiet --locked --root "$root" --version "=$version" "$name") || fail "$name $version could not be installed"
-}
-
-# `contract_tools` sets PYTHON and SCHEMATHESIS: an environment with tests/contract/requirements.txt. pip checks the hash
-# of each package.
-contract_tools() {
-  local target=$TOOLS/contract requirements=$ROOT/tests/contract/requirements.txt
-  PYTHON=$target/bin/python SCHEMATHESIS=$target/bin/schemathesis
-  cmp -s "$requirements" "$target/complete" && return
-  need python3 python3
-  rm -rf "$target"
-  python3 -m venv "$target" 2>/dev/null || { apt_install python3-venv && python3 -m venv "$target"; } ||
-    fail "python3 has no venv: install it (Debian: apt-get install python3-venv)"
-  "$PYTHON" -m pip install --quiet --disable-pip-version-check --require-hashes --only-binary :all: --requirement "$requirements" \
-    >"$LOCAL_DIR/log/pip-contract.log" 2>&1 || fail "pip could not install the test tools; see $LOCAL_DIR/log/pip-contract.log"
-  cp "$requirements" "$target/complete"
 }
 
 # `node_tools` sets NODE_MODULES, with tests/contract/package-lock.json installed; npm checks the hash of each package.

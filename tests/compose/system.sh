@@ -202,11 +202,10 @@ CHECK
 # A counter that grows while a stage works.
 declare -A WORKED=([ingress]=esim_orders_total [provisioner]=esim_provider_calls_total [notifier]=esim_delivery_attempts_total)
 
-# `works SERVICE CONTAINER`: true if it has worked since its start.
+# `works SERVICE CONTAINER [COUNT]`: true if its counter is above COUNT (0).
 works() {
   local sum
-  sum=$(curl --fail --silent --max-time 2 "http://$(address "$2"):9090/metrics" | awk -v name="${WORKED[$1]}" '$0 ~ "^" name "[{ ]" { sum += $NF } END { print sum + 0 }') || return 1
-  [[ ${sum%.*} -gt ${3:-0} ]]
+  sum=$(worked "$1" "$2") && [[ $sum -gt ${3:-0} ]]
 }
 
 worked() { curl --fail --silent --max-time 2 "http://$(address "$2"):9090/metrics" | awk -v name="${WORKED[$1]}" '$0 ~ "^" name "[{ ]" { sum += $NF } END { printf "%d", sum }'; }

@@ -156,7 +156,8 @@ def check_sandbox(table, records, rule):
 
 def check_files(deploy, operations, metrics_md):
     problems = []
-    sections = anchors(operations.read_text()) if operations.exists() else set()
+    runbook = operations.read_text()
+    sections = anchors(runbook)
     table, records = documented(metrics_md.read_text()), {rule["record"]: rule["expr"] for rule in rules(deploy, "record")}
     groups = alert_tests.groups_of(deploy / "prometheus/alerts.yml")
     tests = [test for path in sorted((deploy / "prometheus").glob("*_test.yml")) for test in alert_tests.expand(groups, path)]
@@ -166,29 +167,22 @@ def check_files(deploy, operations, metrics_md):
             (fires if case["exp_alerts"] else silent).add(case["alertname"])
     names = [rule["alert"] for rule in rules(deploy, "alert")]
     for rule in rules(deploy, "alert"):
-        name, annotations = rule["alert"], rule.get("annotations", {})
-        if names.count(name) > 1:
-            problems.append(f"alert {name}: there are several")
-        if name not in fires:
-            problems.append(f"alert {name}: no test in which it fires")
-        if name not in silent:
-            problems.append(f"alert {name}: no test in which it doesn't")
-        severity = rule.get("labels", {}).get("severity")
-        if severity not in ("page", "ticket"):
-            problems.append(f"alert {name}: its severity is neither page nor ticket")
+        name, annotations, severity = rule["alert"], rule.get("annotations", {}), rule.get("labels", {}).get("severity")
+        anchor = f"docs/operations.md#{name.lower()}"
+        wrong = {
+            "there are several": names.count(name) > 1,
+            "no test in which it fires": name not in fires,
+            "no test in which it doesn't": name not in silent,
+            "its severity is neither page nor ticket": severity not in ("page", "ticket"),
+            f"its runbook_url is not {anchor}": annotations.get("runbook_url") != anchor,
+            "docs/operations.md has no section for it": name.lower() not in sections,
+            "docs/operations.md does not give its severity": runbook.count(f"\n### {name}\n\n*{severity}*\n") != 1,
+        }
+        wrong |= {f"no {wanted}": not annotations.get(wanted) for wanted in ("summary", "description", "runbook_url")}
+        problems += [f"alert {name}: {what}" for what, is_so in wrong.items() if is_so]
         if severity == "page":
             problems += check_sandbox(table, records, rule)
         problems += check_documented(table, records, rule["expr"], f"alert {name}")
-        for wanted in ("summary", "description", "runbook_url"):
-            if not annotations.get(wanted):
-                problems.append(f"alert {name}: no {wanted}")
-        anchor = name.lower()
-        if annotations.get("runbook_url") != f"docs/operations.md#{anchor}":
-            problems.append(f"alert {name}: its runbook_url is not docs/operations.md#{anchor}")
-        elif anchor not in sections:
-            problems.append(f"alert {name}: docs/operations.md has no section for it")
-        elif operations.read_text().count(f"\n### {name}\n\n*{severity}*\n") != 1:
-            problems.append(f"alert {name}: docs/operations.md does not give its severity")
     expressions = [rule["expr"] for rule in rules(deploy, "record") + rules(deploy, "alert")]
     for _, dashboard in dashboards(deploy):
         for panel in panels_with_queries(dashboard):
@@ -214,12 +208,12 @@ def check_files(deploy, operations, metrics_md):
                         problems.append(f"{file}: {panel['title']} overlaps or sticks out")
         for panel in panels_with_queries(dashboard):
             title = panel["title"]
-            if not panel.get("description"):
-                problems.append(f"{file}: {title}: no description")
-            if not panel["fieldConfig"]["defaults"].get("unit"):
-                problems.append(f"{file}: {title}: no unit")
-            if not panel["targets"]:
-                problems.append(f"{file}: {title}: no query")
+            has = {
+                "description": panel.get("description"),
+                "unit": panel["fieldConfig"]["defaults"].get("unit"),
+                "query": panel["targets"],
+            }
+            problems += [f"{file}: {title}: no {what}" for what, there in has.items() if not there]
             for target in panel["targets"]:
                 if target["datasource"]["uid"] != "${datasource}":
                     problems.append(f"{file}: {title}: another data source")

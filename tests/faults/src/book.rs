@@ -1,6 +1,5 @@
 //! The partners' view: responses and webhooks. Times count from the start of the run.
 
-use serde::Deserialize;
 use serde_json::Value;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -29,7 +28,7 @@ impl Clock {
 }
 
 /// An order as its client knows it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Asked {
     pub external_order_id: String,
     pub partner: usize,
@@ -61,18 +60,9 @@ pub enum Settled {
 impl Settled {
     /// The definite result of a response, with the topups of a 201; `None` if the order stays open.
     pub fn of(status: u16, body: &[u8]) -> Option<(Self, Vec<String>)> {
-        #[derive(Deserialize)]
-        struct Created {
-            products: Vec<Product>,
-        }
-        #[derive(Deserialize)]
-        struct Product {
-            topup_id: String,
-        }
         if status == 201 {
-            let created: Created = serde_json::from_slice(body).ok()?;
-            let topups = created.products.into_iter().map(|one| one.topup_id).collect();
-            return Some((Self::Created, topups));
+            let products = testkit::client::products(body).ok()?.into_iter();
+            return Some((Self::Created, products.map(|one| one.topup_id).collect()));
         }
         if !(400..500).contains(&status) {
             return None;
@@ -99,22 +89,6 @@ impl Settled {
     }
 }
 
-impl Asked {
-    pub fn new(external_order_id: String, partner: usize, hung_up: bool) -> Self {
-        Self {
-            external_order_id,
-            partner,
-            hung_up,
-            requests: 0,
-            unanswered: 0,
-            settled: None,
-            sent: Duration::ZERO,
-            answered: Duration::ZERO,
-            topups: Vec::new(),
-        }
-    }
-}
-
 /// A webhook as an endpoint received it.
 #[derive(Clone, Debug)]
 pub struct Arrival {
@@ -129,13 +103,10 @@ pub struct Arrival {
 }
 
 /// The orders with a definite result or given up.
-#[derive(Default)]
-pub struct Book(Mutex<Vec<Asked>>);
+pub type Book = Mutex<Vec<Asked>>;
 
-impl Book {
-    pub fn lock(&self) -> MutexGuard<'_, Vec<Asked>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Partners that follow the rule of the API: after no response, or a 5xx, a client repeats the same
 //! `external_order_id` until the result is definite.
 
-use crate::book::{Asked, Book, Clock, Settled};
+use crate::book::{Asked, Book, Clock, Settled, lock};
 use crate::orders::{self, HangUp, OrderPlan};
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -38,7 +38,12 @@ impl Clients {
         let external_order_id = format!("fault-{}-{number}", self.seed);
         let body = self.body(&external_order_id, &plan);
         let sent = self.clock.now();
-        let mut asked = Asked::new(external_order_id, plan.partner, plan.hang_up.is_some());
+        let mut asked = Asked {
+            external_order_id,
+            partner: plan.partner,
+            hung_up: plan.hang_up.is_some(),
+            ..Asked::default()
+        };
         while asked.settled.is_none() && self.clock.now() < self.deadline {
             let first = asked.requests == 0;
             let ingress = (plan.ingress + asked.requests) % self.ingresses.len();
@@ -65,7 +70,7 @@ impl Clients {
                 tokio::time::sleep(wait.min(LONGEST_WAIT)).await;
             }
         }
-        self.book.lock().push(asked);
+        lock(&self.book).push(asked);
     }
 
     fn body(&self, external_order_id: &str, plan: &OrderPlan) -> String {

@@ -1,13 +1,13 @@
 //! Applies the scheduled faults to the running system, and undoes them.
 
-use crate::book::Clock;
+use crate::book::{Clock, lock};
 use crate::schedule::{Fault, Planned, Service, Target};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection};
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex as Plain, PoisonError};
+use std::sync::{Arc, Mutex as Plain};
 use std::time::Duration;
 use testkit::nats::NatsServer;
 use testkit::postgres::PostgresServer;
@@ -226,8 +226,4 @@ async fn befall(process: &mut Process, planned: &Planned) -> Result<()> {
         }
         _ => anyhow::bail!("not a fault of a process"),
     }
-}
-
-fn lock<T>(mutex: &Plain<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

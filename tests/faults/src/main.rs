@@ -21,6 +21,7 @@ mod world;
 use anyhow::{Context, Result};
 use clap::Parser;
 use report::Report;
+use schedule::Terms;
 use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -31,9 +32,7 @@ use tokio::task::JoinSet;
 use verdict::Broken;
 use world::World;
 
-/// How long clients may take after the last fault to get a definite response.
-const CLIENTS: Duration = Duration::from_secs(90);
-/// How long deliveries may take after that, and after `PARK_AFTER`, to finish.
+/// How long deliveries may take after the last fault, and after `PARK_AFTER`, to finish.
 const REST: Duration = Duration::from_mins(3);
 const PROGRESS: Duration = Duration::from_secs(5);
 
@@ -101,8 +100,8 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 /// The settings with every default filled in.
 struct Run {
-    schedule: schedule::Terms,
-    world: world::Terms,
+    terms: Terms,
+    park_after: Duration,
     orders: u64,
     orders_per_second: f64,
     command: String,
@@ -134,21 +133,14 @@ impl Run {
             humantime::format_duration(settle),
         );
         Self {
-            schedule: schedule::Terms {
+            terms: Terms {
                 seed,
                 length,
                 every: settings.fault_every,
                 settle,
                 detects_duplicates,
             },
-            world: world::Terms {
-                seed,
-                length,
-                settle,
-                park_after,
-                detects_duplicates,
-                deadline: length + CLIENTS,
-            },
+            park_after,
             orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,
             orders_per_second: settings.orders_per_second,
             command,
@@ -170,7 +162,7 @@ fn main() -> ExitCode {
                 // Dropping the world stops everything that was started.
                 stopped = stopped() => {
                     stopped?;
-                    eprintln!("interrupted; seed {}", run.schedule.seed);
+                    eprintln!("interrupted; seed {}", run.terms.seed);
                     Ok(ExitCode::from(130))
                 }
             }
@@ -192,8 +184,9 @@ async fn stopped() -> std::io::Result<()> {
 }
 
 async fn carry_out(run: &Run) -> Result<ExitCode> {
-    eprintln!("seed {}: {}", run.schedule.seed, run.command);
-    let world = World::start(&run.world).await.context("starting the system")?;
+    eprintln!("seed {}: {}", run.terms.seed, run.command);
+    let world = World::start(&run.terms, run.park_after).await;
+    let world = world.context("starting the system")?;
     let (report, kept) = watched(run, world).await?;
     if run.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -236,7 +229,7 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
 async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Report> {
     let clock = world.clock;
     let begun = clock.now();
-    let mut schedule = schedule::schedule(&run.schedule);
+    let mut schedule = schedule::schedule(&run.terms);
     // Times of the schedule count from the first order; the clock starts slightly earlier.
     for planned in &mut schedule {
         planned.at += begun;
@@ -254,7 +247,7 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
     let happened = world.victims.happened();
     let last_fault = happened.iter().map(|fault| fault.until).max().unwrap_or(begun);
     world.heal().await?;
-    let deadline = clock.now() + run.world.park_after + REST;
+    let deadline = clock.now() + run.park_after + REST;
     let mut looks = tokio::time::interval(Duration::from_millis(500));
     let mut looked = 0_u32;
     while clock.now() < deadline {
@@ -275,11 +268,11 @@ async fn play(run: &Run, world: &World, progress: &mut Progress) -> Result<Repor
         verdict.add(Broken::EndedBySomething, trouble);
     }
     Ok(Report {
-        seed: run.schedule.seed,
+        seed: run.terms.seed,
         command: run.command.clone(),
-        detects_duplicates: run.schedule.detects_duplicates,
-        settle_seconds: run.schedule.settle.as_secs_f64(),
-        park_after_seconds: run.world.park_after.as_secs_f64(),
+        detects_duplicates: run.terms.detects_duplicates,
+        settle_seconds: run.terms.settle.as_secs_f64(),
+        park_after_seconds: run.park_after.as_secs_f64(),
         orders_per_second: run.orders_per_second,
         took_seconds: clock.now().saturating_sub(begun).as_secs_f64(),
         healed_after_seconds: healed_after.as_secs_f64(),
@@ -306,7 +299,7 @@ async fn place_orders(run: &Run, world: &World, begun: Duration) {
 }
 
 async fn line(world: &World, planned: usize, what: &str) -> String {
-    let (orders, webhooks) = (world.book.lock().len(), world.receiver.count());
+    let (orders, webhooks) = (book::lock(&world.book).len(), world.receiver.count());
     let faults = world.victims.happened().len();
     let rest = match world.on_the_way().await {
         Ok(way) => format!(

@@ -3,7 +3,6 @@
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use rand::{RngExt, SeedableRng};
-use serde::Serialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -68,11 +67,11 @@ pub struct Planned {
     pub lasts: Duration,
 }
 
-/// The parameters of a schedule.
-#[derive(Clone, Copy, Debug, Serialize)]
+/// The parameters of a run.
+#[derive(Clone, Copy, Debug)]
 pub struct Terms {
     pub seed: u64,
-    /// The time in which new faults begin.
+    /// The time in which orders are placed and faults begin.
     pub length: Duration,
     /// Mean time between the starts of two faults.
     pub every: Duration,
@@ -117,66 +116,85 @@ impl Planned {
 impl Fault {
     /// The body of `PUT /faults`, for faults that the sandbox plays.
     pub fn of_provider(self) -> Option<Value> {
-        let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         match self {
             Self::Down => Some(json!({"down": true})),
-            Self::Slow(latency) => Some(json!({"latency_ms": millis(latency)})),
+            Self::Slow(latency) => Some(json!({"latency_ms": in_millis(latency)})),
             Self::Erring => Some(json!({"error_rate": 0.5, "error_buys": 0.5})),
             Self::Silent => Some(json!({"silent_rate": 0.5})),
             Self::Lagging(lag) => {
-                Some(json!({"not_found_lag_ms": millis(lag), "silent_rate": 0.3, "error_rate": 0.2}))
+                Some(json!({"not_found_lag_ms": in_millis(lag), "silent_rate": 0.3, "error_rate": 0.2}))
             }
             _ => None,
         }
     }
 }
 
-/// A kind of fault before its time, replica and length are drawn.
-#[derive(Clone, Copy)]
-enum Card {
-    Killed(Service),
-    Restarted(Service),
-    ShortStall(Service),
-    LongStall(Service),
-    SandboxKilled,
-    SandboxStalled,
-    PostgresStopped,
-    ConnectionsCut,
-    NatsKilled,
-    NatsWiped,
-    NatsStalled,
-    Down,
-    Slow,
-    Erring,
-    Silent,
-    Lagging,
+/// A kind of fault before its target and its lengths are drawn.
+struct Card {
+    targets: Vec<Target>,
+    /// Makes the fault of a drawn latency or lag; other faults ignore it.
+    fault: fn(Duration) -> Fault,
+    strength: Option<RangeInclusive<Duration>>,
+    lasts: Option<RangeInclusive<Duration>>,
+}
+
+/// A card without strength.
+fn card(targets: &[Target], fault: fn(Duration) -> Fault, lasts: Option<RangeInclusive<Duration>>) -> Card {
+    Card {
+        targets: targets.to_vec(),
+        fault,
+        strength: None,
+        lasts,
+    }
 }
 
 /// Every kind comes once before any comes again.
-fn deck() -> Vec<Card> {
-    let of_service = |service| {
+fn deck(terms: &Terms) -> Vec<Card> {
+    let (seconds, millis) = (Duration::from_secs, Duration::from_millis);
+    let soon = Some(millis(200)..=seconds(4));
+    // Below and above the lease; beyond the settling delay only if the provider itself rejects a second purchase.
+    let longest = if terms.detects_duplicates { 1.5 } else { 0.8 };
+    let longest = terms.settle.mul_f64(longest);
+    let of_service = |service: Service| {
+        let replicas: Vec<Target> = (0..REPLICAS).map(|one| Target::Replica(service, one)).collect();
+        let long = match service {
+            Service::Provisioner => seconds(2)..=longest,
+            Service::Ingress | Service::Notifier => seconds(4)..=seconds(12),
+        };
         [
-            Card::Killed(service),
-            Card::Restarted(service),
-            Card::ShortStall(service),
-            Card::LongStall(service),
+            card(&replicas, |_| Fault::Killed, soon.clone()),
+            card(&replicas, |_| Fault::Restarted, None),
+            card(&replicas, |_| Fault::Stalled, Some(millis(100)..=seconds(2))),
+            card(&replicas, |_| Fault::Stalled, Some(long)),
         ]
     };
-    let services = [Service::Ingress, Service::Provisioner, Service::Notifier].map(of_service);
+    // Longest delay at the provider before a purchase is visible. Stalls, latency and lag happen one at a time and
+    // stay well below the settling delay.
+    let provider = terms.settle / 4;
+    let (sandbox, postgres, nats) = ([Target::Sandbox], [Target::Postgres], [Target::Nats]);
+    let short = Some(seconds(2)..=seconds(8));
     let others = [
-        Card::SandboxKilled,
-        Card::SandboxStalled,
-        Card::PostgresStopped,
-        Card::ConnectionsCut,
-        Card::NatsKilled,
-        Card::NatsWiped,
-        Card::NatsStalled,
-        Card::Down,
-        Card::Slow,
-        Card::Erring,
-        Card::Silent,
-        Card::Lagging,
+        card(&sandbox, |_| Fault::Killed, soon.clone()),
+        card(&sandbox, |_| Fault::Stalled, Some(millis(300)..=provider)),
+        card(&postgres, |_| Fault::StoppedImmediately, soon.clone()),
+        card(&postgres, |_| Fault::ConnectionsCut, None),
+        card(&nats, |_| Fault::Killed, soon.clone()),
+        card(&nats, |_| Fault::Wiped, soon.clone()),
+        card(&nats, |_| Fault::Stalled, Some(millis(300)..=seconds(5))),
+        card(&sandbox, |_| Fault::Down, Some(seconds(1)..=seconds(8))),
+        Card {
+            strength: Some(millis(300)..=provider),
+            ..card(&sandbox, Fault::Slow, short.clone())
+        },
+        card(&sandbox, |_| Fault::Erring, short.clone()),
+        card(&sandbox, |_| Fault::Silent, short),
+        Card {
+            // Longer than the wait for the first look-up, so that some look-ups miss a purchase.
+            strength: Some(provider..=terms.settle / 2),
+            ..card(&sandbox, Fault::Lagging, Some(seconds(3)..=seconds(8)))
+        },
     ];
+    let services = [Service::Ingress, Service::Provisioner, Service::Notifier].map(of_service);
     services.into_iter().flatten().chain(others).collect()
 }
 
@@ -189,18 +207,21 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
     let mut at = terms.every / 2;
     while at < terms.length {
         if cards.is_empty() {
-            cards = deck();
+            cards = deck(terms);
             cards.shuffle(&mut rng);
         }
-        let free = |target: &Target| busy.get(target).is_none_or(|until| *until <= at);
+        let free = |target: &&Target| busy.get(*target).is_none_or(|until| *until <= at);
         let drawn = (0..cards.len()).rev().find_map(|index| {
-            let target = targets(cards[index]).into_iter().filter(free).collect::<Vec<_>>();
-            (!target.is_empty()).then_some((index, target))
+            let targets: Vec<Target> = cards[index].targets.iter().filter(free).copied().collect();
+            (!targets.is_empty()).then_some((index, targets))
         });
         if let Some((index, targets)) = drawn {
             let card = cards.remove(index);
             let target = targets[rng.random_range(0..targets.len())];
-            let (fault, lasts) = draw(card, terms, &mut rng);
+            let mut within =
+                |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
+            let fault = (card.fault)(within(card.strength).unwrap_or_default());
+            let lasts = within(card.lasts).unwrap_or_default();
             let fault = Planned {
                 at,
                 target,
@@ -215,71 +236,14 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
     planned
 }
 
-fn targets(card: Card) -> Vec<Target> {
-    match card {
-        Card::Killed(service)
-        | Card::Restarted(service)
-        | Card::ShortStall(service)
-        | Card::LongStall(service) => (0..REPLICAS)
-            .map(|replica| Target::Replica(service, replica))
-            .collect(),
-        Card::PostgresStopped | Card::ConnectionsCut => vec![Target::Postgres],
-        Card::NatsKilled | Card::NatsWiped | Card::NatsStalled => vec![Target::Nats],
-        Card::SandboxKilled
-        | Card::SandboxStalled
-        | Card::Down
-        | Card::Slow
-        | Card::Erring
-        | Card::Silent
-        | Card::Lagging => vec![Target::Sandbox],
-    }
+/// A length within a range, in milliseconds; the start of a range that ends before it.
+fn draw(range: &RangeInclusive<Duration>, rng: &mut StdRng) -> Duration {
+    let (low, high) = (in_millis(*range.start()), in_millis(*range.end()));
+    Duration::from_millis(rng.random_range(low..=high.max(low)))
 }
 
-/// Draws replica and length for a kind of fault.
-fn draw(card: Card, terms: &Terms, rng: &mut StdRng) -> (Fault, Duration) {
-    let mut within = |range: RangeInclusive<Duration>| {
-        let millis = |duration: &Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-        let low = millis(range.start());
-        Duration::from_millis(rng.random_range(low..=millis(range.end()).max(low)))
-    };
-    let seconds = Duration::from_secs;
-    let soon = Duration::from_millis(200)..=seconds(4);
-    // Longest delay at the provider before a purchase is visible. Stalls, latency and lag happen one at a time and
-    // stay well below the settling delay.
-    let provider = terms.settle / 4;
-    match card {
-        Card::Killed(_) | Card::SandboxKilled | Card::NatsKilled => (Fault::Killed, within(soon)),
-        Card::Restarted(_) => (Fault::Restarted, Duration::ZERO),
-        Card::ShortStall(_) => (Fault::Stalled, within(Duration::from_millis(100)..=seconds(2))),
-        Card::LongStall(Service::Provisioner) => {
-            // Below and above the lease; beyond the settling delay only if the provider itself rejects a
-            // second purchase.
-            let longest = if terms.detects_duplicates {
-                terms.settle.mul_f64(1.5)
-            } else {
-                terms.settle.mul_f64(0.8)
-            };
-            (Fault::Stalled, within(seconds(2)..=longest))
-        }
-        Card::LongStall(_) => (Fault::Stalled, within(seconds(4)..=seconds(12))),
-        Card::SandboxStalled => (Fault::Stalled, within(Duration::from_millis(300)..=provider)),
-        Card::PostgresStopped => (Fault::StoppedImmediately, within(soon)),
-        Card::ConnectionsCut => (Fault::ConnectionsCut, Duration::ZERO),
-        Card::NatsWiped => (Fault::Wiped, within(soon)),
-        Card::NatsStalled => (Fault::Stalled, within(Duration::from_millis(300)..=seconds(5))),
-        Card::Down => (Fault::Down, within(seconds(1)..=seconds(8))),
-        Card::Slow => {
-            let latency = within(Duration::from_millis(300)..=provider);
-            (Fault::Slow(latency), within(seconds(2)..=seconds(8)))
-        }
-        Card::Erring => (Fault::Erring, within(seconds(2)..=seconds(8))),
-        Card::Silent => (Fault::Silent, within(seconds(2)..=seconds(8))),
-        Card::Lagging => {
-            // Longer than the wait for the first look-up, so that some look-ups miss a purchase.
-            let lag = within(provider..=terms.settle / 2);
-            (Fault::Lagging(lag), within(seconds(3)..=seconds(8)))
-        }
-    }
+fn in_millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

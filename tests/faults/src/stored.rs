@@ -31,7 +31,7 @@ pub struct StoredPlacement {
 }
 
 /// A topup with its delivery.
-#[derive(Clone, Debug, sqlx::FromRow)]
+#[derive(Clone, Debug, Default, sqlx::FromRow)]
 pub struct StoredUnit {
     pub topup_id: String,
     pub placement_id: String,

@@ -1,11 +1,11 @@
 //! The system under test: real processes and servers of its own, and the partners around them.
 
-use crate::book::{Arrival, Book, Clock};
+use crate::book::{Arrival, Book, Clock, lock};
 use crate::client::Clients;
 use crate::endpoints;
 use crate::inject::Victims;
 use crate::orders::{Behaviour, OPTIONS, PARTNERS};
-use crate::schedule::REPLICAS;
+use crate::schedule::{REPLICAS, Terms};
 use crate::stored::{OnTheWay, Stored};
 use crate::verdict::Evidence;
 use anyhow::Result;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
 use testkit::postgres::PostgresServer;
-use testkit::receiver::{Receiver, Signature};
+use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
 use tokio::sync::Mutex;
 
@@ -29,18 +29,8 @@ const WEBHOOK_TIMEOUT: Duration = Duration::from_secs(3);
 const FIRST_WAITS: [u64; 8] = [1, 2, 5, 5, 10, 10, 20, 20];
 const LATER: usize = 24;
 
-/// The parameters of a run.
-#[derive(Clone, Copy, Debug)]
-pub struct Terms {
-    pub seed: u64,
-    /// The time in which orders are placed and faults begin.
-    pub length: Duration,
-    pub settle: Duration,
-    pub park_after: Duration,
-    pub detects_duplicates: bool,
-    /// When clients without a definite response give up, since the start.
-    pub deadline: Duration,
-}
+/// How long clients may take after the last fault to get a definite response.
+const CLIENTS: Duration = Duration::from_secs(90);
 
 /// In stop order: processes before the servers that they use.
 pub struct World {
@@ -56,12 +46,12 @@ pub struct World {
 
 impl World {
     /// Starts everything; the clock starts when all is ready.
-    pub async fn start(terms: &Terms) -> Result<Self> {
+    pub async fn start(terms: &Terms, park_after: Duration) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("faults-").tempdir()?;
         // PostgreSQL's user must be able to pass through.
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
         let postgres = PostgresServer::start(folder.path()).await?;
-        let mut stack = start_stack(terms, postgres.url()).await?;
+        let mut stack = start_stack(terms, park_after, postgres.url()).await?;
 
         let clock = Clock::start();
         let book = Arc::new(Book::default());
@@ -93,7 +83,7 @@ impl World {
             ingresses,
             partners,
             options,
-            deadline: clock.now() + terms.deadline,
+            deadline: clock.now() + terms.length + CLIENTS,
         });
         Ok(Self {
             victims,
@@ -138,7 +128,7 @@ impl World {
                 topup_id: one.topup_id().to_owned(),
                 iccid: one.json["iccid"].as_str().unwrap_or_default().to_owned(),
                 acknowledged: one.answer == 200,
-                genuine: one.signature == Signature::Valid,
+                genuine: one.is_valid(),
             })
         };
         let arrivals = self
@@ -148,7 +138,7 @@ impl World {
             .map(arrival)
             .collect::<Result<_>>()?;
         let partners = self.clients.partners.iter();
-        let asked = self.book.lock().clone();
+        let asked = lock(&self.book).clone();
         Ok(Evidence {
             asked,
             arrivals,
@@ -168,7 +158,7 @@ impl World {
             "To look at it (logs of every process, the sandbox's ledger, the database):
   cd {logs}
   {start} &
-  export DATABASE_URL={database} {key}
+  export DATABASE_URL={database} MASTER_KEY={key}
   {esimctl} order show <order id, topup id or external order id>
   grep -h <id> *.log ledger
 and afterwards: kill %1; rm -r {logs} {folder}",
@@ -176,7 +166,7 @@ and afterwards: kill %1; rm -r {logs} {folder}",
             folder = self.folder.path().display(),
             start = postgres.command_line(),
             database = self.stack.database.url(),
-            key = "MASTER_KEY=test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+            key = testkit::settings::MASTER_KEY,
             esimctl = testkit::bin_dir().join("esimctl").display(),
         ))
     }
@@ -186,7 +176,7 @@ and afterwards: kill %1; rm -r {logs} {folder}",
     }
 }
 
-async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
+async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str) -> Result<Stack> {
     let text = |duration: Duration| humantime::format_duration(duration).to_string();
     // Together longer than the run, so that no delivery to an endpoint that heals at the end is exhausted.
     let later = (terms.length / 20).as_secs().max(5);
@@ -205,7 +195,7 @@ async fn start_stack(terms: &Terms, database_server: &str) -> Result<Stack> {
         (Stage::Ingress, "PLACEMENT_WAIT", text(PLACEMENT_WAIT)),
         (Stage::Provisioner, "PROVIDER_TIMEOUT", text(PROVIDER_TIMEOUT)),
         (Stage::Provisioner, "SETTLE", text(terms.settle)),
-        (Stage::Provisioner, "PARK_AFTER", text(terms.park_after)),
+        (Stage::Provisioner, "PARK_AFTER", text(park_after)),
         (Stage::Provisioner, "BREAKER_OPEN", "1s".into()),
         (Stage::Provisioner, "BREAKER_OPEN_MOST", "4s".into()),
         (Stage::Notifier, "WEBHOOK_TIMEOUT", text(WEBHOOK_TIMEOUT)),

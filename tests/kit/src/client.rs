@@ -46,8 +46,6 @@ pub struct Answer {
     pub body: Bytes,
     /// From just before the request until the end of the response.
     pub took: Duration,
-    /// The time at the end of the response.
-    pub at: Instant,
 }
 
 impl Client {
@@ -73,6 +71,11 @@ impl Client {
             .await
     }
 
+    /// A signed GET of a path.
+    pub fn get(&self, path: &str) -> Request {
+        self.post("").method("GET").path(path)
+    }
+
     /// A correct, signed create-order request with any body; the methods of [`Request`] change it.
     pub fn post(&self, body: impl Into<Bytes>) -> Request {
         Request {
@@ -96,6 +99,16 @@ pub fn order(external_order_id: &str, items: &[(&str, u32)]) -> Value {
         .map(|(option_id, qty)| json!({"option_id": option_id, "qty": qty}))
         .collect();
     json!({"external_order_id": external_order_id, "products": products})
+}
+
+/// The entries of the body of a 201.
+pub fn products(body: &[u8]) -> serde_json::Result<Vec<Product>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Created {
+        products: Vec<Product>,
+    }
+    serde_json::from_slice(body).map(|created: Created| created.products)
 }
 
 /// A correct request, unless changed. The signature covers changes by `method`, `path`, `timestamp`,
@@ -200,13 +213,11 @@ impl Request {
             .bytes()
             .await
             .with_context(|| format!("reading the answer to {} {url}", self.method))?;
-        let at = Instant::now();
         Ok(Answer {
             status,
             headers,
             body,
-            took: at - start,
-            at,
+            took: start.elapsed(),
         })
     }
 
@@ -235,15 +246,8 @@ impl Answer {
 
     /// The entries of a 201; any other response is an error that shows the whole response.
     pub fn products(&self) -> Result<Vec<Product>> {
-        #[derive(Deserialize)]
-        #[serde(deny_unknown_fields)]
-        struct Created {
-            products: Vec<Product>,
-        }
         ensure!(self.status == 201, "not accepted: {}", self.describe());
-        let created: Created = serde_json::from_slice(&self.body)
-            .with_context(|| format!("unexpected body: {}", self.describe()))?;
-        Ok(created.products)
+        products(&self.body).with_context(|| format!("unexpected body: {}", self.describe()))
     }
 
     fn describe(&self) -> String {

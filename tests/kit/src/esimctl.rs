@@ -1,9 +1,11 @@
 //! The operator's command line, run as a program.
 
 use crate::bin_dir;
+use crate::process::output;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::path::PathBuf;
 use std::time::Duration;
 use time::OffsetDateTime;
@@ -15,13 +17,9 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug, Deserialize)]
 pub struct Partner {
     pub partner_id: String,
-    pub name: String,
-    /// `sandbox` or `live`.
-    pub environment: String,
     pub access_key: String,
     /// Base64.
     pub secret_key: String,
-    pub webhook_url: Option<String>,
     /// `whsec_` and Base64.
     pub webhook_secret: String,
 }
@@ -35,7 +33,6 @@ pub struct CatalogueOption {
     pub provider_option_id: String,
     /// `sandbox` or `live`.
     pub environment: String,
-    pub enabled: bool,
 }
 
 /// The stored times of an order, as `esimctl order show` prints them.
@@ -121,11 +118,8 @@ impl Esimctl {
         if let Some(owner) = self.owner.as_ref().filter(|_| needs_owner(args)) {
             command.env("DATABASE_URL", owner);
         }
-        let output = command.kill_on_drop(true).output();
-        let output = tokio::time::timeout(TIMEOUT, output)
-            .await
-            .with_context(|| format!("{shown}: still running after {TIMEOUT:?}"))?
-            .with_context(|| format!("cannot run {}", self.binary.display()))?;
+        let output = output(&mut command, TIMEOUT).await;
+        let output = output.with_context(|| shown.clone())?;
         if !output.status.success() {
             bail!(
                 "{shown}: {}: {}",
@@ -165,19 +159,24 @@ impl Esimctl {
         Ok(found.orders)
     }
 
+    /// `option import` of a catalogue, as JSON; what it counted.
+    pub async fn import(&self, catalogue: impl AsRef<[u8]>) -> Result<Value> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), catalogue)?;
+        let path = file.path().display().to_string();
+        self.run(&["option", "import", &path]).await
+    }
+
     /// `option list`.
     pub async fn options(&self) -> Result<Vec<CatalogueOption>> {
         self.run(&["option", "list"]).await
     }
 
-    /// The `option_id` of the sandbox option of that name.
-    pub async fn sandbox_option(&self, name: &str) -> Result<String> {
-        let options = self.options().await?;
-        let found = options
-            .into_iter()
-            .find(|option| option.name == name && option.environment == "sandbox");
-        Ok(found
-            .with_context(|| format!("the catalogue has no sandbox option named {name}"))?
-            .option_id)
+    /// The sandbox option of that name.
+    pub async fn sandbox_option(&self, name: &str) -> Result<CatalogueOption> {
+        let mut options = self.options().await?.into_iter();
+        options
+            .find(|option| option.name == name && option.environment == "sandbox")
+            .with_context(|| format!("the catalogue has no sandbox option named {name}"))
     }
 }

@@ -29,17 +29,8 @@ impl NatsServer {
         let binary = std::env::var_os("NATS_SERVER_BIN").unwrap_or_else(|| "nats-server".into());
         let (port, monitor) = (ports::free()?, ports::free()?);
         let store = folder.join("jetstream");
-        let args = [
-            "-a",
-            "127.0.0.1",
-            "-p",
-            &port.to_string(),
-            "-m",
-            &monitor.to_string(),
-            "-js",
-            "-sd",
-        ];
-        let mut args: Vec<String> = args.map(String::from).into();
+        let args = format!("-a 127.0.0.1 -p {port} -m {monitor} -js -sd");
+        let mut args: Vec<String> = args.split(' ').map(String::from).collect();
         args.push(store.display().to_string());
         if let Some(config) = config {
             args.extend(["-c".into(), config.display().to_string()]);

@@ -1,8 +1,9 @@
 //! A `PostgreSQL` server for one test, which may stop it in any way and start it again.
 
+use crate::process::{output, send};
 use crate::{required, wait};
 use anyhow::{Context, Result, bail, ensure};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use sqlx::{Connection, PgConnection};
 use std::fs::OpenOptions;
 use std::os::unix::fs::PermissionsExt;
@@ -117,8 +118,8 @@ impl PostgresServer {
         if let Some(user) = &self.user {
             std::os::unix::fs::chown(&file, Some(user.uid), Some(user.gid))?;
         }
-        let output = self
-            .command("initdb")
+        let mut initdb = self.command("initdb");
+        initdb
             .arg(format!("--pgdata={}", self.data().display()))
             .arg(format!("--pwfile={}", file.display()))
             .args([
@@ -126,11 +127,8 @@ impl PostgresServer {
                 "--auth=scram-sha-256",
                 "--encoding=UTF8",
                 "--no-locale",
-            ])
-            .output();
-        let output = tokio::time::timeout(START, output)
-            .await
-            .context("initdb: no end")??;
+            ]);
+        let output = output(&mut initdb, START).await?;
         std::fs::remove_file(&file)?;
         ensure!(
             output.status.success(),
@@ -142,7 +140,7 @@ impl PostgresServer {
 
     async fn stop(&mut self, signal: Signal) -> Result<()> {
         let mut child = self.child.take().context("postgres is not running")?;
-        send(&child, signal)?;
+        send(&child, signal).context("cannot signal postgres")?;
         match tokio::time::timeout(STOP, child.wait()).await {
             Ok(status) => status.map(drop).context("cannot wait for postgres"),
             Err(_) => child.kill().await.context("cannot kill postgres"),
@@ -151,19 +149,11 @@ impl PostgresServer {
 
     /// A `PostgreSQL` program, run as the owner of the data, in a folder that this user can read.
     fn command(&self, program: &str) -> Command {
-        let program = self.programs.join(program);
-        let mut command = match &self.user {
-            None => Command::new(program),
-            Some(user) => {
-                let mut command = Command::new("setpriv");
-                command
-                    .arg(format!("--reuid={}", user.uid))
-                    .arg(format!("--regid={}", user.gid))
-                    .arg("--clear-groups")
-                    .arg(program);
-                command
-            }
-        };
+        let mut command = Command::new(self.programs.join(program));
+        if let Some(user) = &self.user {
+            // Without the groups of root: std clears them.
+            command.uid(user.uid).gid(user.gid);
+        }
         command.current_dir("/").stdin(Stdio::null()).kill_on_drop(true);
         command
     }
@@ -225,10 +215,4 @@ impl User {
         }
         bail!("PostgreSQL doesn't run as root, and neither user postgres nor user nobody exists")
     }
-}
-
-fn send(child: &Child, signal: Signal) -> Result<()> {
-    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
-    let pid = pid.and_then(Pid::from_raw).context("postgres has ended")?;
-    kill_process(pid, signal).context("cannot signal postgres")
 }

@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::path::PathBuf;
-use std::process::{ExitStatus, Stdio};
+use std::process::{ExitStatus, Output, Stdio};
 use std::time::Duration;
 use tokio::process::{Child, Command};
 
@@ -117,7 +117,7 @@ impl Process {
     ///
     /// Errors: it is not running, or still runs after `timeout` (then it is killed).
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
-        self.signal(Signal::TERM)?;
+        self.send(Signal::TERM)?;
         self.wait(timeout).await
     }
 
@@ -137,18 +137,25 @@ impl Process {
 
     /// Stalls the process (SIGSTOP), as a virtual machine or a full disk would.
     pub fn pause(&self) -> Result<()> {
-        self.signal(Signal::STOP)
+        self.send(Signal::STOP)
     }
 
     /// Continues a stalled process (SIGCONT).
     pub fn resume(&self) -> Result<()> {
-        self.signal(Signal::CONT)
+        self.send(Signal::CONT)
     }
 
     /// Its whole output, over all its starts.
     pub fn log(&self) -> Result<String> {
         let bytes = std::fs::read(&self.program.log)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+
+    /// What it shows at `/metrics`.
+    pub async fn metrics(&self) -> Result<String> {
+        let url = self.program.ready_url.replace("readyz", "metrics");
+        let answer = http::client()?.get(url).send().await?;
+        Ok(answer.error_for_status()?.text().await?)
     }
 
     /// The program and its settings.
@@ -161,15 +168,11 @@ impl Process {
         &mut self.program
     }
 
-    fn signal(&self, signal: Signal) -> Result<()> {
-        let pid = self
-            .pid()
-            .with_context(|| format!("{} is not running", self.program.name))?;
-        let pid = i32::try_from(pid)
-            .ok()
-            .and_then(Pid::from_raw)
-            .context("not a process id")?;
-        kill_process(pid, signal).with_context(|| format!("cannot signal {}", self.program.name))
+    fn send(&self, signal: Signal) -> Result<()> {
+        let child = self.child.as_ref().context("it is not running");
+        child
+            .and_then(|child| send(child, signal))
+            .with_context(|| format!("cannot signal {}", self.program.name))
     }
 
     fn log_tail(&self) -> String {
@@ -178,4 +181,23 @@ impl Process {
         let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
         format!("the end of {}:\n{}", self.program.log.display(), tail.join("\n"))
     }
+}
+
+/// Runs a command to its end.
+///
+/// Errors: it cannot be run, or still runs after `timeout`.
+pub async fn output(command: &mut Command, timeout: Duration) -> Result<Output> {
+    let program = command.as_std().get_program().display().to_string();
+    let output = command.kill_on_drop(true).output();
+    tokio::time::timeout(timeout, output)
+        .await
+        .with_context(|| format!("{program} is still running after {timeout:?}"))?
+        .with_context(|| format!("cannot run {program}"))
+}
+
+/// Sends a signal to a child that runs.
+pub(crate) fn send(child: &Child, signal: Signal) -> Result<()> {
+    let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.and_then(Pid::from_raw).context("it is not running")?;
+    Ok(kill_process(pid, signal)?)
 }

@@ -10,6 +10,7 @@ use serde_json::Value;
 use signing::webhook::Secret;
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
@@ -78,6 +79,10 @@ impl Received {
     pub fn topup_id(&self) -> &str {
         self.json["topup_id"].as_str().unwrap_or_default()
     }
+
+    pub fn is_valid(&self) -> bool {
+        self.signature == Signature::Valid
+    }
 }
 
 impl Answer {
@@ -129,6 +134,15 @@ impl Receiver {
     /// `decide` sees the state at the moment of arrival.
     pub fn answer(&self, path: &str, decide: impl Fn(&Received) -> Answer + Send + Sync + 'static) {
         self.shared.book().answers.insert(path.into(), Arc::new(decide));
+    }
+
+    /// Responds `status` to the first request to `path` from now on, and 200 to the others.
+    pub fn fail_first(&self, path: &str, status: u16) {
+        let failed = AtomicBool::new(false);
+        self.answer(path, move |_| {
+            let first = !failed.swap(true, Ordering::Relaxed);
+            Answer::status(if first { status } else { 200 })
+        });
     }
 
     /// The number of requests so far.
@@ -229,14 +243,11 @@ fn check(secret: Option<&Secret>, headers: &HeaderMap, body: &[u8]) -> Signature
     };
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let timestamp = header("webhook-timestamp").and_then(signing::parse_unix_time);
-    let valid = match (header("webhook-id"), timestamp, header("webhook-signature")) {
-        (Some(id), Some(timestamp), Some(signature)) => secret.verify(id, timestamp, body, signature),
-        _ => false,
-    };
-    if valid {
-        Signature::Valid
-    } else {
-        Signature::Invalid
+    match (header("webhook-id"), timestamp, header("webhook-signature")) {
+        (Some(id), Some(timestamp), Some(signature)) if secret.verify(id, timestamp, body, signature) => {
+            Signature::Valid
+        }
+        _ => Signature::Invalid,
     }
 }
 

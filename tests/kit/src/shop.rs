@@ -2,7 +2,7 @@
 
 use crate::client::{Client, Product};
 use crate::esimctl::Partner;
-use crate::receiver::{Received, Receiver, Signature};
+use crate::receiver::{Received, Receiver};
 use crate::stack::Stack;
 use crate::wait;
 use anyhow::{Context, Result, ensure};
@@ -59,10 +59,7 @@ impl Shop {
             error.context(format!("topups without webhook, for example: {missing:?}"))
         })?;
         for webhook in &received {
-            ensure!(
-                webhook.signature == Signature::Valid,
-                "wrongly signed: {webhook:?}"
-            );
+            ensure!(webhook.is_valid(), "wrongly signed: {webhook:?}");
         }
         Ok(received)
     }

@@ -14,7 +14,8 @@ use crate::client::Client;
 use crate::database::Database;
 use crate::esimctl::{CatalogueOption, Esimctl, Partner};
 use crate::nats::{self, NatsServer, OwnStreams};
-use crate::process::{Process, Program};
+use crate::process::{Process, Program, output};
+use crate::settings::MASTER_KEY;
 use crate::{bin_dir, http, ports, required};
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
@@ -25,8 +26,6 @@ use tempfile::TempDir;
 use tokio::process::Command;
 use uuid::Uuid;
 
-/// Thirty-two known bytes: test data is not secret.
-const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const SANDBOX_SECRET_KEY: &str = "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==";
 const SANDBOX_ACCESS_KEY: &str = "sandbox-test";
 
@@ -70,6 +69,19 @@ pub struct LedgerOrder {
     pub order_id: String,
     pub units: u64,
     pub purchased_times: u64,
+}
+
+/// A topup as it is stored, with the states of its parts.
+#[derive(Debug, sqlx::FromRow)]
+pub struct Stored {
+    pub external_order_id: String,
+    pub access_key: String,
+    pub placement_id: String,
+    pub topup_id: String,
+    pub refused: bool,
+    pub placement: String,
+    pub topup: String,
+    pub delivery: Option<String>,
 }
 
 /// The parts to start; by default one of each stage, on the shared NATS server of `TEST_NATS_URL`.
@@ -157,7 +169,7 @@ impl Builder {
         ]);
         let esimctl = Esimctl::new(common.clone()).with_owner(database.url());
         let _: serde_json::Value = esimctl.run(&["migrate"]).await?;
-        import_catalogue(&esimctl, dir.path()).await?;
+        import_catalogue(&esimctl).await?;
         let options = esimctl.options().await?;
 
         let plan = Plan {
@@ -325,6 +337,20 @@ impl Stack {
         Ok(ledger)
     }
 
+    /// Every topup in the database.
+    pub async fn stored(&self) -> Result<Vec<Stored>> {
+        let mut database = self.database.connect().await?;
+        let stored = sqlx::query_as(
+            "SELECT o.external_order_id, a.access_key, p.placement_id::text, t.topup_id, o.refused,
+                    p.state AS placement, d.state AS delivery,
+                    CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
+             FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id)
+             JOIN orders o ON o.order_id = p.order_id JOIN partners a ON a.partner_id = o.partner_id
+             LEFT JOIN deliveries d USING (topup_id)",
+        );
+        Ok(stored.fetch_all(&mut database).await?)
+    }
+
     /// Sets the faults of the sandbox provider, as the JSON that its `PUT /faults` takes; `{}` ends them.
     pub async fn set_faults(&self, json: &'static str) -> Result<()> {
         let url = format!("{}/faults", self.sandbox_url);
@@ -475,23 +501,14 @@ fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// `sandbox catalogue > file`, `esimctl option import file`.
-async fn import_catalogue(esimctl: &Esimctl, dir: &Path) -> Result<()> {
-    let binary = bin_dir().join("sandbox");
-    let output = Command::new(&binary).arg("catalogue").kill_on_drop(true).output();
-    let output = tokio::time::timeout(Duration::from_secs(30), output)
-        .await
-        .context("sandbox catalogue: no end after 30 s")?
-        .with_context(|| format!("cannot run {}", binary.display()))?;
+/// `sandbox catalogue | esimctl option import -`
+async fn import_catalogue(esimctl: &Esimctl) -> Result<()> {
+    let mut command = Command::new(bin_dir().join("sandbox"));
+    let output = output(command.arg("catalogue"), Duration::from_secs(30)).await?;
     ensure!(
         output.status.success(),
         "sandbox catalogue: {}",
         String::from_utf8_lossy(&output.stderr).trim()
     );
-    let file = dir.join("catalogue.json");
-    std::fs::write(&file, &output.stdout)?;
-    let _: serde_json::Value = esimctl
-        .run(&["option", "import", &file.display().to_string()])
-        .await?;
-    Ok(())
+    esimctl.import(&output.stdout).await.map(drop)
 }

@@ -1,6 +1,7 @@
 //! The record of a run: one entry per topup, counters, latencies.
 
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -40,10 +41,17 @@ pub struct Totals {
     /// Further webhooks of the same topup.
     pub duplicates: u64,
     pub errors: u64,
-    /// Number and first example by kind.
-    pub errors_by_kind: BTreeMap<String, (u64, String)>,
+    pub errors_by_kind: BTreeMap<String, Errors>,
     pub answer: Latency,
     pub order_to_webhook: Latency,
+}
+
+/// Errors of one kind.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Errors {
+    pub count: u64,
+    /// The first 200 characters of the first example.
+    pub first: String,
 }
 
 /// Longer latencies count as this one.
@@ -202,21 +210,17 @@ impl Book {
 impl Totals {
     fn fail(&mut self, kind: &str, example: &str) {
         self.errors += 1;
-        let entry = self
-            .errors_by_kind
-            .entry(kind.to_owned())
-            .or_insert_with(|| (0, shorten(example)));
-        entry.0 += 1;
+        let entry = self.errors_by_kind.entry(kind.to_owned());
+        let errors = entry.or_insert_with(|| Errors {
+            count: 0,
+            first: example.chars().take(200).collect(),
+        });
+        errors.count += 1;
     }
 }
 
 fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
-}
-
-/// The first 200 characters.
-fn shorten(text: &str) -> String {
-    text.chars().take(200).collect()
 }
 
 #[cfg(test)]
@@ -257,9 +261,8 @@ mod tests {
         assert_eq!((book.totals().errors, book.waiting()), (1, 1));
         book.failed("status 500", "first");
         book.failed("status 500", "second");
-        assert_eq!(
-            book.totals().errors_by_kind["status 500"],
-            (2, "first".to_owned())
-        );
+        let totals = book.totals();
+        let errors = &totals.errors_by_kind["status 500"];
+        assert_eq!((errors.count, errors.first.as_str()), (2, "first"));
     }
 }

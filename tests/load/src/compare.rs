@@ -97,52 +97,44 @@ fn compared(now: &Report, before: &Report, document: &Document) -> String {
 }
 
 fn figures(run: &Report) -> Vec<Figure> {
-    let figure = |name: &str, value: f64, per| Figure {
-        name: name.to_owned(),
-        value,
-        per,
+    let mut figures = Vec::new();
+    let mut add = |name: &str, value: f64, per: Per| {
+        let name = name.to_owned();
+        figures.push(Figure { name, value, per });
     };
-    let mut figures = vec![
-        figure("accepted orders/s", run.accepted_orders_per_second, Per::Pgbench),
-        figure("webhooks/s", run.webhooks_per_second, Per::Pgbench),
-    ];
-    figures.extend(
-        run.drain_per_second
-            .map(|drain| figure("drain/s", drain, Per::Pgbench)),
-    );
-    figures.extend(run.pgbench.map(|pgbench| figure("pgbench/s", pgbench, Per::One)));
-    for (name, latency) in [
+    add("accepted orders/s", run.accepted_orders_per_second, Per::Pgbench);
+    add("webhooks/s", run.webhooks_per_second, Per::Pgbench);
+    if let Some(drain) = run.drain_per_second {
+        add("drain/s", drain, Per::Pgbench);
+    }
+    if let Some(pgbench) = run.pgbench {
+        add("pgbench/s", pgbench, Per::One);
+    }
+    let latencies = [
         ("answer", &run.answer),
         ("order to webhook", &run.order_to_webhook),
-    ] {
+    ];
+    for (name, latency) in latencies {
         if let Some(latency) = latency {
-            figures.push(figure(&format!("{name} p50 ms"), latency.p50_ms, Per::One));
-            figures.push(figure(&format!("{name} p99 ms"), latency.p99_ms, Per::One));
+            add(&format!("{name} p50 ms"), latency.p50_ms, Per::One);
+            add(&format!("{name} p99 ms"), latency.p99_ms, Per::One);
         }
     }
-    figures.push(figure(
+    add(
         "all processes, µs per order",
         run.cpu_us_per_order(),
         Per::Generator,
-    ));
+    );
     for (name, process) in &run.processes {
         let per = if name == GENERATOR {
             Per::One
         } else {
             Per::Generator
         };
-        figures.push(figure(
-            &format!("{name}, µs per order"),
-            process.cpu_us_per_order,
-            per,
-        ));
+        add(&format!("{name}, µs per order"), process.cpu_us_per_order, per);
     }
     for (name, process) in &run.processes {
-        figures.push(figure(
-            &format!("{name}, peak MiB"),
-            process.peak_memory_mib,
-            Per::One,
-        ));
+        add(&format!("{name}, peak MiB"), process.peak_memory_mib, Per::One);
     }
     figures
 }

@@ -97,26 +97,12 @@ impl Fill {
         let mut rows = Rows::default();
         for number in first + 1..=first + count {
             let age = SPREAD - SPREAD * i64::try_from(number)? / i64::try_from(of.max(1))?;
-            let (order, placement, at) = self.ids(age.max(60))?;
-            let partner = self.partners[usize::try_from(number)? % self.partners.len()];
-            let CatalogueOption {
-                option_id,
-                provider,
-                provider_option_id,
-                ..
-            } = &self.option;
-            let topup = format!("20000101000000{number:012}");
+            let (external, topup) = (format!("filled-{number}"), format!("20000101000000{number:012}"));
+            let ([order, _, partner], at) =
+                self.order(&mut rows, number, age.max(60), &external, &topup, true)?;
+            let provider = &self.option.provider;
             let unit = Uuid::now_v7().simple().to_string();
             let profile = unit.repeat(PROFILE_BYTES / 16);
-            writeln!(rows.orders, "{order}\t{partner}\tfilled-{number}\t{at}\t{at}")?;
-            writeln!(
-                rows.placements,
-                "{placement}\t{order}\t{partner}\t{provider}\t{provider_option_id}\tplaced\t1\t{at}\t{at}\t{at}"
-            )?;
-            writeln!(
-                rows.topups,
-                "{topup}\t{placement}\t0\t{option_id}\t{provider_option_id}"
-            )?;
             writeln!(
                 rows.esims,
                 "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}"
@@ -138,31 +124,12 @@ impl Fill {
             let batch = BATCH.min(count - first);
             let mut rows = Rows::default();
             for number in first..first + batch {
-                let (order, placement, at) = self.ids(60)?;
-                let partner = self.partners[usize::try_from(number)? % self.partners.len()];
-                let CatalogueOption {
-                    option_id,
-                    provider,
-                    provider_option_id,
-                    ..
-                } = &self.option;
-                let topup = backlog_topup(run, number);
-                writeln!(
-                    rows.orders,
-                    "{order}\t{partner}\tbacklog-{run}-{number}\t{at}\t{at}"
-                )?;
-                writeln!(
-                    rows.placements,
-                    "{placement}\t{order}\t{partner}\t{provider}\t{provider_option_id}\taccepted\t0\t\\N\t\\N\t{at}"
-                )?;
-                writeln!(
-                    rows.due,
-                    "{placement}\t{provider}\t{provider_option_id}\t{partner}\tt\t{at}"
-                )?;
-                writeln!(
-                    rows.topups,
-                    "{topup:026}\t{placement}\t0\t{option_id}\t{provider_option_id}"
-                )?;
+                let external = format!("backlog-{run}-{number}");
+                let topup = format!("{:026}", backlog_topup(run, number));
+                let ([_, placement, partner], at) =
+                    self.order(&mut rows, number, 60, &external, &topup, false)?;
+                let (provider, lane) = (&self.option.provider, &self.option.provider_option_id);
+                writeln!(rows.due, "{placement}\t{provider}\t{lane}\t{partner}\tt\t{at}")?;
             }
             self.copy(rows).await?;
             first += batch;
@@ -174,15 +141,8 @@ impl Fill {
 
     /// Vacuums and analyses the tables and writes them to disk, as they are some time after a fill.
     pub async fn settle(&mut self) -> Result<()> {
-        for statement in [
-            "VACUUM (ANALYZE) orders",
-            "VACUUM (ANALYZE) placements",
-            "VACUUM (ANALYZE) placement_due",
-            "VACUUM (ANALYZE) topups",
-            "VACUUM (ANALYZE) esims",
-            "VACUUM (ANALYZE) deliveries",
-            "CHECKPOINT",
-        ] {
+        let vacuum = "VACUUM (ANALYZE) orders, placements, placement_due, topups, esims, deliveries";
+        for statement in [vacuum, "CHECKPOINT"] {
             sqlx::raw_sql(statement).execute(&mut self.connection).await?;
         }
         Ok(())
@@ -194,19 +154,41 @@ impl Fill {
         Ok(size.fetch_one(&mut self.connection).await?)
     }
 
-    /// The ids of an order and a placement that were made `age` seconds ago, and their time.
-    fn ids(&self, age: i64) -> Result<(Uuid, Uuid, String)> {
+    /// An order of one topup, made `age` seconds ago; its placement is bought or not. Returns the ids of order,
+    /// placement and partner, and the time.
+    fn order(
+        &self,
+        rows: &mut Rows,
+        number: u64,
+        age: i64,
+        external: &str,
+        topup: &str,
+        bought: bool,
+    ) -> Result<([Uuid; 3], String)> {
         let seconds = self.now - age;
-        let id = || {
-            anyhow::Ok(Uuid::new_v7(Timestamp::from_unix(
-                NoContext,
-                u64::try_from(seconds)?,
-                0,
-            )))
-        };
+        let timestamp = Timestamp::from_unix(NoContext, u64::try_from(seconds)?, 0);
+        let [order, placement] = [timestamp; 2].map(Uuid::new_v7);
         let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]+00");
         let at = OffsetDateTime::from_unix_timestamp(seconds)?.format(format)?;
-        Ok((id()?, id()?, at))
+        let partner = self.partners[usize::try_from(number)? % self.partners.len()];
+        let CatalogueOption {
+            option_id,
+            provider,
+            provider_option_id: lane,
+            ..
+        } = &self.option;
+        let state = if bought {
+            format!("placed\t1\t{at}\t{at}")
+        } else {
+            "accepted\t0\t\\N\t\\N".to_owned()
+        };
+        writeln!(rows.orders, "{order}\t{partner}\t{external}\t{at}\t{at}")?;
+        writeln!(
+            rows.placements,
+            "{placement}\t{order}\t{partner}\t{provider}\t{lane}\t{state}\t{at}"
+        )?;
+        writeln!(rows.topups, "{topup}\t{placement}\t0\t{option_id}\t{lane}")?;
+        Ok(([order, placement, partner], at))
     }
 
     async fn copy(&mut self, rows: Rows) -> Result<()> {
@@ -264,7 +246,7 @@ mod tests {
         let esimctl = Esimctl::new([("DATABASE_URL".into(), database.url().into())]);
         let _: Value = esimctl.run(&["migrate"]).await.unwrap();
         let option = json!({"option_id": Uuid::now_v7(), "name": "ready", "provider": "sandbox",
-            "provider_option_id": "ready", "environment": "sandbox", "enabled": true});
+            "provider_option_id": "ready", "environment": "sandbox"});
         let option: CatalogueOption = serde_json::from_value(option).unwrap();
         let mut fill = Fill::new(database.url(), vec![Uuid::now_v7()], option)
             .await

@@ -349,8 +349,8 @@ mod tests {
 
     fn sender(base_url: &str) -> Sender {
         let partner: Partner = serde_json::from_value(json!({
-            "partner_id": "p", "name": "n", "environment": "sandbox", "access_key": "AK",
-            "secret_key": "c2VjcmV0LWtleQ==", "webhook_url": null, "webhook_secret": "whsec_AAAA",
+            "partner_id": "p", "access_key": "AK", "secret_key": "c2VjcmV0LWtleQ==",
+            "webhook_secret": "whsec_AAAA",
         }))
         .unwrap();
         Sender::new(base_url, &partner, "opt", 3, "run").unwrap()

@@ -125,11 +125,7 @@ impl Grow {
 
     async fn measure_all(&self) -> Result<Results> {
         let vault = self.master_key.vault(&Keyring::ALL)?;
-        let options = Esimctl::new([]).options().await?;
-        let option = options
-            .into_iter()
-            .find(|option| option.name == self.load.option && option.environment == "sandbox")
-            .with_context(|| format!("the catalogue has no sandbox option named {}", self.load.option))?;
+        let option = Esimctl::new([]).sandbox_option(&self.load.option).await?;
         let partners = Fill::partners(&self.system.database_url, &vault, self.fill_partners).await?;
         let mut fill = Fill::new(&self.admin_url()?, partners, option.clone()).await?;
 

@@ -1,6 +1,6 @@
 //! The figures of one run, for people and for machines.
 
-use crate::book::{Book, Latency};
+use crate::book::{Book, Errors, Latency};
 use crate::settings::{Disturbance, Load, Mode, System};
 use crate::system::{self, Build, Usage};
 use crate::verdicts::Verdicts;
@@ -90,12 +90,6 @@ pub struct Quantiles {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Errors {
-    count: u64,
-    first: String,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Process {
     pub cpu_seconds: f64,
     /// Microseconds per accepted order.
@@ -118,13 +112,6 @@ impl Report {
             };
             (name.clone(), process)
         };
-        let errors = totals.errors_by_kind.iter().map(|(kind, (count, first))| {
-            let errors = Errors {
-                count: *count,
-                first: first.clone(),
-            };
-            (kind.clone(), errors)
-        });
         Self {
             mode: load.mode,
             connections: run.opened,
@@ -153,7 +140,7 @@ impl Report {
             duplicate_webhooks: totals.duplicates,
             webhooks_without_answer: book.unasked(),
             unsent_orders: run.unsent,
-            errors: errors.collect(),
+            errors: totals.errors_by_kind.clone(),
             drain_seconds: round(run.drained.as_secs_f64()),
             processes: run.after.iter().map(process).collect(),
         }

@@ -139,7 +139,7 @@ pub async fn partners(load: &Load, sink: &Sink) -> Result<Vec<Partner>> {
 }
 
 async fn senders(load: &Load, system: &System, sink: &Sink) -> Result<Vec<Rc<Sender>>> {
-    let option_id = Esimctl::new([]).sandbox_option(&load.option).await?;
+    let option_id = Esimctl::new([]).sandbox_option(&load.option).await?.option_id;
     let run = Uuid::now_v7().simple().to_string();
     let sender = |partner: &Partner| {
         let sender = Sender::new(&system.base_url, partner, &option_id, load.qty, &run)?;

@@ -56,7 +56,7 @@ pub fn reset_peaks(run_dir: &Path) -> Result<()> {
     for root in pids(run_dir)?.into_values() {
         for pid in processes.keys().filter(|pid| descends(**pid, root, &processes)) {
             // proc(5): 5 resets VmHWM. Another user's process denies it; its peak is then older.
-            let _ = fs::write(format!("{}/clear_refs", proc_folder(*pid)), "5");
+            let _ = fs::write(format!("/proc/{pid}/clear_refs"), "5");
         }
     }
     Ok(())
@@ -97,7 +97,7 @@ impl Drop for Paused {
 /// The ingress's `PLACEMENT_WAIT`, from its environment.
 pub fn placement_wait(run_dir: &Path) -> String {
     let wait = || {
-        let environ = fs::read(format!("{}/environ", proc_folder(ingress(run_dir)?))).ok()?;
+        let environ = fs::read(format!("/proc/{}/environ", ingress(run_dir)?)).ok()?;
         let mut settings = environ.split(|byte| *byte == 0);
         let wait = settings.find_map(|setting| setting.strip_prefix(b"PLACEMENT_WAIT="))?;
         Some(String::from_utf8_lossy(wait).into_owned())
@@ -107,7 +107,7 @@ pub fn placement_wait(run_dir: &Path) -> String {
 
 /// Release or debug, by the path of the running ingress; by `BIN_DIR` if that is unreadable.
 pub fn build(run_dir: &Path) -> Build {
-    let running = ingress(run_dir).and_then(|pid| fs::read_link(format!("{}/exe", proc_folder(pid))).ok());
+    let running = ingress(run_dir).and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
     let path = running
         .or_else(|| std::env::var_os("BIN_DIR").map(Into::into))
         .unwrap_or_default();
@@ -136,22 +136,14 @@ fn pids(run_dir: &Path) -> Result<BTreeMap<String, u32>> {
         if path.extension().is_none_or(|extension| extension != "pid") {
             continue;
         }
-        let name = path
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
         // PostgreSQL writes more lines than the pid into its own file.
         let text = fs::read_to_string(&path)?;
         if let Some(pid) = text.lines().next().and_then(|line| line.trim().parse().ok()) {
-            pids.insert(name, pid);
+            pids.insert(name.into_owned(), pid);
         }
     }
     Ok(pids)
-}
-
-fn proc_folder(pid: u32) -> String {
-    format!("/proc/{pid}")
 }
 
 /// From `/proc/<pid>/stat`.
@@ -163,12 +155,10 @@ struct Stat {
 
 fn processes() -> BTreeMap<u32, Stat> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     pids.filter_map(|pid| {
-        Some((
-            pid,
-            parse_stat(&fs::read_to_string(format!("{}/stat", proc_folder(pid))).ok()?)?,
-        ))
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        Some((pid, parse_stat(&stat)?))
     })
     .collect()
 }
@@ -214,7 +204,7 @@ fn descends(pid: u32, root: u32, processes: &BTreeMap<u32, Stat>) -> bool {
 
 /// `VmHWM` and `RssShmem` in KiB.
 fn memory(pid: u32) -> (u64, u64) {
-    let status = fs::read_to_string(format!("{}/status", proc_folder(pid))).unwrap_or_default();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let field = |name: &str| {
         let value = status.lines().find_map(|line| line.strip_prefix(name))?;
         value.split_ascii_whitespace().next()?.parse().ok()

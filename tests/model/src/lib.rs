@@ -18,11 +18,10 @@ mod steps;
 
 use std::{
     collections::{BTreeMap, HashSet},
-    fmt,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use domain::placement::{Event, Placement};
 use stateright::{Checker, HasDiscoveries, Model};
 
@@ -75,22 +74,29 @@ pub enum Assumption {
 }
 
 /// The settings of a check.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Args)]
 pub struct Settings {
-    /// The number of placements of the one order.
-    pub placements: usize,
-    /// The maximum number of crashes and failing endpoints.
-    pub faults: u8,
-    /// The maximum number of attempts before a placement is parked.
-    pub attempts: u32,
-    /// Whether the provider recognises a second purchase under the same key.
-    pub detects_duplicates: bool,
-    /// Whether one "no such purchase" allows another attempt, once SETTLE has passed.
-    pub one_look: bool,
-    /// Safeguards that are switched off.
+    /// Switch off a safeguard; repeatable
+    #[arg(long, value_name = "SAFEGUARD")]
     pub without: Vec<Safeguard>,
-    /// Assumptions that don't hold.
+    /// Drop an assumption; repeatable
+    #[arg(long = "break", value_name = "ASSUMPTION")]
     pub broken: Vec<Assumption>,
+    /// Number of placements of the one order
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub placements: u8,
+    /// Maximum number of crashes and failing endpoints, together
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(0..=4))]
+    pub faults: u8,
+    /// Maximum number of attempts before a placement is parked
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=4))]
+    pub attempts: u32,
+    /// The provider recognises a second purchase under the same key
+    #[arg(long)]
+    pub detects_duplicates: bool,
+    /// One "no such purchase" allows another attempt, once SETTLE has passed
+    #[arg(long)]
+    pub one_look: bool,
 }
 
 impl Default for Settings {
@@ -124,7 +130,6 @@ pub enum Promise {
 }
 
 impl Promise {
-    /// Every promise.
     pub const ALL: [Self; 5] = [
         Self::BoughtOnce,
         Self::NothingForRefused,
@@ -133,7 +138,6 @@ impl Promise {
         Self::NothingLost,
     ];
 
-    /// The promise in words.
     pub const fn name(self) -> &'static str {
         match self {
             Self::BoughtOnce => "nothing is bought twice",
@@ -145,18 +149,10 @@ impl Promise {
     }
 }
 
-impl fmt::Display for Promise {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// A broken promise.
 #[derive(Clone, Debug)]
 pub struct Counterexample {
-    /// The promise.
     pub promise: Promise,
-    /// The actions that break it.
     pub steps: Vec<String>,
 }
 

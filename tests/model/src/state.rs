@@ -22,7 +22,6 @@ pub struct State {
     pub provisioners: [Provisioner; 2],
     /// Purchases on their way to the provider or not yet shown by it, in no particular order.
     pub requests: Vec<Request>,
-    /// The notifier.
     pub notifier: Notifier,
     /// The number of faults that may still happen.
     pub faults: u8,
@@ -79,7 +78,6 @@ pub struct Row {
     pub turn: Turn,
     /// Its profile is stored.
     pub ready: bool,
-    /// Its delivery.
     pub delivery: Delivery,
     /// Its job in the stream; any provisioner may get it at any time, also repeatedly.
     pub job: Option<Address>,
@@ -113,7 +111,6 @@ pub enum Address {
     Ingress,
 }
 
-/// A delivery's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Delivery {
     /// Not ready.
@@ -127,7 +124,6 @@ pub enum Delivery {
 /// A provisioner, with room for one placement at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Provisioner {
-    /// What it does.
     pub work: Work,
     /// Its side of the answer handshake.
     pub release: Release,
@@ -236,7 +232,7 @@ pub enum Notifier {
 
 impl State {
     /// Before the order is stored.
-    pub fn new(placements: usize, faults: u8) -> Self {
+    pub fn new(placements: u8, faults: u8) -> Self {
         let row = Row {
             placement: Placement::NEW,
             age: 0,
@@ -257,7 +253,7 @@ impl State {
             ingress: Ingress::Checking,
             answer: None,
             late: false,
-            rows: vec![row; placements],
+            rows: vec![row; placements.into()],
             provisioners: [provisioner; 2],
             requests: Vec::new(),
             notifier: Notifier::Idle,

@@ -10,7 +10,7 @@ fn holds(settings: &Settings) -> Report {
     if let Some(broken) = &report.counterexample {
         panic!(
             "{settings:?} breaks \"{}\":\n{}",
-            broken.promise,
+            broken.promise.name(),
             broken.steps.join("\n")
         );
     }
@@ -25,7 +25,7 @@ fn breaks(settings: &Settings) -> Promise {
             report.states
         )
     });
-    println!("{settings:?} breaks \"{}\":", broken.promise);
+    println!("{settings:?} breaks \"{}\":", broken.promise.name());
     for step in broken.steps {
         println!("  {step}");
     }

@@ -4,55 +4,28 @@ use crate::walk::{Said, Walk};
 use anyhow::Result;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
-use testkit::stack::Stack;
+use testkit::stack::Stored;
 use testkit::wait;
 
 /// How long leases, the settling delay and the first retry may take at the end.
 const QUIET: Duration = Duration::from_secs(90);
 
-/// A topup as it is stored.
-#[derive(sqlx::FromRow)]
-struct Stored {
-    external_order_id: String,
-    access_key: String,
-    placement_id: String,
-    topup_id: String,
-    refused: bool,
-    placement: String,
-    topup: String,
-    delivery: Option<String>,
-}
-
-impl Stored {
-    /// Whether no work is left.
-    fn is_settled(&self) -> bool {
-        let closed = matches!(self.placement.as_str(), "refused" | "failed" | "parked");
-        closed || self.topup == "failed" || self.delivery.as_deref() == Some("delivered")
-    }
-}
-
-async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
-    let mut database = stack.database.connect().await?;
-    let stored = sqlx::query_as(
-        "SELECT o.external_order_id, a.access_key, p.placement_id::text, t.topup_id, o.refused,
-                p.state AS placement, d.state AS delivery,
-                CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
-         FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
-         JOIN partners a ON a.partner_id = o.partner_id LEFT JOIN deliveries d USING (topup_id)",
-    );
-    Ok(stored.fetch_all(&mut database).await?)
+/// Whether no work is left.
+fn is_settled(row: &Stored) -> bool {
+    let closed = matches!(row.placement.as_str(), "refused" | "failed" | "parked");
+    closed || row.topup == "failed" || row.delivery.as_deref() == Some("delivered")
 }
 
 /// Waits until nothing is open; returns every discrepancy.
 pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     let settled = async || {
-        let all = stored(&walk.stack).await?.iter().all(Stored::is_settled);
+        let all = walk.stack.stored().await?.iter().all(is_settled);
         Ok(all.then_some(()))
     };
     // Rows that are still open are reported below, by id.
     let _ = wait::until(QUIET, "quiet", settled).await;
 
-    let stored = stored(&walk.stack).await?;
+    let stored = walk.stack.stored().await?;
     let purchases: BTreeMap<String, u64> = walk
         .stack
         .ledger()

@@ -1,7 +1,7 @@
 //! What partners look up and change of their own account: options, webhook, keys.
 
-use crate::partner::{API, SOON, ask, assert_refused, get, header};
-use crate::shop::{PATH, Shop, fresh};
+use crate::partner::{API, ask, assert_refused, get, header};
+use crate::shop::{PATH, SOON, Shop, fresh};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Client, Product};
@@ -36,16 +36,17 @@ async fn options_are_listed_and_cached() {
     );
 
     let etag = header(&whole, "etag").to_owned();
-    let unchanged = shop.client.post("").method("GET").path(&format!("{API}/options"));
-    let unchanged = unchanged.query("limit=100").header("if-none-match", &etag);
-    let unchanged = unchanged.send().await.unwrap();
+    let since = async |etag: &str| {
+        let options = shop.client.get(&format!("{API}/options"));
+        let options = options.query("limit=100").header("if-none-match", etag);
+        options.send().await.unwrap()
+    };
+    let unchanged = since(&etag).await;
     assert_eq!((unchanged.status, unchanged.body.len()), (304, 0));
     let mut database = stack.database.connect().await.unwrap();
     let disabling = sqlx::query("UPDATE options SET enabled = false WHERE name = 'refused'");
     disabling.execute(&mut database).await.unwrap();
-    let changed = shop.client.post("").method("GET").path(&format!("{API}/options"));
-    let changed = changed.query("limit=100").header("if-none-match", &etag).send();
-    let changed = changed.await.unwrap();
+    let changed = since(&etag).await;
     let etag = header(&changed, "etag").to_owned();
     let options = changed.json().unwrap();
     assert_eq!(options["options"].as_array().unwrap().len(), offered.len() - 1);
@@ -54,22 +55,11 @@ async fn options_are_listed_and_cached() {
     let details = json!({"country": "JP", "days": 7, "price": {"amount": "4.50", "currency": "EUR"}});
     let catalogue = json!({"options": [{"option_id": stack.option("ready").unwrap(), "name": "ready",
         "provider": "sandbox", "provider_option_id": "ready", "environment": "sandbox", "details": details}]});
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("options.json");
-    std::fs::write(&file, catalogue.to_string()).unwrap();
-    let import = ["option", "import", file.to_str().unwrap()];
-    let imported: Value = stack.esimctl.run(&import).await.unwrap();
-    assert_eq!(imported["imported"], 1);
-    let imported: Value = stack.esimctl.run(&import).await.unwrap();
-    assert_eq!(imported["unchanged"], 1);
-    let changed = shop.client.post("").method("GET").path(&format!("{API}/options"));
-    let changed = changed
-        .query("limit=100")
-        .header("if-none-match", &etag)
-        .send()
-        .await
-        .unwrap();
-    let whole = changed.json().unwrap();
+    for outcome in ["imported", "unchanged"] {
+        let counts = stack.esimctl.import(catalogue.to_string()).await.unwrap();
+        assert_eq!(counts[outcome], 1);
+    }
+    let whole = since(&etag).await.json().unwrap();
     let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": details});
     assert!(whole["options"].as_array().unwrap().contains(&ready), "{whole}");
 

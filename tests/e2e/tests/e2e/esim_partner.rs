@@ -2,7 +2,8 @@
 
 mod listening;
 
-use crate::shop::{PATH, Shop, fresh};
+use crate::examples::is_present;
+use crate::shop::{PATH, SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -15,7 +16,8 @@ use std::time::Duration;
 use tempfile::TempDir;
 use testkit::client::{Answer, Client};
 use testkit::esimctl::Partner;
-use testkit::receiver::{self, Receiver, Signature};
+use testkit::process::output;
+use testkit::receiver::{self, Receiver};
 use testkit::stack::{Stack, Stage};
 use testkit::{bin_dir, ports, wait, workspace};
 use time::format_description::well_known::Rfc3339;
@@ -23,7 +25,6 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStderr, Command};
 
-const SOON: Duration = Duration::from_secs(30);
 const LISTEN: &str = "/api/v1/api_partner/webhook/listen";
 /// The example receivers: file, and the program that runs it.
 const RECEIVERS: [(&str, &str); 2] = [("esim.py", "python3"), ("esim.mjs", "node")];
@@ -79,11 +80,8 @@ impl Tool {
     }
 
     async fn run(&self, arguments: &[&str]) -> Result<Output> {
-        let run = self.command(arguments).output();
-        let output = tokio::time::timeout(Duration::from_mins(1), run).await;
-        output
-            .context("no end after 60 s")?
-            .with_context(|| format!("cannot run esim-partner {arguments:?}"))
+        let output = output(&mut self.command(arguments), Duration::from_mins(1)).await;
+        output.with_context(|| format!("{arguments:?}"))
     }
 
     /// The standard output of a successful command.
@@ -95,6 +93,13 @@ impl Tool {
             String::from_utf8_lossy(&output.stderr)
         );
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// The standard error of a command that fails.
+    async fn failure(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.run(arguments).await?;
+        ensure!(!output.status.success(), "{arguments:?} succeeded");
+        Ok(String::from_utf8(output.stderr)?)
     }
 
     async fn json(&self, arguments: &[&str]) -> Result<Value> {
@@ -127,38 +132,24 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
     let stored = std::fs::read_to_string(tool.keys()).unwrap();
 
     // Wrong keys change nothing.
-    let wrong = Partner {
-        secret_key: "d3Jvbmc=".into(),
-        ..partner.clone()
-    };
     let file = tool.home.path().join("wrong.env");
     let lines = format!(
-        "BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY={}\n",
-        stack.base_url, wrong.access_key, wrong.secret_key
+        "BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n",
+        stack.base_url, partner.access_key
     );
     std::fs::write(&file, lines).unwrap();
-    let refused = tool
-        .run(&["login", "--from", &file.display().to_string()])
-        .await
-        .unwrap();
-    let shown = String::from_utf8(refused.stderr).unwrap();
-    assert!(
-        !refused.status.success() && shown.contains("signature_invalid"),
-        "{shown}"
-    );
+    let path = file.display().to_string();
+    let shown = tool.failure(&["login", "--from", &path]).await.unwrap();
+    assert!(shown.contains("signature_invalid"), "{shown}");
     assert_eq!(std::fs::read_to_string(tool.keys()).unwrap(), stored);
     // Without a terminal there is no prompt. The error names a missing profile.
-    assert!(!tool.run(&["login"]).await.unwrap().status.success());
-    let missing = tool.run(&["--profile", "live", "options"]).await.unwrap();
-    let shown = String::from_utf8(missing.stderr).unwrap();
-    assert!(!missing.status.success() && shown.contains("live.env"), "{shown}");
+    tool.failure(&["login"]).await.unwrap();
+    let shown = tool.failure(&["--profile", "live", "options"]).await.unwrap();
+    assert!(shown.contains("live.env"), "{shown}");
     // A file that others can read works, with a warning.
     std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).unwrap();
     std::fs::write(&file, stored).unwrap();
-    let options = tool
-        .run(&["--keys", &file.display().to_string(), "options"])
-        .await
-        .unwrap();
+    let options = tool.run(&["--keys", &path, "options"]).await.unwrap();
     let shown = String::from_utf8(options.stderr).unwrap();
     assert!(options.status.success() && shown.contains("chmod 600"), "{shown}");
 }
@@ -219,16 +210,14 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
         (&json!(id), &json!(ready))
     );
     // Another order with the same id is a failure.
-    let other = tool.run(&["order", &id, ready, "--qty", "2"]).await.unwrap();
-    let said = String::from_utf8(other.stderr).unwrap();
-    assert!(!other.status.success() && said.contains("other units"), "{said}");
-    assert!(said.contains("external_order_id_taken"), "{said}");
-    let ledger = async || {
-        let ledger = stack.ledger().await?;
-        Ok((ledger.units == 1).then_some(ledger))
-    };
-    wait::soon("the purchase", ledger).await;
-    assert_eq!(stack.ledger().await.unwrap().purchases, 1);
+    let said = tool.failure(&["order", &id, ready, "--qty", "2"]).await.unwrap();
+    assert!(
+        said.contains("other units") && said.contains("external_order_id_taken"),
+        "{said}"
+    );
+    let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
+    let ledger = wait::soon("the purchase", bought).await;
+    assert_eq!(ledger.purchases, 1);
 }
 
 #[tokio::test]
@@ -236,12 +225,7 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     let stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
-    let failing = Arc::new(AtomicUsize::new(0));
-    let asked = Arc::clone(&failing);
-    shop.receiver.answer(PATH, move |_| {
-        let first = asked.fetch_add(1, Ordering::SeqCst) == 0;
-        receiver::Answer::status(if first { 500 } else { 200 })
-    });
+    shop.receiver.fail_first(PATH, 500);
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let listed = tool.text(&["trigger"]).await.unwrap();
     for name in ["ready", "refused", "never-ready", "rate-limited"] {
@@ -262,17 +246,10 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     let unread = unread.wait_with_output().await.unwrap();
     assert!(unread.status.success() && unread.stderr.is_empty(), "{unread:?}");
 
-    let refused = tool.run(&["trigger", "refused"]).await.unwrap();
-    assert!(refused.status.success());
-    let refused: Value = serde_json::from_slice(&refused.stdout).unwrap();
-    assert!(
-        refused["errors"][0]
-            .as_str()
-            .unwrap()
-            .starts_with("eSIM Request failed")
-    );
-    let unknown = tool.run(&["trigger", "nothing"]).await.unwrap();
-    assert!(!unknown.status.success());
+    let refused = tool.json(&["trigger", "refused"]).await.unwrap();
+    let error = refused["errors"][0].as_str().unwrap();
+    assert!(error.starts_with("eSIM Request failed"), "{error}");
+    tool.failure(&["trigger", "nothing"]).await.unwrap();
 
     let ordered = tool.run(&["trigger", "ready"]).await.unwrap();
     let said = String::from_utf8(ordered.stderr).unwrap();
@@ -302,12 +279,8 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
 
     let live = stack.create_partner("live", None).await.unwrap();
     let live = Tool::login(&stack.base_url, &live).await.unwrap();
-    let refused = live.run(&["trigger", "ready"]).await.unwrap();
-    let said = String::from_utf8(refused.stderr).unwrap();
-    assert!(
-        !refused.status.success() && said.contains("buys for real"),
-        "{said}"
-    );
+    let said = live.failure(&["trigger", "ready"]).await.unwrap();
+    assert!(said.contains("buys for real"), "{said}");
 }
 
 /// A new line of `logs tail` for each event while it follows.
@@ -348,8 +321,7 @@ async fn the_example_receivers_pass_certify() {
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
     for (file, program) in RECEIVERS {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        if !std::env::split_paths(&path).any(|folder| folder.join(program).is_file()) {
+        if !is_present(program) {
             eprintln!("{program} is not here: {file} is not certified");
             continue;
         }

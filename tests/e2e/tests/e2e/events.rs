@@ -1,8 +1,7 @@
 //! Events of a partner's endpoint other than the specified webhook, from its opt-in to its list.
 
-use crate::partner::{SOON, assert_refused, get, header, send as ask};
-use crate::shop::{PATH, Shop, fresh};
-use anyhow::ensure;
+use crate::partner::{assert_refused, get, header, redelivered, send as ask};
+use crate::shop::{PATH, SOON, Shop, fresh};
 use serde_json::{Value, json};
 use testkit::receiver::{self, Signature};
 use testkit::stack::{Stack, Stage};
@@ -120,19 +119,10 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     let id = fresh("partly");
     silent.buy(&fresh("silent"), partly, 2).await.unwrap();
     shop.buy(&id, partly, 2).await.unwrap();
-    let received = shop
-        .receiver
-        .wait_until(SOON, "the event", |received| {
-            received
-                .iter()
-                .any(|one| one.headers.contains_key("webhook-type"))
-        })
-        .await
-        .unwrap();
-    let event = received
-        .iter()
-        .find(|one| one.headers.contains_key("webhook-type"))
-        .unwrap();
+    let is_event = |one: &&receiver::Received| one.headers.contains_key("webhook-type");
+    let told = |received: &[receiver::Received]| received.iter().any(|one| is_event(&one));
+    let received = shop.receiver.wait_until(SOON, "the event", told).await.unwrap();
+    let event = received.iter().find(is_event).unwrap();
     assert_eq!(event.signature, Signature::Valid);
     assert_eq!(event.json["type"], "topup.failed");
     let data = &event.json["data"];
@@ -149,13 +139,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     assert_eq!(event_id, event.headers["webhook-id"]);
 
     is_sent_again(&stack, &shop, &silent, event).await;
-    assert!(
-        silent
-            .receiver
-            .received()
-            .iter()
-            .all(|one| !one.headers.contains_key("webhook-type"))
-    );
+    assert!(!told(&silent.receiver.received()));
     assert_eq!(
         get(&silent.client, "/webhook/events").await.unwrap()["events"],
         json!([])
@@ -180,20 +164,8 @@ async fn is_sent_again(stack: &Stack, shop: &Shop, stranger: &Shop, event: &rece
     let unknown = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
     let unknown = ask(&stranger.client, "POST", unknown, "").await.unwrap();
     assert_eq!((theirs.status, &theirs.body), (404, &unknown.body));
-    let mut too_soon = 0;
-    let again = async || {
-        let answer = ask(&shop.client, "POST", &path, "").await?;
-        if answer.status == 429 {
-            ensure!(header(&answer, "x-service-error") == "redelivered_recently");
-            too_soon += 1;
-            return Ok(None);
-        }
-        ensure!(answer.status == 202, "{}", answer.status);
-        Ok(Some(answer.json()?))
-    };
-    let answer: Value = wait::soon("a redelivery", again).await;
+    let answer = redelivered(&shop.client, &path, 5).await;
     assert_eq!(answer, json!({"event_id": event_id, "state": "pending"}));
-    assert!(too_soon > 0, "the first request was not too soon");
     let sent = async |count: usize| {
         let waiting = shop.receiver.wait_until(SOON, "the event again", |received| {
             let times = received

@@ -1,19 +1,19 @@
 //! The partner guide's examples against the real service, in every language that is present, and its numbers.
 
-use crate::shop::{Shop, fresh};
+use crate::shop::{SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use signing::{SecretKey, webhook::Secret};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
+use testkit::process::output;
 use testkit::stack::{Stack, Stage};
 use testkit::{ports, wait, workspace};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::process::Command;
 
-const SOON: Duration = Duration::from_secs(30);
 /// The examples: file, a program that they need, whether they receive webhooks.
 const EXAMPLES: [(&str, &str, bool); 5] = [
     ("esim.sh", "openssl", false),
@@ -48,11 +48,7 @@ impl Example<'_> {
     }
 
     async fn output(&self, arguments: &[&str]) -> Result<Output> {
-        let run = self.command(arguments).output();
-        let output = tokio::time::timeout(Duration::from_mins(1), run).await;
-        output
-            .context("no end after 60 s")?
-            .with_context(|| format!("cannot run {}", self.file))
+        output(&mut self.command(arguments), Duration::from_mins(1)).await
     }
 
     /// The JSON that a successful command prints.
@@ -66,19 +62,13 @@ impl Example<'_> {
         );
         Ok(serde_json::from_slice(&output.stdout)?)
     }
-}
 
-impl Example<'_> {
     /// Waits until the first attempt has failed, starts the receiver at `address`, and has the webhook sent again.
     async fn recovers(&self, address: &str, id: &str, topup_id: &str) -> Result<()> {
         let failed = async || {
             let path = format!("/api/v1/api_partner/topups/{topup_id}/deliveries");
-            let answer = self.shop.client.post("").method("GET").path(&path).send().await?;
-            let deliveries: Value = serde_json::from_slice(&answer.body)?;
-            Ok(deliveries["attempts"]
-                .as_array()
-                .is_some_and(|list| !list.is_empty())
-                .then_some(()))
+            let deliveries = self.shop.client.get(&path).send().await?.json()?;
+            Ok(deliveries["attempts"][0].is_object().then_some(()))
         };
         wait::until(SOON, "the first attempt", failed).await?;
 
@@ -112,8 +102,7 @@ impl Example<'_> {
         );
         // A further event is acknowledged, and is no eSIM.
         let path = "/api/v1/api_partner/webhook/test";
-        let tested = self.shop.client.post("").path(path).send().await?;
-        let tested: Value = serde_json::from_slice(&tested.body)?;
+        let tested = self.shop.client.post("").path(path).send().await?.json()?;
         ensure!(tested["state"] == "delivered", "{}: {tested}", self.file);
         let line = tokio::time::timeout(SOON, lines.next_line()).await??;
         let event = tested["event_id"].as_str().unwrap_or_default();
@@ -126,7 +115,7 @@ impl Example<'_> {
     }
 }
 
-fn is_present(program: &str) -> bool {
+pub fn is_present(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

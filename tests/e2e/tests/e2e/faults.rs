@@ -1,13 +1,11 @@
 //! Processes, connections and messages fail; orders do not.
 
-use crate::shop::{Shop, ids, verdicts_come};
+use crate::shop::{SOON, Shop, ids, verdicts_come};
 use anyhow::Result;
 use std::collections::BTreeSet;
 use std::time::Duration;
 use testkit::http;
 use testkit::stack::{Stack, Stage};
-
-const SOON: Duration = Duration::from_secs(30);
 
 /// Orders `count` times at once; the ids of all topups.
 async fn order_many(shop: &Shop, name: &str, option_id: &str, count: usize) -> Result<BTreeSet<String>> {

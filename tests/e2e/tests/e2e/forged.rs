@@ -1,15 +1,13 @@
 //! Messages of an attacker with a stage's own credentials of NATS.
 
 use crate::limits_memory::resident;
-use crate::shop::{Shop, fresh, ids, verdicts_come};
+use crate::shop::{SOON, Shop, fresh, ids, verdicts_come};
 use anyhow::{Context, Result};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use std::time::Duration;
 use testkit::nats;
 use testkit::stack::{Stack, Stage};
 
-const SOON: Duration = Duration::from_secs(30);
 /// What forged heartbeats may add to ingress' memory.
 const GROWTH: u64 = 32 * 1024 * 1024;
 

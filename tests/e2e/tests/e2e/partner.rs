@@ -1,16 +1,13 @@
 //! What partners look up and change of their orders.
 
-use crate::shop::{PATH, Shop, fresh};
+use crate::shop::{PATH, SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
-use testkit::receiver::{self, Signature};
+use testkit::receiver::Signature;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-pub const SOON: Duration = Duration::from_secs(30);
 pub const API: &str = "/api/v1/api_partner";
 
 /// A signed request under the canonical prefix.
@@ -62,6 +59,37 @@ fn refusal(answer: &Answer) -> (u16, &str, Value) {
         header(answer, "x-service-error"),
         answer.json().unwrap_or_default(),
     )
+}
+
+/// The delivery of a topup, once it is recorded.
+pub async fn delivered(client: &Client, topup_id: &str) -> Value {
+    let path = format!("/topups/{topup_id}/deliveries");
+    let recorded = async || {
+        let delivery = get(client, &path).await?;
+        Ok((delivery["state"] == "delivered").then_some(delivery))
+    };
+    wait::soon("the recorded delivery", recorded).await
+}
+
+/// Asks for a redelivery until it is accepted. The first request comes before `REDELIVER_INTERVAL` has passed, in
+/// seconds.
+pub async fn redelivered(client: &Client, path: &str, interval: u64) -> Value {
+    let mut too_soon = 0;
+    let again = async || {
+        let answer = ask(client, "POST", path).await?;
+        if answer.status == 429 {
+            ensure!(header(&answer, "x-service-error") == "redelivered_recently");
+            let wait: u64 = header(&answer, "retry-after").parse()?;
+            ensure!((1..=interval).contains(&wait), "Retry-After: {wait}");
+            too_soon += 1;
+            return Ok(None);
+        }
+        ensure!(answer.status == 202, "{}", answer.status);
+        Ok(Some(answer.json()?))
+    };
+    let answer = wait::soon("a redelivery", again).await;
+    assert!(too_soon > 0, "the first request was not too soon");
+    answer
 }
 
 /// Polls an order until it has a state.
@@ -121,14 +149,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
             (&json!("ready"), &json!(id))
         );
     }
-    let short = shop
-        .client
-        .post("")
-        .method("GET")
-        .path(location)
-        .send()
-        .await
-        .unwrap();
+    let short = shop.client.get(location).send().await.unwrap();
     assert_eq!((short.status, header(&short, "cache-control")), (200, "no-store"));
 }
 
@@ -194,31 +215,13 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
     let ids = testkit::shop::ids(&bought);
     let topup_id = &bought[0].topup_id;
     let first = shop.delivered(&ids, SOON).await.unwrap().remove(0);
-    let recorded = async || {
-        let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
-        Ok((delivery["state"] == "delivered").then_some(delivery))
-    };
-    let delivery = wait::soon("the recorded delivery", recorded).await;
+    let delivery = delivered(&shop.client, topup_id).await;
     assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
     let path = format!("/topups/{topup_id}/redeliver");
-    let mut too_soon = 0;
-    let again = async || {
-        let answer = ask(&shop.client, "POST", &path).await?;
-        if answer.status == 429 {
-            ensure!(header(&answer, "x-service-error") == "redelivered_recently");
-            let wait: u64 = header(&answer, "retry-after").parse()?;
-            ensure!((1..=2).contains(&wait), "Retry-After: {wait}");
-            too_soon += 1;
-            return Ok(None);
-        }
-        ensure!(answer.status == 202, "{}", answer.status);
-        Ok(Some(answer.json()?))
-    };
-    let answer = wait::soon("a redelivery", again).await;
+    let answer = redelivered(&shop.client, &path, 2).await;
     assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
-    assert!(too_soon > 0, "the first request was not too soon");
     let all = shop.receiver.wait_for(2, SOON).await.unwrap();
     assert_eq!(all[1].headers["webhook-id"], first.headers["webhook-id"]);
     assert_eq!((&all[1].body, all[1].signature), (&first.body, Signature::Valid));
@@ -234,21 +237,12 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
 async fn failed_attempts_show_the_partners_own_answer() {
     let stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let asked = AtomicUsize::new(0);
-    shop.receiver.answer(PATH, move |_| {
-        let first = asked.fetch_add(1, Ordering::SeqCst) == 0;
-        receiver::Answer::status(if first { 500 } else { 200 })
-    });
+    shop.receiver.fail_first(PATH, 500);
     let bought = shop
         .buy(&fresh("failing"), stack.option("ready").unwrap(), 1)
         .await
         .unwrap();
-    let path = format!("/topups/{}/deliveries", bought[0].topup_id);
-    let delivered = async || {
-        let delivery = get(&shop.client, &path).await?;
-        Ok((delivery["state"] == "delivered").then_some(delivery))
-    };
-    let delivery = wait::soon("the delivery", delivered).await;
+    let delivery = delivered(&shop.client, &bought[0].topup_id).await;
     let attempts = delivery["attempts"].as_array().unwrap().iter();
     let outcomes = attempts.map(|one| json!([one["attempt"], one["status"], one["outcome"]]));
     let expected = [json!([1, 500, "status_5xx"]), json!([2, 200, "delivered"])];

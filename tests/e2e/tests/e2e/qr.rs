@@ -1,11 +1,9 @@
 //! Pictures of activation codes that this system has not sent.
 
-use crate::shop::{Shop, fresh};
-use std::time::Duration;
+use crate::shop::{SOON, Shop, fresh};
 use testkit::receiver::Received;
 use testkit::stack::{Stack, Stage};
 
-const SOON: Duration = Duration::from_secs(30);
 const KEYS: &str =
     "HxscHR4fAAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBk=,AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const OLD_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
@@ -69,11 +67,7 @@ async fn only_pictures_of_sent_codes_are_drawn() {
         assert_eq!(status(&bad).await, 404, "{bad}");
     }
     // Ingress makes the URL of a look-up, with its own newest key.
-    let order = shop
-        .client
-        .post("")
-        .method("GET")
-        .path(&format!("/v1/api_partner/orders/{id}"));
+    let order = shop.client.get(&format!("/v1/api_partner/orders/{id}"));
     let order = order.send().await.unwrap().json().unwrap();
     let shown = order["topups"][0]["esim"]["qrcode_img_url"].as_str().unwrap();
     assert!(shown.starts_with(bare) && shown != url, "{shown}");

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use testkit::client::Client;
+use testkit::process::output;
 use testkit::receiver::{Received, Signature};
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
@@ -28,15 +29,10 @@ async fn start() -> Result<Stack> {
 /// `pg_dump` or `pg_restore` on the stack's database.
 async fn postgres(program: &str, stack: &Stack, arguments: &[&str], file: &Path) -> Result<()> {
     let programs = std::env::var_os("PG_BIN").context("PG_BIN is not set")?;
-    let output = Command::new(PathBuf::from(programs).join(program))
-        .arg(format!("--dbname={}", stack.database.url()))
-        .args(arguments)
-        .arg(file)
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(LONG, output)
-        .await
-        .context(program.to_owned())??;
+    let mut command = Command::new(PathBuf::from(programs).join(program));
+    let database = format!("--dbname={}", stack.database.url());
+    command.arg(database).args(arguments).arg(file);
+    let output = output(&mut command, LONG).await?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{program}: {said}");
     Ok(())

@@ -1,7 +1,7 @@
 //! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
 //! verdicts of two providers in either order.
 
-use crate::shop::{PATH, Shop, Stored, bought_once, fresh, size, stored, stored_ids};
+use crate::shop::{PATH, Shop, bought_once, fresh, ids, size, stored, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use testkit::client::Client;
 use testkit::process::Process;
 use testkit::raw;
-use testkit::stack::{Ledger, Stack, Stage};
+use testkit::stack::{Ledger, Stack, Stage, Stored};
 use testkit::{http, ports, wait};
 use tokio::io::AsyncWriteExt;
 
@@ -70,7 +70,7 @@ async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
     let mut topup_ids = BTreeSet::new();
     for _ in 0..topups.div_ceil(u64::from(UNITS)) {
         let products = shop.buy(&fresh("backlog"), &option, UNITS).await.unwrap();
-        topup_ids.extend(products.into_iter().map(|product| product.topup_id));
+        topup_ids.extend(ids(&products));
     }
     let stream = format!("{}TOPUP_READY", stack.prefix);
     let nats = async_nats::connect(stack.nats().unwrap().url()).await.unwrap();
@@ -114,13 +114,6 @@ struct TwoProviders {
     other_url: String,
 }
 
-/// The part of an order for one provider: its option, and the provider's latency in milliseconds.
-#[derive(Clone, Copy)]
-struct Half {
-    option: &'static str,
-    latency: u64,
-}
-
 impl TwoProviders {
     const OPTIONS: [&str; 3] = ["ready", "refused", "out-of-stock"];
 
@@ -153,7 +146,6 @@ impl TwoProviders {
         for (name, value) in account {
             program.env.insert(format!("SANDBOX_{name}"), value.into());
         }
-        let catalogue = program.log.with_file_name("two-providers.json");
         let mut other = Process::new(program);
         other.start().await?;
 
@@ -169,11 +161,8 @@ impl TwoProviders {
                 }));
             }
         }
-        std::fs::write(&catalogue, json!({ "options": options }).to_string())?;
-        let _: serde_json::Value = stack
-            .esimctl
-            .run(&["option", "import", &catalogue.display().to_string()])
-            .await?;
+        let catalogue = json!({ "options": options }).to_string();
+        stack.esimctl.import(catalogue).await?;
 
         let mut shop = Shop::open(&stack).await?;
         shop.partner = stack
@@ -189,8 +178,9 @@ impl TwoProviders {
         })
     }
 
-    /// Orders one unit of each provider; returns the answer, the units' final states, and the purchases.
-    async fn order(&self, halves: [Half; 2]) -> Result<(u16, String, Vec<String>, [u64; 2])> {
+    /// Orders one unit of each provider, by its option and the provider's latency in milliseconds. Returns the
+    /// answer, the units' final states, and the purchases.
+    async fn order(&self, halves: [(&str, u64); 2]) -> Result<(u16, String, Vec<String>, [u64; 2])> {
         let options = self.stack.esimctl.options().await?;
         let id_of = |name: &str| {
             let found = options.iter().find(|option| option.name == name);
@@ -199,10 +189,11 @@ impl TwoProviders {
         let (mut items, mut before) = (Vec::new(), [0; 2]);
         let providers = [("sandbox", &self.stack.sandbox_url), ("usimsa", &self.other_url)];
         for (number, (provider, url)) in providers.into_iter().enumerate() {
-            let faults = json!({ "latency_ms": halves[number].latency });
+            let (option, latency) = halves[number];
+            let faults = json!({ "latency_ms": latency });
             let put = http::client()?.put(format!("{url}/faults")).json(&faults).send();
             put.await?.error_for_status()?;
-            items.push(id_of(&format!("{provider} {}", halves[number].option))?);
+            items.push(id_of(&format!("{provider} {option}"))?);
             before[number] = purchases(url).await?;
         }
         let id = fresh("both");
@@ -246,25 +237,22 @@ async fn purchases(url: &str) -> Result<u64> {
 #[tokio::test]
 async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_first() {
     let mut two = TwoProviders::start().await.unwrap();
-    let half = |option, latency| Half { option, latency };
     // Ingress waits for verdicts only once it has heard of both provisioners.
     let waits = async || {
-        let (status, ..) = two.order([half("refused", 0), half("out-of-stock", 0)]).await?;
+        let (status, ..) = two.order([("refused", 0), ("out-of-stock", 0)]).await?;
         Ok((status == 422).then_some(()))
     };
     wait::soon("verdicts of both providers", waits).await;
 
     for [first, second] in [[0, 500], [500, 0], [0, 0]] {
-        let order = two.order([half("ready", first), half("refused", second)]).await;
+        let order = two.order([("ready", first), ("refused", second)]).await;
         let (status, body, mut units, bought) = order.unwrap();
         units.sort();
         let case = format!("ready after {first} ms, refused after {second} ms: {status} {body}");
         assert_eq!((status, bought), (201, [1, 0]), "{case}");
         assert_eq!(units, ["failed", "ready"], "{case}");
 
-        let order = two
-            .order([half("refused", first), half("out-of-stock", second)])
-            .await;
+        let order = two.order([("refused", first), ("out-of-stock", second)]).await;
         let (status, body, units, bought) = order.unwrap();
         let case = format!("refused after {first} ms, sold out after {second} ms: {status} {body}");
         assert_eq!((status, bought), (422, [0, 0]), "{case}");
@@ -277,7 +265,7 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
     }
 
     // One refuses, and the other's verdict misses PLACEMENT_WAIT: it may be buying.
-    let order = two.order([half("refused", 0), half("ready", 3_000)]).await;
+    let order = two.order([("refused", 0), ("ready", 3_000)]).await;
     let (status, body, mut units, bought) = order.unwrap();
     units.sort();
     assert_eq!((status, bought), (201, [0, 1]), "{body}");

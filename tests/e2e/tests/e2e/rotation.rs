@@ -7,14 +7,13 @@ use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Answer, Client};
 use testkit::esimctl::Esimctl;
-use testkit::receiver::Signature;
+use testkit::receiver::Received;
+use testkit::settings::MASTER_KEY as OLD;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The master key of a test stack.
-const OLD: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value, Client)> {
@@ -159,11 +158,7 @@ async fn a_master_key_is_replaced_step_by_step() {
         .unwrap();
     let after = ids(&shop.buy(&fresh("after"), &ready, 1).await.unwrap());
     let received = shop.receiver.wait_for(5, PATIENCE).await.unwrap();
-    assert!(
-        received
-            .iter()
-            .all(|webhook| webhook.signature == Signature::Valid)
-    );
+    assert!(received.iter().all(Received::is_valid));
     for unit in before.iter().chain(&after) {
         let told = received.iter().filter(|webhook| webhook.topup_id() == unit);
         assert_eq!(told.count(), if before.contains(unit) { 2 } else { 1 }, "{unit}");

@@ -1,17 +1,18 @@
 //! Every program refuses to start with an invalid or missing setting, with one line that names it.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use testkit::bin_dir;
+use testkit::process::output;
+use testkit::settings::MASTER_KEY;
 use tokio::process::Command;
 
-const KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 /// The settings that every program needs. No server listens there: programs check settings first.
 const GOOD: &[(&str, &str)] = &[
     ("DATABASE_URL", "postgres://user@127.0.0.1:1/nothing"),
     ("NATS_URL", "nats://127.0.0.1:1"),
-    ("MASTER_KEY", KEY),
+    ("MASTER_KEY", MASTER_KEY),
     ("LISTEN", "127.0.0.1:0"),
     ("ADMIN_LISTEN", "127.0.0.1:0"),
     ("SANDBOX_URL", "http://127.0.0.1:1"),
@@ -101,15 +102,9 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
 
 /// Starts a program and expects it to refuse: status 2, nothing on standard output, one line.
 async fn refusal(program: &str, args: &[&str], env: &BTreeMap<&str, &str>) -> Result<String> {
-    let run = Command::new(bin_dir().join(program))
-        .args(args)
-        .env_clear()
-        .envs(env)
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(Duration::from_secs(10), run)
-        .await
-        .context("it started")??;
+    let mut run = Command::new(bin_dir().join(program));
+    run.args(args).env_clear().envs(env);
+    let output = output(&mut run, Duration::from_secs(10)).await?;
     let line = String::from_utf8(output.stderr)?;
     let status = output.status;
     ensure!(status.code() == Some(2), "{status}, and it said: {line}");

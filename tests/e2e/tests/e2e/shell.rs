@@ -1,10 +1,11 @@
 //! A client written from the specification alone, in plain shell with openssl and curl.
 
 use crate::shop::Shop;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::Value;
 use std::process::Output;
 use std::time::Duration;
+use testkit::process::output;
 use testkit::stack::Stack;
 use testkit::workspace;
 use tokio::process::Command;
@@ -13,14 +14,9 @@ use tokio::process::Command;
 async fn order(stack: &Stack, shop: &Shop, secret_key: &str, qty: &str) -> Result<Output> {
     let script = workspace().join("tests/shell/order.sh");
     let (access_key, option) = (&shop.partner.access_key, stack.option("ready")?);
-    let run = Command::new(script)
-        .args([stack.base_url.as_str(), access_key, secret_key, option, qty])
-        .kill_on_drop(true)
-        .output();
-    let output = tokio::time::timeout(Duration::from_secs(40), run)
-        .await
-        .context("no end after 40 s")?;
-    output.context("cannot run tests/shell/order.sh")
+    let mut run = Command::new(script);
+    run.args([stack.base_url.as_str(), access_key, secret_key, option, qty]);
+    output(&mut run, Duration::from_secs(40)).await
 }
 
 #[tokio::test]

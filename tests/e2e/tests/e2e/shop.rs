@@ -3,9 +3,13 @@
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use std::collections::BTreeSet;
-use testkit::stack::{Ledger, Stack};
+use std::time::Duration;
+use testkit::stack::{Ledger, Stack, Stored};
 
 pub use testkit::shop::{PATH, Shop, fresh, ids, verdicts_come};
+
+/// How long most conditions may take.
+pub const SOON: Duration = Duration::from_secs(30);
 
 /// `esimctl order show`, the only order it shows.
 pub async fn show(stack: &Stack, id: &str) -> Result<Value> {
@@ -20,26 +24,11 @@ pub fn size(setting: &str, default: u64) -> u64 {
     std::env::var(setting).map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// A topup of an order that was not refused, with the states of its parts.
-#[derive(sqlx::FromRow)]
-pub struct Stored {
-    pub external_order_id: String,
-    pub topup_id: String,
-    pub placement: String,
-    pub topup: String,
-    pub delivery: Option<String>,
-}
-
-/// Every topup in the database whose order was not refused.
+/// Every stored topup whose order was not refused.
 pub async fn stored(stack: &Stack) -> Result<Vec<Stored>> {
-    let mut database = stack.database.connect().await?;
-    let stored = sqlx::query_as(
-        "SELECT o.external_order_id, t.topup_id, p.state AS placement, d.state AS delivery,
-                CASE WHEN e.ready_at IS NULL THEN t.state ELSE 'ready' END AS topup
-         FROM topups t LEFT JOIN esims e USING (topup_id) JOIN placements p USING (placement_id) JOIN orders o ON o.order_id = p.order_id
-         LEFT JOIN deliveries d USING (topup_id) WHERE NOT o.refused",
-    );
-    Ok(stored.fetch_all(&mut database).await?)
+    let mut stored = stack.stored().await?;
+    stored.retain(|row| !row.refused);
+    Ok(stored)
 }
 
 /// The topup ids of [`stored`].

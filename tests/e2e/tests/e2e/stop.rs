@@ -1,14 +1,14 @@
 //! Graceful stops: a rolling restart under load cuts no request and loses nothing, and a stopping
 //! process finishes its work in flight and returns the rest at once.
 
-use crate::shop::{Shop, bought_once, stored, stored_ids};
+use crate::shop::{Shop, bought_once, ids, stored, stored_ids};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::pull;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use testkit::client::Product;
+use testkit::client::products;
 use testkit::esimctl::Partner;
 use testkit::raw;
 use testkit::stack::{Stack, Stage};
@@ -76,16 +76,9 @@ async fn line(
         };
         match exchange.await {
             Ok((answer, bytes)) if answer.status == 201 => {
-                #[derive(serde::Deserialize)]
-                struct Created {
-                    products: Vec<Product>,
-                }
-                let head = String::from_utf8_lossy(&bytes[..answer.body.start]).to_ascii_lowercase();
-                let created: Created = serde_json::from_slice(&bytes[answer.body])?;
-                line.topup_ids
-                    .extend(created.products.into_iter().map(|product| product.topup_id));
+                line.topup_ids.extend(ids(&products(&bytes[answer.body])?));
                 answered.fetch_add(1, Ordering::Relaxed);
-                let goes_on = !head.contains("connection: close") && order % ORDERS_PER_CONNECTION != 7;
+                let goes_on = !answer.closes && order % ORDERS_PER_CONNECTION != 7;
                 kept = goes_on.then_some(stream);
             }
             Ok((_, bytes)) => line.refused.push(String::from_utf8_lossy(&bytes).into_owned()),
@@ -180,7 +173,7 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     let mut topup_ids = BTreeSet::new();
     for order in 0..ORDERS {
         let products = shop.buy(&format!("stop {order}"), &option, 1).await.unwrap();
-        topup_ids.extend(products.into_iter().map(|product| product.topup_id));
+        topup_ids.extend(ids(&products));
     }
     let under_way = async || {
         let stored = stored(&stack).await?;

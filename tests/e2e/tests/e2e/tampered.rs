@@ -3,18 +3,16 @@
 mod rows;
 
 use self::rows::{ANY, BODY, Row, UNCOVERED, WHOLE};
-use crate::shop::fresh;
+use crate::shop::{SOON, fresh};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use signing::{SecretKey, request};
-use std::time::Duration;
 use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, SIGNATURE, TIMESTAMP, order};
 use testkit::esimctl::Partner;
 use testkit::raw;
 use testkit::stack::{Stack, Stage};
 use testkit::wait;
 
-const SOON: Duration = Duration::from_secs(30);
 const API: &str = "/api/v1/api_partner";
 /// The least number of tampered requests.
 const LEAST: usize = 150;
@@ -202,8 +200,9 @@ async fn known(stack: &Stack) -> Result<Known> {
 async fn require_signed_bodies(stack: &Stack, known: &Known, body: &str) -> Result<()> {
     let set = ["partner", "set-signing", &known.victim.partner_id, "--body", body];
     let _: Value = stack.esimctl.run(&set).await?;
-    let probe = known.request(false);
-    let wanted = if body == "required" { 401 } else { 201 };
+    let mut probe = known.request(false);
+    uncovered(&mut probe, known, "GET", "/account");
+    let wanted = if body == "required" { 401 } else { 200 };
     let known_there = async || Ok((probe.send(stack).await?.0 == wanted).then_some(()));
     wait::until(SOON, &format!("signed bodies to be {body}"), known_there).await
 }
@@ -230,23 +229,7 @@ async fn no_tampered_request_is_accepted() {
     attack(ANY, true).await;
     attack(WHOLE, true).await;
     assert_eq!(stored(&stack, &known).await.unwrap(), untouched);
-    let _: Value = stack
-        .esimctl
-        .run(&[
-            "partner",
-            "set-signing",
-            &known.victim.partner_id,
-            "--body",
-            "required",
-        ])
-        .await
-        .unwrap();
-    let denied = async || {
-        let mut probe = known.request(false);
-        uncovered(&mut probe, &known, "GET", "/account");
-        Ok((probe.send(&stack).await?.0 == 401).then_some(()))
-    };
-    wait::soon("signed bodies to be required", denied).await;
+    require_signed_bodies(&stack, &known, "required").await.unwrap();
     attack(UNCOVERED, false).await;
     attack(ANY, true).await;
     attack(WHOLE, true).await;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use store::schema::{self, Patience};
 use testkit::client::Client;
-use testkit::receiver::{Received, Receiver, Signature};
+use testkit::receiver::{Received, Receiver};
 use testkit::stack::{Stack, Stage};
 use tokio::sync::RwLock;
 use tokio::task::JoinSet;
@@ -179,11 +179,7 @@ async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
         })
         .await
         .unwrap();
-    assert!(
-        received
-            .iter()
-            .all(|webhook| webhook.signature == Signature::Valid)
-    );
+    assert!(received.iter().all(Received::is_valid));
     let ledger = stack.ledger().await.unwrap();
     let once = ledger.orders.iter().all(|order| order.purchased_times == 1);
     assert!(

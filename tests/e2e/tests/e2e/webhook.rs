@@ -1,19 +1,17 @@
 //! What arrives at a partner's endpoint.
 
-use crate::shop::{PATH, Shop, fresh, ids, show};
+use crate::shop::{PATH, SOON, Shop, fresh, ids, show};
 use anyhow::{Context, Result, ensure};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use testkit::client::Product;
-use testkit::receiver::{Answer, Received, Receiver, Signature};
+use testkit::receiver::{Received, Receiver, Signature};
 use testkit::stack::{Stack, Stage};
 use testkit::{http, wait};
 use url::Url;
 
-const SOON: Duration = Duration::from_secs(30);
 const FIELDS: [&str; 9] = [
     "activate_code",
     "download_link",
@@ -237,11 +235,7 @@ async fn without_a_url_nothing_is_delivered_until_there_is_one() {
 async fn a_webhook_that_is_not_acknowledged_comes_again() {
     let stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let attempts = AtomicUsize::new(0);
-    shop.receiver.answer(PATH, move |_| {
-        let first = attempts.fetch_add(1, Ordering::Relaxed) == 0;
-        Answer::status(if first { 500 } else { 200 })
-    });
+    shop.receiver.fail_first(PATH, 500);
     let products = shop
         .buy("again", stack.option("ready").unwrap(), 1)
         .await
@@ -334,7 +328,7 @@ async fn a_live_partner_sets_an_http_url_only_if_the_operator_allows_it() {
             let put = client.post(json!({"url": URL}).to_string()).method("PUT");
             let answer = put.path("/v1/api_partner/webhook").send().await.unwrap();
             assert_eq!(answer.status, expected, "{environment}, {setting}");
-            let get = client.post("").method("GET").path("/v1/api_partner/webhook");
+            let get = client.get("/v1/api_partner/webhook");
             let shown = get.send().await.unwrap().json().unwrap();
             if expected == 200 {
                 assert_eq!(shown["url"], URL);

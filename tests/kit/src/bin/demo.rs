@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use testkit::client::{Client, ORDERS, Product};
 use testkit::esimctl::{Esimctl, OrderTimes};
 use testkit::progress::Progress;
-use testkit::receiver::{Received, Receiver, Signature};
+use testkit::receiver::{Received, Receiver};
 use testkit::wait;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -100,10 +100,7 @@ async fn show(settings: &Settings) -> Result<()> {
         "{} webhooks are missing",
         expected - webhooks.len()
     );
-    let invalid = webhooks
-        .iter()
-        .filter(|webhook| webhook.signature != Signature::Valid)
-        .count();
+    let invalid = webhooks.iter().filter(|webhook| !webhook.is_valid()).count();
     ensure!(invalid == 0, "{invalid} webhooks carry no valid signature");
     // All webhooks have arrived, so a failure here is not a failure of the demo.
     if let Err(error) = report_stages(&esimctl, &order).await {
@@ -115,7 +112,7 @@ async fn show(settings: &Settings) -> Result<()> {
 async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Result<Order> {
     let mut items = Vec::new();
     for (name, qty) in ORDER {
-        items.push((esimctl.sandbox_option(name).await?, qty));
+        items.push((esimctl.sandbox_option(name).await?.option_id, qty));
     }
     let items: Vec<(&str, u32)> = items
         .iter()
@@ -166,12 +163,10 @@ async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Re
             first.len(),
             topups.len()
         ));
-        let seen: HashSet<String> = first
-            .iter()
-            .map(|webhook| webhook.topup_id().to_owned())
-            .collect();
-        let is_new =
-            |webhook: &Received| topups.contains(webhook.topup_id()) && !seen.contains(webhook.topup_id());
+        let is_new = |webhook: &Received| {
+            let seen = first.iter().any(|one| one.topup_id() == webhook.topup_id());
+            topups.contains(webhook.topup_id()) && !seen
+        };
         let left = timeout.saturating_sub(order.sent.elapsed());
         let waiting = receiver.wait_until(left, "the next webhook", |all| all.iter().any(is_new));
         let Ok(all) = waiting.await else { break };
@@ -186,9 +181,10 @@ async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Re
 }
 
 fn describe(webhook: &Received, number: usize, of: usize, after: Duration) -> String {
-    let verdict = match webhook.signature {
-        Signature::Valid => "signature valid",
-        Signature::Invalid | Signature::Unchecked => "SIGNATURE INVALID",
+    let verdict = if webhook.is_valid() {
+        "signature valid"
+    } else {
+        "SIGNATURE INVALID"
     };
     let fields = FIELDS.map(|field| {
         let value = webhook.json[field].as_str().unwrap_or("(missing)");

@@ -13,7 +13,6 @@ use serde_json::Value;
 use signing::SecretKey;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use testkit::process::Process;
 use testkit::shop::Shop;
 use testkit::stack::{CALLBACK_TOKEN, Stack, Stage};
 use testkit::{http, wait};
@@ -128,12 +127,6 @@ async fn rows(stack: &Stack) -> Result<Vec<String>> {
     Ok(rows)
 }
 
-async fn scrape(process: &Process) -> Result<Bytes> {
-    let admin = &process.program().env["ADMIN_LISTEN"];
-    let answer = http::client()?.get(format!("http://{admin}/metrics")).send();
-    Ok(answer.await?.bytes().await?)
-}
-
 async fn start(sink: &Sink) -> Result<Stack> {
     let headers = format!("authorization={COLLECTOR_KEY}");
     let mut builder = sink
@@ -203,8 +196,8 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
     });
     heard.await.unwrap();
     for stage in Stage::ALL {
-        let metrics = scrape(stack.process(stage).unwrap()).await.unwrap();
-        secrets.search("the metrics", &metrics);
+        let metrics = stack.process(stage).unwrap().metrics().await.unwrap();
+        secrets.search("the metrics", metrics.as_bytes());
     }
     let (streams, messages) = stored(&nats_url).await.unwrap();
     let dead = streams.iter().any(|name| name.ends_with("TOPUP_DEAD"));
@@ -297,15 +290,18 @@ async fn traffic(
     let echoed = async || Ok((echo.heard().len() >= 3).then_some(()));
     wait::until(Duration::from_secs(20), "three attempts to be echoed", echoed).await?;
     // The partner looks its order up, and what its endpoint answered.
-    let look_up = shop.client.post("").method("GET");
-    let order = look_up.path("/api/v1/api_partner/orders/arrives").send().await?;
+    let order = shop
+        .client
+        .get("/api/v1/api_partner/orders/arrives")
+        .send()
+        .await?;
     anyhow::ensure!(order.json()?["topups"][0]["esim"]["activate_code"].is_string());
     let echoed = echo.heard()[0].body["topup_id"].clone();
     let path = format!(
         "/v1/api_partner/topups/{}/deliveries",
         echoed.as_str().context("no topup")?
     );
-    let asked = stack.client(careless)?.post("").method("GET").path(&path);
+    let asked = stack.client(careless)?.get(&path);
     anyhow::ensure!(asked.send().await?.status == 200);
     // Pictures: as the webhook says, and in ways that don't work.
     let http = http::client()?;

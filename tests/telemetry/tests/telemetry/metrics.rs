@@ -72,16 +72,10 @@ fn read(service: &str, text: &str, metrics: &mut Metrics) -> Result<()> {
 }
 
 async fn shown(stack: &mut Stack) -> Result<Metrics> {
-    let client = testkit::http::client()?;
     let mut metrics = Metrics::new();
     for stage in Stage::ALL {
-        let admin = stack.process(stage)?.program().env["ADMIN_LISTEN"].clone();
-        let answer = client.get(format!("http://{admin}/metrics")).send().await?;
-        read(
-            stage.name(),
-            &answer.error_for_status()?.text().await?,
-            &mut metrics,
-        )?;
+        let text = stack.process(stage)?.metrics().await?;
+        read(stage.name(), &text, &mut metrics)?;
     }
     Ok(metrics)
 }
@@ -147,8 +141,7 @@ async fn the_table_is_what_there_is() {
     shop.receiver.wait_for(1, Duration::from_secs(20)).await.unwrap();
     // The provider hangs.
     for faults in [r#"{"down":true}"#, "{}"] {
-        let set = http.put(format!("{}/faults", stack.sandbox_url)).body(faults);
-        assert_eq!(set.send().await.unwrap().status(), 200);
+        stack.set_faults(faults).await.unwrap();
         let order = http.post(format!("{}/api/v2/order", stack.sandbox_url));
         assert_eq!(order.body("{}").send().await.is_err(), faults != "{}");
     }

@@ -5,7 +5,6 @@ use crate::tree::{Rule, check, rules};
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind::{self, Internal};
 use serde_json::Value;
 use std::time::Duration;
-use testkit::receiver::Answer;
 use testkit::shop::{PATH, Shop, verdicts_come};
 use testkit::stack::{Stack, Stage};
 
@@ -206,11 +205,7 @@ fn everybody_is_heard(book: &Book) {
 
 async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
     let before = shop.receiver.received().len();
-    let failed = std::sync::atomic::AtomicBool::new(false);
-    shop.receiver.answer(PATH, move |_| {
-        let first = !failed.swap(true, std::sync::atomic::Ordering::Relaxed);
-        Answer::status(if first { 503 } else { 200 })
-    });
+    shop.receiver.fail_first(PATH, 503);
     let ready = stack.option("ready").unwrap().to_owned();
     shop.buy("retried", &ready, 1).await.unwrap();
     let told = shop.receiver.wait_for(before + 2, Duration::from_secs(20));

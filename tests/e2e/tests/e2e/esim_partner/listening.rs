@@ -17,13 +17,7 @@ fn page(answer: &Answer) -> Result<(Vec<Value>, String)> {
 }
 
 async fn listen(client: &Client, query: &str) -> Result<Answer> {
-    client
-        .post("")
-        .method("GET")
-        .path(LISTEN)
-        .query(query)
-        .send()
-        .await
+    client.get(LISTEN).query(query).send().await
 }
 
 /// All webhooks since an hour ago, once there are `count`.
@@ -45,15 +39,13 @@ async fn listen_forwards_what_the_webhook_url_gets() {
     let laptop = Receiver::start().await.unwrap();
     laptop.verify("/hook", &shop.partner.webhook_secret).unwrap();
     let (mut listening, _errors) = tool.listen(&laptop.url("/hook"), "2").await.unwrap();
-    let bought = shop
-        .buy(&fresh("listen"), stack.option("ready").unwrap(), 2)
-        .await
-        .unwrap();
+    let ready = stack.option("ready").unwrap();
+    let bought = shop.buy(&fresh("listen"), ready, 2).await.unwrap();
     let ids = testkit::shop::ids(&bought);
     let delivered = shop.delivered(&ids, SOON).await.unwrap();
     let forwarded = laptop.wait_for(2, SOON).await.unwrap();
     for webhook in &forwarded {
-        assert_eq!(webhook.signature, Signature::Valid);
+        assert!(webhook.is_valid());
         let regular = delivered
             .iter()
             .find(|regular| regular.headers["webhook-id"] == webhook.headers["webhook-id"])
@@ -74,13 +66,7 @@ async fn listen_forwards_what_the_webhook_url_gets() {
     }
     // Its own attempt counts, and only that of the webhook URL.
     for id in &ids {
-        let path = format!("/api/v1/api_partner/topups/{id}/deliveries");
-        let delivered = async || {
-            let answer = shop.client.post("").method("GET").path(&path).send().await?;
-            let delivery = answer.json()?;
-            Ok((delivery["state"] == "delivered").then_some(delivery))
-        };
-        let delivery = wait::soon("the delivery", delivered).await;
+        let delivery = crate::partner::delivered(&shop.client, id).await;
         assert_eq!(delivery["attempts"].as_array().unwrap().len(), 1);
     }
 }
@@ -113,18 +99,14 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
     let received = laptop.received();
     assert_eq!(received.len(), 2);
     assert_eq!(received[0].body, received[1].body);
-    assert!(
-        received
-            .iter()
-            .all(|webhook| webhook.signature == Signature::Valid)
-    );
+    assert!(received.iter().all(receiver::Received::is_valid));
     // The webhook itself waits for a URL.
     let orders = tool.json(&["orders", "list"]).await.unwrap();
     assert_eq!(orders["orders"][0]["state"], "ready");
     let client = stack.client(&partner).unwrap();
     let path = format!("/api/v1/api_partner/topups/{topup_id}");
     let waits = async || {
-        let shown = client.post("").method("GET").path(&path).send().await?;
+        let shown = client.get(&path).send().await?;
         Ok((shown.json()?["delivery"] == "no_endpoint").then_some(()))
     };
     wait::soon("the webhook to wait for a URL", waits).await;
@@ -214,10 +196,8 @@ async fn a_waiting_listener_is_answered_when_ingress_stops() {
     let client = stack.client(&partner).unwrap();
     let waiting = tokio::spawn(async move { listen(&client, "").await });
     let ingress = stack.process(Stage::Ingress).unwrap();
-    let metrics = ingress.program().ready_url.replace("readyz", "metrics");
     let in_flight = async || {
-        let answer = testkit::http::client()?.get(&metrics).send().await?;
-        let text = answer.text().await?;
+        let text = ingress.metrics().await?;
         let mut listeners = text.lines().filter(|line| line.starts_with("esim_listeners"));
         Ok(listeners.any(|line| line.ends_with(" 1")).then_some(()))
     };

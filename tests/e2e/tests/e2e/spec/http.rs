@@ -34,8 +34,8 @@ pub const ROWS: &[Row] = &rows! {
     "404: an encoded slash", |w| w.order().path("/api/v1/api_partner%2Forders") => NOT_FOUND;
     "404: an order", |w| w.order().method("GET").path("/api/v1/api_partner/orders/1") => NOT_FOUND;
     "404: a picture of something else",
-        |w| w.post("").method("GET").path("/qr/https%3A%2F%2Fexample.com/300") => NOT_FOUND;
-    "404: a picture of bytes that aren't UTF-8", |w| w.post("").method("GET").path("/qr/%FF/300") => NOT_FOUND;
+        |w| w.client.get("/qr/https%3A%2F%2Fexample.com/300") => NOT_FOUND;
+    "404: a picture of bytes that aren't UTF-8", |w| w.client.get("/qr/%FF/300") => NOT_FOUND;
     "405: PUT on the short path", |w| w.order().method("PUT").path(ORDERS_SHORT) => NOT_ALLOWED;
     "405: PUT", |w| w.order().method("PUT") => NOT_ALLOWED;
     "405: PATCH", |w| w.order().method("PATCH") => NOT_ALLOWED;

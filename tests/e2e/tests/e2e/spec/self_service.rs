@@ -59,7 +59,7 @@ pub const ROWS: &[Row] = &rows! {
             "Created after must be a time such as 2026-11-22T00:00:00Z", "State is unknown"]);
     "403: a live account listens", |w| {
         let live = w.stack.client(&w.live).expect("a client");
-        live.post("").method("GET").path("/v1/api_partner/webhook/listen")
+        live.get("/v1/api_partner/webhook/listen")
     } => Error(403, "Only sandbox accounts can listen");
     "422: all parameters of listening at fault are named",
         |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1")

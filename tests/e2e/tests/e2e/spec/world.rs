@@ -141,16 +141,12 @@ impl World {
 }
 
 async fn import_live_option(stack: &Stack) -> Result<()> {
-    let file = tempfile::NamedTempFile::new()?;
     let option = json!({
         "option_id": LIVE, "name": "live", "provider": "usimsa",
         "provider_option_id": Uuid::now_v7(), "environment": "live",
     });
-    std::fs::write(file.path(), json!({"options": [option]}).to_string())?;
-    let imported: Value = stack
-        .esimctl
-        .run(&["option", "import", &file.path().display().to_string()])
-        .await?;
+    let catalogue = json!({"options": [option]}).to_string();
+    let imported = stack.esimctl.import(catalogue).await?;
     anyhow::ensure!(imported["imported"] == 1, "{imported}");
     Ok(())
 }
