@@ -156,8 +156,7 @@ async fn answer(
         let mut admitted = app.admission.enter(partner, length as u64)?;
         let body = read_body(app, body).await?;
         app.authenticator.body(signed, &body)?;
-        let draft =
-            request::read(&body, app.largest).map_err(|request::InvalidJson| ApiError::invalid_json())?;
+        let draft = request::read(&body, app.largest)?;
         external_order_id.clone_from(&draft.external_order_id);
         if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
             admitted.order(units)?;

@@ -22,10 +22,8 @@ use super::{
     page::{Query, cursor},
     topups::{self, Topup},
 };
-use crate::{codes::Code, error::ApiError};
+use crate::{codes::Code, error::ApiError, request::MAX_EXTERNAL_ID};
 
-/// The longest `external_order_id`, in characters.
-const LONGEST: usize = 255;
 /// The orders that a page with a filter looks at.
 const LOOKED_AT: i64 = 200;
 
@@ -103,7 +101,7 @@ impl FromStr for ExternalId {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let fits = !text.contains('\0') && text.chars().count() <= LONGEST;
+        let fits = !text.contains('\0') && text.chars().count() <= MAX_EXTERNAL_ID;
         fits.then(|| Self(text.to_owned())).ok_or(())
     }
 }
