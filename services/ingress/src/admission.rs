@@ -132,7 +132,8 @@ pub(crate) struct Admission {
     memory: Arc<Places>,
     self_service: Arc<Places>,
     listeners: Arc<Places>,
-    rates: Rates,
+    /// The rates that partners are held to.
+    pub(crate) rates: Rates,
 }
 
 impl Admission {
@@ -193,28 +194,15 @@ impl Admission {
     pub(crate) fn visit(&self, partner: &Partner) -> Result<Place, ApiError> {
         self.rates.of(partner).request()?;
         let message = "Too many requests in progress; try again later";
-        visit(
-            &self.self_service,
-            partner,
-            ["self_service", "self_service_share"],
-            message,
-        )
+        let reasons = ["self_service", "self_service_share"];
+        visit(&self.self_service, partner, reasons, message)
     }
 
     /// Admits a [visit](Self::visit) that waits for webhooks.
     pub(crate) fn listen(&self, partner: &Partner) -> Result<Place, ApiError> {
         let message = "Too many requests wait for webhooks; try again later";
-        visit(
-            &self.listeners,
-            partner,
-            ["listeners", "listeners_share"],
-            message,
-        )
-    }
-
-    /// The rates that a partner is held to.
-    pub(crate) fn rates(&self, partner: &Partner) -> Arc<PartnerRates> {
-        self.rates.of(partner)
+        let reasons = ["listeners", "listeners_share"];
+        visit(&self.listeners, partner, reasons, message)
     }
 
     /// The partner's orders in flight in this process.

@@ -16,26 +16,12 @@ use crate::{
 /// The largest difference between a request's timestamp and our clock, in seconds.
 pub(crate) const WINDOW: u64 = 300;
 
-/// The names of the headers, as partners write them.
-#[derive(Clone, Debug)]
+/// The names of the headers, as partners write them: `X-<Brand>-Access-Key` and so on.
 struct HeaderNames {
     access_key: String,
     signature: String,
     timestamp: String,
     content_sha256: String,
-}
-
-impl HeaderNames {
-    /// `X-<Brand>-Access-Key` and so on.
-    fn new(brand: &str) -> Self {
-        let name = |last: &str| format!("X-{brand}-{last}");
-        Self {
-            access_key: name("Access-Key"),
-            signature: name("Signature"),
-            timestamp: name("Timestamp"),
-            content_sha256: name("Content-SHA256"),
-        }
-    }
 }
 
 /// A request whose head is authentic.
@@ -49,7 +35,7 @@ pub(crate) struct Signed {
 /// A body that the signature covers.
 pub(crate) struct SignedBody {
     digest: HeaderValue,
-    /// The use to remember, if the request changes something and replays are refused.
+    /// The use to remember, if the request changes something.
     once: Option<Use>,
 }
 
@@ -69,8 +55,14 @@ impl Authenticator {
         replays: Option<Replays>,
         metrics: Metrics,
     ) -> Self {
+        let name = |last: &str| format!("X-{brand}-{last}");
         Self {
-            names: HeaderNames::new(brand),
+            names: HeaderNames {
+                access_key: name("Access-Key"),
+                signature: name("Signature"),
+                timestamp: name("Timestamp"),
+                content_sha256: name("Content-SHA256"),
+            },
             directory,
             replays,
             metrics,
@@ -177,14 +169,9 @@ impl Authenticator {
             }
             return Ok(Signed { partner, body: None });
         };
-        let once = self
-            .replays
-            .is_some()
-            .then(|| Use::of(&parts.method, at, signature))
-            .flatten();
         let body = Some(SignedBody {
             digest: digest.clone(),
-            once,
+            once: Use::of(&parts.method, at, signature),
         });
         Ok(Signed { partner, body })
     }

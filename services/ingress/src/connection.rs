@@ -41,7 +41,7 @@ const LINGER_BYTES: usize = 4 * 1024 * 1024;
 
 /// The state that a connection's socket and requests share.
 pub(crate) struct Connection {
-    peer: SocketAddr,
+    pub(crate) peer: SocketAddr,
     observer: Arc<Observer>,
     /// The number of requests that have begun.
     begun: AtomicU64,
@@ -71,10 +71,6 @@ impl Connection {
             lingers: AtomicBool::new(false),
             leaving: Mutex::default(),
         })
-    }
-
-    pub(crate) fn peer(&self) -> SocketAddr {
-        self.peer
     }
 
     /// Marks that a request's head was read.

@@ -177,7 +177,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         .map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let connections = config.database.database_connections;
-    if config.limits.exceeds(connections) {
+    if u32::from(config.limits.self_service_concurrency) > connections {
         tracing::warn!(
             turns = config.limits.self_service_concurrency,
             connections,

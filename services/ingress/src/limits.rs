@@ -90,12 +90,6 @@ pub struct LimitsConfig {
 }
 
 impl LimitsConfig {
-    /// Whether requests other than orders may use more than `connections` connections.
-    pub(crate) fn exceeds(&self, connections: u32) -> bool {
-        u32::from(self.self_service_concurrency) > connections
-    }
-
-    /// The limits of connections.
     pub(crate) fn connections(&self) -> Bounds {
         Bounds {
             all: size(self.max_connections),
@@ -120,12 +114,6 @@ mod tests {
     struct Program {
         #[command(flatten)]
         limits: LimitsConfig,
-    }
-
-    #[test]
-    fn more_turns_than_connections_are_noticed() {
-        let Program { limits } = Program::parse_from(["program", "--self-service-concurrency", "8"]);
-        assert!(limits.exceeds(7) && !limits.exceeds(8));
     }
 
     #[test]

@@ -128,7 +128,7 @@ pub(crate) async fn observe(
     trace::link(&underway.span, traceparent(&request));
     let mut response = next.run(request).instrument(underway.span.clone()).await;
     observer.requests.end(&underway, Some(response.status()));
-    let record = || observer.answered(&response, &id, connection.peer());
+    let record = || observer.answered(&response, &id, connection.peer);
     underway.span.in_scope(record);
     if let Some(Refusal { errors, .. }) = response.extensions().get() {
         let explanation = observer.explanation(errors);

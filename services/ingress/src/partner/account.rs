@@ -54,7 +54,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
         .await?
         .ok_or(ApiError::NotFound)?;
     let (app, partner) = (&session.app, &session.partner);
-    let [requests, orders, units] = app.admission.rates(partner).per_second();
+    let [requests, orders, units] = app.admission.rates.of(partner).per_second();
     let account = Account {
         name: &stored.name,
         environment: &stored.environment,
