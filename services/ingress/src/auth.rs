@@ -26,7 +26,6 @@ struct HeaderNames {
 
 /// A request whose head is authentic.
 pub(crate) struct Signed {
-    /// The partner that signed it.
     pub(crate) partner: Arc<Partner>,
     /// What the signature says about the body; `None` if it does not cover it.
     pub(crate) body: Option<SignedBody>,

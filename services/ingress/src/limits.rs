@@ -98,7 +98,6 @@ impl LimitsConfig {
     }
 }
 
-/// Converts a number to a size in memory.
 pub(crate) fn size(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }

@@ -83,12 +83,10 @@ impl Metrics {
         }
     }
 
-    /// Counts a 401 response by the failed check.
     pub(crate) fn auth_failure(&self, reason: &'static str) {
         self.auth_failures.add(1, &[KeyValue::new("reason", reason)]);
     }
 
-    /// Counts a placement by its verdict.
     pub(crate) fn verdict(&self, said: Option<Said>) {
         let verdict = match said {
             Some(Said::Placed) => "placed",

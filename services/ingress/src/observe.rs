@@ -29,7 +29,6 @@ use crate::{
 /// The response header with the id that also appears in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Records requests.
 pub(crate) struct Observer {
     requests: Requests,
     metrics: Metrics,

@@ -57,7 +57,6 @@ const FRESH_IDS: usize = 3;
 
 /// A 201 that the handler sends.
 pub(crate) struct Created {
-    /// The JSON body.
     pub(crate) body: Bytes,
     /// The time after which the response is not sent.
     pub(crate) deadline: Instant,
@@ -68,7 +67,6 @@ pub(crate) struct Created {
 /// The response that the handler sends.
 pub(crate) type Answer = Result<Created, ApiError>;
 
-/// Stores and answers orders.
 pub(crate) struct Orders {
     pub(crate) database: Database,
     pub(crate) commit: GroupCommit<InsertOrders>,
@@ -95,7 +93,6 @@ pub(crate) struct InsertOrders {
 }
 
 impl InsertOrders {
-    /// Starts the group commit.
     pub(crate) fn start(database: &Database, jobs: &Batcher<Job>, shutdown: &Shutdown) -> GroupCommit<Self> {
         let (database, jobs) = (database.clone(), jobs.clone());
         GroupCommit::start(Self { database, jobs }, BATCH, shutdown)

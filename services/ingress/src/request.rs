@@ -39,7 +39,6 @@ pub(crate) struct Item {
 pub(crate) struct Draft {
     /// The partner's order id, if it is valid.
     pub(crate) external_order_id: Option<String>,
-    /// The well-formed items.
     pub(crate) items: Vec<Item>,
     /// The errors: the external id first, then the products by index.
     pub(crate) errors: Vec<Fault>,

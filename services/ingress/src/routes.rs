@@ -41,7 +41,6 @@ pub(crate) struct App {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
     pub(crate) limits: LimitsConfig,
-    /// The largest order.
     pub(crate) largest: Largest,
     pub(crate) orders: Arc<Orders>,
     pub(crate) metrics: Metrics,
@@ -55,7 +54,6 @@ impl App {
     }
 }
 
-/// The public router.
 pub(crate) fn router(
     app: Arc<App>,
     pages: Router,

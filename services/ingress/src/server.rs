@@ -45,7 +45,6 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appl
 /// connection.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
-/// Serves connections.
 pub(crate) struct Server {
     connections: Arc<Connections>,
     router: Router,
