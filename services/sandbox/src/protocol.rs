@@ -53,6 +53,16 @@ pub struct ProductList<T> {
     pub message: Cow<'static, str>,
 }
 
+impl<T> ProductList<T> {
+    pub fn new(products: Vec<T>, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            products,
+            code,
+            message: message.into(),
+        }
+    }
+}
+
 /// The body of an answer without products.
 #[derive(Serialize)]
 pub struct Status {
