@@ -265,12 +265,8 @@ impl Accounts {
     fn enter(&mut self, purchase: Purchase) -> Arc<Purchase> {
         let purchase = Arc::new(purchase);
         self.next_unit += purchase.size();
-        if let Some(places) = self.by_order_id.get_mut(&purchase.order_id) {
-            places.push(self.purchases.len());
-        } else {
-            self.by_order_id
-                .insert(purchase.order_id.clone(), vec![self.purchases.len()]);
-        }
+        let places = self.by_order_id.entry(purchase.order_id.clone());
+        places.or_default().push(self.purchases.len());
         self.purchases.push(Arc::clone(&purchase));
         purchase
     }
