@@ -69,8 +69,7 @@ impl Server {
         })
     }
 
-    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
-    /// flight.
+    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in flight.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
         let serve_one = |stream, peer| Arc::clone(&self).connection(stream, peer);
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await
