@@ -5,6 +5,7 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     process::{Child, Command as Process, Stdio},
+    time::Duration,
 };
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
@@ -67,6 +68,14 @@ impl Caller {
     /// An order that is ready to be sent, for those that aren't answered as usual.
     pub fn ordering(&self, order_id: &str, products: &[(&str, u32)]) -> RequestBuilder {
         self.signed(Method::POST, "/api/v2/order", order_body(order_id, products))
+    }
+
+    /// Orders as a client that gives up before it has an answer.
+    pub async fn order_and_go(&self, order_id: &str, products: &[(&str, u32)]) {
+        let request = self.ordering(order_id, products);
+        let gone = request.timeout(Duration::from_millis(300)).send().await;
+        let error = gone.unwrap_err();
+        assert!(error.is_timeout(), "{error:?}");
     }
 
     /// Orders products given as (option id, quantity); HTTP status 200 is asserted.
