@@ -283,42 +283,24 @@ mod tests {
     #[test]
     fn what_is_wrong_with_an_order_is_said() {
         let long = "x".repeat(MAX_ID + 1);
-        for (body, message) in [
-            ("", "The body is not an order: EOF while parsing"),
-            ("[1", "The body is not an order: "),
-            (r#"{"products":[]}"#, "missing field `orderId`"),
-            (r#"{"orderId":"o"}"#, "missing field `products`"),
-            (r#"{"orderId":7,"products":[]}"#, "invalid type: integer `7`"),
-            (
-                r#"{"orderId":" ","products":[{"optionId":"a","qty":1}]}"#,
-                "orderId is blank",
-            ),
-            (r#"{"orderId":"o","products":[]}"#, "products is empty"),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"","qty":1}]}"#,
-                "products[0].optionId is blank",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":0}]}"#,
-                "products[0].qty must be at least 1",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":-1}]}"#,
-                "invalid value: integer `-1`",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":1.5}]}"#,
-                "floating point `1.5`",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":10001}]}"#,
-                "10001 units are more than 10000",
-            ),
-            (
-                &format!(r#"{{"orderId":"{long}","products":[{{"optionId":"a","qty":1}}]}}"#),
-                "longer than 200",
-            ),
-        ] {
+        for (body, message) in testkit::rows! {
+            "" => "The body is not an order: EOF while parsing";
+            "[1" => "The body is not an order: ";
+            r#"{"products":[]}"# => "missing field `orderId`";
+            r#"{"orderId":"o"}"# => "missing field `products`";
+            r#"{"orderId":7,"products":[]}"# => "invalid type: integer `7`";
+            r#"{"orderId":" ","products":[{"optionId":"a","qty":1}]}"# => "orderId is blank";
+            r#"{"orderId":"o","products":[]}"# => "products is empty";
+            r#"{"orderId":"o","products":[{"optionId":"","qty":1}]}"# => "products[0].optionId is blank";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":0}]}"#
+                => "products[0].qty must be at least 1";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":-1}]}"# => "invalid value: integer `-1`";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":1.5}]}"# => "floating point `1.5`";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":10001}]}"#
+                => "10001 units are more than 10000";
+            &format!(r#"{{"orderId":"{long}","products":[{{"optionId":"a","qty":1}}]}}"#)
+                => "longer than 200";
+        } {
             let error = read_order(body.as_bytes()).unwrap_err();
             assert!(error.contains(message), "{body}: {error}");
         }
