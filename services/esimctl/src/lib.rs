@@ -126,12 +126,7 @@ fn with_examples(command: clap::Command) -> clap::Command {
 
 /// Runs one command. A failure is one line on standard error.
 pub fn run(config: &Config) -> ExitCode {
-    let outcome = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(anyhow::Error::from)
-        .and_then(|tokio| tokio.block_on(execute(config)));
-    match outcome {
+    match execute(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esimctl: {}", one_line(&with_causes(&error)));
@@ -155,6 +150,7 @@ fn with_causes(error: &anyhow::Error) -> String {
     said
 }
 
+#[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> anyhow::Result<()> {
     let console = &Console::new(config.json, config.database.clone());
     match &config.command {
