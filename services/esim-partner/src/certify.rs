@@ -235,12 +235,8 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         .map(|number| Webhook::new(number).signed(&[secret], 0))
         .collect();
     let answers = join_all(many.iter().map(|webhook| endpoint.send(webhook))).await;
-    endpoint.all(
-        "at_once",
-        "eight webhooks at once",
-        &answers,
-        "accept webhooks at once",
-    );
+    let remedy = "accept webhooks at once";
+    endpoint.all("at_once", "eight webhooks at once", &answers, remedy);
     Ok(endpoint.checks)
 }
 
@@ -276,9 +272,8 @@ async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
 async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
     let [first, second] = [14, 15].map(|number| {
         let mut webhook = Webhook::new(number);
-        webhook.body = webhook
-            .body
-            .replace(&format!("certify-{number}"), "certify-two-units");
+        let order = format!("certify-{number}");
+        webhook.body = webhook.body.replace(&order, "certify-two-units");
         webhook
     });
     let later = endpoint.send(&second.signed(&[secret], 0)).await;
@@ -355,10 +350,8 @@ impl Certify {
         }
         for check in &checks {
             let mark = if check.passed { "ok  " } else { "FAIL" };
-            print(format!(
-                "{mark} {}: {}; answer: {}",
-                check.name, check.sent, check.answered
-            ))?;
+            let (name, sent, answered) = (check.name, check.sent, &check.answered);
+            print(format!("{mark} {name}: {sent}; answer: {answered}"))?;
             if !check.passed {
                 print(format!("     {}", check.remedy))?;
             }

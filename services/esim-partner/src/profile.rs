@@ -89,7 +89,7 @@ fn parse(text: &str) -> BTreeMap<String, String> {
 }
 
 /// Replaces the file in one step. The file has mode 0600 from the start, a new folder has 0700.
-pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
+fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
     DirBuilder::new()
@@ -140,7 +140,7 @@ impl Login {
             format!("the keys were not accepted and are not stored (server time: {date})")
         })?;
         let file = config.file()?;
-        account.store(&file)?;
+        write(&file, &account.settings)?;
         let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
         print(format!(
             "Logged in to the {} account {:?}; the keys are in {}",
