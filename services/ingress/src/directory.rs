@@ -372,12 +372,8 @@ mod tests {
     fn old_keys_end_by_the_clock() {
         let mut partners = Partners::default();
         let now = Instant::now();
-        learn(
-            &mut partners,
-            PartnerId::new(),
-            1,
-            &[("new", None), ("old", Some(now))],
-        );
+        let keys = [("new", None), ("old", Some(now))];
+        learn(&mut partners, PartnerId::new(), 1, &keys);
         assert!(valid(Arc::clone(&partners.by_access_key["old"])).is_none());
         assert!(valid(Arc::clone(&partners.by_access_key["new"])).is_some());
         partners.forget_ended();

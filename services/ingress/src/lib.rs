@@ -180,10 +180,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config
-        .master_key
-        .vault(&Keyring::ALL)
-        .map_err(BadSetting::error)?;
+    let vault = config.master_key.vault(&Keyring::ALL);
+    let vault = vault.map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let connections = config.database.database_connections;
     if u32::from(config.limits.self_service_concurrency) > connections {
@@ -207,11 +205,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     );
     let instance = Uuid::now_v7().simple().to_string();
     let jobs = nats.jobs(&instance, &shutdown);
-    let providers = config
-        .providers
-        .iter()
-        .map(String::as_str)
-        .chain([orders::SANDBOX]);
+    let providers = config.providers.iter().map(String::as_str);
+    let providers = providers.chain([orders::SANDBOX]);
     let handshake = Handshake::new(&nats, instance, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 

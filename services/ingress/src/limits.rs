@@ -123,14 +123,11 @@ mod tests {
         let id = "\\ud83d\\udcf1".repeat(255);
         let items = vec![item; 100].join(",\n        ");
         let body = format!(r#"{{ "external_order_id": "{id}", "products": [ {items} ] }}"#);
-        let draft = request::read(
-            body.as_bytes(),
-            Largest {
-                items: 100,
-                units: 1000,
-            },
-        )
-        .unwrap();
+        let largest = Largest {
+            items: 100,
+            units: 1000,
+        };
+        let draft = request::read(body.as_bytes(), largest).unwrap();
         assert!(draft.errors.is_empty() && draft.items.len() == 100);
         assert!(body.len() < size(limits.max_body) / 2, "{}", body.len());
     }

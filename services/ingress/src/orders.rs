@@ -165,11 +165,8 @@ impl Orders {
             option.enabled && (partner.environment == Environment::Sandbox || live())
         });
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
-        let missing: Vec<usize> = items
-            .iter()
-            .filter(|item| !exists(item))
-            .map(|item| item.index)
-            .collect();
+        let missing = items.iter().filter(|item| !exists(item));
+        let missing: Vec<usize> = missing.map(|item| item.index).collect();
         if !missing.is_empty() {
             errors.push(Fault {
                 items: missing,
@@ -242,11 +239,8 @@ impl Orders {
             }
         }
         for placement in &mut placements {
-            let options = placement
-                .topups
-                .iter()
-                .map(|topup| topup.provider_option_id.as_str());
-            placement.lane = domain::lane(options);
+            let topups = placement.topups.iter();
+            placement.lane = domain::lane(topups.map(|topup| topup.provider_option_id.as_str()));
         }
         placements
     }

@@ -47,11 +47,8 @@ pub(crate) struct Draft {
 impl Draft {
     /// The units of all items; `None` if there are none.
     pub(crate) fn units(&self) -> Option<NonZeroU32> {
-        let units = self
-            .items
-            .iter()
-            .map(|item| item.quantity)
-            .fold(0, u64::saturating_add);
+        let units = self.items.iter().map(|item| item.quantity);
+        let units = units.fold(0, u64::saturating_add);
         NonZeroU32::new(u32::try_from(units).unwrap_or(u32::MAX))
     }
 }
@@ -151,10 +148,8 @@ fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Res
             });
         }
     }
-    if draft
-        .units()
-        .is_some_and(|units| u64::from(units.get()) > limits.units)
-    {
+    let units = draft.units().map_or(0, NonZeroU32::get);
+    if u64::from(units) > limits.units {
         let message = format!("Products can't have more than {} units in total", limits.units);
         draft.errors.push(Fault::new(Code::TooManyUnits, message));
     }

@@ -225,11 +225,7 @@ async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
     };
     let read = tokio::time::timeout(app.limits.body_timeout, read).await;
     read.unwrap_or_else(|_| {
-        let message = "Request body did not arrive in time";
-        Err(ApiError::plain(
-            StatusCode::REQUEST_TIMEOUT,
-            Code::BodyTimeout,
-            message,
-        ))
+        let (status, message) = (StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time");
+        Err(ApiError::plain(status, Code::BodyTimeout, message))
     })
 }

@@ -120,14 +120,10 @@ async fn stored(
 }
 
 fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
-    let profiles: Vec<Option<Profile>> = units
-        .iter()
-        .map(|unit| topups::profile(desk, unit))
-        .collect::<Result<_, _>>()?;
-    let topups = units
-        .iter()
-        .zip(&profiles)
-        .map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
+    let profiles = units.iter().map(|unit| topups::profile(desk, unit));
+    let profiles: Vec<Option<Profile>> = profiles.collect::<Result<_, _>>()?;
+    let both = units.iter().zip(&profiles);
+    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
     let order = Order {
         summary: Summary::new(head, partner_view::count(units)),
         topups: topups.collect(),
