@@ -220,10 +220,8 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     rotations(&mut endpoint, secret, &other).await;
 
     let mut spaced = Webhook::new(9);
-    spaced.body = spaced
-        .body
-        .replace(":\"", " :  \"")
-        .replace("certify-", "\\u0063ertify-");
+    let body = spaced.body.replace(":\"", " :  \"");
+    spaced.body = body.replace("certify-", "\\u0063ertify-");
     let spaced = spaced.signed(&[secret], 0);
     let sent = "a valid webhook with blanks and escapes in its JSON";
     let remedy = "verify the raw bytes of the body, not JSON that you have parsed and written again";

@@ -92,11 +92,8 @@ fn parse(text: &str) -> BTreeMap<String, String> {
 fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .with_context(failed)?;
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.with_context(failed)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
     for (name, value) in settings {
         // So a shell can read the file.

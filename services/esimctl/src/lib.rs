@@ -201,10 +201,8 @@ mod tests {
     fn every_command_has_examples() {
         fn check(command: &clap::Command, path: &str) {
             let path = format!("{path} {}", command.get_name());
-            let help = command
-                .get_after_help()
-                .map(ToString::to_string)
-                .unwrap_or_default();
+            let help = command.get_after_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
             assert!(help.contains("esimctl"), "{path} has no examples");
             for subcommand in command.get_subcommands() {
                 check(subcommand, &path);

@@ -243,12 +243,8 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
     let mut passwords = String::new();
     for role in ROLES {
         let password = read(&folder.join(format!("nats-{}", role.of)))?;
-        writeln!(
-            passwords,
-            "{}_PASSWORD: \"{}\"",
-            role.of.to_uppercase(),
-            password.trim_end()
-        )?;
+        let (name, password) = (role.of.to_uppercase(), password.trim_end());
+        writeln!(passwords, "{name}_PASSWORD: \"{password}\"")?;
     }
     of("nats", SERVER)?.write("passwords.conf", &passwords)
 }

@@ -200,10 +200,8 @@ impl Ledger {
         let books = self.lock();
         let accounts = &books.accounts;
         let places = accounts.by_order_id.get(order_id)?;
-        let purchases: Vec<_> = places
-            .iter()
-            .map(|place| Arc::clone(&accounts.purchases[*place]))
-            .collect();
+        let purchases = places.iter().map(|place| Arc::clone(&accounts.purchases[*place]));
+        let purchases: Vec<_> = purchases.collect();
         let canceled = purchases
             .iter()
             .flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers()))

@@ -85,12 +85,8 @@ async fn suffer(State(sandbox): State<Sandbox>, request: Request, next: Next) ->
         }
         next.run(Request::from_parts(parts, Body::from(body))).await
     };
-    let response = sandbox
-        .shutdown
-        .tracker()
-        .spawn(call.in_current_span())
-        .await
-        .map_err(|_| Error::Failed)?;
+    let calling = sandbox.shutdown.tracker().spawn(call.in_current_span());
+    let response = calling.await.map_err(|_| Error::Failed)?;
     match ending {
         Ending::Answered => Ok(response),
         Ending::Error { .. } => Err(Error::Failed),
