@@ -40,7 +40,6 @@ pub(crate) struct AccountConfig {
 }
 
 impl AccountConfig {
-    /// The file of the profile.
     pub(crate) fn file(&self) -> anyhow::Result<PathBuf> {
         profile::file(self.profile.as_deref())
     }

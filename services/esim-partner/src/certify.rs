@@ -50,7 +50,6 @@ pub struct Check {
     pub remedy: &'static str,
 }
 
-/// A webhook to send.
 #[derive(Clone)]
 struct Webhook {
     id: String,
@@ -58,7 +57,6 @@ struct Webhook {
     headers: Vec<(&'static str, String)>,
 }
 
-/// How an endpoint answered.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Status(u16, Duration),
@@ -115,7 +113,6 @@ impl Webhook {
     }
 }
 
-/// The endpoint under test.
 struct Endpoint<'a> {
     url: &'a str,
     http: reqwest::Client,
@@ -186,7 +183,6 @@ impl Endpoint<'_> {
     }
 }
 
-/// Runs all checks of an endpoint.
 pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Result<Vec<Check>> {
     let other = signing::generate::webhook_secret()?;
     let http = account::http(timeout).build();

@@ -28,7 +28,6 @@ pub(crate) enum Done {
     ByHand,
 }
 
-/// An item of the checklist.
 #[derive(Debug, Serialize)]
 pub(crate) struct Item {
     /// Its stable name.
@@ -173,7 +172,6 @@ fn is_private(url: &Url) -> bool {
     }
 }
 
-/// Prints the checklist.
 pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
     print("\nGo-live checklist:")?;
     for Item {

@@ -148,7 +148,6 @@ impl Login {
     }
 }
 
-/// Asks for each setting on the terminal.
 fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
     ensure!(
         io::stdin().is_terminal(),

@@ -98,7 +98,6 @@ struct Seen {
     attempt: i32,
 }
 
-/// An order that is followed.
 struct Followed {
     order: Order,
     topups: HashMap<String, Seen>,

@@ -357,7 +357,6 @@ async fn set_disabled(which: &Which, disabled: bool, console: &Console) -> anyho
     change(which, console, set).await
 }
 
-/// Changes a partner and shows it.
 async fn change(
     which: &Which,
     console: &Console,

@@ -137,7 +137,6 @@ fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error
     }
 }
 
-/// The effect of the command, for the preview.
 fn preview(preview: &Resolved) -> String {
     let Resolved {
         placement_id,

@@ -208,7 +208,6 @@ fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String
     lines.join("\n")
 }
 
-/// Shows the progress on a terminal.
 fn progress(done: u64, all: u64) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {

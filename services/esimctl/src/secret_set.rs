@@ -145,7 +145,6 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
     Ok(())
 }
 
-/// The file with the keys for a purpose.
 fn keys_for(folder: &Path, purpose: &str) -> PathBuf {
     let own = folder.join(format!("master-{purpose}.key"));
     if own.exists() {

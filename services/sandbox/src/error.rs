@@ -27,7 +27,6 @@ pub enum Error {
     Failed,
     /// 429, as scripted: nothing was bought.
     RateLimited,
-    /// No answer, as scripted.
     Unanswered(NoAnswer),
     /// 400: a bad request to `/ledger` or `/faults`, with the reason.
     Bad(String),

@@ -96,7 +96,6 @@ impl Faults {
         Ok(())
     }
 
-    /// Every fault, and whether it is in force.
     pub fn in_force(&self) -> [(&'static str, bool); 7] {
         [
             ("down", self.down),

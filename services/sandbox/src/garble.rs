@@ -40,7 +40,6 @@ pub enum Garble {
     OddMessage,
 }
 
-/// Makes an answer, garbled as asked.
 pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: ProductList<T>) -> Response {
     match garble {
         None => Json(products).into_response(),

@@ -77,13 +77,10 @@ impl Opened {
 /// What happens to a second order with the same order id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
-    /// It is refused.
     Refused,
-    /// It buys again.
     Bought,
 }
 
-/// Why nothing was bought.
 #[derive(Debug)]
 pub enum NotBought {
     Duplicate,
@@ -225,7 +222,6 @@ impl Ledger {
         Ok(true)
     }
 
-    /// The profile of a unit bought at `bought_at`.
     pub fn profile(&self, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
         profile::profile(self.seed, unit, bought_at)
     }

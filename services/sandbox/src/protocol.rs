@@ -8,7 +8,6 @@ use time::OffsetDateTime;
 /// The codes of answers. Codes marked "made up" exist only in this sandbox, because the protocol's
 /// own code is unknown.
 pub mod code {
-    /// Done.
     pub const OK: &str = "0000";
     /// The request does not follow the protocol. Made up.
     pub const MALFORMED: &str = "9000";

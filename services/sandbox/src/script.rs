@@ -168,7 +168,6 @@ impl Scripts {
             .unwrap_or(AtPost::Buys)
     }
 
-    /// Whether any unit of these products gets a callback.
     pub fn calls_back(&self, products: &[Product]) -> bool {
         products
             .iter()

@@ -48,7 +48,6 @@ pub fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }
 
-/// The result of a run.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,

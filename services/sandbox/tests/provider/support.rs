@@ -20,7 +20,6 @@ use tokio::task::JoinHandle;
 pub const ACCESS_KEY: &str = "sandbox-access";
 pub const SECRET: &str = "c2FuZGJveC1zZWNyZXQ=";
 
-/// A client of one sandbox.
 pub struct Caller {
     pub http: Client,
     pub base: String,
@@ -100,7 +99,6 @@ impl Caller {
         answer
     }
 
-    /// The code of the answer to an order.
     pub async fn code(&self, order_id: &str, products: &[(&str, u32)]) -> String {
         let answer = self.order(order_id, products).await;
         answer["code"].as_str().unwrap().to_owned()
@@ -129,7 +127,6 @@ impl Caller {
         (number("purchases"), number("units"))
     }
 
-    /// Sets the faults of the whole provider.
     pub async fn faults(&self, faults: Value) -> (StatusCode, Value) {
         let request = self.http.put(format!("{}/faults", self.base));
         let response = request.body(faults.to_string()).send().await.unwrap();
@@ -160,7 +157,6 @@ pub fn units(answer: &Value) -> &Vec<Value> {
     answer["products"].as_array().unwrap()
 }
 
-/// A field of each product.
 pub fn strings<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
     let units = products.as_array().unwrap().iter();
     units.map(|unit| unit[field].as_str().unwrap()).collect()
