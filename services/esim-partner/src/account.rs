@@ -76,13 +76,8 @@ impl Answer {
 
     /// The status, the codes and the request's id, for people.
     pub(crate) fn summary(&self) -> String {
-        let Self {
-            status,
-            codes,
-            request_id,
-            ..
-        } = self;
-        format!("HTTP status {status} {codes} (request {request_id})")
+        let (status, codes, id) = (self.status, &self.codes, &self.request_id);
+        format!("HTTP status {status} {codes} (request {id})")
     }
 
     /// The JSON of a 2xx.
