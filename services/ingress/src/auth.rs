@@ -135,10 +135,8 @@ impl Authenticator {
                 return Err(self.denied("missing_secret_key", Code::SecretKeyMissing, message));
             }
             Key::Unusable => {
-                let id = partner.id;
-                return Err(ApiError::Internal(anyhow::anyhow!(
-                    "the secret key of partner {id} is unusable"
-                )));
+                let error = anyhow::anyhow!("the secret key of partner {} is unusable", partner.id);
+                return Err(ApiError::Internal(error));
             }
             Key::Known(secret) => secret,
         };

@@ -253,10 +253,8 @@ impl Socket {
     /// Ends a connection whose next head did not arrive in time.
     fn time_out(&mut self) -> io::Error {
         if self.waiting == Waiting::Head {
-            let message = "Request head did not arrive in time";
-            let answer = self
-                .connection
-                .canned(StatusCode::REQUEST_TIMEOUT, Code::HeadTimeout, message);
+            let (status, message) = (StatusCode::REQUEST_TIMEOUT, "Request head did not arrive in time");
+            let answer = self.connection.canned(status, Code::HeadTimeout, message);
             // Nothing else is in the socket's buffer, so all of it fits.
             let _ = self.stream.try_write(&answer);
         }

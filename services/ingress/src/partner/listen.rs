@@ -94,10 +94,7 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
         if !found.is_empty() || next > until || stop.is_cancelled() {
             return answer(&session, &found, &after).await;
         }
-        tokio::select! {
-            () = tokio::time::sleep_until(next) => {}
-            () = stop.cancelled() => {}
-        }
+        stop.run_until_cancelled(tokio::time::sleep_until(next)).await;
     }
 }
 
