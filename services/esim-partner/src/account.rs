@@ -1,10 +1,6 @@
 //! The account's keys, and signed requests.
 
-use std::{
-    collections::BTreeMap,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context, ensure};
 use clap::Args;
@@ -44,7 +40,6 @@ pub(crate) struct AccountConfig {
 }
 
 impl AccountConfig {
-    /// The file of the profile.
     pub(crate) fn file(&self) -> anyhow::Result<PathBuf> {
         profile::file(self.profile.as_deref())
     }
@@ -52,7 +47,7 @@ impl AccountConfig {
 
 /// The account's settings, by name.
 pub(crate) struct Account {
-    settings: BTreeMap<String, String>,
+    pub(crate) settings: BTreeMap<String, String>,
     http: reqwest::Client,
 }
 
@@ -62,7 +57,6 @@ pub(crate) struct Answer {
     /// The codes of the errors.
     pub(crate) codes: String,
     request_id: String,
-    /// The `Date` header.
     pub(crate) date: String,
     /// The body as sent.
     pub(crate) text: String,
@@ -82,13 +76,8 @@ impl Answer {
 
     /// The status, the codes and the request's id, for people.
     pub(crate) fn summary(&self) -> String {
-        let Self {
-            status,
-            codes,
-            request_id,
-            ..
-        } = self;
-        format!("HTTP status {status} {codes} (request {request_id})")
+        let (status, codes, id) = (self.status, &self.codes, &self.request_id);
+        format!("HTTP status {status} {codes} (request {id})")
     }
 
     /// The JSON of a 2xx.
@@ -135,11 +124,6 @@ impl Account {
         Ok(Self { settings, http })
     }
 
-    /// Stores the settings; only the user can read the file.
-    pub(crate) fn store(&self, file: &Path) -> anyhow::Result<()> {
-        profile::write(file, &self.settings)
-    }
-
     pub(crate) fn has(&self, name: &str) -> bool {
         self.settings.get(name).is_some_and(|value| !value.is_empty())
     }
@@ -180,12 +164,10 @@ impl Account {
             signing::request::sign_whole(&secret, method, &target, &timestamp, access_key, &digest);
         let base_url = self.setting("BASE_URL")?.trim_end_matches('/');
         let brand = self.setting("BRAND").unwrap_or("Service");
+        let method = Method::from_bytes(method.as_bytes())?;
         let mut request = self
             .http
-            .request(
-                Method::from_bytes(method.as_bytes())?,
-                format!("{base_url}{target}"),
-            )
+            .request(method, format!("{base_url}{target}"))
             .header(format!("X-{brand}-Access-Key"), access_key)
             .header(format!("X-{brand}-Timestamp"), timestamp)
             .header(format!("X-{brand}-Content-SHA256"), digest)

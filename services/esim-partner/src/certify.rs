@@ -50,7 +50,6 @@ pub struct Check {
     pub remedy: &'static str,
 }
 
-/// A webhook to send.
 #[derive(Clone)]
 struct Webhook {
     id: String,
@@ -58,7 +57,6 @@ struct Webhook {
     headers: Vec<(&'static str, String)>,
 }
 
-/// How an endpoint answered.
 #[derive(Clone, Copy, Debug)]
 enum Answer {
     Status(u16, Duration),
@@ -115,7 +113,6 @@ impl Webhook {
     }
 }
 
-/// The endpoint under test.
 struct Endpoint<'a> {
     url: &'a str,
     http: reqwest::Client,
@@ -186,7 +183,6 @@ impl Endpoint<'_> {
     }
 }
 
-/// Runs all checks of an endpoint.
 pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Result<Vec<Check>> {
     let other = signing::generate::webhook_secret()?;
     let http = account::http(timeout).build();
@@ -220,10 +216,8 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     rotations(&mut endpoint, secret, &other).await;
 
     let mut spaced = Webhook::new(9);
-    spaced.body = spaced
-        .body
-        .replace(":\"", " :  \"")
-        .replace("certify-", "\\u0063ertify-");
+    let body = spaced.body.replace(":\"", " :  \"");
+    spaced.body = body.replace("certify-", "\\u0063ertify-");
     let spaced = spaced.signed(&[secret], 0);
     let sent = "a valid webhook with blanks and escapes in its JSON";
     let remedy = "verify the raw bytes of the body, not JSON that you have parsed and written again";
@@ -235,12 +229,8 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
         .map(|number| Webhook::new(number).signed(&[secret], 0))
         .collect();
     let answers = join_all(many.iter().map(|webhook| endpoint.send(webhook))).await;
-    endpoint.all(
-        "at_once",
-        "eight webhooks at once",
-        &answers,
-        "accept webhooks at once",
-    );
+    let remedy = "accept webhooks at once";
+    endpoint.all("at_once", "eight webhooks at once", &answers, remedy);
     Ok(endpoint.checks)
 }
 
@@ -276,9 +266,8 @@ async fn slow(endpoint: &mut Endpoint<'_>, secret: &Secret, pause: Duration) {
 async fn unordered(endpoint: &mut Endpoint<'_>, secret: &Secret) {
     let [first, second] = [14, 15].map(|number| {
         let mut webhook = Webhook::new(number);
-        webhook.body = webhook
-            .body
-            .replace(&format!("certify-{number}"), "certify-two-units");
+        let order = format!("certify-{number}");
+        webhook.body = webhook.body.replace(&order, "certify-two-units");
         webhook
     });
     let later = endpoint.send(&second.signed(&[secret], 0)).await;
@@ -355,10 +344,8 @@ impl Certify {
         }
         for check in &checks {
             let mark = if check.passed { "ok  " } else { "FAIL" };
-            print(format!(
-                "{mark} {}: {}; answer: {}",
-                check.name, check.sent, check.answered
-            ))?;
+            let (name, sent, answered) = (check.name, check.sent, &check.answered);
+            print(format!("{mark} {name}: {sent}; answer: {answered}"))?;
             if !check.passed {
                 print(format!("     {}", check.remedy))?;
             }

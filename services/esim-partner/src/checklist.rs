@@ -19,7 +19,7 @@ const SKEW: i64 = 60;
 /// Whether an item is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Done {
+pub(crate) enum Done {
     Yes,
     No,
     /// It could not be checked.
@@ -28,16 +28,15 @@ pub enum Done {
     ByHand,
 }
 
-/// An item of the checklist.
 #[derive(Debug, Serialize)]
-pub struct Item {
+pub(crate) struct Item {
     /// Its stable name.
-    pub name: &'static str,
-    pub done: Done,
+    pub(crate) name: &'static str,
+    pub(crate) done: Done,
     /// The condition.
-    pub text: &'static str,
+    pub(crate) text: &'static str,
     /// The finding.
-    pub found: String,
+    pub(crate) found: String,
 }
 
 /// The items that only people can check.
@@ -173,7 +172,6 @@ fn is_private(url: &Url) -> bool {
     }
 }
 
-/// Prints the checklist.
 pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
     print("\nGo-live checklist:")?;
     for Item {

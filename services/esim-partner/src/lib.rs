@@ -7,7 +7,7 @@
 
 mod account;
 pub mod certify;
-pub mod checklist;
+mod checklist;
 mod listen;
 mod order;
 mod output;
@@ -128,12 +128,7 @@ enum Orders {
 
 /// Runs one command. A failure is one line on standard error and exit status 1.
 pub fn run(config: &Config) -> ExitCode {
-    let outcome = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(anyhow::Error::from)
-        .and_then(|tokio| tokio.block_on(execute(config)));
-    match outcome {
+    match execute(config) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) if is_closed(&error) => ExitCode::SUCCESS,
@@ -145,6 +140,7 @@ pub fn run(config: &Config) -> ExitCode {
 }
 
 /// Returns whether the command succeeded; a failure is printed already.
+#[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> anyhow::Result<bool> {
     let command = match &config.command {
         Command::Login(login) => return login.run(&config.account).await.map(|()| true),

@@ -50,7 +50,6 @@ pub(crate) fn endpoint(text: &str) -> Result<Url, String> {
     }
 }
 
-/// A signed webhook.
 #[derive(Deserialize)]
 struct Webhook {
     headers: BTreeMap<String, String>,

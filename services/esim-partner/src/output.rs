@@ -5,7 +5,6 @@ use std::{
     io::{self, ErrorKind, Write},
 };
 
-/// Prints a line.
 pub(crate) fn print(line: impl Display) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout(), "{line}")?)
 }

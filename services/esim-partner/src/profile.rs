@@ -89,14 +89,11 @@ fn parse(text: &str) -> BTreeMap<String, String> {
 }
 
 /// Replaces the file in one step. The file has mode 0600 from the start, a new folder has 0700.
-pub(crate) fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
+fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()> {
     let folder = file.parent().context("the keys file has no folder")?;
     let failed = || format!("cannot write {}", file.display());
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(folder)
-        .with_context(failed)?;
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.with_context(failed)?;
     let mut new = tempfile::NamedTempFile::new_in(folder).with_context(failed)?;
     for (name, value) in settings {
         // So a shell can read the file.
@@ -140,7 +137,7 @@ impl Login {
             format!("the keys were not accepted and are not stored (server time: {date})")
         })?;
         let file = config.file()?;
-        account.store(&file)?;
+        write(&file, &account.settings)?;
         let text = |name: &str| known[name].as_str().unwrap_or_default().to_owned();
         print(format!(
             "Logged in to the {} account {:?}; the keys are in {}",
@@ -151,7 +148,6 @@ impl Login {
     }
 }
 
-/// Asks for each setting on the terminal.
 fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
     ensure!(
         io::stdin().is_terminal(),

@@ -98,7 +98,6 @@ struct Seen {
     attempt: i32,
 }
 
-/// An order that is followed.
 struct Followed {
     order: Order,
     topups: HashMap<String, Seen>,
@@ -258,12 +257,7 @@ async fn look(
 }
 
 fn line_of(topup_id: &str, attempt: &Attempt) -> String {
-    let Attempt {
-        attempt: number,
-        duration_ms: took,
-        outcome,
-        ..
-    } = attempt;
+    let (number, outcome, took) = (attempt.attempt, &attempt.outcome, attempt.duration_ms);
     let status = attempt.status.map(|status| format!(" status {status}"));
     let answer = attempt.answer.as_ref().map(|answer| format!(" {answer:?}"));
     let (status, answer) = (status.unwrap_or_default(), answer.unwrap_or_default());

@@ -182,10 +182,8 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
         }
     };
     let attempts = deliveries::attempts(&mut connection, id, i64::MAX).await?;
-    let answers: Vec<Option<String>> = attempts
-        .iter()
-        .map(|attempt| answer(vault, id, attempt))
-        .collect();
+    let answers = attempts.iter().map(|attempt| answer(vault, id, attempt));
+    let answers: Vec<Option<String>> = answers.collect();
     let mut shown = json!({ "delivery": delivery, "attempts": attempts });
     for (index, answer) in answers.iter().enumerate() {
         if let Some(answer) = answer {

@@ -126,12 +126,7 @@ fn with_examples(command: clap::Command) -> clap::Command {
 
 /// Runs one command. A failure is one line on standard error.
 pub fn run(config: &Config) -> ExitCode {
-    let outcome = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(anyhow::Error::from)
-        .and_then(|tokio| tokio.block_on(execute(config)));
-    match outcome {
+    match execute(config) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("esimctl: {}", one_line(&with_causes(&error)));
@@ -155,6 +150,7 @@ fn with_causes(error: &anyhow::Error) -> String {
     said
 }
 
+#[tokio::main(flavor = "current_thread")]
 async fn execute(config: &Config) -> anyhow::Result<()> {
     let console = &Console::new(config.json, config.database.clone());
     match &config.command {
@@ -205,10 +201,8 @@ mod tests {
     fn every_command_has_examples() {
         fn check(command: &clap::Command, path: &str) {
             let path = format!("{path} {}", command.get_name());
-            let help = command
-                .get_after_help()
-                .map(ToString::to_string)
-                .unwrap_or_default();
+            let help = command.get_after_help().map(ToString::to_string);
+            let help = help.unwrap_or_default();
             assert!(help.contains("esimctl"), "{path} has no examples");
             for subcommand in command.get_subcommands() {
                 check(subcommand, &path);

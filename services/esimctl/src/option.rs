@@ -303,70 +303,39 @@ mod tests {
 
     #[test]
     fn a_good_file_is_read() {
-        let text =
-            json!({ "options": [entry(), with("option_id", json!(ID.replace("d4", "d5")))] }).to_string();
-        let options = parse(&text).unwrap();
+        let read = |entries: Value| parse(&json!({ "options": entries }).to_string()).unwrap();
+        let options = read(json!([entry(), with("option_id", json!(ID.replace("d4", "d5")))]));
         assert_eq!(options.len(), 2);
         assert_eq!(options[0].option_id.to_string(), ID);
-        assert!(options[0].enabled);
-        assert!(options[0].details.is_empty());
-        let given = json!({ "options": [with("details", json!({"days": 7}))] }).to_string();
-        assert_eq!(parse(&given).unwrap()[0].details["days"], 7);
-        let off = json!({ "options": [with("enabled", json!(false))] }).to_string();
-        assert!(!parse(&off).unwrap()[0].enabled);
-        assert!(parse(r#"{"options": []}"#).unwrap().is_empty());
+        assert!(options[0].enabled && options[0].details.is_empty());
+        let given = read(json!([with("details", json!({"days": 7}))]));
+        assert_eq!(given[0].details["days"], 7);
+        assert!(!read(json!([with("enabled", json!(false))]))[0].enabled);
+        assert!(read(json!([])).is_empty());
     }
 
     #[test]
     fn each_fault_names_its_entry_and_field() {
-        for (field, value, fault_is) in [
-            ("name", Value::Null, "options[0] name is missing"),
-            ("name", json!(" "), "options[0] name is blank"),
-            ("name", json!(5), "options[0] name is not a string"),
-            ("name", json!("a\u{0}"), "options[0] name has a control character"),
-            (
-                "provider_option_id",
-                json!("x".repeat(256)),
-                "options[0] provider_option_id is longer than 255 characters",
-            ),
-            (
-                "option_id",
-                json!("1"),
-                r#"options[0] option_id is "1", which is not a UUID with hyphens"#,
-            ),
-            (
-                "provider",
-                json!("e.*"),
-                r#"options[0] provider is "e.*"; use lower case letters, digits, - and _ as in sandbox or usimsa"#,
-            ),
-            (
-                "environment",
-                json!("test"),
-                r#"options[0] environment is "test"; it must be sandbox or live"#,
-            ),
-            (
-                "enabled",
-                json!("yes"),
-                "options[0] enabled must be true or false",
-            ),
-            ("details", json!("JP"), "options[0] details must be a JSON object"),
-            (
-                "details",
-                json!({"text": "x".repeat(4096)}),
-                "options[0] details must be at most 4096 bytes of JSON",
-            ),
-            (
-                "details",
-                json!({"text": "\u{0}"}),
-                "options[0] details must hold no NUL",
-            ),
-            (
-                "price",
-                json!(1),
-                r#"options[0] "price" is not a field; the fields are option_id, name, provider, provider_option_id, environment, enabled, details"#,
-            ),
-        ] {
-            assert_eq!(fault(&json!([with(field, value)])), fault_is);
+        for (field, value, fault_is) in testkit::rows! {
+            "name", Value::Null => "name is missing";
+            "name", json!(" ") => "name is blank";
+            "name", json!(5) => "name is not a string";
+            "name", json!("a\u{0}") => "name has a control character";
+            "provider_option_id", json!("x".repeat(256))
+                => "provider_option_id is longer than 255 characters";
+            "option_id", json!("1") => r#"option_id is "1", which is not a UUID with hyphens"#;
+            "provider", json!("e.*")
+                => r#"provider is "e.*"; use lower case letters, digits, - and _ as in sandbox or usimsa"#;
+            "environment", json!("test") => r#"environment is "test"; it must be sandbox or live"#;
+            "enabled", json!("yes") => "enabled must be true or false";
+            "details", json!("JP") => "details must be a JSON object";
+            "details", json!({"text": "x".repeat(4096)}) => "details must be at most 4096 bytes of JSON";
+            "details", json!({"text": "\u{0}"}) => "details must hold no NUL";
+            "price", json!(1)
+                => r#""price" is not a field; the fields are option_id, name, provider, provider_option_id, environment, enabled, details"#;
+        } {
+            let entries = json!([with(field, value)]);
+            assert_eq!(fault(&entries), format!("options[0] {fault_is}"));
         }
     }
 

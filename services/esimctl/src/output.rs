@@ -24,22 +24,14 @@ pub fn table<const N: usize>(rows: impl IntoIterator<Item = Row<N>>) -> String {
 /// A line per property. Never wrapped.
 pub fn properties(rows: &[(&str, String)]) -> String {
     let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or_default();
-    let lines: Vec<String> = rows
-        .iter()
-        .map(|(name, value)| format!("{name:width$}  {}", printable(value)))
-        .collect();
-    lines.join("\n")
+    let line = |(name, value): &(&str, String)| format!("{name:width$}  {}", printable(value));
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// Joins the lines by blanks and escapes control characters.
 pub fn one_line(text: &str) -> String {
-    let lines: Vec<String> = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty())
-        .map(printable)
-        .collect();
-    lines.join(" ")
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.map(printable).collect::<Vec<_>>().join(" ")
 }
 
 /// A UTC time: `2025-01-29 12:34:56.789`.

@@ -208,17 +208,6 @@ pub struct Limits {
     units_per_second: Option<Limit>,
 }
 
-impl Limits {
-    fn new_limits(&self) -> NewLimits {
-        NewLimits {
-            max_in_flight: self.max_in_flight.unwrap_or_default(),
-            requests_per_second: self.requests_per_second.unwrap_or_default(),
-            orders_per_second: self.orders_per_second.unwrap_or_default(),
-            units_per_second: self.units_per_second.unwrap_or_default(),
-        }
-    }
-}
-
 /// Whether a signature covers the query and the body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Covered {
@@ -264,7 +253,12 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Command::Disable(which) => set_disabled(which, true, console).await,
         Command::Enable(which) => set_disabled(which, false, console).await,
         Command::SetLimits { which, limits } => {
-            let limits = limits.new_limits();
+            let limits = NewLimits {
+                max_in_flight: limits.max_in_flight.unwrap_or_default(),
+                requests_per_second: limits.requests_per_second.unwrap_or_default(),
+                orders_per_second: limits.orders_per_second.unwrap_or_default(),
+                units_per_second: limits.units_per_second.unwrap_or_default(),
+            };
             let set =
                 async |connection: &mut PgConnection, id| partners::set_limits(connection, id, &limits).await;
             change(which, console, set).await
@@ -357,7 +351,6 @@ async fn set_disabled(which: &Which, disabled: bool, console: &Console) -> anyho
     change(which, console, set).await
 }
 
-/// Changes a partner and shows it.
 async fn change(
     which: &Which,
     console: &Console,

@@ -137,17 +137,9 @@ fn not_resolved(placement_id: PlacementId, error: &NotResolved) -> anyhow::Error
     }
 }
 
-/// The effect of the command, for the preview.
 fn preview(preview: &Resolved) -> String {
-    let Resolved {
-        placement_id,
-        provider,
-        attempt,
-        pending,
-        failed,
-        ready,
-        ..
-    } = preview;
+    let (placement_id, provider, attempt) = (preview.placement_id, &preview.provider, preview.attempt);
+    let (pending, failed, ready) = (preview.pending, preview.failed, preview.ready);
     let consequence = match preview.state {
         PlacementState::Placed => format!("{pending} units are collected from {provider} and delivered"),
         PlacementState::Accepted => format!(
@@ -183,14 +175,8 @@ fn row(one: &Listed) -> Row<9> {
 }
 
 fn describe(resolved: &Resolved) -> String {
-    let Resolved {
-        placement_id,
-        attempt,
-        pending,
-        failed,
-        ready,
-        ..
-    } = resolved;
+    let (placement_id, attempt) = (resolved.placement_id, resolved.attempt);
+    let (pending, failed, ready) = (resolved.pending, resolved.failed, resolved.ready);
     let units = format!("units now: {pending} pending, {failed} failed, {ready} ready");
     let what = match resolved.state {
         PlacementState::Placed => "is bought; its profiles are collected now".to_owned(),

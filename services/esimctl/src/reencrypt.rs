@@ -162,7 +162,7 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
     for _ in 0..PASSES {
         let before = reencrypted;
         let pass = master_key::reencrypt(&mut connection, &vault, |pass: &Pass| {
-            progress(before + pass.reencrypted, all);
+            progress(&format!("{} of {all} encrypted again", before + pass.reencrypted));
         })
         .await?;
         reencrypted += pass.reencrypted;
@@ -172,7 +172,7 @@ pub async fn run(asked: &Reencrypt, console: &Console) -> anyhow::Result<()> {
             break;
         }
     }
-    progress_is_over();
+    progress("\x1b[K");
     let shown = json!({ "key": key, "reencrypted": reencrypted, "failed": failed, "left": left_now });
     console.print(&shown, || describe(key, reencrypted, &failed, left_now))?;
     if left_now > failed.len() as u64 {
@@ -208,17 +208,10 @@ fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String
     lines.join("\n")
 }
 
-/// Shows the progress on a terminal.
-fn progress(done: u64, all: u64) {
+/// Writes over the line of a terminal.
+fn progress(text: &str) {
     let mut stderr = std::io::stderr();
     if stderr.is_terminal() {
-        let _ = write!(stderr, "\r{done} of {all} encrypted again");
-    }
-}
-
-fn progress_is_over() {
-    let mut stderr = std::io::stderr();
-    if stderr.is_terminal() {
-        let _ = write!(stderr, "\r\x1b[K");
+        let _ = write!(stderr, "\r{text}");
     }
 }

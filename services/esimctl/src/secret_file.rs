@@ -19,7 +19,6 @@ pub fn make(path: &Path, content: &str) -> anyhow::Result<bool> {
     }
 }
 
-/// Replaces a file.
 pub fn replace(path: &Path, content: &str) -> anyhow::Result<()> {
     put(path, content, |unfinished| unfinished.persist(path))
         .with_context(|| format!("cannot write {}", path.display()))

@@ -145,7 +145,6 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
     Ok(())
 }
 
-/// The file with the keys for a purpose.
 fn keys_for(folder: &Path, purpose: &str) -> PathBuf {
     let own = folder.join(format!("master-{purpose}.key"));
     if own.exists() {
@@ -243,12 +242,8 @@ fn share(folder: &Path, into: &Path, callback_base: &str) -> anyhow::Result<()> 
     let mut passwords = String::new();
     for role in ROLES {
         let password = read(&folder.join(format!("nats-{}", role.of)))?;
-        writeln!(
-            passwords,
-            "{}_PASSWORD: \"{}\"",
-            role.of.to_uppercase(),
-            password.trim_end()
-        )?;
+        let (name, password) = (role.of.to_uppercase(), password.trim_end());
+        writeln!(passwords, "{name}_PASSWORD: \"{password}\"")?;
     }
     of("nats", SERVER)?.write("passwords.conf", &passwords)
 }
@@ -296,11 +291,8 @@ mod tests {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap().to_owned();
             if path.is_dir() {
-                found.extend(
-                    files(&path)
-                        .into_iter()
-                        .map(|(inner, text)| (format!("{name}/{inner}"), text)),
-                );
+                let inner = files(&path).into_iter();
+                found.extend(inner.map(|(inner, text)| (format!("{name}/{inner}"), text)));
             } else {
                 found.insert(name, fs::read_to_string(&path).unwrap());
             }
@@ -319,52 +311,36 @@ mod tests {
             let of = paths.filter(|(one, _)| *one == service);
             of.map(|(_, name)| name).collect::<Vec<_>>().join(" ")
         };
-        for (service, expected) in [
-            (
-                "ingress",
-                "master-partners.key master-profiles.key master-webhooks.key nats-password pgpass qr.key",
-            ),
-            (
-                "provisioner",
-                "master-profiles.key nats-password pgpass sandbox-access-key sandbox-callback-token sandbox-secret-key",
-            ),
-            (
-                "notifier",
-                "master-profiles.key master-webhooks.key nats-password pgpass qr.key",
-            ),
-            ("postgres", "password"),
-            ("nats", "passwords.conf"),
-            (
-                "sandbox",
-                "sandbox-access-key sandbox-callback-url sandbox-secret-key",
-            ),
-        ] {
+        for (service, expected) in testkit::rows! {
+            "ingress"
+                => "master-partners.key master-profiles.key master-webhooks.key nats-password pgpass qr.key";
+            "provisioner"
+                => "master-profiles.key nats-password pgpass sandbox-access-key sandbox-callback-token sandbox-secret-key";
+            "notifier" => "master-profiles.key master-webhooks.key nats-password pgpass qr.key";
+            "postgres" => "password";
+            "nats" => "passwords.conf";
+            "sandbox" => "sandbox-access-key sandbox-callback-url sandbox-secret-key";
+        } {
             assert_eq!(names(service), expected, "{service}");
         }
 
         // The owner's password is in two shares, and no stage's password is in another stage's.
         let with = |secret: &str| -> String {
             let holds = |(_, text): &(&String, &String)| text.contains(all[secret].trim_end());
-            let paths = shares
-                .iter()
-                .filter(holds)
-                .filter_map(|(path, _)| path.split('/').next());
-            let mut services: Vec<&str> = paths.collect();
+            let of = shares.iter().filter(holds);
+            let mut services: Vec<&str> = of.filter_map(|(path, _)| path.split('/').next()).collect();
             services.dedup();
             services.join(" ")
         };
-        for (secret, services) in [
-            ("password", "owner postgres"),
-            ("database-ingress", "ingress owner"),
-            ("nats-notifier", "nats notifier"),
-            ("master-partners.key", "ingress operator owner"),
-            (
-                "master-profiles.key",
-                "ingress notifier operator owner provisioner",
-            ),
-            ("qr.key", "ingress notifier"),
-            ("grafana-password", "grafana"),
-        ] {
+        for (secret, services) in testkit::rows! {
+            "password" => "owner postgres";
+            "database-ingress" => "ingress owner";
+            "nats-notifier" => "nats notifier";
+            "master-partners.key" => "ingress operator owner";
+            "master-profiles.key" => "ingress notifier operator owner provisioner";
+            "qr.key" => "ingress notifier";
+            "grafana-password" => "grafana";
+        } {
             assert_eq!(with(secret), services, "{secret}");
         }
 
@@ -395,15 +371,11 @@ mod tests {
         assert_eq!(shares["owner/pgpass"], "*:*:*:*:old\n");
 
         let other = format!("second:{}", BASE64_STANDARD.encode([8; 32]));
-        assert!(
-            create(folder.path(), &["--master-key", &other]).is_err(),
-            "the old key would be lost"
-        );
+        let lost = create(folder.path(), &["--master-key", &other]);
+        assert!(lost.is_err(), "the old key would be lost");
         create(folder.path(), &["--master-key", &format!("{other},{key}")]).unwrap();
-        assert_eq!(
-            files(&folder.path().join("shares"))["ingress/master-partners.key"],
-            format!("{other}\n{key}")
-        );
+        let shares = files(&folder.path().join("shares"));
+        assert_eq!(shares["ingress/master-partners.key"], format!("{other}\n{key}"));
     }
 
     #[test]
@@ -411,18 +383,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         create(folder.path(), &["--grafana-password", "chosen"]).unwrap();
         let key = format!("first:{}", BASE64_STANDARD.encode([7; 32]));
-        let refused = create(folder.path(), &["--master-key", &key])
-            .unwrap_err()
-            .to_string();
-        assert!(refused.contains("master-*.key"), "{refused}");
-        assert_eq!(
-            files(&folder.path().join("shares"))["grafana/password"],
-            "chosen\n"
-        );
+        let refused = create(folder.path(), &["--master-key", &key]).unwrap_err();
+        assert!(refused.to_string().contains("master-*.key"), "{refused}");
+        let grafana = || files(&folder.path().join("shares"))["grafana/password"].clone();
+        assert_eq!(grafana(), "chosen\n");
         create(folder.path(), &["--grafana-password", "changed"]).unwrap();
-        assert_eq!(
-            files(&folder.path().join("shares"))["grafana/password"],
-            "changed\n"
-        );
+        assert_eq!(grafana(), "changed\n");
     }
 }

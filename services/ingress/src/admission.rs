@@ -4,7 +4,7 @@
 use std::{
     collections::HashMap,
     num::NonZeroU32,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -16,6 +16,7 @@ use crate::{
     directory::Partner,
     error::ApiError,
     limits::LimitsConfig,
+    lock,
     rates::{PartnerRates, Rates},
 };
 
@@ -64,10 +65,6 @@ impl Places {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn take(self: &Arc<Self>, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<Place, Full> {
         self.add(partner, weight, own)?;
         Ok(Place {
@@ -78,7 +75,7 @@ impl Places {
     }
 
     fn add(&self, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<(), Full> {
-        let mut taken = self.lock();
+        let mut taken = lock(&self.taken);
         let mine = taken.by_partner.get(&partner).copied().unwrap_or_default();
         let free = self.capacity.saturating_sub(taken.all);
         if own.is_some_and(|own| mine + weight > own) {
@@ -96,7 +93,7 @@ impl Places {
     }
 
     fn remove(&self, partner: PartnerId, weight: u64) {
-        let mut taken = self.lock();
+        let mut taken = lock(&self.taken);
         taken.all -= weight;
         if let Some(mine) = taken.by_partner.get_mut(&partner) {
             *mine -= weight;
@@ -132,7 +129,8 @@ pub(crate) struct Admission {
     memory: Arc<Places>,
     self_service: Arc<Places>,
     listeners: Arc<Places>,
-    rates: Rates,
+    /// The rates that partners are held to.
+    pub(crate) rates: Rates,
 }
 
 impl Admission {
@@ -150,7 +148,7 @@ impl Admission {
             meter
                 .u64_observable_gauge(name)
                 .with_description(description)
-                .with_callback(move |gauge| gauge.observe(observed.lock().all, &[]))
+                .with_callback(move |gauge| gauge.observe(lock(&observed.taken).all, &[]))
         };
         let description = "Orders that are being read, stored or answered";
         gauge("esim.orders.in_flight", description, &in_flight).build();
@@ -193,33 +191,20 @@ impl Admission {
     pub(crate) fn visit(&self, partner: &Partner) -> Result<Place, ApiError> {
         self.rates.of(partner).request()?;
         let message = "Too many requests in progress; try again later";
-        visit(
-            &self.self_service,
-            partner,
-            ["self_service", "self_service_share"],
-            message,
-        )
+        let reasons = ["self_service", "self_service_share"];
+        visit(&self.self_service, partner, reasons, message)
     }
 
     /// Admits a [visit](Self::visit) that waits for webhooks.
     pub(crate) fn listen(&self, partner: &Partner) -> Result<Place, ApiError> {
         let message = "Too many requests wait for webhooks; try again later";
-        visit(
-            &self.listeners,
-            partner,
-            ["listeners", "listeners_share"],
-            message,
-        )
-    }
-
-    /// The rates that a partner is held to.
-    pub(crate) fn rates(&self, partner: &Partner) -> Arc<PartnerRates> {
-        self.rates.of(partner)
+        let reasons = ["listeners", "listeners_share"];
+        visit(&self.listeners, partner, reasons, message)
     }
 
     /// The partner's orders in flight in this process.
     pub(crate) fn in_flight(&self, partner: PartnerId) -> u64 {
-        let taken = self.in_flight.lock();
+        let taken = lock(&self.in_flight.taken);
         taken.by_partner.get(&partner).copied().unwrap_or_default()
     }
 }
@@ -308,7 +293,7 @@ mod tests {
         assert_eq!(places.take(third, 334, None).unwrap().weight, 334);
         assert_eq!(places.take(third, 335, None).unwrap_err(), Full::All);
         drop((of_one, of_other));
-        assert!(places.lock().all == 0 && places.lock().by_partner.is_empty());
+        assert!(lock(&places.taken).all == 0 && lock(&places.taken).by_partner.is_empty());
     }
 
     #[test]
@@ -324,6 +309,6 @@ mod tests {
         assert_eq!(last.resize(3), Err(Full::All));
         assert_eq!(last.weight, 1);
         last.resize(0).unwrap();
-        assert_eq!(places.lock().all, 0);
+        assert_eq!(lock(&places.taken).all, 0);
     }
 }

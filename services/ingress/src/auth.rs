@@ -16,8 +16,7 @@ use crate::{
 /// The largest difference between a request's timestamp and our clock, in seconds.
 pub(crate) const WINDOW: u64 = 300;
 
-/// The names of the headers, as partners write them.
-#[derive(Clone, Debug)]
+/// The names of the headers, as partners write them: `X-<Brand>-Access-Key` and so on.
 struct HeaderNames {
     access_key: String,
     signature: String,
@@ -25,22 +24,8 @@ struct HeaderNames {
     content_sha256: String,
 }
 
-impl HeaderNames {
-    /// `X-<Brand>-Access-Key` and so on.
-    fn new(brand: &str) -> Self {
-        let name = |last: &str| format!("X-{brand}-{last}");
-        Self {
-            access_key: name("Access-Key"),
-            signature: name("Signature"),
-            timestamp: name("Timestamp"),
-            content_sha256: name("Content-SHA256"),
-        }
-    }
-}
-
 /// A request whose head is authentic.
 pub(crate) struct Signed {
-    /// The partner that signed it.
     pub(crate) partner: Arc<Partner>,
     /// What the signature says about the body; `None` if it does not cover it.
     pub(crate) body: Option<SignedBody>,
@@ -49,7 +34,7 @@ pub(crate) struct Signed {
 /// A body that the signature covers.
 pub(crate) struct SignedBody {
     digest: HeaderValue,
-    /// The use to remember, if the request changes something and replays are refused.
+    /// The use to remember, if the request changes something.
     once: Option<Use>,
 }
 
@@ -69,8 +54,14 @@ impl Authenticator {
         replays: Option<Replays>,
         metrics: Metrics,
     ) -> Self {
+        let name = |last: &str| format!("X-{brand}-{last}");
         Self {
-            names: HeaderNames::new(brand),
+            names: HeaderNames {
+                access_key: name("Access-Key"),
+                signature: name("Signature"),
+                timestamp: name("Timestamp"),
+                content_sha256: name("Content-SHA256"),
+            },
             directory,
             replays,
             metrics,
@@ -144,10 +135,8 @@ impl Authenticator {
                 return Err(self.denied("missing_secret_key", Code::SecretKeyMissing, message));
             }
             Key::Unusable => {
-                let id = partner.id;
-                return Err(ApiError::Internal(anyhow::anyhow!(
-                    "the secret key of partner {id} is unusable"
-                )));
+                let error = anyhow::anyhow!("the secret key of partner {} is unusable", partner.id);
+                return Err(ApiError::Internal(error));
             }
             Key::Known(secret) => secret,
         };
@@ -177,14 +166,9 @@ impl Authenticator {
             }
             return Ok(Signed { partner, body: None });
         };
-        let once = self
-            .replays
-            .is_some()
-            .then(|| Use::of(&parts.method, at, signature))
-            .flatten();
         let body = Some(SignedBody {
             digest: digest.clone(),
-            once,
+            once: Use::of(&parts.method, at, signature),
         });
         Ok(Signed { partner, body })
     }

@@ -218,10 +218,8 @@ impl Code {
     }
 
     fn text(self) -> String {
-        self.get_documentation()
-            .unwrap_or_default()
-            .trim()
-            .replace('\n', " ")
+        let text = self.get_documentation().unwrap_or_default();
+        text.trim().replace('\n', " ")
     }
 
     /// The statuses, and whether something was bought.

@@ -41,7 +41,7 @@ const LINGER_BYTES: usize = 4 * 1024 * 1024;
 
 /// The state that a connection's socket and requests share.
 pub(crate) struct Connection {
-    peer: SocketAddr,
+    pub(crate) peer: SocketAddr,
     observer: Arc<Observer>,
     /// The number of requests that have begun.
     begun: AtomicU64,
@@ -71,10 +71,6 @@ impl Connection {
             lingers: AtomicBool::new(false),
             leaving: Mutex::default(),
         })
-    }
-
-    pub(crate) fn peer(&self) -> SocketAddr {
-        self.peer
     }
 
     /// Marks that a request's head was read.
@@ -257,10 +253,8 @@ impl Socket {
     /// Ends a connection whose next head did not arrive in time.
     fn time_out(&mut self) -> io::Error {
         if self.waiting == Waiting::Head {
-            let message = "Request head did not arrive in time";
-            let answer = self
-                .connection
-                .canned(StatusCode::REQUEST_TIMEOUT, Code::HeadTimeout, message);
+            let (status, message) = (StatusCode::REQUEST_TIMEOUT, "Request head did not arrive in time");
+            let answer = self.connection.canned(status, Code::HeadTimeout, message);
             // Nothing else is in the socket's buffer, so all of it fits.
             let _ = self.stream.try_write(&answer);
         }

@@ -34,13 +34,10 @@ const LOOK_UPS: NonZeroU32 = NonZeroU32::new(100).unwrap();
 #[derive(Clone, Debug)]
 pub(crate) struct Partner {
     pub(crate) id: PartnerId,
-    /// Sandbox or live.
     pub(crate) environment: Environment,
     /// Whether its requests are denied.
     pub(crate) disabled: bool,
-    /// The key that its signatures are made with.
     pub(crate) key: Key,
-    /// Its own limits.
     pub(crate) limits: Limits,
     /// Requests that do not sign their query and body are denied.
     pub(crate) signed_body_required: bool,
@@ -124,7 +121,6 @@ pub(crate) struct Directory {
 /// The progress of reading the database.
 #[derive(Default)]
 struct Seen {
-    /// Whether the schema has been checked.
     schema: bool,
     /// The newest version of a partner that was read.
     partners: i64,
@@ -145,7 +141,6 @@ impl Directory {
         }
     }
 
-    /// Returns the partner with this access key.
     pub(crate) async fn partner(&self, access_key: &str) -> Result<Option<Arc<Partner>>, Error> {
         if let Some(known) = self.known_partner(access_key) {
             return Ok(valid(known));
@@ -377,12 +372,8 @@ mod tests {
     fn old_keys_end_by_the_clock() {
         let mut partners = Partners::default();
         let now = Instant::now();
-        learn(
-            &mut partners,
-            PartnerId::new(),
-            1,
-            &[("new", None), ("old", Some(now))],
-        );
+        let keys = [("new", None), ("old", Some(now))];
+        learn(&mut partners, PartnerId::new(), 1, &keys);
         assert!(valid(Arc::clone(&partners.by_access_key["old"])).is_none());
         assert!(valid(Arc::clone(&partners.by_access_key["new"])).is_some());
         partners.forget_ended();

@@ -23,7 +23,6 @@ pub(crate) struct Fault {
     pub(crate) items: Vec<usize>,
     /// The parameter or field at fault.
     pub(crate) parameter: Option<&'static str>,
-    /// The text in the body.
     pub(crate) message: String,
 }
 
@@ -70,7 +69,6 @@ impl Fault {
     }
 }
 
-/// An error response.
 #[derive(Debug)]
 pub(crate) enum ApiError {
     /// A 4xx with one error.

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -16,6 +16,8 @@ use pipeline::{
 use runtime::Shutdown;
 use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
+
+use crate::lock;
 
 /// The age after which a heartbeat promises nothing.
 const FRESH: Duration = Duration::from_secs(3);
@@ -57,10 +59,6 @@ pub(crate) struct Waiting {
     handshake: Arc<Handshake>,
     order_id: OrderId,
     settled: oneshot::Receiver<()>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Handshake {

@@ -34,7 +34,11 @@ mod request;
 mod routes;
 mod server;
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use anyhow::Context;
 use clap::Parser;
@@ -164,6 +168,11 @@ fn brand(text: &str) -> Result<String, String> {
     }
 }
 
+/// Locks a mutex, also after a panic of another holder.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Runs the stage until the soft stop.
 pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let database = config.database.open("ingress").map_err(BadSetting::error)?;
@@ -171,13 +180,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config
-        .master_key
-        .vault(&Keyring::ALL)
-        .map_err(BadSetting::error)?;
+    let vault = config.master_key.vault(&Keyring::ALL);
+    let vault = vault.map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let connections = config.database.database_connections;
-    if config.limits.exceeds(connections) {
+    if u32::from(config.limits.self_service_concurrency) > connections {
         tracing::warn!(
             turns = config.limits.self_service_concurrency,
             connections,
@@ -198,11 +205,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     );
     let instance = Uuid::now_v7().simple().to_string();
     let jobs = nats.jobs(&instance, &shutdown);
-    let providers = config
-        .providers
-        .iter()
-        .map(String::as_str)
-        .chain([orders::SANDBOX]);
+    let providers = config.providers.iter().map(String::as_str);
+    let providers = providers.chain([orders::SANDBOX]);
     let handshake = Handshake::new(&nats, instance, providers, &shutdown);
     let mut listening = tokio::spawn(Arc::clone(&handshake).listen());
 

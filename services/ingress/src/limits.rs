@@ -90,12 +90,6 @@ pub struct LimitsConfig {
 }
 
 impl LimitsConfig {
-    /// Whether requests other than orders may use more than `connections` connections.
-    pub(crate) fn exceeds(&self, connections: u32) -> bool {
-        u32::from(self.self_service_concurrency) > connections
-    }
-
-    /// The limits of connections.
     pub(crate) fn connections(&self) -> Bounds {
         Bounds {
             all: size(self.max_connections),
@@ -104,7 +98,6 @@ impl LimitsConfig {
     }
 }
 
-/// Converts a number to a size in memory.
 pub(crate) fn size(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
@@ -123,12 +116,6 @@ mod tests {
     }
 
     #[test]
-    fn more_turns_than_connections_are_noticed() {
-        let Program { limits } = Program::parse_from(["program", "--self-service-concurrency", "8"]);
-        assert!(limits.exceeds(7) && !limits.exceeds(8));
-    }
-
-    #[test]
     fn the_largest_order_fits_into_the_largest_body() {
         let Program { limits } = Program::parse_from(["program"]);
         let item = r#"{ "option_id": "6f9619ff-8b86-d011-b42d-00c04fc964ff", "qty": 10 }"#;
@@ -136,14 +123,11 @@ mod tests {
         let id = "\\ud83d\\udcf1".repeat(255);
         let items = vec![item; 100].join(",\n        ");
         let body = format!(r#"{{ "external_order_id": "{id}", "products": [ {items} ] }}"#);
-        let draft = request::read(
-            body.as_bytes(),
-            Largest {
-                items: 100,
-                units: 1000,
-            },
-        )
-        .unwrap();
+        let largest = Largest {
+            items: 100,
+            units: 1000,
+        };
+        let draft = request::read(body.as_bytes(), largest).unwrap();
         assert!(draft.errors.is_empty() && draft.items.len() == 100);
         assert!(body.len() < size(limits.max_body) / 2, "{}", body.len());
     }

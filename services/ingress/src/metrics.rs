@@ -6,8 +6,9 @@ use std::{
 };
 
 use domain::PartnerId;
-use opentelemetry::{KeyValue, global, metrics::Counter};
+use opentelemetry::{KeyValue, metrics::Counter};
 use pipeline::payload::Said;
+use runtime::metrics::Instruments;
 use strum::IntoStaticStr;
 
 /// The most partners with their own series. The others share `other`.
@@ -51,20 +52,19 @@ pub(crate) enum OrderResult {
 
 impl Default for Metrics {
     fn default() -> Self {
-        let meter = global::meter("ingress");
-        let counter = |name, description| meter.u64_counter(name).with_description(description).build();
+        let make = Instruments::of("ingress");
         Self {
-            orders: counter(
+            orders: make.counter(
                 "esim.orders",
                 "Create-order requests of known partners, by outcome",
             ),
-            units: counter("esim.units.accepted", "Units of accepted orders"),
-            auth_failures: counter(
+            units: make.counter("esim.units.accepted", "Units of accepted orders"),
+            auth_failures: make.counter(
                 "esim.auth.failures",
                 "Requests answered with 401, by the check that failed",
             ),
-            verdicts: counter("esim.verdicts", "Placements that ingress waited for, by verdict"),
-            refused: counter(
+            verdicts: make.counter("esim.verdicts", "Placements that ingress waited for, by verdict"),
+            refused: make.counter(
                 "esim.requests.refused",
                 "Requests answered with 4xx or 503, by partner and reason",
             ),
@@ -83,12 +83,10 @@ impl Metrics {
         }
     }
 
-    /// Counts a 401 response by the failed check.
     pub(crate) fn auth_failure(&self, reason: &'static str) {
         self.auth_failures.add(1, &[KeyValue::new("reason", reason)]);
     }
 
-    /// Counts a placement by its verdict.
     pub(crate) fn verdict(&self, said: Option<Said>) {
         let verdict = match said {
             Some(Said::Placed) => "placed",

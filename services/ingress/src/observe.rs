@@ -29,7 +29,6 @@ use crate::{
 /// The response header with the id that also appears in the log.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Records requests.
 pub(crate) struct Observer {
     requests: Requests,
     metrics: Metrics,
@@ -121,15 +120,14 @@ pub(crate) async fn observe(
 ) -> Response {
     let id = request_id();
     let underway = observer.requests.begin(&request);
-    underway
-        .span
-        .record("request.id", id.to_str().unwrap_or_default());
+    let span = &underway.span;
+    span.record("request.id", id.to_str().unwrap_or_default());
     // The client controls this header, so its trace is linked, not continued.
-    trace::link(&underway.span, traceparent(&request));
-    let mut response = next.run(request).instrument(underway.span.clone()).await;
+    trace::link(span, traceparent(&request));
+    let mut response = next.run(request).instrument(span.clone()).await;
     observer.requests.end(&underway, Some(response.status()));
-    let record = || observer.answered(&response, &id, connection.peer());
-    underway.span.in_scope(record);
+    let record = || observer.answered(&response, &id, connection.peer);
+    span.in_scope(record);
     if let Some(Refusal { errors, .. }) = response.extensions().get() {
         let explanation = observer.explanation(errors);
         response.headers_mut().extend(explanation);

@@ -57,7 +57,6 @@ const FRESH_IDS: usize = 3;
 
 /// A 201 that the handler sends.
 pub(crate) struct Created {
-    /// The JSON body.
     pub(crate) body: Bytes,
     /// The time after which the response is not sent.
     pub(crate) deadline: Instant,
@@ -68,7 +67,6 @@ pub(crate) struct Created {
 /// The response that the handler sends.
 pub(crate) type Answer = Result<Created, ApiError>;
 
-/// Stores and answers orders.
 pub(crate) struct Orders {
     pub(crate) database: Database,
     pub(crate) commit: GroupCommit<InsertOrders>,
@@ -95,7 +93,6 @@ pub(crate) struct InsertOrders {
 }
 
 impl InsertOrders {
-    /// Starts the group commit.
     pub(crate) fn start(database: &Database, jobs: &Batcher<Job>, shutdown: &Shutdown) -> GroupCommit<Self> {
         let (database, jobs) = (database.clone(), jobs.clone());
         GroupCommit::start(Self { database, jobs }, BATCH, shutdown)
@@ -168,11 +165,8 @@ impl Orders {
             option.enabled && (partner.environment == Environment::Sandbox || live())
         });
         let exists = |item: &Item| item.option_id.is_some_and(|id| options.contains_key(&id));
-        let missing: Vec<usize> = items
-            .iter()
-            .filter(|item| !exists(item))
-            .map(|item| item.index)
-            .collect();
+        let missing = items.iter().filter(|item| !exists(item));
+        let missing: Vec<usize> = missing.map(|item| item.index).collect();
         if !missing.is_empty() {
             errors.push(Fault {
                 items: missing,
@@ -245,11 +239,8 @@ impl Orders {
             }
         }
         for placement in &mut placements {
-            let options = placement
-                .topups
-                .iter()
-                .map(|topup| topup.provider_option_id.as_str());
-            placement.lane = domain::lane(options);
+            let topups = placement.topups.iter();
+            placement.lane = domain::lane(topups.map(|topup| topup.provider_option_id.as_str()));
         }
         placements
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     num::NonZeroU32,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -14,7 +14,7 @@ use governor::{
 };
 use store::partners::Limits;
 
-use crate::{codes::Code, directory::Partner, error::ApiError, limits::LimitsConfig};
+use crate::{codes::Code, directory::Partner, error::ApiError, limits::LimitsConfig, lock};
 
 /// The most partners with state before inactive ones are dropped.
 const REMEMBERED: usize = 10_000;
@@ -61,7 +61,7 @@ impl Rates {
     /// Returns a partner's rates, with new ones after a change of its limits.
     pub(crate) fn of(&self, partner: &Partner) -> Arc<PartnerRates> {
         let now = Instant::now();
-        let mut partners = self.partners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut partners = lock(&self.partners);
         if let Some(known) = partners.get_mut(&partner.id)
             && known.rates.limits == partner.limits
         {

@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -13,7 +13,7 @@ use axum::http::{HeaderValue, Method};
 use domain::PartnerId;
 use opentelemetry::global;
 
-use crate::{auth::WINDOW, limits::size};
+use crate::{auth::WINDOW, limits::size, lock};
 
 /// The use of a signature: the timestamp and the 64 digits of a valid one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,7 +48,7 @@ struct Seen {
 impl Replays {
     /// Remembers at most `capacity` signatures; `None` if that is 0. A body arrives within `body_timeout`.
     pub(crate) fn new(capacity: u32, body_timeout: Duration) -> Option<Self> {
-        let seen = Arc::default();
+        let seen = Arc::<Mutex<Seen>>::default();
         let observed = Arc::clone(&seen);
         global::meter("ingress")
             .u64_observable_gauge("esim.signatures.remembered")
@@ -116,10 +116,6 @@ fn drop_ended(uses: &mut BTreeSet<Use>, oldest: i64) -> usize {
         uses.pop_first();
     }
     before - uses.len()
-}
-
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,10 +6,13 @@ use domain::OptionId;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::{codes::Code, error::Fault};
+use crate::{
+    codes::Code,
+    error::{ApiError, Fault},
+};
 
 /// The longest `external_order_id`, in characters.
-const MAX_EXTERNAL_ID: usize = 255;
+pub(crate) const MAX_EXTERNAL_ID: usize = 255;
 
 /// The largest order.
 #[derive(Clone, Copy, Debug)]
@@ -19,10 +22,6 @@ pub(crate) struct Largest {
     /// Units in total.
     pub(crate) units: u64,
 }
-
-/// The body is missing or not JSON.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct InvalidJson;
 
 /// One well-formed item of an order.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +39,6 @@ pub(crate) struct Item {
 pub(crate) struct Draft {
     /// The partner's order id, if it is valid.
     pub(crate) external_order_id: Option<String>,
-    /// The well-formed items.
     pub(crate) items: Vec<Item>,
     /// The errors: the external id first, then the products by index.
     pub(crate) errors: Vec<Fault>,
@@ -49,11 +47,8 @@ pub(crate) struct Draft {
 impl Draft {
     /// The units of all items; `None` if there are none.
     pub(crate) fn units(&self) -> Option<NonZeroU32> {
-        let units = self
-            .items
-            .iter()
-            .map(|item| item.quantity)
-            .fold(0, u64::saturating_add);
+        let units = self.items.iter().map(|item| item.quantity);
+        let units = units.fold(0, u64::saturating_add);
         NonZeroU32::new(u32::try_from(units).unwrap_or(u32::MAX))
     }
 }
@@ -61,8 +56,8 @@ impl Draft {
 /// A JSON object with unparsed values: a number that fits no type is valid JSON.
 type Object<'a> = HashMap<String, &'a RawValue>;
 
-/// Parses a body.
-pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, InvalidJson> {
+/// Fails if the body is missing or not JSON.
+pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, ApiError> {
     let whole: &RawValue = parse(body)?;
     let fields: Object<'_> = if is(whole, '{') {
         parse(whole.get().as_bytes())?
@@ -79,8 +74,8 @@ pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, InvalidJson> {
     Ok(draft)
 }
 
-fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, InvalidJson> {
-    serde_json::from_slice(text).map_err(|_| InvalidJson)
+fn parse<'a, T: Deserialize<'a>>(text: &'a [u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(text).map_err(|_| ApiError::invalid_json())
 }
 
 /// Whether a value begins with this character, which tells its type in JSON.
@@ -88,7 +83,7 @@ fn is(value: &RawValue, start: char) -> bool {
     value.get().starts_with(start)
 }
 
-fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, InvalidJson> {
+fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, ApiError> {
     let fault = |code, what: &str| Ok(Err(Fault::new(code, format!("External order id {what}"))));
     let Some(value) = value else {
         return fault(Code::ExternalOrderIdBlank, "can't be blank");
@@ -109,7 +104,7 @@ fn external_order_id(value: Option<&RawValue>) -> Result<Result<String, Fault>, 
     }
 }
 
-fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Result<(), InvalidJson> {
+fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Result<(), ApiError> {
     let mut fault = |code, message: &str| draft.errors.push(Fault::new(code, message));
     if value.is_some_and(|value| !is(value, '[')) {
         fault(Code::ProductsInvalid, "Products must be an array");
@@ -153,10 +148,8 @@ fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Res
             });
         }
     }
-    if draft
-        .units()
-        .is_some_and(|units| u64::from(units.get()) > limits.units)
-    {
+    let units = draft.units().map_or(0, NonZeroU32::get);
+    if u64::from(units) > limits.units {
         let message = format!("Products can't have more than {} units in total", limits.units);
         draft.errors.push(Fault::new(Code::TooManyUnits, message));
     }
@@ -165,7 +158,7 @@ fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Res
 
 /// `None` if blank, `Some(None)` if the value can't be the id of any option.
 #[expect(clippy::option_option, reason = "blank and impossible are different faults")]
-fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, InvalidJson> {
+fn option_id(value: Option<&RawValue>) -> Result<Option<Option<OptionId>>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     if !is(value, '"') {
         return Ok(Some(None));

@@ -41,7 +41,6 @@ pub(crate) struct App {
     pub(crate) authenticator: Authenticator,
     pub(crate) admission: Admission,
     pub(crate) limits: LimitsConfig,
-    /// The largest order.
     pub(crate) largest: Largest,
     pub(crate) orders: Arc<Orders>,
     pub(crate) metrics: Metrics,
@@ -55,7 +54,6 @@ impl App {
     }
 }
 
-/// The public router.
 pub(crate) fn router(
     app: Arc<App>,
     pages: Router,
@@ -156,8 +154,7 @@ async fn answer(
         let mut admitted = app.admission.enter(partner, length as u64)?;
         let body = read_body(app, body).await?;
         app.authenticator.body(signed, &body)?;
-        let draft =
-            request::read(&body, app.largest).map_err(|request::InvalidJson| ApiError::invalid_json())?;
+        let draft = request::read(&body, app.largest)?;
         external_order_id.clone_from(&draft.external_order_id);
         if let Some(units) = draft.units().filter(|_| draft.errors.is_empty()) {
             admitted.order(units)?;
@@ -228,11 +225,7 @@ async fn read_body(app: &App, body: Body) -> Result<Bytes, ApiError> {
     };
     let read = tokio::time::timeout(app.limits.body_timeout, read).await;
     read.unwrap_or_else(|_| {
-        let message = "Request body did not arrive in time";
-        Err(ApiError::plain(
-            StatusCode::REQUEST_TIMEOUT,
-            Code::BodyTimeout,
-            message,
-        ))
+        let (status, message) = (StatusCode::REQUEST_TIMEOUT, "Request body did not arrive in time");
+        Err(ApiError::plain(status, Code::BodyTimeout, message))
     })
 }

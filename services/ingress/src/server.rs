@@ -45,7 +45,6 @@ const TOO_MANY: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: appl
 /// connection.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
 
-/// Serves connections.
 pub(crate) struct Server {
     connections: Arc<Connections>,
     router: Router,
@@ -70,8 +69,7 @@ impl Server {
         })
     }
 
-    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in
-    /// flight.
+    /// Serves until the soft stop. Then it accepts no more connections and finishes the requests in flight.
     pub(crate) async fn serve(self: Arc<Self>, listener: TcpListener) -> anyhow::Result<()> {
         let serve_one = |stream, peer| Arc::clone(&self).connection(stream, peer);
         listener::accept_bounded(listener, &self.shutdown, &self.connections, serve_one).await

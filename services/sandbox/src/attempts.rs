@@ -13,8 +13,7 @@ const MAX_ORDERS: usize = 100_000;
 pub struct Attempts(Mutex<HashMap<String, u32>>);
 
 impl Attempts {
-    /// Counts an attempt and returns whether it is one of the first `failures`. The next one ends the
-    /// count.
+    /// Counts an attempt and returns whether it is one of the first `failures`. The next one ends the count.
     pub fn fails(&self, order_id: &str, failures: u32) -> bool {
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = counts.get(order_id).copied();

@@ -1,14 +1,11 @@
 //! Authentication: three `x-gat-*` headers. The signature covers method, path with query, timestamp
 //! and access key.
 
-use axum::{
-    extract::{FromRef, FromRequestParts},
-    http::request::Parts,
-};
+use axum::{extract::FromRequestParts, http::request::Parts};
 use runtime::clock;
 use signing::SecretKey;
 
-use crate::error::Error;
+use crate::{error::Error, state::Sandbox};
 
 /// The largest difference between a caller's clock and ours, in milliseconds.
 const WINDOW_MS: u64 = 5 * 60 * 1000;
@@ -23,15 +20,11 @@ pub struct Credentials {
 /// Proof of a fresh, valid signature.
 pub struct Authenticated;
 
-impl<S: Sync> FromRequestParts<S> for Authenticated
-where
-    Credentials: FromRef<S>,
-{
+impl FromRequestParts<Sandbox> for Authenticated {
     type Rejection = Error;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Error> {
-        let credentials = Credentials::from_ref(state);
-        check(parts, &credentials, clock::unix_milliseconds()).map_err(Error::Unauthorized)
+    async fn from_request_parts(parts: &mut Parts, sandbox: &Sandbox) -> Result<Self, Error> {
+        check(parts, &sandbox.credentials, clock::unix_milliseconds()).map_err(Error::Unauthorized)
     }
 }
 
@@ -50,14 +43,8 @@ fn check(parts: &Parts, ours: &Credentials, now_ms: i64) -> Result<Authenticated
         return Err("x-gat-access-key is unknown");
     }
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    if !signing::usimsa::verify(
-        &ours.secret,
-        parts.method.as_str(),
-        path,
-        timestamp,
-        access_key,
-        signature,
-    ) {
+    let method = parts.method.as_str();
+    if !signing::usimsa::verify(&ours.secret, method, path, timestamp, access_key, signature) {
         return Err("x-gat-signature is wrong");
     }
     Ok(Authenticated)
@@ -95,43 +82,28 @@ mod tests {
     #[test]
     fn only_a_fresh_signature_over_this_request_passes() {
         assert_eq!(refused(|_| {}), None);
-        assert_eq!(
-            refused(|parts| parts.method = "POST".parse().unwrap()),
-            Some("x-gat-signature is wrong")
-        );
-        assert_eq!(
-            refused(|parts| parts.uri = "/api/v2/order/a%2Fb?x=2".parse().unwrap()),
-            Some("x-gat-signature is wrong")
-        );
-        assert_eq!(with("x-gat-signature", "AAAA"), Some("x-gat-signature is wrong"));
+        let wrong = Some("x-gat-signature is wrong");
+        assert_eq!(refused(|parts| parts.method = "POST".parse().unwrap()), wrong);
+        let other = "/api/v2/order/a%2Fb?x=2";
+        assert_eq!(refused(|parts| parts.uri = other.parse().unwrap()), wrong);
+        let at = |timestamp: i64| with("x-gat-timestamp", &timestamp.to_string());
+        assert_eq!(at(NOW + 1), wrong);
+        for far in [NOW - 300_001, NOW + 300_001] {
+            assert_eq!(at(far), Some("x-gat-timestamp is more than 5 minutes off"));
+        }
+        assert_eq!(at(-1), Some("x-gat-timestamp is not Unix time in milliseconds"));
+        assert_eq!(with("x-gat-signature", "AAAA"), wrong);
         assert_eq!(
             with("x-gat-access-key", "other"),
             Some("x-gat-access-key is unknown")
-        );
-        assert_eq!(
-            with("x-gat-timestamp", &(NOW + 1).to_string()),
-            Some("x-gat-signature is wrong")
-        );
-        for far in [NOW - 300_001, NOW + 300_001] {
-            assert_eq!(
-                with("x-gat-timestamp", &far.to_string()),
-                Some("x-gat-timestamp is more than 5 minutes off")
-            );
-        }
-        assert_eq!(
-            with("x-gat-timestamp", "-1"),
-            Some("x-gat-timestamp is not Unix time in milliseconds")
         );
     }
 
     #[test]
     fn each_header_is_needed() {
-        for (name, message) in [
-            ("x-gat-timestamp", "x-gat-timestamp is missing"),
-            ("x-gat-access-key", "x-gat-access-key is missing"),
-            ("x-gat-signature", "x-gat-signature is missing"),
-        ] {
-            assert_eq!(refused(|parts| drop(parts.headers.remove(name))), Some(message));
+        for name in ["x-gat-timestamp", "x-gat-access-key", "x-gat-signature"] {
+            let message = refused(|parts| drop(parts.headers.remove(name)));
+            assert_eq!(message, Some(format!("{name} is missing").as_str()));
         }
     }
 }

@@ -120,11 +120,8 @@ async fn send(client: Client, url: Url, ledger: Arc<Ledger>, due: Due) {
     let topup_id = due.unit;
     match client.post(url).json(&callback).send().await {
         Ok(response) => {
-            tracing::debug!(
-                topup.id = topup_id,
-                status = response.status().as_u16(),
-                "callback sent"
-            );
+            let status = response.status().as_u16();
+            tracing::debug!(topup.id = topup_id, status, "callback sent");
         }
         Err(error) => {
             tracing::debug!(topup.id = topup_id, error = %error.without_url(), "callback lost");

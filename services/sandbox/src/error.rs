@@ -10,7 +10,6 @@ use axum::{
 
 use crate::{
     protocol::{ProductList, Status, code},
-    script::Refusal,
     server::NoAnswer,
 };
 
@@ -21,8 +20,6 @@ pub enum Error {
     Unauthorized(&'static str),
     /// The request does not follow the protocol, with the reason.
     Malformed(String),
-    /// An option of the order refuses: nothing was bought.
-    Refused(Refusal),
     Duplicate,
     UnknownOrder,
     UnknownTopup,
@@ -30,7 +27,6 @@ pub enum Error {
     Failed,
     /// 429, as scripted: nothing was bought.
     RateLimited,
-    /// No answer, as scripted.
     Unanswered(NoAnswer),
     /// 400: a bad request to `/ledger` or `/faults`, with the reason.
     Bad(String),
@@ -48,25 +44,19 @@ impl IntoResponse for Error {
                 status(StatusCode::UNAUTHORIZED, code::UNAUTHORIZED, message)
             }
             Self::Malformed(message) => no_products(code::MALFORMED, message),
-            Self::Refused(Refusal { code, message }) => no_products(code, message),
             Self::Duplicate => no_products(code::DUPLICATE, "Order id was already processed"),
             Self::UnknownOrder => no_products(code::NOT_FOUND, "Order not found"),
             Self::UnknownTopup => status(StatusCode::OK, code::NOT_FOUND, "Topup not found"),
-            Self::Http(http) => status(
-                http,
-                code::MALFORMED,
-                http.canonical_reason().unwrap_or("Request failed"),
-            ),
+            Self::Http(http) => {
+                let message = http.canonical_reason().unwrap_or("Request failed");
+                status(http, code::MALFORMED, message)
+            }
             Self::Failed => server_error(),
-            Self::RateLimited => (
-                [(header::RETRY_AFTER, "1")],
-                status(
-                    StatusCode::TOO_MANY_REQUESTS,
-                    code::RATE_LIMITED,
-                    "Too many requests",
-                ),
-            )
-                .into_response(),
+            Self::RateLimited => {
+                let http = StatusCode::TOO_MANY_REQUESTS;
+                let response = status(http, code::RATE_LIMITED, "Too many requests");
+                ([(header::RETRY_AFTER, "1")], response).into_response()
+            }
             Self::Unanswered(no_answer) => no_answer.into_response(),
             Self::Bad(message) => status(StatusCode::BAD_REQUEST, code::MALFORMED, message),
             Self::Ledger(error) => {
@@ -78,29 +68,15 @@ impl IntoResponse for Error {
 }
 
 fn status(http: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {
-    (
-        http,
-        Json(Status {
-            code,
-            message: message.into(),
-        }),
-    )
-        .into_response()
+    let message = message.into();
+    (http, Json(Status { code, message })).into_response()
 }
 
 fn server_error() -> Response {
-    status(
-        StatusCode::INTERNAL_SERVER_ERROR,
-        code::SERVER_ERROR,
-        "Server error",
-    )
+    let http = StatusCode::INTERNAL_SERVER_ERROR;
+    status(http, code::SERVER_ERROR, "Server error")
 }
 
 fn no_products(code: &'static str, message: impl Into<Cow<'static, str>>) -> Response {
-    Json(ProductList::<()> {
-        products: Vec::new(),
-        code,
-        message: message.into(),
-    })
-    .into_response()
+    Json(ProductList::<()>::new(Vec::new(), code, message)).into_response()
 }

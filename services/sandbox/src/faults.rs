@@ -96,7 +96,6 @@ impl Faults {
         Ok(())
     }
 
-    /// Every fault, and whether it is in force.
     pub fn in_force(&self) -> [(&'static str, bool); 7] {
         [
             ("down", self.down),
@@ -154,30 +153,24 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_faults_is_said() {
-        for (body, message) in [
-            ("", "EOF while parsing"),
-            ("[]", "not a set of faults"),
-            (r#"{"up":true}"#, "unknown field `up`, expected one of `down`"),
-            (r#"{"down":1}"#, "invalid type: integer `1`"),
-            (r#"{"down":true,"down":true}"#, "duplicate field `down`"),
-            (r#"{"error_rate":1.01}"#, "error_rate must be between 0 and 1"),
-            (r#"{"error_rate":1e999}"#, "number out of range"),
-            (r#"{"error_buys":-0.1}"#, "error_buys must be between 0 and 1"),
-            (r#"{"silent_rate":2}"#, "silent_rate must be between 0 and 1"),
-            (
-                r#"{"error_rate":0.6,"silent_rate":0.6}"#,
-                "together must be at most 1",
-            ),
-            (r#"{"latency_ms":-1}"#, "invalid value: integer `-1`"),
-            (r#"{"latency_ms":60001}"#, "latency_ms must be at most 60000"),
-            (
-                r#"{"not_found_lag_ms":3600001}"#,
-                "not_found_lag_ms must be at most 3600000",
-            ),
-            (r#"{"detect_duplicates":"no"}"#, "invalid type: string"),
-            (r#"{"garbled":{"ready":"odd"}}"#, "unknown variant `odd`"),
-            (r#"{"garbled":{"other":"huge"}}"#, "not a scripted option"),
-        ] {
+        for (body, message) in testkit::rows! {
+            "" => "EOF while parsing";
+            "[]" => "not a set of faults";
+            r#"{"up":true}"# => "unknown field `up`, expected one of `down`";
+            r#"{"down":1}"# => "invalid type: integer `1`";
+            r#"{"down":true,"down":true}"# => "duplicate field `down`";
+            r#"{"error_rate":1.01}"# => "error_rate must be between 0 and 1";
+            r#"{"error_rate":1e999}"# => "number out of range";
+            r#"{"error_buys":-0.1}"# => "error_buys must be between 0 and 1";
+            r#"{"silent_rate":2}"# => "silent_rate must be between 0 and 1";
+            r#"{"error_rate":0.6,"silent_rate":0.6}"# => "together must be at most 1";
+            r#"{"latency_ms":-1}"# => "invalid value: integer `-1`";
+            r#"{"latency_ms":60001}"# => "latency_ms must be at most 60000";
+            r#"{"not_found_lag_ms":3600001}"# => "not_found_lag_ms must be at most 3600000";
+            r#"{"detect_duplicates":"no"}"# => "invalid type: string";
+            r#"{"garbled":{"ready":"odd"}}"# => "unknown variant `odd`";
+            r#"{"garbled":{"other":"huge"}}"# => "not a scripted option";
+        } {
             let error = Faults::read(body.as_bytes()).unwrap_err();
             assert!(error.contains(message), "{body}: {error}");
         }

@@ -19,8 +19,7 @@ const HUGE: usize = 300_000_000;
 const PIECE: usize = 64 * 1024;
 /// The length of a long unit id.
 const LONG: usize = 6_000;
-/// A message with NUL, an escape sequence, a line break, a right-to-left override and a zero-width
-/// space.
+/// A message with NUL, an escape sequence, a line break, a right-to-left override and a zero-width space.
 const ODD_MESSAGE: &str = "sold\0 out \u{1b}[31m\r\nX-Injected: 1 \u{202e}gnp.exe\u{200b}";
 
 /// The fault of a garbled answer.
@@ -41,7 +40,6 @@ pub enum Garble {
     OddMessage,
 }
 
-/// Makes an answer, garbled as asked.
 pub fn answer<T: Serialize>(garble: Option<Garble>, mut products: ProductList<T>) -> Response {
     match garble {
         None => Json(products).into_response(),

@@ -103,30 +103,14 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     fn read(path: &Path) -> anyhow::Result<Vec<u32>> {
         let mut records = Vec::new();
         Journal::open(path, |record: u32| {
-            ensure!(record != 13, "unlucky");
             records.push(record);
             Ok(())
         })?;
         Ok(records)
-    }
-
-    #[test]
-    fn what_was_appended_is_replayed_and_a_torn_end_is_cut_off() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("journal");
-        let mut journal = Journal::open(&path, |_: u32| Ok(())).unwrap();
-        journal.append(&1).unwrap();
-        journal.append(&2).unwrap();
-        drop(journal);
-        fs::write(&path, [&fs::read(&path).unwrap()[..], b"3"].concat()).unwrap();
-        assert_eq!(read(&path).unwrap(), [1, 2]);
-        Journal::open(&path, |_: u32| Ok(())).unwrap().append(&4).unwrap();
-        assert_eq!(read(&path).unwrap(), [1, 2, 4]);
     }
 
     #[test]
@@ -147,17 +131,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("journal");
         let _open = Journal::open(&path, |_: u32| Ok(())).unwrap();
-        assert!(
-            read(&path)
-                .unwrap_err()
-                .to_string()
-                .contains("in use by another process")
-        );
-        assert!(
-            read(Path::new("/dev/null"))
-                .unwrap_err()
-                .to_string()
-                .contains("not a regular file")
-        );
+        let error = |path: &Path| read(path).unwrap_err().to_string();
+        assert!(error(&path).contains("in use by another process"));
+        assert!(error(Path::new("/dev/null")).contains("not a regular file"));
     }
 }

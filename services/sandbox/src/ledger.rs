@@ -77,13 +77,10 @@ impl Opened {
 /// What happens to a second order with the same order id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeats {
-    /// It is refused.
     Refused,
-    /// It buys again.
     Bought,
 }
 
-/// Why nothing was bought.
 #[derive(Debug)]
 pub enum NotBought {
     Duplicate,
@@ -200,10 +197,8 @@ impl Ledger {
         let books = self.lock();
         let accounts = &books.accounts;
         let places = accounts.by_order_id.get(order_id)?;
-        let purchases: Vec<_> = places
-            .iter()
-            .map(|place| Arc::clone(&accounts.purchases[*place]))
-            .collect();
+        let purchases = places.iter().map(|place| Arc::clone(&accounts.purchases[*place]));
+        let purchases: Vec<_> = purchases.collect();
         let canceled = purchases
             .iter()
             .flat_map(|purchase| accounts.canceled.range(purchase.unit_numbers()))
@@ -227,7 +222,6 @@ impl Ledger {
         Ok(true)
     }
 
-    /// The profile of a unit bought at `bought_at`.
     pub fn profile(&self, unit: UnitNumber, bought_at: OffsetDateTime) -> Profile {
         profile::profile(self.seed, unit, bought_at)
     }
@@ -265,12 +259,8 @@ impl Accounts {
     fn enter(&mut self, purchase: Purchase) -> Arc<Purchase> {
         let purchase = Arc::new(purchase);
         self.next_unit += purchase.size();
-        if let Some(places) = self.by_order_id.get_mut(&purchase.order_id) {
-            places.push(self.purchases.len());
-        } else {
-            self.by_order_id
-                .insert(purchase.order_id.clone(), vec![self.purchases.len()]);
-        }
+        let places = self.by_order_id.entry(purchase.order_id.clone());
+        places.or_default().push(self.purchases.len());
         self.purchases.push(Arc::clone(&purchase));
         purchase
     }
@@ -288,11 +278,12 @@ mod tests {
 
     const NOW: OffsetDateTime = datetime!(2026-11-20 12:00:00.123_456 UTC);
 
-    fn product(option: &str, qty: u32) -> Product {
-        Product {
-            option_id: option.into(),
-            qty,
-        }
+    fn buy(ledger: &Ledger, order_id: &str, products: &[(&str, u32)]) -> Result<Arc<Purchase>, NotBought> {
+        let products = products.iter().map(|(option, qty)| Product {
+            option_id: (*option).into(),
+            qty: *qty,
+        });
+        ledger.buy(order_id.into(), products.collect(), NOW, Repeats::Refused)
     }
 
     fn summary(ledger: &Ledger) -> serde_json::Value {
@@ -304,25 +295,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("ledger.jsonl");
         let ledger = Ledger::open(&path).unwrap();
-        let one = ledger
-            .buy(
-                "one".into(),
-                vec![product("a", 2), product("b", 1)],
-                NOW,
-                Repeats::Refused,
-            )
-            .unwrap();
-        let two = ledger
-            .buy("two".into(), vec![product("a", 1)], NOW, Repeats::Refused)
-            .unwrap();
-        assert!(matches!(
-            ledger.buy("one".into(), vec![product("a", 1)], NOW, Repeats::Refused),
-            Err(NotBought::Duplicate)
-        ));
-        assert_eq!(
-            one.units().map(|(_, option)| option).collect::<Vec<_>>(),
-            ["a", "a", "b"]
-        );
+        let one = buy(&ledger, "one", &[("a", 2), ("b", 1)]).unwrap();
+        let two = buy(&ledger, "two", &[("a", 1)]).unwrap();
+        let again = buy(&ledger, "one", &[("a", 1)]);
+        assert!(matches!(again, Err(NotBought::Duplicate)));
+        let options: Vec<_> = one.units().map(|(_, option)| option).collect();
+        assert_eq!(options, ["a", "a", "b"]);
         assert_eq!(two.first_unit, one.first_unit + 3);
         assert!(ledger.cancel(two.first_unit, NOW).unwrap());
         assert!(ledger.cancel(two.first_unit, NOW).unwrap());
@@ -331,11 +309,8 @@ mod tests {
         let code = ledger.profile(one.first_unit, one.at).activate_code;
         let before = summary(&ledger);
         drop(ledger);
-        assert_eq!(
-            fs::read_to_string(&path).unwrap().lines().count(),
-            4,
-            "a repeated cancel wrote a line"
-        );
+        let lines = fs::read_to_string(&path).unwrap().lines().count();
+        assert_eq!(lines, 4, "a repeated cancel wrote a line");
 
         let again = Ledger::open(&path).unwrap();
         assert_eq!(summary(&again), before);
@@ -343,9 +318,7 @@ mod tests {
         assert_eq!(again.order("two").unwrap().canceled, [two.first_unit].into());
         assert!(again.order("three").is_none());
         assert_eq!(again.profile(one.first_unit, one.at).activate_code, code);
-        let three = again
-            .buy("three".into(), vec![product("a", 1)], NOW, Repeats::Refused)
-            .unwrap();
+        let three = buy(&again, "three", &[("a", 1)]).unwrap();
         assert_eq!(three.first_unit, two.first_unit + 1);
     }
 
@@ -362,24 +335,16 @@ mod tests {
             "\n"
         );
         let canceled = "{\"canceled\":{\"at_ms\":0,\"unit\":100000000000000}}\n";
-        for (text, line, reason) in [
-            (bought.to_owned(), 1, "the first record is not `opened`"),
-            (opened.replace(":1,", ":2,"), 1, "version 2"),
-            (opened.replace(&seed, "zz"), 1, "not 64 hex digits"),
-            (
-                opened.replace("0000,", ","),
-                1,
-                "units can't start at 10000000000",
-            ),
-            (opened.repeat(2), 2, "a second `opened` record"),
-            (
-                format!("{opened}{bought}{bought}"),
-                3,
-                "the next unit is 100000000000001",
-            ),
-            (format!("{opened}{canceled}"), 2, "never bought"),
-            (format!("{opened}{{}}\n{bought}"), 2, "expected value"),
-        ] {
+        for (text, line, reason) in testkit::rows! {
+            bought.to_owned(), 1 => "the first record is not `opened`";
+            opened.replace(":1,", ":2,"), 1 => "version 2";
+            opened.replace(&seed, "zz"), 1 => "not 64 hex digits";
+            opened.replace("0000,", ","), 1 => "units can't start at 10000000000";
+            opened.repeat(2), 2 => "a second `opened` record";
+            format!("{opened}{bought}{bought}"), 3 => "the next unit is 100000000000001";
+            format!("{opened}{canceled}"), 2 => "never bought";
+            format!("{opened}{{}}\n{bought}"), 2 => "expected value";
+        } {
             fs::write(&path, text).unwrap();
             let Err(error) = Ledger::open(&path) else {
                 panic!("opened, expected: {reason}")

@@ -8,7 +8,6 @@ use time::OffsetDateTime;
 /// The codes of answers. Codes marked "made up" exist only in this sandbox, because the protocol's
 /// own code is unknown.
 pub mod code {
-    /// Done.
     pub const OK: &str = "0000";
     /// The request does not follow the protocol. Made up.
     pub const MALFORMED: &str = "9000";
@@ -51,6 +50,16 @@ pub struct ProductList<T> {
     pub products: Vec<T>,
     pub code: &'static str,
     pub message: Cow<'static, str>,
+}
+
+impl<T> ProductList<T> {
+    pub fn new(products: Vec<T>, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            products,
+            code,
+            message: message.into(),
+        }
+    }
 }
 
 /// The body of an answer without products.

@@ -35,10 +35,6 @@ use crate::{
 };
 
 const ORDER: &str = "/api/v2/order";
-const FETCH: &str = "/api/v2/order/{order_id}";
-const CANCEL: &str = "/api/v2/cancel/{topup_id}";
-const LEDGER: &str = "/ledger";
-const FAULTS: &str = "/faults";
 const MAX_BODY: usize = 1024 * 1024;
 /// The most units in one order.
 const MAX_UNITS: u64 = 10_000;
@@ -48,13 +44,13 @@ const MAX_ID: usize = 200;
 pub fn router(sandbox: Sandbox) -> Router {
     let provider = Router::new()
         .route(ORDER, post(order))
-        .route(FETCH, get(fetch))
-        .route(CANCEL, post(cancel))
+        .route("/api/v2/order/{order_id}", get(fetch))
+        .route("/api/v2/cancel/{topup_id}", post(cancel))
         .route_layer(middleware::from_fn_with_state(sandbox.clone(), suffer));
     Router::new()
         .merge(provider)
-        .route(LEDGER, get(ledger))
-        .route(FAULTS, get(show_faults).put(set_faults))
+        .route("/ledger", get(ledger))
+        .route("/faults", get(show_faults).put(set_faults))
         .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
         .layer(DefaultBodyLimit::max(MAX_BODY))
@@ -89,12 +85,8 @@ async fn suffer(State(sandbox): State<Sandbox>, request: Request, next: Next) ->
         }
         next.run(Request::from_parts(parts, Body::from(body))).await
     };
-    let response = sandbox
-        .shutdown
-        .tracker()
-        .spawn(call.in_current_span())
-        .await
-        .map_err(|_| Error::Failed)?;
+    let calling = sandbox.shutdown.tracker().spawn(call.in_current_span());
+    let response = calling.await.map_err(|_| Error::Failed)?;
     match ending {
         Ending::Answered => Ok(response),
         Ending::Error { .. } => Err(Error::Failed),
@@ -118,15 +110,8 @@ async fn order(
     }
     match at_post {
         AtPost::Refuses(refusal) => {
-            let Some(garble) = sandbox.garble(products.iter()) else {
-                return Err(Error::Refused(refusal));
-            };
-            let refused = ProductList::<()> {
-                products: Vec::new(),
-                code: refusal.code,
-                message: refusal.message.into(),
-            };
-            return Ok(garble::answer(Some(garble), refused));
+            let refused = ProductList::<()>::new(Vec::new(), refusal.code, refusal.message);
+            return Ok(garble::answer(sandbox.garble(products.iter()), refused));
         }
         AtPost::ErrsFirst(times) if sandbox.attempts.fails(&order_id, times) => return Err(Error::Failed),
         AtPost::LimitsFirst(times) if sandbox.attempts.fails(&order_id, times) => {
@@ -161,11 +146,7 @@ async fn order(
             option_id,
         })
         .collect();
-    let answer = ProductList {
-        products,
-        code: code::OK,
-        message: "".into(),
-    };
+    let answer = ProductList::new(products, code::OK, "");
     Ok(garble::answer(sandbox.garble(purchase.products.iter()), answer))
 }
 
@@ -205,11 +186,7 @@ async fn fetch(
     }
     // The protocol guarantees no order, so callers must not rely on one.
     products.shuffle(&mut rand::rng());
-    let answer = ProductList {
-        products,
-        code: code::OK,
-        message: "".into(),
-    };
+    let answer = ProductList::new(products, code::OK, "");
     let ordered = order.purchases.iter().flat_map(|purchase| &purchase.products);
     Ok(garble::answer(sandbox.garble(ordered), answer))
 }
@@ -265,10 +242,8 @@ async fn set_faults(
 fn read_order(body: &[u8]) -> Result<NewOrder, String> {
     let order: NewOrder = serde_json::from_slice(body).map_err(|error| {
         // serde repeats values from the body; long ones are cut.
-        format!(
-            "The body is not an order: {}",
-            error.to_string().chars().take(MAX_ID).collect::<String>()
-        )
+        let reason: String = error.to_string().chars().take(MAX_ID).collect();
+        format!("The body is not an order: {reason}")
     })?;
     check_id("orderId", &order.order_id)?;
     if order.products.is_empty() {
@@ -304,42 +279,24 @@ mod tests {
     #[test]
     fn what_is_wrong_with_an_order_is_said() {
         let long = "x".repeat(MAX_ID + 1);
-        for (body, message) in [
-            ("", "The body is not an order: EOF while parsing"),
-            ("[1", "The body is not an order: "),
-            (r#"{"products":[]}"#, "missing field `orderId`"),
-            (r#"{"orderId":"o"}"#, "missing field `products`"),
-            (r#"{"orderId":7,"products":[]}"#, "invalid type: integer `7`"),
-            (
-                r#"{"orderId":" ","products":[{"optionId":"a","qty":1}]}"#,
-                "orderId is blank",
-            ),
-            (r#"{"orderId":"o","products":[]}"#, "products is empty"),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"","qty":1}]}"#,
-                "products[0].optionId is blank",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":0}]}"#,
-                "products[0].qty must be at least 1",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":-1}]}"#,
-                "invalid value: integer `-1`",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":1.5}]}"#,
-                "floating point `1.5`",
-            ),
-            (
-                r#"{"orderId":"o","products":[{"optionId":"a","qty":10001}]}"#,
-                "10001 units are more than 10000",
-            ),
-            (
-                &format!(r#"{{"orderId":"{long}","products":[{{"optionId":"a","qty":1}}]}}"#),
-                "longer than 200",
-            ),
-        ] {
+        for (body, message) in testkit::rows! {
+            "" => "The body is not an order: EOF while parsing";
+            "[1" => "The body is not an order: ";
+            r#"{"products":[]}"# => "missing field `orderId`";
+            r#"{"orderId":"o"}"# => "missing field `products`";
+            r#"{"orderId":7,"products":[]}"# => "invalid type: integer `7`";
+            r#"{"orderId":" ","products":[{"optionId":"a","qty":1}]}"# => "orderId is blank";
+            r#"{"orderId":"o","products":[]}"# => "products is empty";
+            r#"{"orderId":"o","products":[{"optionId":"","qty":1}]}"# => "products[0].optionId is blank";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":0}]}"#
+                => "products[0].qty must be at least 1";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":-1}]}"# => "invalid value: integer `-1`";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":1.5}]}"# => "floating point `1.5`";
+            r#"{"orderId":"o","products":[{"optionId":"a","qty":10001}]}"#
+                => "10001 units are more than 10000";
+            &format!(r#"{{"orderId":"{long}","products":[{{"optionId":"a","qty":1}}]}}"#)
+                => "longer than 200";
+        } {
             let error = read_order(body.as_bytes()).unwrap_err();
             assert!(error.contains(message), "{body}: {error}");
         }

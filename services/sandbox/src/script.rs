@@ -133,21 +133,15 @@ pub struct Scripts(HashMap<Uuid, (&'static str, Script)>);
 
 impl Default for Scripts {
     fn default() -> Self {
-        Self(
-            SCRIPTS
-                .iter()
-                .map(|(name, script)| (option_id(name), (*name, *script)))
-                .collect(),
-        )
+        let by_id = |(name, script): &(&'static str, Script)| (option_id(name), (*name, *script));
+        Self(SCRIPTS.iter().map(by_id).collect())
     }
 }
 
 impl Scripts {
     fn find(&self, option_id: &str) -> Option<(&'static str, Script)> {
-        Uuid::parse_str(option_id)
-            .ok()
-            .and_then(|id| self.0.get(&id))
-            .copied()
+        let id = Uuid::parse_str(option_id).ok()?;
+        self.0.get(&id).copied()
     }
 
     /// The script of an option. Any other id, UUID or not, behaves like `ready`: a sandbox partner
@@ -174,7 +168,6 @@ impl Scripts {
             .unwrap_or(AtPost::Buys)
     }
 
-    /// Whether any unit of these products gets a callback.
     pub fn calls_back(&self, products: &[Product]) -> bool {
         products
             .iter()

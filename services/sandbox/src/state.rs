@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use axum::extract::FromRef;
 use runtime::Shutdown;
 
 use crate::{
@@ -52,11 +51,5 @@ impl Sandbox {
             let name = self.scripts.name(&product.option_id)?;
             faults.garbled.get(name).copied()
         })
-    }
-}
-
-impl FromRef<Sandbox> for Credentials {
-    fn from_ref(sandbox: &Sandbox) -> Self {
-        sandbox.credentials.clone()
     }
 }

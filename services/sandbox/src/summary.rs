@@ -10,7 +10,6 @@ use time::OffsetDateTime;
 
 use crate::{profile::UnitNumber, purchase::Purchase};
 
-/// All purchases.
 #[derive(Serialize)]
 pub struct Summary {
     pub purchases: usize,

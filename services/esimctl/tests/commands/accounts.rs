@@ -20,21 +20,13 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
     );
 
     let mut connection = operator.database.connect().await.unwrap();
-    let stored = partners::by_access_key(&mut connection, access_key)
-        .await
-        .unwrap()
-        .unwrap();
+    let stored = partners::by_access_key(&mut connection, access_key).await;
+    let stored = stored.unwrap().unwrap();
     assert_eq!(stored.partner_id.to_string(), text(&made, "partner_id"));
-    let key = partners::open_secret_key(
-        &vault(),
-        stored.partner_id,
-        stored.keys[0].secret_key.as_deref().unwrap(),
-    )
-    .unwrap();
-    assert_eq!(
-        (key.to_base64().as_str(), key.expose().len()),
-        (text(&made, "secret_key"), 32)
-    );
+    let sealed = stored.keys[0].secret_key.as_deref().unwrap();
+    let key = partners::open_secret_key(&vault(), stored.partner_id, sealed).unwrap();
+    assert_eq!(key.to_base64(), text(&made, "secret_key"));
+    assert_eq!(key.expose().len(), 32);
     let webhook_secret = signing::webhook::Secret::parse(text(&made, "webhook_secret")).unwrap();
     assert_eq!(webhook_secret.expose().len(), 32);
 
@@ -49,15 +41,8 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
         .run(&["partner", "create", "--name", "B", "--environment", "sandbox"])
         .await;
     assert!(human.text().contains("shown only now"), "{human:?}");
-    assert_eq!(
-        operator
-            .json(&["partner", "list"])
-            .await
-            .as_array()
-            .unwrap()
-            .len(),
-        2
-    );
+    let list = operator.json(&["partner", "list"]).await;
+    assert_eq!(list.as_array().unwrap().len(), 2);
     let list = operator.run(&["partner", "list"]).await;
     assert!(
         list.text().contains(access_key) && list.text().contains(url),
@@ -72,19 +57,10 @@ async fn a_partner_is_disabled_and_enabled() {
     let id = text(&made, "partner_id");
     let first = operator.json(&["partner", "disable", id]).await;
     assert!(first["disabled_at"].is_string(), "{first}");
-    assert_eq!(
-        operator
-            .json(&["partner", "disable", text(&made, "access_key")])
-            .await,
-        first
-    );
-    assert!(
-        operator
-            .run(&["partner", "list"])
-            .await
-            .text()
-            .contains("disabled since")
-    );
+    let again = ["partner", "disable", text(&made, "access_key")];
+    assert_eq!(operator.json(&again).await, first);
+    let list = operator.run(&["partner", "list"]).await;
+    assert!(list.text().contains("disabled since"), "{list:?}");
     assert!(operator.json(&["partner", "enable", id]).await["disabled_at"].is_null());
     let unknown = operator.run(&["partner", "disable", "ak_nobody"]).await;
     assert!(unknown.line(1).contains("`esimctl partner list`"), "{unknown:?}");
@@ -95,28 +71,15 @@ async fn a_partner_has_limits_of_its_own() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    let set = operator
-        .json(&words(&format!(
-            "partner set-limits {id} --max-in-flight 3 --units-per-second 40"
-        )))
-        .await;
-    assert_eq!(
-        (&set["max_in_flight"], &set["units_per_second"]),
-        (&json!(3), &json!(40))
-    );
-    let set = operator
-        .json(&words(&format!(
-            "partner set-limits {id} --max-in-flight default --orders-per-second 5"
-        )))
-        .await;
-    assert_eq!(
-        (
-            &set["max_in_flight"],
-            &set["orders_per_second"],
-            &set["units_per_second"]
-        ),
-        (&json!(null), &json!(5), &json!(40))
-    );
+    let set = format!("partner set-limits {id} --max-in-flight 3 --units-per-second 40");
+    let set = operator.json(&words(&set)).await;
+    assert_eq!(set["max_in_flight"], 3);
+    assert_eq!(set["units_per_second"], 40);
+    let set = format!("partner set-limits {id} --max-in-flight default --orders-per-second 5");
+    let set = operator.json(&words(&set)).await;
+    assert_eq!(set["max_in_flight"], json!(null));
+    assert_eq!(set["orders_per_second"], 5);
+    assert_eq!(set["units_per_second"], 40);
     let shown = operator.run(&["partner", "show", id]).await;
     assert!(shown.text().contains("orders_per_second"), "{shown:?}");
     for bad in [
@@ -124,10 +87,8 @@ async fn a_partner_has_limits_of_its_own() {
         &["--orders-per-second", "0"],
         &["--orders-per-second", "many"],
     ] {
-        let refused = operator
-            .run(&[&["partner", "set-limits", id], bad].concat())
-            .await;
-        assert!(!refused.line(2).is_empty());
+        let set = [&["partner", "set-limits", id], bad].concat();
+        assert!(!operator.run(&set).await.line(2).is_empty());
     }
 }
 
@@ -149,10 +110,8 @@ async fn a_partner_must_sign_bodies_where_the_operator_wants_it() {
         assert_eq!(shown.text().contains("signed body"), required, "{shown:?}");
     }
     for bad in [&[][..], &["--body", "maybe"]] {
-        let refused = operator
-            .run(&[&["partner", "set-signing", id], bad].concat())
-            .await;
-        assert!(!refused.line(2).is_empty());
+        let set = [&["partner", "set-signing", id], bad].concat();
+        assert!(!operator.run(&set).await.line(2).is_empty());
     }
 }
 
@@ -169,9 +128,7 @@ async fn a_live_partner_gets_an_http_url_only_on_request() {
     let set = ["partner", "set-webhook", text(&made, "partner_id"), "--url", url];
     let refused = operator.run(&set).await;
     assert!(refused.line(1).contains("https://"), "{refused:?}");
-    let shown = operator
-        .json(&["partner", "show", text(&made, "partner_id")])
-        .await;
+    let shown = operator.json(&["partner", "show", set[2]]).await;
     assert!(shown["webhook_url"].is_null());
     let allowed = [&set[..], &["--webhook-http-live"]].concat();
     assert_eq!(operator.json(&allowed).await["webhook_url"], url);

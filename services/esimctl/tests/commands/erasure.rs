@@ -1,12 +1,14 @@
 //! `esimctl retention`, `order erase` and `partner erase`.
 
+use std::time::Duration;
+
 use domain::PartnerId;
 use serde_json::{Value, json};
-use store::deliveries::{self, AttemptResult, Attempted};
+use store::deliveries::{AttemptResult, Attempted};
 
 use crate::{
     make_ready,
-    support::{CONFIRMED, Operator, Order, record, store_order},
+    support::{CONFIRMED, Operator, Order, record, store_attempt, store_order},
     text,
 };
 
@@ -15,33 +17,19 @@ async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> O
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, id, external_id).await;
     make_ready(&mut connection, &order).await;
-    record(
-        &mut connection,
-        id,
-        &order,
-        0,
-        Some(std::time::Duration::from_hours(1)),
-    )
-    .await;
+    record(&mut connection, id, &order, 0, Some(Duration::from_hours(1))).await;
     let attempted = Attempted {
         id: order.topup.clone().into(),
         partner_id: id,
         attempt: 1,
         at: runtime::clock::now(),
-        duration: std::time::Duration::from_millis(3),
+        duration: Duration::from_millis(3),
         status: Some(200),
         class: "delivered",
         answer: None,
         result: AttemptResult::Delivered,
     };
-    let policy = store::endpoints::BlockPolicy {
-        failures: 0,
-        first: std::time::Duration::from_secs(5),
-        longest: std::time::Duration::from_secs(5),
-    };
-    deliveries::record(&mut connection, &[attempted], &policy)
-        .await
-        .unwrap();
+    store_attempt(&mut connection, attempted).await;
     order
 }
 
@@ -56,16 +44,11 @@ async fn an_order_is_erased_after_a_preview_and_is_recorded() {
     let order = delivered(&operator, &partner, "o-1").await;
     let erase = ["order", "erase", "o-1"];
     let preview = operator.json(&with(&erase, &["--dry-run"])).await;
-    assert_eq!(
-        (&preview["profiles"], &preview["attempts"]),
-        (&json!(1), &json!(1))
-    );
+    assert_eq!(preview["profiles"], 1);
+    assert_eq!(preview["attempts"], 1);
     assert!(operator.run(&erase).await.line(2).contains("--reason"));
-    let unconfirmed = operator.run(&with(&erase, &["--reason", "asked"])).await;
-    assert!(
-        unconfirmed.line(1).contains("nothing was changed"),
-        "{unconfirmed:?}"
-    );
+    let asked = operator.run(&with(&erase, &["--reason", "asked"])).await;
+    assert!(asked.line(1).contains("nothing was changed"), "{asked:?}");
     assert_eq!(operator.json(&["action", "list"]).await, json!([]));
 
     let erased = operator.run(&with(&erase, &CONFIRMED)).await;
@@ -73,16 +56,13 @@ async fn an_order_is_erased_after_a_preview_and_is_recorded() {
         assert!(erased.text().contains(copies), "{erased:?}");
     }
     let actions = operator.json(&["action", "list"]).await;
-    assert_eq!(
-        (&actions[0]["command"], &actions[0]["affected"]),
-        (&json!("order erase"), &json!(1))
-    );
+    assert_eq!(actions[0]["command"], "order erase");
+    assert_eq!(actions[0]["affected"], 1);
     let shown = operator.run(&["order", "show", "o-1"]).await;
     assert!(shown.text().contains("profile erased"), "{shown:?}");
     let topup = order.topup.to_string();
-    let replay = operator
-        .run(&with(&["delivery", "replay", &topup], &CONFIRMED))
-        .await;
+    let replay = with(&["delivery", "replay", &topup], &CONFIRMED);
+    let replay = operator.run(&replay).await;
     assert!(replay.line(1).contains("its profile was erased"), "{replay:?}");
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert!(shown["delivery"]["erased_at"].is_string(), "{shown}");
@@ -116,10 +96,8 @@ async fn a_partner_is_erased_after_it_was_disabled() {
     let erased = operator.json(&with(&erase, &CONFIRMED)).await;
     assert_eq!((&erased["orders"], &erased["profiles"]), (&json!(1), &json!(1)));
     let shown = operator.json(&["partner", "show", &id]).await;
-    assert_eq!(
-        (text(&shown, "name"), &shown["has_secret_key"]),
-        ("erased", &json!(false))
-    );
+    assert_eq!(text(&shown, "name"), "erased");
+    assert_eq!(shown["has_secret_key"], false);
     // An interrupted command is repeated by the id.
     assert_eq!(operator.json(&with(&erase, &CONFIRMED)).await["profiles"], 0);
 }
@@ -135,56 +113,22 @@ async fn terms_are_listed_set_and_removed() {
         "{listed:?}"
     );
     let set = ["retention", "set", "profiles", "--partner", id];
+    let terms = async || operator.json(&["retention", "list"]).await;
     let preview = operator.run(&with(&set, &["--days", "7", "--dry-run"])).await;
-    assert!(
-        preview
-            .text()
-            .contains("would be kept 7 days; before: as by default"),
-        "{preview:?}"
-    );
-    assert_eq!(
-        operator
-            .json(&["retention", "list"])
-            .await
-            .as_array()
-            .unwrap()
-            .len(),
-        3
-    );
-    operator
-        .json(&[&set[..], &["--days", "7"], &CONFIRMED].concat())
-        .await;
-    let terms = operator.json(&["retention", "list"]).await;
-    assert_eq!(
-        (text(&terms[3], "partner_id"), &terms[3]["days"]),
-        (id, &json!(7))
-    );
-    operator
-        .json(&[&set[..], &["--default"], &CONFIRMED].concat())
-        .await;
-    assert_eq!(
-        operator
-            .json(&["retention", "list"])
-            .await
-            .as_array()
-            .unwrap()
-            .len(),
-        3
-    );
+    let expected = "would be kept 7 days; before: as by default";
+    assert!(preview.text().contains(expected), "{preview:?}");
+    assert_eq!(terms().await.as_array().unwrap().len(), 3);
+    let confirmed = with(&set, &CONFIRMED);
+    operator.json(&with(&confirmed, &["--days", "7"])).await;
+    let own = &terms().await[3];
+    assert_eq!(text(own, "partner_id"), id);
+    assert_eq!(own["days"], 7);
+    operator.json(&with(&confirmed, &["--default"])).await;
+    assert_eq!(terms().await.as_array().unwrap().len(), 3);
     let wrong = ["retention", "set", "audit", "--partner", id, "--days", "7"];
-    assert!(
-        operator
-            .run(&with(&wrong, &CONFIRMED))
-            .await
-            .line(1)
-            .contains("--partner")
-    );
+    let refused = operator.run(&with(&wrong, &CONFIRMED)).await;
+    assert!(refused.line(1).contains("--partner"), "{refused:?}");
     let wrong = ["retention", "set", "logs", "--days", "7"];
-    assert!(
-        operator
-            .run(&with(&wrong, &CONFIRMED))
-            .await
-            .line(2)
-            .contains("there is no class")
-    );
+    let refused = operator.run(&with(&wrong, &CONFIRMED)).await;
+    assert!(refused.line(2).contains("there is no class"), "{refused:?}");
 }

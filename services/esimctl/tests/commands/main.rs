@@ -29,9 +29,8 @@ use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vau
 const NOWHERE: &str = "postgres://esim:hush@127.0.0.1:1/esim";
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
-    value[field]
-        .as_str()
-        .unwrap_or_else(|| panic!("no {field} in {value}"))
+    let text = value[field].as_str();
+    text.unwrap_or_else(|| panic!("no {field} in {value}"))
 }
 
 fn option(name: &str) -> Value {
@@ -48,21 +47,13 @@ async fn migrate_is_needed_once_and_harmless_twice() {
     assert!(early.line(1).contains("run `esimctl migrate`"), "{early:?}");
     let version = store::schema::latest();
     let roles = store::schema::ROLES.map(|role| role.name);
-    assert_eq!(
-        operator.json(&["migrate"]).await,
-        json!({ "schema_version": version, "was": 0, "roles": roles })
-    );
-    assert_eq!(
-        operator.json(&["migrate"]).await,
-        json!({ "schema_version": version, "was": version, "roles": roles })
-    );
-    assert!(
-        operator
-            .run(&["migrate"])
-            .await
-            .text()
-            .contains(&format!("at version {version} already"))
-    );
+    for was in [0, version] {
+        let expected = json!({ "schema_version": version, "was": was, "roles": roles });
+        assert_eq!(operator.json(&["migrate"]).await, expected);
+    }
+    let again = operator.run(&["migrate"]).await;
+    let expected = format!("at version {version} already");
+    assert!(again.text().contains(&expected), "{again:?}");
     assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
 }
 
@@ -104,9 +95,7 @@ async fn make_ready(connection: &mut store::PgConnection, order: &Order) {
 /// The same for one of several orders: `number` makes the unit id and the ICCID unique.
 async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, number: u32) {
     let lease = Duration::from_mins(1);
-    let claimed = placements::claim(connection, "sandbox", &[order.placement], Claim::Named, lease)
-        .await
-        .unwrap();
+    let claimed = placements::claim(connection, "sandbox", &[order.placement], Claim::Named, lease).await;
     let profile = Profile {
         code: ActivationCode::new("smdp.example.com", "TOP-SECRET").unwrap(),
         expired_date: "2026-01-29".to_owned(),
@@ -127,7 +116,7 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
     };
     let settlement = Settlement {
         placement_id: order.placement,
-        attempt: claimed[0].attempt,
+        attempt: claimed.unwrap()[0].attempt,
         outcome,
     };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();
@@ -143,12 +132,8 @@ async fn a_url_makes_waiting_webhooks_due() {
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, partner, "o-1").await;
     make_ready(&mut connection, &order).await;
-    assert_eq!(
-        stored::set_no_endpoint(&mut connection, &[order.topup.into()])
-            .await
-            .unwrap(),
-        1
-    );
+    let held = stored::set_no_endpoint(&mut connection, &[order.topup.into()]).await;
+    assert_eq!(held.unwrap(), 1);
 
     let set = format!("partner set-webhook {id} --url https://acme.example/hooks");
     let set = words(&set);
@@ -157,11 +142,8 @@ async fn a_url_makes_waiting_webhooks_due() {
     assert_eq!(operator.json(&set).await, expected(0));
     assert!(operator.run(&set).await.text().contains("none was waiting"));
     let removed = ["partner", "set-webhook", text(&made, "access_key"), "--remove"];
-    let removed = operator.json(&removed).await;
-    assert_eq!(
-        removed,
-        json!({ "partner_id": id, "webhook_url": null, "deliveries_due": 0 })
-    );
+    let expected = json!({ "partner_id": id, "webhook_url": null, "deliveries_due": 0 });
+    assert_eq!(operator.json(&removed).await, expected);
     for wrong in [&set[..3], &[&set[..], &["--remove"]].concat()] {
         assert!(operator.run(wrong).await.line(2).contains("--url"));
     }
@@ -170,9 +152,8 @@ async fn a_url_makes_waiting_webhooks_due() {
 #[tokio::test]
 async fn an_order_is_found_by_each_of_its_ids() {
     let operator = Operator::new().await;
-    let partner: PartnerId = text(&operator.create_partner().await, "partner_id")
-        .parse()
-        .unwrap();
+    let made = operator.create_partner().await;
+    let partner: PartnerId = text(&made, "partner_id").parse().unwrap();
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, partner, "o\u{1b}[2J-1").await;
     let pending = operator.run(&["order", "show", &order.id.to_string()]).await;
@@ -235,10 +216,8 @@ async fn options_are_imported_whole_or_not_at_all() {
     std::fs::write(&file, catalogue(&[&one])).unwrap();
     let file = file.to_str().unwrap();
     assert_eq!(operator.json(&["option", "import", file]).await, counts(1, 0));
-    assert_eq!(
-        operator.run(&["option", "import", file]).await.text(),
-        "0 imported, 1 unchanged\n"
-    );
+    let again = operator.run(&["option", "import", file]).await;
+    assert_eq!(again.text(), "0 imported, 1 unchanged\n");
 
     one["name"] = json!("renamed");
     let mut wrong = option("wrong");
@@ -250,10 +229,8 @@ async fn options_are_imported_whole_or_not_at_all() {
         "{line}"
     );
     let listed = operator.json(&["option", "list"]).await;
-    assert_eq!(
-        (listed.as_array().unwrap().len(), text(&listed[0], "name")),
-        (1, "one")
-    );
+    assert_eq!(listed.as_array().unwrap().len(), 1);
+    assert_eq!(text(&listed[0], "name"), "one");
 
     one["details"] = json!({"country": "JP"});
     assert_eq!(import(catalogue(&[&one, &other])).await.json(), counts(2, 0));
@@ -353,23 +330,14 @@ async fn where_there_is_nothing_a_line_says_so() {
         assert!(says_so && text.lines().count() == 1, "{list}: {text}");
     }
     let partner = operator.create_partner().await;
-    let since = format!(
-        "delivery list --partner {} --since 1h",
-        text(&partner, "partner_id")
-    );
-    let since = words(&since);
-    assert_eq!(
-        operator.run(&since).await.text(),
-        "There are no such deliveries.\n"
-    );
+    let id = text(&partner, "partner_id");
+    let since = ["delivery", "list", "--partner", id, "--since", "1h"];
+    let listed = operator.run(&since).await;
+    assert_eq!(listed.text(), "There are no such deliveries.\n");
     assert_eq!(operator.json(&since).await, json!([]));
-    let order = {
-        let mut connection = operator.database.connect().await.unwrap();
-        let partner = text(&partner, "partner_id").parse().unwrap();
-        let order = store_order(&mut connection, partner, "o-1").await;
-        make_ready(&mut connection, &order).await;
-        order
-    };
+    let mut connection = operator.database.connect().await.unwrap();
+    let order = store_order(&mut connection, id.parse().unwrap(), "o-1").await;
+    make_ready(&mut connection, &order).await;
     let shown = operator.run(&["delivery", "show", order.topup.as_str()]).await;
     assert!(shown.text().contains("No attempt has ended yet."), "{shown:?}");
 }

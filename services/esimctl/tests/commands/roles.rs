@@ -34,11 +34,8 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     let passwords = folder.path().join("passwords");
     std::fs::create_dir(&passwords).unwrap();
     let password = |role: &str, password: &str| {
-        std::fs::write(
-            passwords.join(format!("database-{role}")),
-            format!("{password}\n"),
-        )
-        .unwrap();
+        let file = passwords.join(format!("database-{role}"));
+        std::fs::write(file, format!("{password}\n")).unwrap();
     };
     for role in ["ingress", "provisioner", "notifier", "operator"] {
         password(role, "first");
@@ -53,13 +50,8 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
         .await
         .unwrap();
     let with = migrate(&owner, &passwords).await;
-    let roles = json!([
-        "esim_ingress",
-        "esim_provisioner",
-        "esim_notifier",
-        "esim_operator"
-    ]);
-    assert_eq!(with.json()["roles"], roles, "{with:?}");
+    let roles = store::schema::ROLES.map(|role| role.name);
+    assert_eq!(with.json()["roles"], json!(roles), "{with:?}");
 
     let as_ingress = |password: &str| format!("postgres://esim_ingress:{password}@{address}");
     let mut ingress = PgConnection::connect(&as_ingress("first")).await.unwrap();
@@ -67,12 +59,8 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
         .execute(&mut ingress)
         .await
         .unwrap();
-    assert!(
-        sqlx::query("SELECT erased_at FROM partners")
-            .execute(&mut ingress)
-            .await
-            .is_err()
-    );
+    let hidden = sqlx::query("SELECT erased_at FROM partners");
+    assert!(hidden.execute(&mut ingress).await.is_err());
     assert!(PgConnection::connect(&as_ingress("guessed")).await.is_err());
 
     password("ingress", "second");

@@ -48,7 +48,6 @@ pub fn words(text: &str) -> Vec<&str> {
     text.split(' ').collect()
 }
 
-/// The result of a run.
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
@@ -80,10 +79,8 @@ impl Ended {
 
 /// Waits for a program started with [`esimctl`].
 pub async fn ended(child: Child) -> Ended {
-    let output = timeout(TIMEOUT, child.wait_with_output())
-        .await
-        .expect("esimctl hangs")
-        .unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output()).await;
+    let output = output.expect("esimctl hangs").unwrap();
     Ended {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -145,10 +142,8 @@ impl Operator {
         let mut stdin = child.stdin.take().unwrap();
         let written = tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
         let ended = ended(child).await;
-        written
-            .await
-            .unwrap()
-            .expect("standard input was closed before its end");
+        let written = written.await.unwrap();
+        written.expect("standard input was closed before its end");
         ended
     }
 
@@ -210,27 +205,28 @@ pub async fn record(
     attempt: u32,
     retry_in: Option<Duration>,
 ) {
-    let answer = vault()
-        .seal(
-            Purpose::Answer(&order.topup.clone().into(), attempt),
-            b"no room\x1b[2J",
-        )
-        .unwrap();
+    let id = order.topup.clone().into();
+    let answer = vault().seal(Purpose::Answer(&id, attempt), b"no room\x1b[2J");
     let attempted = Attempted {
-        id: order.topup.clone().into(),
+        id,
         partner_id,
         attempt,
         at: runtime::clock::now(),
         duration: Duration::from_millis(12),
         status: Some(500),
         class: "status_5xx",
-        answer: Some(answer),
+        answer: Some(answer.unwrap()),
         result: AttemptResult::Failed {
             error: "status".to_owned(),
             retry_in,
             endpoint: true,
         },
     };
+    store_attempt(connection, attempted).await;
+}
+
+/// Records an attempt; two failures block the endpoint.
+pub async fn store_attempt(connection: &mut PgConnection, attempted: Attempted) {
     let policy = BlockPolicy {
         failures: 2,
         first: Duration::from_mins(1),

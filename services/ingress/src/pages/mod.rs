@@ -21,6 +21,17 @@ const HEAD: &str = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\"
     <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>Errors</title>\n\
     <link rel=\"stylesheet\" href=\"pages.css\">\n<main>\n";
 
+/// The page of an example of the guide.
+macro_rules! example {
+    ($name:literal) => {
+        (
+            concat!("/examples/", $name),
+            TEXT,
+            include_str!(concat!("../../../../docs/examples/", $name)),
+        )
+    };
+}
+
 /// Each page: its path, its type and its text, with the neutral brand in header names.
 fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
     let errors = format!("{HEAD}{}</main>\n</html>\n", codes::html());
@@ -37,31 +48,11 @@ fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
         (ERRORS, HTML, &errors),
         ("/llms.txt", TEXT, include_str!("llms.txt")),
         ("/partner-guide.md", MARKDOWN, &guide),
-        (
-            "/examples/esim.sh",
-            TEXT,
-            include_str!("../../../../docs/examples/esim.sh"),
-        ),
-        (
-            "/examples/esim.py",
-            TEXT,
-            include_str!("../../../../docs/examples/esim.py"),
-        ),
-        (
-            "/examples/esim.mjs",
-            TEXT,
-            include_str!("../../../../docs/examples/esim.mjs"),
-        ),
-        (
-            "/examples/esim.go",
-            TEXT,
-            include_str!("../../../../docs/examples/esim.go"),
-        ),
-        (
-            "/examples/esim.php",
-            TEXT,
-            include_str!("../../../../docs/examples/esim.php"),
-        ),
+        example!("esim.sh"),
+        example!("esim.py"),
+        example!("esim.mjs"),
+        example!("esim.go"),
+        example!("esim.php"),
     ]
     .map(|(path, kind, text)| (path, kind, text.to_owned()))
 }

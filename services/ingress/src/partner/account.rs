@@ -49,12 +49,10 @@ struct Used {
 #[utoipa::path(get, path = "/account", operation_id = "show_account", tag = "Account",
     responses((status = 200, description = "The account", body = Account)))]
 pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
-    let stored = session
-        .run(partner_view::account)
-        .await?
-        .ok_or(ApiError::NotFound)?;
+    let stored = session.run(partner_view::account).await?;
+    let stored = stored.ok_or(ApiError::NotFound)?;
     let (app, partner) = (&session.app, &session.partner);
-    let [requests, orders, units] = app.admission.rates(partner).per_second();
+    let [requests, orders, units] = app.admission.rates.of(partner).per_second();
     let account = Account {
         name: &stored.name,
         environment: &stored.environment,

@@ -205,10 +205,7 @@ pub(super) async fn test(session: Session) -> Result<Response, ApiError> {
     // The notifier sends it: ingress opens no connections to partners.
     let deadline = Instant::now() + limits.webhook_test_wait;
     loop {
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            () = stop.cancelled() => {}
-        }
+        stop.run_until_cancelled(tokio::time::sleep(LOOK)).await;
         let late = Instant::now() >= deadline || stop.is_cancelled();
         match find(&session, &id).await {
             Ok(Some(event)) if event.state != "pending" => {

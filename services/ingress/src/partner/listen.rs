@@ -94,10 +94,7 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
         if !found.is_empty() || next > until || stop.is_cancelled() {
             return answer(&session, &found, &after).await;
         }
-        tokio::select! {
-            () = tokio::time::sleep_until(next) => {}
-            () = stop.cancelled() => {}
-        }
+        stop.run_until_cancelled(tokio::time::sleep_until(next)).await;
     }
 }
 
@@ -130,14 +127,8 @@ fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Op
     };
     let id = &stored.topup_id;
     let profile = Profile::open(&desk.vault, id, sealed).map_err(ApiError::internal)?;
-    let body = Body::new(
-        id,
-        stored.option_id,
-        &stored.external_order_id,
-        &stored.iccid,
-        &profile,
-        &desk.qr,
-    );
+    let (option_id, order, iccid) = (stored.option_id, &stored.external_order_id, &stored.iccid);
+    let body = Body::new(id, option_id, order, iccid, &profile, &desk.qr);
     let body = serde_json::to_string(&body).map_err(ApiError::internal)?;
     let timestamp = runtime::clock::unix_seconds();
     let headers = [

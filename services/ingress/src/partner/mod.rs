@@ -251,7 +251,6 @@ impl http_body::Body for Visited {
     }
 }
 
-/// A JSON response.
 fn json(status: StatusCode, body: &impl Serialize) -> Response {
     (status, Json(body)).into_response()
 }

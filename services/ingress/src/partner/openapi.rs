@@ -147,17 +147,11 @@ fn webhook(kind: Option<&str>, schema: &str, summary: &str, description: &str) -
         None => ("topup_id", "20250129123456123456789012"),
         Some(_) => ("event_id", "evt_019a0000000070008000000000000001"),
     };
+    let same = format!("The `{id}`, the same in every attempt");
+    let at = "Unix time of the attempt in seconds";
     let mut parameters = vec![
-        header(
-            "webhook-id",
-            &format!("The `{id}`, the same in every attempt"),
-            example,
-        ),
-        header(
-            "webhook-timestamp",
-            "Unix time of the attempt in seconds",
-            "1700000000",
-        ),
+        header("webhook-id", &same, example),
+        header("webhook-timestamp", at, "1700000000"),
         header(
             "webhook-signature",
             "Standard Webhooks: `v1,` and the Base64 of HMAC-SHA256 over `{webhook-id}.{webhook-timestamp}.{body}`; two of them, separated by a space, while secrets change",

@@ -22,10 +22,8 @@ use super::{
     page::{Query, cursor},
     topups::{self, Topup},
 };
-use crate::{codes::Code, error::ApiError};
+use crate::{codes::Code, error::ApiError, request::MAX_EXTERNAL_ID};
 
-/// The longest `external_order_id`, in characters.
-const LONGEST: usize = 255;
 /// The orders that a page with a filter looks at.
 const LOOKED_AT: i64 = 200;
 
@@ -103,7 +101,7 @@ impl FromStr for ExternalId {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let fits = !text.contains('\0') && text.chars().count() <= LONGEST;
+        let fits = !text.contains('\0') && text.chars().count() <= MAX_EXTERNAL_ID;
         fits.then(|| Self(text.to_owned())).ok_or(())
     }
 }
@@ -122,14 +120,10 @@ async fn stored(
 }
 
 fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiError> {
-    let profiles: Vec<Option<Profile>> = units
-        .iter()
-        .map(|unit| topups::profile(desk, unit))
-        .collect::<Result<_, _>>()?;
-    let topups = units
-        .iter()
-        .zip(&profiles)
-        .map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
+    let profiles = units.iter().map(|unit| topups::profile(desk, unit));
+    let profiles: Vec<Option<Profile>> = profiles.collect::<Result<_, _>>()?;
+    let both = units.iter().zip(&profiles);
+    let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
     let order = Order {
         summary: Summary::new(head, partner_view::count(units)),
         topups: topups.collect(),

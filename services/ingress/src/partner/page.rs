@@ -24,7 +24,6 @@ pub(super) struct Query<'a> {
 }
 
 impl<'a> Query<'a> {
-    /// Parses the query.
     pub(super) fn of(uri: &'a Uri) -> Self {
         let query = uri.query().unwrap_or_default();
         Self {

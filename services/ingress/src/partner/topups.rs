@@ -45,26 +45,20 @@ impl<'a> Topup<'a> {
     pub(super) fn new(unit: &'a Unit, profile: Option<&'a Profile>, qr: &QrUrls) -> Self {
         let iccid = unit.iccid.as_deref().unwrap_or_default();
         let error = (unit.state == UnitState::Failed).then(|| failure(unit.refusal.as_ref()));
+        let (topup_id, option_id, external_order_id) =
+            (&unit.topup_id, unit.option_id, &unit.external_order_id);
+        let esim = |profile| Body::new(topup_id, option_id, external_order_id, iccid, profile, qr);
         Self {
-            topup_id: &unit.topup_id,
-            external_order_id: &unit.external_order_id,
-            option_id: unit.option_id,
+            topup_id,
+            external_order_id,
+            option_id,
             state: unit.state,
             error,
             ready_at: unit.ready_at,
             delivery: unit.delivery.as_deref(),
             delivered_at: unit.delivered_at,
             erased_at: unit.erased_at,
-            esim: profile.map(|profile| {
-                Body::new(
-                    &unit.topup_id,
-                    unit.option_id,
-                    &unit.external_order_id,
-                    iccid,
-                    profile,
-                    qr,
-                )
-            }),
+            esim: profile.map(esim),
         }
     }
 }

@@ -3,11 +3,13 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use domain::PartnerId;
 use tokio::sync::oneshot;
+
+use crate::lock;
 
 /// A fixed number of turns.
 pub(crate) struct Turns(Arc<Mutex<State>>);
@@ -19,13 +21,7 @@ struct State {
 }
 
 /// A turn; dropping it passes it on.
-pub(crate) struct Turn(Option<Shared>);
-
-type Shared = Arc<Mutex<State>>;
-
-fn lock(shared: &Shared) -> MutexGuard<'_, State> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) struct Turn(Option<Arc<Mutex<State>>>);
 
 impl Turns {
     pub(crate) fn new(all: usize) -> Self {

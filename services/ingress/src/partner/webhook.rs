@@ -193,15 +193,11 @@ pub(super) struct NewSecret {
 pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError> {
     let secret = generate::webhook_secret().map_err(ApiError::internal)?;
     let vault = &session.desk().vault;
+    let command = "webhook secret rotate";
     let rotated = session.run(async |connection, partner| {
-        partner_view::rotate(
-            connection,
-            partner,
-            "webhook secret rotate",
-            async |transaction| {
-                partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
-            },
-        )
+        partner_view::rotate(connection, partner, command, async |transaction| {
+            partners::rotate_webhook_secret(transaction, vault, partner, &secret, OVERLAP).await
+        })
         .await
     });
     let Rotated::Until(until) = rotated.await? else {

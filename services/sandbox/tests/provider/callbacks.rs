@@ -75,21 +75,16 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     let mut called = Vec::new();
     for _ in 0..3 {
         let callback = next(&mut callbacks).await;
-        let seconds = if callback["optionId"] == option("partly") {
-            1
-        } else {
-            2
-        };
+        let is_partly = callback["optionId"] == option("partly");
+        let seconds = if is_partly { 1 } else { 2 };
         assert!(begun.elapsed() >= Duration::from_secs(seconds), "{callback}");
         called.push(callback);
     }
     called.sort_by_key(|callback| callback["optionId"] != option("partly"));
     let partly = called.remove(0);
     let fetched = caller.fetch("order-3").await;
-    let ready = units(&fetched)
-        .iter()
-        .find(|unit| unit["topupId"] == partly["topupId"])
-        .unwrap();
+    let is_partly = |unit: &&Value| unit["topupId"] == partly["topupId"];
+    let ready = units(&fetched).iter().find(is_partly).unwrap();
     assert_eq!(ready["status"], "READY");
     let mut fields: Vec<_> = partly.as_object().unwrap().keys().map(String::as_str).collect();
     fields.sort_unstable();
@@ -109,10 +104,8 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     // Nothing else came, and what was answered with 500 is not sent again: a callback that is due
     // after all of them is the next one.
     let last = caller.order("order-6", &[(&option("delayed"), 1)]).await;
-    assert_eq!(
-        next(&mut callbacks).await["topupId"],
-        last["products"][0]["topupId"]
-    );
+    let callback = next(&mut callbacks).await;
+    assert_eq!(callback["topupId"], last["products"][0]["topupId"]);
     sandbox.stop().await;
 }
 

@@ -8,7 +8,7 @@ use std::{
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::support::{Caller, Started, config, ledger_file, option, sorted, units};
+use crate::support::{Caller, Started, config, ledger_file, option, sorted, strings};
 
 fn none() -> Value {
     json!({
@@ -56,12 +56,7 @@ async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
     assert_eq!(caller.get("/faults").await, set);
     assert_eq!(caller.faults(json!({ "down": true })).await.1["latency_ms"], 0);
     assert_eq!(caller.faults(json!({})).await, (StatusCode::OK, none()));
-    assert!(
-        order_many(caller, "well", 10)
-            .await
-            .iter()
-            .all(|status| *status == StatusCode::OK)
-    );
+    assert_eq!(order_many(caller, "well", 10).await, [StatusCode::OK; 10]);
 }
 
 #[tokio::test]
@@ -134,13 +129,7 @@ async fn silence_buys_and_get_still_answers() {
     let sandbox = Started::fresh().await;
     let caller: &Caller = &sandbox;
     caller.faults(json!({ "silent_rate": 1 })).await;
-    let request = caller.ordering("order-1", &[(&option("ready"), 2)]);
-    let error = request
-        .timeout(Duration::from_millis(300))
-        .send()
-        .await
-        .unwrap_err();
-    assert!(error.is_timeout(), "{error:?}");
+    caller.order_and_go("order-1", &[(&option("ready"), 2)]).await;
     assert_eq!(caller.bought("order-1").await, (1, 2));
     let fetched = caller.fetch("order-1").await;
     assert_eq!(sorted(&fetched["products"], "status"), ["READY", "READY"]);
@@ -154,13 +143,7 @@ async fn latency_delays_the_call_itself_and_outlives_the_client() {
     let ready = option("ready");
     caller.faults(json!({ "latency_ms": 700 })).await;
     let begun = Instant::now();
-    let request = caller.ordering("order-1", &[(&ready, 1)]);
-    let error = request
-        .timeout(Duration::from_millis(100))
-        .send()
-        .await
-        .unwrap_err();
-    assert!(error.is_timeout(), "{error:?}");
+    caller.order_and_go("order-1", &[(&ready, 1)]).await;
     let bought = caller.bought("order-1").await;
     assert!(bought == (0, 0) || begun.elapsed() >= Duration::from_millis(700));
     caller.until_bought("order-1").await;
@@ -172,10 +155,7 @@ async fn latency_delays_the_call_itself_and_outlives_the_client() {
     // A stop doesn't wait for it, and the call that has begun is answered.
     caller.faults(json!({ "latency_ms": 60_000 })).await;
     let waiting = tokio::spawn(caller.ordering("order-2", &[(&ready, 1)]).send());
-    let gone = caller
-        .ordering("order-3", &[(&ready, 1)])
-        .timeout(Duration::from_millis(300));
-    assert!(gone.send().await.unwrap_err().is_timeout());
+    caller.order_and_go("order-3", &[(&ready, 1)]).await;
     let begun = Instant::now();
     sandbox.stop().await;
     assert!(begun.elapsed() < Duration::from_secs(10));
@@ -225,27 +205,15 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
         .collect();
     assert_eq!(topups.len(), 4);
     let fetched = caller.fetch("order-1").await;
-    assert_eq!(
-        sorted(&fetched["products"], "topupId")
-            .into_iter()
-            .collect::<HashSet<_>>(),
-        topups
-    );
+    let found: HashSet<_> = sorted(&fetched["products"], "topupId").into_iter().collect();
+    assert_eq!(found, topups);
     let detail = caller.get("/ledger?order_id=order-1").await;
     let order = &detail["orders"][0];
-    assert_eq!(
-        (&order["purchased_times"], &order["units"]),
-        (&json!(2), &json!(4))
-    );
+    assert_eq!(order["purchased_times"], 2);
+    assert_eq!(order["units"], 4);
     for (bought, answer) in order["bought"].as_array().unwrap().iter().zip(&answers) {
-        let told: Vec<_> = units(answer).iter().map(|unit| &unit["topupId"]).collect();
-        let listed: Vec<_> = bought["topups"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|unit| &unit["topup_id"])
-            .collect();
-        assert_eq!(told, listed);
+        let told = strings(&answer["products"], "topupId");
+        assert_eq!(strings(&bought["topups"], "topup_id"), told);
         assert_eq!(bought["topups"][0]["option_id"], ready);
     }
     assert_eq!(caller.code("order-1", &[(&option("refused"), 1)]).await, "9001");
@@ -266,14 +234,11 @@ async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
     let sandbox = Started::fresh().await;
     let caller: &Caller = &sandbox;
     let (garbled, ready) = (option("never-ready"), option("ready"));
-    for (garble, field, check) in [
-        (
-            "long_unit_id",
-            "topupId",
-            (|id| id.len() == 6_000) as fn(&str) -> bool,
-        ),
-        ("empty_unit_id", "topupId", |id| id.is_empty()),
-        ("nul_unit_id", "topupId", |id| id.ends_with('\0')),
+    let is_long = |id: &str| id.len() == 6_000;
+    for (garble, check) in [
+        ("long_unit_id", is_long as fn(&str) -> bool),
+        ("empty_unit_id", |id| id.is_empty()),
+        ("nul_unit_id", |id| id.ends_with('\0')),
     ] {
         caller
             .faults(json!({ "garbled": { "never-ready": garble } }))
@@ -281,7 +246,8 @@ async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
         let ordered = caller.order(garble, &[(&garbled, 1)]).await;
         let fetched = caller.fetch(garble).await;
         for answer in [ordered, fetched] {
-            assert!(check(sorted(&answer["products"], field)[0]), "{garble}: {answer}");
+            let id = strings(&answer["products"], "topupId")[0];
+            assert!(check(id), "{garble}: {answer}");
         }
         assert_eq!(caller.bought(garble).await, (1, 1));
         let good = caller.order(&format!("good-{garble}"), &[(&ready, 1)]).await;

@@ -5,6 +5,7 @@ use std::{
     ops::Deref,
     path::{Path, PathBuf},
     process::{Child, Command as Process, Stdio},
+    time::Duration,
 };
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
@@ -19,7 +20,6 @@ use tokio::task::JoinHandle;
 pub const ACCESS_KEY: &str = "sandbox-access";
 pub const SECRET: &str = "c2FuZGJveC1zZWNyZXQ=";
 
-/// A client of one sandbox.
 pub struct Caller {
     pub http: Client,
     pub base: String,
@@ -69,6 +69,14 @@ impl Caller {
         self.signed(Method::POST, "/api/v2/order", order_body(order_id, products))
     }
 
+    /// Orders as a client that gives up before it has an answer.
+    pub async fn order_and_go(&self, order_id: &str, products: &[(&str, u32)]) {
+        let request = self.ordering(order_id, products);
+        let gone = request.timeout(Duration::from_millis(300)).send().await;
+        let error = gone.unwrap_err();
+        assert!(error.is_timeout(), "{error:?}");
+    }
+
     /// Orders products given as (option id, quantity); HTTP status 200 is asserted.
     pub async fn order(&self, order_id: &str, products: &[(&str, u32)]) -> Value {
         let body = order_body(order_id, products);
@@ -91,7 +99,6 @@ impl Caller {
         answer
     }
 
-    /// The code of the answer to an order.
     pub async fn code(&self, order_id: &str, products: &[(&str, u32)]) -> String {
         let answer = self.order(order_id, products).await;
         answer["code"].as_str().unwrap().to_owned()
@@ -120,7 +127,6 @@ impl Caller {
         (number("purchases"), number("units"))
     }
 
-    /// Sets the faults of the whole provider.
     pub async fn faults(&self, faults: Value) -> (StatusCode, Value) {
         let request = self.http.put(format!("{}/faults", self.base));
         let response = request.body(faults.to_string()).send().await.unwrap();
@@ -151,7 +157,6 @@ pub fn units(answer: &Value) -> &Vec<Value> {
     answer["products"].as_array().unwrap()
 }
 
-/// A field of each product.
 pub fn strings<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
     let units = products.as_array().unwrap().iter();
     units.map(|unit| unit[field].as_str().unwrap()).collect()
