@@ -146,8 +146,8 @@ fn try_parse<C: Parser>(arguments: impl IntoIterator<Item = OsString>) -> Result
 /// The command line of `C` with the version and, for services, `healthcheck` and the settings from files.
 fn command<C: Parser>() -> clap::Command {
     let command = C::command().version(version::DESCRIPTION);
-    let has_notes = command.get_after_help().is_some();
-    healthcheck::offer(if has_notes { command } else { command.after_help(setting_files::HELP) })
+    let notes = command.get_after_help().cloned();
+    healthcheck::offer(command.after_help(notes.unwrap_or_else(|| setting_files::HELP.into())))
 }
 
 /// clap's message on one line without the usage block, with the environment variables of the flags it names.
