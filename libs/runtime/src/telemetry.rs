@@ -104,7 +104,7 @@ pub(crate) fn is_recorded() -> bool {
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
     check_filter(&config.log)?;
-    // reqwest, tonic and async-nats use the process's provider. It may be installed already.
+    // reqwest, tonic and async-nats use the process's provider. A test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
     let resource = Resource::builder_empty()

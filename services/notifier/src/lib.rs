@@ -133,12 +133,6 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-impl AsRef<CommonConfig> for Config {
-    fn as_ref(&self) -> &CommonConfig {
-        &self.common
-    }
-}
-
 fn webhook_timeout(text: &str) -> Result<Duration, String> {
     at_most(LONGEST_TIMEOUT, text)
 }

@@ -134,12 +134,6 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-impl AsRef<CommonConfig> for Config {
-    fn as_ref(&self) -> &CommonConfig {
-        &self.common
-    }
-}
-
 /// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
 /// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are deferred.

@@ -85,7 +85,6 @@ pub fn config(settings: &BTreeMap<String, String>) -> Config {
             ..CommonConfig::default()
         };
         drop(runtime::telemetry::start("notifier", &common).unwrap());
-        let _ = rustls::crypto::ring::default_provider().install_default();
     });
     testkit::settings::parse(settings)
 }
