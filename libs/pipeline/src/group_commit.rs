@@ -3,10 +3,10 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use runtime::Shutdown;
+use runtime::{Shutdown, lock};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
@@ -43,7 +43,7 @@ type Entry<W> = (Slot<<W as Writer>::Item>, oneshot::Sender<Written<W>>);
 type Slot<T> = Arc<Mutex<Option<T>>>;
 
 fn take<T>(slot: &Slot<T>) -> Option<T> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    lock(slot).take()
 }
 
 /// The result of an item, and the number of items written with it.

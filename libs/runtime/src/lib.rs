@@ -22,7 +22,10 @@ pub mod version;
 pub use config::CommonConfig;
 pub use lifecycle::Shutdown;
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 /// Exit status of a process that refuses its configuration.
 const BAD_CONFIGURATION: u8 = 2;
@@ -72,4 +75,9 @@ where
     };
     telemetry.flush();
     code
+}
+
+/// Locks a mutex, also after a panic of an earlier holder.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -8,7 +8,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -21,7 +21,7 @@ use axum::{
     routing::post,
 };
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, connection, listener};
+use runtime::{Shutdown, connection, listener, lock};
 use signing::Token;
 use store::{Database, providers};
 use tokio::{net::TcpListener, sync::Semaphore};
@@ -121,7 +121,7 @@ impl Recent {
     }
 
     fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = lock(&self.window);
         let is_over = |began| now.saturating_duration_since(began) >= WINDOW;
         if window.began.is_none_or(is_over) {
             window.began = Some(now);
