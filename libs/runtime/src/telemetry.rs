@@ -38,7 +38,7 @@ use tracing_subscriber::{
 use self::{
     export::Transport,
     gate::{Gate, Gated},
-    lines::{Ids, Json, Text},
+    lines::{Ids, Shape},
     settings::Settings,
 };
 use crate::{CommonConfig, config::LogFormat};
@@ -211,20 +211,21 @@ fn meter(
     Ok(provider.build())
 }
 
-fn lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
+fn lines<S>(format: LogFormat) -> impl Layer<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     let is_terminal = std::io::stderr().is_terminal();
-    let lines = fmt::layer()
+    let shape = match format {
+        LogFormat::Json => Shape::Json,
+        LogFormat::Auto if !is_terminal => Shape::Json,
+        LogFormat::Auto | LogFormat::Text => Shape::Text,
+    };
+    fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(is_terminal)
-        .fmt_fields(Ids);
-    match format {
-        LogFormat::Json => lines.event_format(Json).boxed(),
-        LogFormat::Auto if !is_terminal => lines.event_format(Json).boxed(),
-        LogFormat::Auto | LogFormat::Text => lines.event_format(Text).boxed(),
-    }
+        .fmt_fields(Ids)
+        .event_format(shape)
 }
 
 fn check_filter(log: &str) -> anyhow::Result<()> {
