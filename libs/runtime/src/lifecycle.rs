@@ -163,27 +163,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_ends_by_itself_stops_the_service_with_a_failure() {
-        let shutdown = Shutdown::new();
-        shutdown.spawn("loop", async { Ok(()) });
-        shutdown.soft().cancelled().await;
-        let failure = shutdown.finished().await.unwrap_err();
-        assert!(failure.to_string().contains("loop ended by itself"), "{failure}");
-    }
-
-    #[tokio::test]
-    async fn a_task_that_panics_stops_the_service_with_a_failure() {
-        let shutdown = Shutdown::new();
-        shutdown.spawn("loop", async { panic!("broken") });
-        shutdown.soft().cancelled().await;
-        assert!(
-            shutdown
-                .finished()
-                .await
-                .unwrap_err()
-                .to_string()
-                .contains("loop panicked")
-        );
+    async fn a_task_that_ends_by_itself_or_panics_stops_the_service_with_a_failure() {
+        for (panics, expected) in [(false, "loop ended by itself"), (true, "loop panicked")] {
+            let shutdown = Shutdown::new();
+            shutdown.spawn("loop", async move {
+                assert!(!panics, "broken");
+                Ok(())
+            });
+            shutdown.soft().cancelled().await;
+            let failure = shutdown.finished().await.unwrap_err();
+            assert!(failure.to_string().contains(expected), "{failure}");
+        }
     }
 
     #[tokio::test]
