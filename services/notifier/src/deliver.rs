@@ -10,6 +10,7 @@ use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
     lanes::{Limits, Slot},
+    messaging_span,
     payload::TopupReady,
     perform,
     streams::READY,
@@ -442,15 +443,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     let (topup_id, event_id) = ids(&delivery.id);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.message.is_some() {
-        info_span!(
-            parent: None,
-            "process",
-            otel.name = format!("process {READY}"),
-            otel.kind = "consumer",
-            messaging.system = "nats",
-            messaging.operation.name = "process",
-            messaging.operation.type = "process",
-            messaging.destination.name = READY,
+        messaging_span!(INFO, "process", "consumer", "process", READY;
             topup.id = topup_id,
             event.id = event_id,
             partner.id = %delivery.partner_id,

@@ -16,6 +16,7 @@ use domain::{PartnerId, PlacementId, PlacementState, placement};
 use pipeline::{
     Effect, GroupCommit,
     lanes::Slot,
+    messaging_span,
     payload::{Said, TopupJob},
     perform,
     streams::JOBS,
@@ -284,15 +285,7 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
         return Span::none();
     }
     let span = if trigger.message.is_some() {
-        info_span!(
-            parent: None,
-            "process",
-            otel.name = format!("process {JOBS}"),
-            otel.kind = "consumer",
-            messaging.system = "nats",
-            messaging.operation.name = "process",
-            messaging.operation.type = "process",
-            messaging.destination.name = JOBS,
+        messaging_span!(INFO, "process", "consumer", "process", JOBS;
             messaging.message.id = %work.placement_id,
             order.id = %work.order_id,
             placement.id = %work.placement_id,
