@@ -98,15 +98,11 @@ impl Jobs {
     }
 
     pub(crate) fn deferred(&self, rows: usize) {
-        if rows > 0 {
-            self.deferred.add(count(rows), &self.due);
-        }
+        self.deferred.add(count(rows), &self.due);
     }
 
     pub(crate) fn swept(&self, rows: u64) {
-        if rows > 0 {
-            self.swept.add(rows, &self.stage);
-        }
+        self.swept.add(rows, &self.stage);
     }
 
     pub(crate) fn begin(&self, overdue: bool) -> UnderWay {
