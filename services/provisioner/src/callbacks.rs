@@ -50,15 +50,6 @@ const PER_UNIT: u8 = 2;
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the body.
 pub type Callers = HashMap<String, (Token, Arc<dyn Provider>)>;
 
-/// The limits of callbacks.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Requests in flight at once.
-    pub in_flight: usize,
-    /// Callbacks per second that reach PostgreSQL.
-    pub rate: usize,
-}
-
 /// Takes callbacks and passes them on as hints.
 pub struct Callbacks {
     providers: Callers,
@@ -70,15 +61,21 @@ pub struct Callbacks {
 }
 
 impl Callbacks {
-    /// Callbacks of these providers.
-    pub fn new(providers: Callers, database: Database, metrics: Metrics, limits: Limits) -> Self {
+    /// Callbacks of these providers: at most `in_flight` at once, and `rate` per second that reach PostgreSQL.
+    pub fn new(
+        providers: Callers,
+        database: Database,
+        metrics: Metrics,
+        in_flight: usize,
+        rate: usize,
+    ) -> Self {
         Self {
             providers,
             database,
             metrics,
-            in_flight: Semaphore::new(limits.in_flight),
-            statements: Semaphore::new(STATEMENTS.min(limits.in_flight)),
-            recent: Recent::new(limits.rate),
+            in_flight: Semaphore::new(in_flight),
+            statements: Semaphore::new(STATEMENTS.min(in_flight)),
+            recent: Recent::new(rate),
         }
     }
 }
@@ -100,6 +97,7 @@ struct Recent {
     window: Mutex<Window>,
 }
 
+#[derive(Default)]
 struct Window {
     /// The first callback of the window; `None` before any.
     began: Option<Instant>,
@@ -109,14 +107,9 @@ struct Window {
 
 impl Recent {
     fn new(rate: usize) -> Self {
-        let window = Window {
-            began: None,
-            admitted: 0,
-            units: HashMap::new(),
-        };
         Self {
             rate,
-            window: Mutex::new(window),
+            window: Mutex::default(),
         }
     }
 
