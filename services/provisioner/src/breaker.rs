@@ -94,11 +94,8 @@ impl Breaker {
     fn learn(&self, now: providers::ProviderBreaker) {
         let mut known = lock(&self.known);
         // The row may be older than a change by this process.
-        if known
-            .breaker
-            .as_ref()
-            .is_some_and(|known| known.version > now.version)
-        {
+        let is_newer = |known: &providers::ProviderBreaker| known.version > now.version;
+        if known.breaker.as_ref().is_some_and(is_newer) {
             return;
         }
         let was_closed = known.state().is_none_or(|state| state == BreakerState::Closed);
@@ -139,13 +136,8 @@ impl Breaker {
         let counts = |breaker: &&providers::ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
-        Since(
-            known
-                .breaker
-                .as_ref()
-                .filter(counts)
-                .map(|breaker| breaker.version),
-        )
+        let counted = known.breaker.as_ref().filter(counts);
+        Since(counted.map(|breaker| breaker.version))
     }
 
     /// Records that a call begun at `since` got a response. Writes only if the breaker is not closed.

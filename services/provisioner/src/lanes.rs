@@ -197,7 +197,7 @@ impl Lanes {
         let fails = lane.state == State::Closed && lane.count(now, &self.limits, !answered || slow);
         match lane.state {
             State::Testing if answered => {
-                lane.close();
+                lane.change(State::Closed, 0);
                 tracing::info!(
                     provider.name = provider,
                     lane = name,
@@ -209,7 +209,7 @@ impl Lanes {
             State::Closed | State::Testing => {
                 let open = self.limits.open * 2_u32.saturating_pow(lane.openings.min(16));
                 let open = open.min(self.limits.open_most);
-                lane.open(now + open);
+                lane.change(State::Open(now + open), lane.openings + 1);
                 tracing::warn!(
                     provider.name = provider,
                     lane = name,
@@ -307,17 +307,10 @@ impl Lane {
         bad && calls >= LEAST_CALLS && failed * 100 >= calls * limits.failure_rate
     }
 
-    fn open(&mut self, until: Instant) {
-        self.state = State::Open(until);
+    fn change(&mut self, state: State, openings: u32) {
+        self.state = state;
         self.version += 1;
-        self.openings += 1;
-        self.halves = [(0, 0); 2];
-    }
-
-    fn close(&mut self) {
-        self.state = State::Closed;
-        self.version += 1;
-        self.openings = 0;
+        self.openings = openings;
         self.halves = [(0, 0); 2];
     }
 
@@ -336,12 +329,12 @@ impl Lane {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const OPEN: Duration = Duration::from_mins(1);
 
-    fn lanes(slots: usize) -> Lanes {
+    pub(crate) fn lanes(slots: usize) -> Lanes {
         let limits = LaneLimits {
             window: Duration::from_secs(10),
             failure_rate: 50,
