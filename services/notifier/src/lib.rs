@@ -29,6 +29,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
+    lanes::Limits,
     metrics::{DueRows, Watched, watch as watch_streams},
     streams::{DEAD, READY, Source},
     worker,
@@ -160,13 +161,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let name_servers = config.guard.webhook_resolvers.clone();
-    let guard = config.guard.guard();
     let calls = webhook::Limits {
         timeout: config.webhook_timeout,
         head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),
         idle: config.endpoint_concurrency.into(),
     };
-    let sender = Sender::new(guard, &name_servers, &calls)?;
+    let sender = Sender::new(config.guard.guard(), &name_servers, &calls)?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);
@@ -221,12 +221,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     };
     let work = worker::Settings {
         source: Some(source),
-        limits: deliver::limits(
-            config.delivery_concurrency.into(),
-            config.host_concurrency.into(),
-            config.endpoint_concurrency.into(),
-            config.webhook_timeout,
-        ),
+        limits: Limits {
+            slots: config.delivery_concurrency.into(),
+            per_lane: config.host_concurrency.into(),
+            per_partner: config.endpoint_concurrency.into(),
+            slow: deliver::SLOW,
+            stale: deliver::lease(config.webhook_timeout) / 2,
+        },
         provider: None,
     };
     let stage = Deliver::new(database.clone(), vault, sender, settings, metrics, &shutdown);

@@ -162,19 +162,15 @@ impl Sender {
 }
 
 /// The request, unless the URL is unusable.
-fn request(url: &Url, headers: HeaderMap, body: Vec<u8>) -> Option<Request<Full<Bytes>>> {
+fn request(url: &Url, mut headers: HeaderMap, body: Vec<u8>) -> Option<Request<Full<Bytes>>> {
     let is_usable = matches!(url.scheme(), "http" | "https") && url.username().is_empty();
     let uri: Uri = is_usable.then(|| url.as_str().parse().ok()).flatten()?;
     let mut request = Request::new(Full::from(body));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = uri;
+    headers.insert(USER_AGENT, HeaderValue::from_static(AGENT));
+    headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
     *request.headers_mut() = headers;
-    request
-        .headers_mut()
-        .insert(USER_AGENT, HeaderValue::from_static(AGENT));
-    request
-        .headers_mut()
-        .insert(ACCEPT, HeaderValue::from_static("*/*"));
     Some(request)
 }
 
