@@ -285,32 +285,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_public_url_is_a_plain_base() {
-        assert_eq!(
-            public_url("https://esim.example.com/").unwrap(),
-            "https://esim.example.com"
-        );
-        assert_eq!(
-            public_url("http://127.0.0.1:18080").unwrap(),
-            "http://127.0.0.1:18080"
-        );
-        assert_eq!(
-            public_url("https://example.com/esim/").unwrap(),
-            "https://example.com/esim"
-        );
-        for bad in [
-            "",
-            "esim.example.com",
-            "ftp://example.com",
-            "https://a.b/?q",
-            "https://a.b/#f",
-            "https://u@a.b",
-        ] {
-            assert!(public_url(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
     fn a_timeout_fits_into_the_first_lease() {
         assert_eq!(webhook_timeout("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(webhook_timeout("18s"), Ok(LONGEST_TIMEOUT));

@@ -234,30 +234,6 @@ mod tests {
     use super::*;
     use webhooks::guard::{Networks, Ports};
 
-    #[test]
-    fn an_attempt_is_signed_at_its_own_time() {
-        let secrets = [7, 8].map(|byte| Secret::from_bytes(vec![byte; 24]).unwrap());
-        let topup: DeliveryId = "20250129123456123456789012".parse().unwrap();
-        let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        let headers = headers(&topup, None, 1_700_000_000, b"{}", &secrets, Some(traceparent)).unwrap();
-        let text = |name: &str| headers[name].to_str().unwrap();
-        assert_eq!(
-            (text("webhook-id"), text("webhook-timestamp")),
-            (topup.as_str(), "1700000000")
-        );
-        let sign = |secret: &Secret| secret.sign(topup.as_str(), 1_700_000_000, b"{}");
-        assert_eq!(
-            text("webhook-signature"),
-            format!("{} {}", sign(&secrets[0]), sign(&secrets[1]))
-        );
-        assert_eq!(text("traceparent"), traceparent);
-        assert_eq!(text("content-type"), "application/json");
-        assert!(
-            !headers.contains_key(event::TYPE),
-            "the specified webhook has no type"
-        );
-    }
-
     fn sender(allowed: &str) -> Sender {
         let guard = Guard::new(
             Networks::parse(allowed).unwrap(),
