@@ -489,13 +489,6 @@ mod tests {
     }
 
     #[test]
-    fn an_option_id_may_be_missing() {
-        let without = WHOLE.replace(r#""optionId":"o","#, "");
-        let units = units(serde_json::from_str(&format!("[{without}]")).unwrap()).unwrap();
-        assert_eq!(units[0].option_id, None);
-    }
-
-    #[test]
     fn failed_units_are_failed() {
         let failed = product(r#"{"topupId":"1","optionId":"o","status":"FAILED"}"#);
         assert!(matches!(failed, Ok(UnitState::Failed(_))));
