@@ -3,10 +3,10 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use runtime::Shutdown;
+use runtime::{Shutdown, lock};
 use tokio::sync::{mpsc, oneshot};
 use tracing::Instrument;
 
@@ -43,7 +43,7 @@ type Entry<W> = (Slot<<W as Writer>::Item>, oneshot::Sender<Written<W>>);
 type Slot<T> = Arc<Mutex<Option<T>>>;
 
 fn take<T>(slot: &Slot<T>) -> Option<T> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+    lock(slot).take()
 }
 
 /// The result of an item, and the number of items written with it.
@@ -181,17 +181,19 @@ mod tests {
         }
     }
 
+    /// A group commit whose writes wait at the gate.
+    fn doubler(most: usize) -> (GroupCommit<Doubler>, Arc<Semaphore>, Arc<Mutex<Vec<usize>>>) {
+        let (gate, batches) = (Arc::new(Semaphore::new(0)), Arc::default());
+        let doubler = Doubler {
+            gate: Arc::clone(&gate),
+            batches: Arc::clone(&batches),
+        };
+        let commit = GroupCommit::start(doubler, most, &Shutdown::new());
+        (commit, gate, batches)
+    }
+
     async fn write_all(items: &[u32]) -> (Vec<Result<u32, &'static str>>, Vec<usize>) {
-        let gate = Arc::new(Semaphore::new(0));
-        let batches = Arc::new(Mutex::new(Vec::new()));
-        let commit = GroupCommit::start(
-            Doubler {
-                gate: gate.clone(),
-                batches: batches.clone(),
-            },
-            100,
-            &Shutdown::new(),
-        );
+        let (commit, gate, batches) = doubler(100);
         let writes: Vec<_> = items
             .iter()
             .map(|item| {
@@ -210,27 +212,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_queues_is_written_together() {
-        let (results, batches) = write_all(&[1, 2, 3, 4]).await;
-        assert_eq!(results, [Ok(2), Ok(4), Ok(6), Ok(8)]);
-        assert!(batches.len() < 4, "{batches:?}");
-    }
-
-    #[tokio::test]
-    async fn one_bad_item_fails_alone() {
-        let (results, _) = write_all(&[1, 13, 3]).await;
-        assert_eq!(results, [Ok(2), Err("unlucky"), Ok(6)]);
+    async fn what_queues_is_written_together_and_one_bad_item_fails_alone() {
+        for (items, expected, most) in [
+            ([1, 2, 3], [Ok(2), Ok(4), Ok(6)], 2),
+            ([0, 0, 0], [Err("down"); 3], 2),
+            ([1, 13, 3], [Ok(2), Err("unlucky"), Ok(6)], 4),
+        ] {
+            let (results, batches) = write_all(&items).await;
+            assert_eq!(results, expected);
+            assert!(batches.len() <= most, "{batches:?}");
+        }
     }
 
     #[tokio::test]
     async fn an_item_is_given_up_only_while_it_is_queued() {
-        let gate = Arc::new(Semaphore::new(0));
-        let batches = Arc::new(Mutex::new(Vec::new()));
-        let doubler = Doubler {
-            gate: gate.clone(),
-            batches: batches.clone(),
-        };
-        let commit = GroupCommit::start(doubler, 1, &Shutdown::new());
+        let (commit, gate, batches) = doubler(1);
         let (give_up_first, first) = oneshot::channel::<()>();
         let writing = tokio::spawn({
             let commit = commit.clone();
@@ -249,13 +245,6 @@ mod tests {
         assert_eq!(writing.await.unwrap(), Ok(Some(Ok(2))));
         assert_eq!(commit.write(4).await, Ok(Ok(8)));
         assert_eq!(*batches.lock().unwrap(), [1, 1]);
-    }
-
-    #[tokio::test]
-    async fn when_the_writer_fails_no_item_is_written() {
-        let (results, batches) = write_all(&[0, 0, 0]).await;
-        assert_eq!(results, [Err("down"), Err("down"), Err("down")]);
-        assert!(batches.len() <= 2, "{batches:?}");
     }
 
     #[tokio::test]

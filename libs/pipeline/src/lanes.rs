@@ -9,11 +9,12 @@
 use std::{
     collections::{HashMap, VecDeque},
     hash::Hash,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, Instant},
 };
 
 use domain::PartnerId;
+use runtime::lock;
 use tokio::sync::Notify;
 
 /// How many fresh tickets get a slot for each overdue one, while both wait.
@@ -143,15 +144,11 @@ impl<T: Send + 'static> Lanes<T> {
         })
     }
 
-    fn book(&self) -> MutexGuard<'_, Book<T>> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Queues tickets; returns the refused ones. A queue takes at most half of the room that is free to it.
     /// Fresh tickets of a slow or blocked lane are refused.
     pub fn offer(self: &Arc<Self>, class: Class, tickets: impl Iterator<Item = (Tags, T)>) -> Vec<T> {
         let now = Instant::now();
-        let mut book = self.book();
+        let mut book = lock(&self.book);
         let mut refused = Vec::new();
         for (tags, ticket) in tickets {
             let accepted = match class {
@@ -186,14 +183,14 @@ impl<T: Send + 'static> Lanes<T> {
 
     /// Whether overdue tickets with these tags wait; if so, no more such rows are leased.
     pub fn waits(&self, tags: &Tags) -> bool {
-        self.book().has_overdue(tags)
+        lock(&self.book).has_overdue(tags)
     }
 
     /// The room for more tickets of a class.
     pub fn room(&self, class: Class) -> usize {
         self.limits
             .room()
-            .saturating_sub(self.book().waiting[class as usize])
+            .saturating_sub(lock(&self.book).waiting[class as usize])
     }
 
     /// Waits for room for at least `tickets` more fresh tickets; returns the room.
@@ -210,7 +207,7 @@ impl<T: Send + 'static> Lanes<T> {
     /// Waits until tickets of a class have slots, and takes all of them.
     pub async fn granted(&self, class: Class) -> Vec<(T, Slot)> {
         loop {
-            let granted = std::mem::take(&mut self.book().granted[class as usize]);
+            let granted = std::mem::take(&mut lock(&self.book).granted[class as usize]);
             if !granted.is_empty() {
                 return granted;
             }
@@ -225,13 +222,13 @@ impl<T: Send + 'static> Lanes<T> {
 
     /// Whether no ticket waits for a slot or waits to be taken.
     pub fn is_idle(&self) -> bool {
-        let book = self.book();
+        let book = lock(&self.book);
         book.waiting == [0; 2] && book.granted.iter().all(Vec::is_empty)
     }
 
     /// Looks for turns again, because [`Lanes::new`]'s `most` may have changed.
     pub fn look(self: &Arc<Self>) {
-        self.give(self.book());
+        self.give(lock(&self.book));
     }
 
     /// Gives slots, by turns, to tickets that may have one.
@@ -390,13 +387,13 @@ fn count_down<K: Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
 
 impl<T: Send + 'static> Lender for Lanes<T> {
     fn take_back(self: Arc<Self>, tags: &Tags) {
-        let mut book = self.book();
+        let mut book = lock(&self.book);
         book.count_out(tags);
         self.give(book);
     }
 
     fn exchange(&self, tags: &Tags, for_these: &Tags) -> bool {
-        let mut book = self.book();
+        let mut book = lock(&self.book);
         let in_lane = book.lanes.get(&for_these.0).copied().unwrap_or_default();
         let has_room = in_lane < self.most(&for_these.0);
         if has_room {
@@ -519,7 +516,7 @@ mod tests {
         lanes.offer(Class::Fresh, (10..12).map(|ticket| (other.clone(), ticket)));
         assert_eq!(run(&lanes, 9).1, [0, 1, 10, 2, 11]);
         assert!(lanes.is_idle());
-        let book = lanes.book();
+        let book = lock(&lanes.book);
         assert!(
             book.used == 0 && book.lanes.is_empty() && book.partners.is_empty() && book.queues.is_empty()
         );
@@ -568,7 +565,7 @@ mod tests {
         let lanes = Lanes::new(stale, |_| usize::MAX);
         offer(&lanes, Class::Overdue, &tags("a", PartnerId::new()), 5);
         assert!(granted(&lanes, Class::Overdue).is_empty() && lanes.is_idle());
-        assert!(lanes.book().queues.is_empty());
+        assert!(lock(&lanes.book).queues.is_empty());
         assert!(lanes.drained().now_or_never().is_some());
     }
 

@@ -1,7 +1,7 @@
 //! Metrics of every stage's loop: rows in flight, and messages that wait in JetStream.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -10,7 +10,7 @@ use opentelemetry::{
     KeyValue, global,
     metrics::{Counter, Gauge, UpDownCounter},
 };
-use runtime::{Shutdown, metrics::Instruments};
+use runtime::{Shutdown, lock, metrics::Instruments};
 
 use crate::Nats;
 
@@ -98,15 +98,11 @@ impl Jobs {
     }
 
     pub(crate) fn deferred(&self, rows: usize) {
-        if rows > 0 {
-            self.deferred.add(count(rows), &self.due);
-        }
+        self.deferred.add(count(rows), &self.due);
     }
 
     pub(crate) fn swept(&self, rows: u64) {
-        if rows > 0 {
-            self.swept.add(rows, &self.stage);
-        }
+        self.swept.add(rows, &self.stage);
     }
 
     pub(crate) fn begin(&self, overdue: bool) -> UnderWay {
@@ -168,7 +164,7 @@ pub async fn watch(nats: Nats, watched: Vec<Watched>, shutdown: Shutdown) -> any
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
         let looked = look(&nats, &watched).await;
-        *seen.lock().unwrap_or_else(PoisonError::into_inner) = looked;
+        *lock(&seen) = looked;
     }
     Ok(())
 }
@@ -222,10 +218,9 @@ fn show(seen: &Arc<Mutex<Seen>>) {
             .u64_observable_gauge(name)
             .with_description(description)
             .with_callback(move |gauge| {
-                let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-                seen[index]
-                    .iter()
-                    .for_each(|(value, of)| gauge.observe(*value, of));
+                for (value, of) in &lock(&seen)[index] {
+                    gauge.observe(*value, of);
+                }
             })
             .build();
     }

@@ -4,7 +4,7 @@
 use opentelemetry::trace::{SpanContext, TraceContextExt};
 use runtime::trace::parse;
 pub use runtime::trace::{TRACEPARENT, context_of, is_recorded, link, set_parent};
-use tracing::{Span, debug_span, field::Empty, info_span};
+use tracing::{Span, debug_span, field::Empty};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 /// Connects the span of a row's work with the span that caused it, named by the message or else by the row.
@@ -36,22 +36,33 @@ pub fn gather<'a>(span: &Span, traceparents: impl Iterator<Item = Option<&'a str
     }
 }
 
+/// A new span of an operation on a stream, by the semantic conventions: `messaging_span!(level, name of the operation,
+/// kind of the span, type of the operation, stream; further fields)`.
+#[macro_export]
+macro_rules! messaging_span {
+    ($level:ident, $operation:literal, $kind:literal, $type:literal, $stream:expr; $($fields:tt)*) => {
+        tracing::span!(
+            parent: None,
+            tracing::Level::$level,
+            $operation,
+            otel.name = format!("{} {}", $operation, $stream),
+            otel.kind = $kind,
+            messaging.system = "nats",
+            messaging.operation.name = $operation,
+            messaging.operation.type = $type,
+            messaging.destination.name = $stream,
+            $($fields)*
+        )
+    };
+}
+
 /// The span of publishing the rows of these orders, linked to each order; the message carries its context.
 pub fn publish(stream: &'static str, orders: &[Option<String>]) -> Span {
     if !is_recorded() {
         return Span::none();
     }
-    let span = info_span!(
-        parent: None,
-        "publish",
-        otel.name = format!("publish {stream}"),
-        otel.kind = "producer",
-        messaging.system = "nats",
-        messaging.operation.name = "publish",
-        messaging.operation.type = "send",
-        messaging.destination.name = stream,
-        messaging.batch.message_count = orders.len(),
-    );
+    let span = messaging_span!(INFO, "publish", "producer", "send", stream;
+        messaging.batch.message_count = orders.len());
     gather(&span, orders.iter().map(Option::as_deref));
     span
 }
@@ -61,18 +72,8 @@ pub(crate) fn receive(stream: &'static str, consumer: &str, messages: usize, con
     if !is_recorded() {
         return Span::none();
     }
-    let span = debug_span!(
-        parent: None,
-        "receive",
-        otel.name = format!("receive {stream}"),
-        otel.kind = "client",
-        messaging.system = "nats",
-        messaging.operation.name = "receive",
-        messaging.operation.type = "receive",
-        messaging.destination.name = stream,
-        messaging.consumer.group.name = consumer,
-        messaging.batch.message_count = messages,
-    );
+    let span = messaging_span!(DEBUG, "receive", "client", "receive", stream;
+        messaging.consumer.group.name = consumer, messaging.batch.message_count = messages);
     gather(&span, contexts.iter().map(|context| Some(context.as_str())));
     span
 }

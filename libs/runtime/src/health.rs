@@ -4,14 +4,14 @@
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
 use opentelemetry::metrics::Gauge;
 
-use crate::{Shutdown, connection, listener};
+use crate::{Shutdown, connection, listener, lock};
 
 /// The longest wait for a request: longer than the interval of any scrape.
 const IDLE: Duration = Duration::from_mins(5);
@@ -49,13 +49,13 @@ impl Readiness {
     }
 
     pub fn well(&self, part: &'static str) {
-        self.lock().remove(part);
+        lock(&self.missing).remove(part);
         self.show(part, 1);
     }
 
     /// Marks a part as not ready, with the reason.
     pub fn unwell(&self, part: &'static str, reason: impl Into<String>) {
-        self.lock().insert(part, reason.into());
+        lock(&self.missing).insert(part, reason.into());
         self.show(part, 0);
     }
 
@@ -67,15 +67,11 @@ impl Readiness {
 
     /// The parts that aren't ready, with their reasons.
     pub fn missing(&self) -> BTreeMap<&'static str, String> {
-        let mut missing = self.lock().clone();
+        let mut missing = lock(&self.missing).clone();
         if self.shutdown.is_stopping() {
             missing.insert("process", "stopping".into());
         }
         missing
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<&'static str, String>> {
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -105,12 +101,12 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
 
 async fn ready(State(readiness): State<Readiness>) -> impl IntoResponse {
     let missing = readiness.missing();
-    let status = if missing.is_empty() {
+    let ready = missing.is_empty();
+    let status = if ready {
         StatusCode::OK
     } else {
         StatusCode::SERVICE_UNAVAILABLE
     };
-    let ready = missing.is_empty();
     (
         status,
         Json(serde_json::json!({ "ready": ready, "missing": missing })),

@@ -22,7 +22,10 @@ pub mod version;
 pub use config::CommonConfig;
 pub use lifecycle::Shutdown;
 
-use std::process::ExitCode;
+use std::{
+    process::ExitCode,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 /// Exit status of a process that refuses its configuration.
 const BAD_CONFIGURATION: u8 = 2;
@@ -31,14 +34,14 @@ const BAD_CONFIGURATION: u8 = 2;
 ///
 /// Exit status: 0 after a clean stop, 1 after a failure (logged once), 2 for an invalid configuration (one line on
 /// standard error).
-pub fn main<C, F, R>(service: &'static str, run: F) -> ExitCode
+pub fn main<C, F, R>(service: &'static str, run: F, common: impl FnOnce(&C) -> &CommonConfig) -> ExitCode
 where
-    C: clap::Parser + AsRef<CommonConfig>,
+    C: clap::Parser,
     F: FnOnce(C, Shutdown) -> R,
     R: Future<Output = anyhow::Result<()>>,
 {
     let config: C = config::parse();
-    let common = config.as_ref().clone();
+    let common = common(&config).clone();
     let telemetry = match telemetry::start(service, &common) {
         Ok(telemetry) => telemetry,
         Err(error) => {
@@ -46,8 +49,6 @@ where
             return ExitCode::from(BAD_CONFIGURATION);
         }
     };
-    // reqwest and async-nats use the process's provider. It may be installed already, by telemetry.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let outcome = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -74,4 +75,9 @@ where
     };
     telemetry.flush();
     code
+}
+
+/// Locks a mutex, also after a panic of an earlier holder.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

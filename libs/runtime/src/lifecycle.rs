@@ -2,7 +2,7 @@
 //! at a deadline. A task that ends unexpectedly stops the process with a failure.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -12,6 +12,8 @@ use tokio::{
     time::{Interval, MissedTickBehavior},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::lock;
 
 /// The stop signal and the tasks of a service. Clones share their state.
 #[derive(Clone, Default)]
@@ -80,10 +82,7 @@ impl Shutdown {
 
     /// Stops the service with this failure; the first one counts.
     fn fail(&self, failure: anyhow::Error) {
-        self.failure
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(failure);
+        lock(&self.failure).get_or_insert(failure);
         self.stop();
     }
 
@@ -101,10 +100,7 @@ impl Shutdown {
     pub async fn finished(&self) -> anyhow::Result<()> {
         self.tracker.close();
         self.tracker.wait().await;
-        match self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(failure) => Err(failure),
-            None => Ok(()),
-        }
+        lock(&self.failure).take().map_or(Ok(()), Err)
     }
 }
 
@@ -167,27 +163,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_task_that_ends_by_itself_stops_the_service_with_a_failure() {
-        let shutdown = Shutdown::new();
-        shutdown.spawn("loop", async { Ok(()) });
-        shutdown.soft().cancelled().await;
-        let failure = shutdown.finished().await.unwrap_err();
-        assert!(failure.to_string().contains("loop ended by itself"), "{failure}");
-    }
-
-    #[tokio::test]
-    async fn a_task_that_panics_stops_the_service_with_a_failure() {
-        let shutdown = Shutdown::new();
-        shutdown.spawn("loop", async { panic!("broken") });
-        shutdown.soft().cancelled().await;
-        assert!(
-            shutdown
-                .finished()
-                .await
-                .unwrap_err()
-                .to_string()
-                .contains("loop panicked")
-        );
+    async fn a_task_that_ends_by_itself_or_panics_stops_the_service_with_a_failure() {
+        for (panics, expected) in [(false, "loop ended by itself"), (true, "loop panicked")] {
+            let shutdown = Shutdown::new();
+            shutdown.spawn("loop", async move {
+                assert!(!panics, "broken");
+                Ok(())
+            });
+            shutdown.soft().cancelled().await;
+            let failure = shutdown.finished().await.unwrap_err();
+            assert!(failure.to_string().contains(expected), "{failure}");
+        }
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@ use std::{
     collections::HashMap,
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use tokio::{
     sync::Semaphore,
 };
 
-use crate::{Shutdown, metrics::Instruments, sampler::Sampler};
+use crate::{Shutdown, lock, metrics::Instruments, sampler::Sampler};
 
 /// The pause after a failed accept.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -95,21 +95,19 @@ impl Connections {
             .u64_observable_gauge("esim.connections")
             .with_description("Open connections of clients")
             .with_callback(move |gauge| {
-                let open = observed.upgrade().map_or(0, |connections| connections.lock().all);
+                let open = observed
+                    .upgrade()
+                    .map_or(0, |connections| lock(&connections.open).all);
                 gauge.observe(u64::try_from(open).unwrap_or(u64::MAX), &[]);
             })
             .build();
         connections
     }
 
-    fn lock(&self) -> MutexGuard<'_, Open> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Takes a place for a connection; the error is the limit that is reached.
     fn admit(self: &Arc<Self>, peer: IpAddr) -> Result<Place, &'static str> {
         let source = source(peer);
-        let mut open = self.lock();
+        let mut open = lock(&self.open);
         let of_source = open.by_source.get(&source).copied().unwrap_or_default();
         if open.all >= self.bounds.all {
             return Err("all");
@@ -156,7 +154,7 @@ impl Connections {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut open = self.connections.lock();
+        let mut open = lock(&self.connections.open);
         open.all -= 1;
         if let Some(of_source) = open.by_source.get_mut(&self.source) {
             *of_source -= 1;
@@ -261,7 +259,7 @@ mod tests {
         drop(first);
         let _fourth = admit("2001:db8::ffff:1").unwrap();
         assert_eq!(
-            connections.lock().by_source.len(),
+            lock(&connections.open).by_source.len(),
             2,
             "one network of 64 bits is one source"
         );

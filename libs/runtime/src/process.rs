@@ -44,40 +44,36 @@ fn usage() {
             }
         })
         .build();
-    for (name, unit, description, value) in [
-        (
-            "process.memory.usage",
-            "By",
-            "Physical memory in use",
-            (|usage| usage.memory) as fn(Usage) -> i64,
-        ),
-        ("process.thread.count", "{thread}", "Threads", |usage| {
-            usage.threads
-        }),
-    ] {
-        meter
-            .i64_observable_up_down_counter(name)
-            .with_unit(unit)
-            .with_description(description)
-            .with_callback(move |counter| {
-                if let Some(usage) = Usage::read() {
-                    counter.observe(value(usage), &[]);
-                }
-            })
-            .build();
-    }
-    meter
-        .i64_observable_up_down_counter("process.unix.file_descriptor.count")
-        .with_unit("{file_descriptor}")
-        .with_description("Open files and connections")
-        .with_callback(|counter| {
-            if let Ok(open) = fs::read_dir("/proc/self/fd") {
-                // Reading the folder opens one itself.
-                let open = i64::try_from(open.count()).unwrap_or(i64::MAX);
-                counter.observe(open.saturating_sub(1), &[]);
+    let memory = || Some(Usage::read()?.memory);
+    level("process.memory.usage", "By", "Physical memory in use", memory);
+    let threads = || Some(Usage::read()?.threads);
+    level("process.thread.count", "{thread}", "Threads", threads);
+    level(
+        "process.unix.file_descriptor.count",
+        "{file_descriptor}",
+        "Open files and connections",
+        open_files,
+    );
+}
+
+/// Registers a metric that is not shown while `value` returns `None`.
+fn level(name: &'static str, unit: &'static str, description: &'static str, value: fn() -> Option<i64>) {
+    global::meter("runtime")
+        .i64_observable_up_down_counter(name)
+        .with_unit(unit)
+        .with_description(description)
+        .with_callback(move |counter| {
+            if let Some(value) = value() {
+                counter.observe(value, &[]);
             }
         })
         .build();
+}
+
+fn open_files() -> Option<i64> {
+    let open = fs::read_dir("/proc/self/fd").ok()?.count();
+    // Reading the folder opens one itself.
+    i64::try_from(open.saturating_sub(1)).ok()
 }
 
 fn count(count: usize) -> u64 {

@@ -1,9 +1,11 @@
 //! Limits log lines during a flood of events.
 
 use std::{
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::{Duration, Instant},
 };
+
+use crate::lock;
 
 /// Passes a bounded number of log lines per period and counts the others.
 #[derive(Debug)]
@@ -49,7 +51,7 @@ impl Sampler {
     }
 
     fn pass_at(&self, now: Instant) -> Option<u64> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         if now.saturating_duration_since(state.began) >= self.period {
             state.began = now;
             state.passed = 0;

@@ -38,7 +38,7 @@ use tracing_subscriber::{
 use self::{
     export::Transport,
     gate::{Gate, Gated},
-    lines::{Ids, Json, Text},
+    lines::{Ids, Shape},
     settings::Settings,
 };
 use crate::{CommonConfig, config::LogFormat};
@@ -104,7 +104,7 @@ pub(crate) fn is_recorded() -> bool {
 pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Telemetry> {
     let settings = Settings::read(service, &|name| std::env::var_os(name))?;
     check_filter(&config.log)?;
-    // reqwest, tonic and async-nats use the process's provider. It may be installed already.
+    // reqwest, tonic and async-nats use the process's provider. A test may have installed it.
     let _ = rustls::crypto::ring::default_provider().install_default();
     global::set_text_map_propagator(TraceContextPropagator::new());
     let resource = Resource::builder_empty()
@@ -211,20 +211,21 @@ fn meter(
     Ok(provider.build())
 }
 
-fn lines<S>(format: LogFormat) -> Box<dyn Layer<S> + Send + Sync>
+fn lines<S>(format: LogFormat) -> impl Layer<S>
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     let is_terminal = std::io::stderr().is_terminal();
-    let lines = fmt::layer()
+    let shape = match format {
+        LogFormat::Json => Shape::Json,
+        LogFormat::Auto if !is_terminal => Shape::Json,
+        LogFormat::Auto | LogFormat::Text => Shape::Text,
+    };
+    fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(is_terminal)
-        .fmt_fields(Ids);
-    match format {
-        LogFormat::Json => lines.event_format(Json).boxed(),
-        LogFormat::Auto if !is_terminal => lines.event_format(Json).boxed(),
-        LogFormat::Auto | LogFormat::Text => lines.event_format(Text).boxed(),
-    }
+        .fmt_fields(Ids)
+        .event_format(shape)
 }
 
 fn check_filter(log: &str) -> anyhow::Result<()> {

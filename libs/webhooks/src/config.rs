@@ -81,3 +81,29 @@ pub fn public_url(text: &str) -> Result<String, String> {
         Err("write it like `https://esim.example.com`".into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_public_url_is_a_plain_base() {
+        for (text, base) in [
+            ("https://esim.example.com/", "https://esim.example.com"),
+            ("http://127.0.0.1:18080", "http://127.0.0.1:18080"),
+            ("https://example.com/esim/", "https://example.com/esim"),
+        ] {
+            assert_eq!(public_url(text).as_deref(), Ok(base));
+        }
+        for bad in [
+            "",
+            "a.b",
+            "ftp://a.b",
+            "https://a.b/?q",
+            "https://a.b/#f",
+            "https://u@a.b",
+        ] {
+            assert!(public_url(bad).is_err(), "{bad}");
+        }
+    }
+}

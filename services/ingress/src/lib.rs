@@ -136,12 +136,6 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-impl AsRef<CommonConfig> for Config {
-    fn as_ref(&self) -> &CommonConfig {
-        &self.common
-    }
-}
-
 /// A webhook without its release is sent 30 s after readiness, and must not precede the 201.
 fn placement_wait(text: &str) -> Result<Duration, String> {
     let wait = runtime::config::duration(text)?;

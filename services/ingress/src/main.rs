@@ -1,5 +1,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::main::<ingress::Config, _, _>("ingress", ingress::run)
+    runtime::main("ingress", ingress::run, |config| &config.common)
 }

@@ -9,7 +9,8 @@ use domain::{DeliveryId, PartnerId};
 use pipeline::{
     Effect, GroupCommit,
     group_commit::{Closed, Writer},
-    lanes::{Limits, Slot},
+    lanes::Slot,
+    messaging_span,
     payload::TopupReady,
     perform,
     streams::READY,
@@ -47,7 +48,7 @@ pub const LEASE_MARGIN: Duration = Duration::from_secs(5);
 const BATCH: usize = 512;
 /// How long the oldest delivery of an endpoint waits for a slot until the endpoint counts as slow. New
 /// deliveries of a slow endpoint are deferred.
-const SLOW: Duration = Duration::from_secs(1);
+pub const SLOW: Duration = Duration::from_secs(1);
 
 /// The lease of a due delivery, given the timeout of a request.
 pub fn lease(timeout: Duration) -> Duration {
@@ -73,17 +74,6 @@ pub struct Settings {
     /// The waits between attempts.
     pub schedule: Schedule,
     pub block_policy: BlockPolicy,
-}
-
-/// The most requests in flight: in total, to one host, and to one partner's endpoint.
-pub fn limits(all: usize, per_host: usize, per_endpoint: usize, timeout: Duration) -> Limits {
-    Limits {
-        slots: all,
-        per_lane: per_host,
-        per_partner: per_endpoint,
-        slow: SLOW,
-        stale: lease(timeout) / 2,
-    }
 }
 
 impl Deliver {
@@ -161,16 +151,14 @@ impl Deliver {
 
     /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a slot.
     async fn make_due(&self, id: &DeliveryId, leased: bool) {
-        let made_due = if leased {
-            self.database
-                .run(async |connection| deliveries::give_back(connection, id).await)
-                .await
-        } else {
-            self.database
-                .run(async |connection| deliveries::defer(connection, std::slice::from_ref(id)).await)
-                .await
-        };
-        if let Err(error) = made_due {
+        let making_due = self.database.run(async |connection| {
+            if leased {
+                deliveries::give_back(connection, id).await
+            } else {
+                deliveries::defer(connection, std::slice::from_ref(id)).await
+            }
+        });
+        if let Err(error) = making_due.await {
             let (topup_id, event_id) = ids(id);
             tracing::warn!(topup.id = topup_id, event.id = event_id, %error, "cannot defer; the delivery is due when its lease ends");
         }
@@ -442,15 +430,7 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     let (topup_id, event_id) = ids(&delivery.id);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.message.is_some() {
-        info_span!(
-            parent: None,
-            "process",
-            otel.name = format!("process {READY}"),
-            otel.kind = "consumer",
-            messaging.system = "nats",
-            messaging.operation.name = "process",
-            messaging.operation.type = "process",
-            messaging.destination.name = READY,
+        messaging_span!(INFO, "process", "consumer", "process", READY;
             topup.id = topup_id,
             event.id = event_id,
             partner.id = %delivery.partner_id,

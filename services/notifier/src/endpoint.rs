@@ -2,10 +2,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use domain::PartnerId;
+use runtime::lock;
 use signing::webhook::Secret;
 use store::{deliveries::Delivery, partners, vault::Vault};
 use url::Url;
@@ -38,14 +39,9 @@ impl Endpoint {
 pub struct Endpoints(Mutex<HashMap<PartnerId, Arc<Endpoint>>>);
 
 impl Endpoints {
-    fn known(&self) -> MutexGuard<'_, HashMap<PartnerId, Arc<Endpoint>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The host of a partner's endpoint; empty if it is not known yet.
     pub fn host(&self, partner: PartnerId) -> Arc<str> {
-        let known = self
-            .known()
+        let known = lock(&self.0)
             .get(&partner)
             .map(|endpoint| Arc::clone(&endpoint.host));
         known.unwrap_or_else(|| "".into())
@@ -55,7 +51,7 @@ impl Endpoints {
     pub fn of(&self, delivery: &Delivery, vault: &Vault) -> Option<Arc<Endpoint>> {
         let text = delivery.webhook_url.as_deref()?;
         let partner = delivery.partner_id;
-        if let Some(known) = self.known().get(&partner)
+        if let Some(known) = lock(&self.0).get(&partner)
             && known.is_of(delivery, text)
         {
             return Some(Arc::clone(known));
@@ -72,7 +68,7 @@ impl Endpoints {
             text: text.to_owned(),
             sealed,
         });
-        let mut known = self.known();
+        let mut known = lock(&self.0);
         if known.len() >= KEPT {
             known.clear();
         }

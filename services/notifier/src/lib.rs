@@ -29,6 +29,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 use clap::Parser;
 use pipeline::{
     Nats, NatsConfig,
+    lanes::Limits,
     metrics::{DueRows, Watched, watch as watch_streams},
     streams::{DEAD, READY, Source},
     worker,
@@ -133,12 +134,6 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-impl AsRef<CommonConfig> for Config {
-    fn as_ref(&self) -> &CommonConfig {
-        &self.common
-    }
-}
-
 fn webhook_timeout(text: &str) -> Result<Duration, String> {
     at_most(LONGEST_TIMEOUT, text)
 }
@@ -166,13 +161,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let vault = config.master_key.vault(&rings).map_err(BadSetting::error)?;
     let qr_keys = config.qr.keys().map_err(BadSetting::error)?;
     let name_servers = config.guard.webhook_resolvers.clone();
-    let guard = config.guard.guard();
     let calls = webhook::Limits {
         timeout: config.webhook_timeout,
         head_max: usize::try_from(config.webhook_head_max).unwrap_or(usize::MAX),
         idle: config.endpoint_concurrency.into(),
     };
-    let sender = Sender::new(guard, &name_servers, &calls)?;
+    let sender = Sender::new(config.guard.guard(), &name_servers, &calls)?;
     let nats = Nats::connect(&config.nats, "notifier").await?;
 
     let readiness = Readiness::new(&shutdown, &["database"]);
@@ -227,12 +221,13 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     };
     let work = worker::Settings {
         source: Some(source),
-        limits: deliver::limits(
-            config.delivery_concurrency.into(),
-            config.host_concurrency.into(),
-            config.endpoint_concurrency.into(),
-            config.webhook_timeout,
-        ),
+        limits: Limits {
+            slots: config.delivery_concurrency.into(),
+            per_lane: config.host_concurrency.into(),
+            per_partner: config.endpoint_concurrency.into(),
+            slow: deliver::SLOW,
+            stale: deliver::lease(config.webhook_timeout) / 2,
+        },
         provider: None,
     };
     let stage = Deliver::new(database.clone(), vault, sender, settings, metrics, &shutdown);
@@ -288,32 +283,6 @@ async fn report(database: Database, metrics: Arc<Metrics>, shutdown: Shutdown) -
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_public_url_is_a_plain_base() {
-        assert_eq!(
-            public_url("https://esim.example.com/").unwrap(),
-            "https://esim.example.com"
-        );
-        assert_eq!(
-            public_url("http://127.0.0.1:18080").unwrap(),
-            "http://127.0.0.1:18080"
-        );
-        assert_eq!(
-            public_url("https://example.com/esim/").unwrap(),
-            "https://example.com/esim"
-        );
-        for bad in [
-            "",
-            "esim.example.com",
-            "ftp://example.com",
-            "https://a.b/?q",
-            "https://a.b/#f",
-            "https://u@a.b",
-        ] {
-            assert!(public_url(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn a_timeout_fits_into_the_first_lease() {

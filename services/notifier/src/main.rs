@@ -1,5 +1,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::main::<notifier::Config, _, _>("notifier", notifier::run)
+    runtime::main("notifier", notifier::run, |config| &config.common)
 }

@@ -7,12 +7,12 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, health::Readiness};
+use runtime::{Shutdown, health::Readiness, lock};
 use store::{
     Database, PgConnection,
     providers::{self, BreakerLimits, BreakerState},
@@ -91,18 +91,11 @@ impl Breaker {
         })
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn learn(&self, now: providers::ProviderBreaker) {
-        let mut known = self.known();
+        let mut known = lock(&self.known);
         // The row may be older than a change by this process.
-        if known
-            .breaker
-            .as_ref()
-            .is_some_and(|known| known.version > now.version)
-        {
+        let is_newer = |known: &providers::ProviderBreaker| known.version > now.version;
+        if known.breaker.as_ref().is_some_and(is_newer) {
             return;
         }
         let was_closed = known.state().is_none_or(|state| state == BreakerState::Closed);
@@ -124,39 +117,34 @@ impl Breaker {
 
     /// Whether the provider's placements are claimed.
     pub fn is_closed(&self) -> bool {
-        self.known().state() == Some(BreakerState::Closed)
+        lock(&self.known).state() == Some(BreakerState::Closed)
     }
 
     /// Whether the provider responds to other calls, so that a failure concerns its placement only.
     pub fn is_well(&self) -> bool {
-        self.is_closed() && self.known().run.failed < self.limits.failures
+        self.is_closed() && lock(&self.known).run.failed < self.limits.failures
     }
 
     /// Whether one placement may probe the provider.
     pub fn is_half_open(&self) -> bool {
-        self.known().state() == Some(BreakerState::HalfOpen)
+        lock(&self.known).state() == Some(BreakerState::HalfOpen)
     }
 
     /// Marks the start of a call.
     pub fn begin(&self) -> Since {
-        let known = self.known();
+        let known = lock(&self.known);
         let counts = |breaker: &&providers::ProviderBreaker| {
             breaker.state == BreakerState::Closed || known.probe == Some(breaker.version)
         };
-        Since(
-            known
-                .breaker
-                .as_ref()
-                .filter(counts)
-                .map(|breaker| breaker.version),
-        )
+        let counted = known.breaker.as_ref().filter(counts);
+        Since(counted.map(|breaker| breaker.version))
     }
 
     /// Records that a call begun at `since` got a response. Writes only if the breaker is not closed.
     pub async fn answered(&self, since: Since) {
         let Some(version) = since.0 else { return };
         {
-            let mut known = self.known();
+            let mut known = lock(&self.known);
             known.run = Run::default();
             let closes = |breaker: &providers::ProviderBreaker| {
                 breaker.version == version && breaker.state != BreakerState::Closed
@@ -176,7 +164,7 @@ impl Breaker {
         let Some(version) = since.0 else { return };
         let active = self.lanes.active();
         {
-            let mut known = self.known();
+            let mut known = lock(&self.known);
             let state = known
                 .breaker
                 .as_ref()
@@ -213,7 +201,7 @@ impl Breaker {
                 provider.name = self.provider,
                 "probing the provider with one placement"
             );
-            self.known().probe = Some(now.version);
+            lock(&self.known).probe = Some(now.version);
             self.learn(now);
         }
         Ok(granted)

@@ -8,7 +8,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -21,7 +21,7 @@ use axum::{
     routing::post,
 };
 use pipeline::{Effect, perform};
-use runtime::{Shutdown, connection, listener};
+use runtime::{Shutdown, connection, listener, lock};
 use signing::Token;
 use store::{Database, providers};
 use tokio::{net::TcpListener, sync::Semaphore};
@@ -50,15 +50,6 @@ const PER_UNIT: u8 = 2;
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the body.
 pub type Callers = HashMap<String, (Token, Arc<dyn Provider>)>;
 
-/// The limits of callbacks.
-#[derive(Clone, Copy, Debug)]
-pub struct Limits {
-    /// Requests in flight at once.
-    pub in_flight: usize,
-    /// Callbacks per second that reach PostgreSQL.
-    pub rate: usize,
-}
-
 /// Takes callbacks and passes them on as hints.
 pub struct Callbacks {
     providers: Callers,
@@ -70,15 +61,21 @@ pub struct Callbacks {
 }
 
 impl Callbacks {
-    /// Callbacks of these providers.
-    pub fn new(providers: Callers, database: Database, metrics: Metrics, limits: Limits) -> Self {
+    /// Callbacks of these providers: at most `in_flight` at once, and `rate` per second that reach PostgreSQL.
+    pub fn new(
+        providers: Callers,
+        database: Database,
+        metrics: Metrics,
+        in_flight: usize,
+        rate: usize,
+    ) -> Self {
         Self {
             providers,
             database,
             metrics,
-            in_flight: Semaphore::new(limits.in_flight),
-            statements: Semaphore::new(STATEMENTS.min(limits.in_flight)),
-            recent: Recent::new(limits.rate),
+            in_flight: Semaphore::new(in_flight),
+            statements: Semaphore::new(STATEMENTS.min(in_flight)),
+            recent: Recent::new(rate),
         }
     }
 }
@@ -100,6 +97,7 @@ struct Recent {
     window: Mutex<Window>,
 }
 
+#[derive(Default)]
 struct Window {
     /// The first callback of the window; `None` before any.
     began: Option<Instant>,
@@ -109,19 +107,14 @@ struct Window {
 
 impl Recent {
     fn new(rate: usize) -> Self {
-        let window = Window {
-            began: None,
-            admitted: 0,
-            units: HashMap::new(),
-        };
         Self {
             rate,
-            window: Mutex::new(window),
+            window: Mutex::default(),
         }
     }
 
     fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = lock(&self.window);
         let is_over = |began| now.saturating_duration_since(began) >= WINDOW;
         if window.began.is_none_or(is_over) {
             window.began = Some(now);

@@ -111,7 +111,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::{lanes::LaneLimits, providers::ProviderId};
+    use crate::{lanes::tests::lanes, providers::ProviderId};
 
     /// A provider that must not be called.
     struct Untouched;
@@ -125,10 +125,6 @@ mod tests {
             unreachable!()
         }
 
-        fn collect(&self, _: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
-            unreachable!()
-        }
-
         fn parse_callback(&self, _: &[u8]) -> Option<ProviderId> {
             None
         }
@@ -136,31 +132,21 @@ mod tests {
 
     #[tokio::test]
     async fn a_purchase_whose_turn_comes_too_late_is_not_sent() {
-        let (name, metrics) = ("test".to_owned(), Metrics::default());
-        let (window, slow) = (Duration::from_secs(10), Duration::from_secs(5));
-        let (open, open_most) = (Duration::from_secs(10), Duration::from_mins(1));
-        let limits = LaneLimits {
-            window,
-            failure_rate: 50,
-            slow,
-            open,
-            open_most,
-        };
-        let lanes = Arc::new(Lanes::new(name.clone(), limits, 4, metrics.clone()));
+        let (name, metrics, lanes) = ("test".to_owned(), Metrics::default(), Arc::new(lanes(4)));
         let server = DatabaseConfig {
             database_url: "postgres://localhost/none".into(),
         };
         let database = PoolConfig {
             server,
             database_connections: 1,
-            database_timeout: slow,
+            database_timeout: Duration::from_secs(5),
         }
         .open("test")
         .unwrap();
         let limits = BreakerLimits {
             failures: 3,
-            open,
-            open_most,
+            open: Duration::from_secs(10),
+            open_most: Duration::from_mins(1),
         };
         let breaker = Breaker::new(
             name.clone(),
@@ -169,11 +155,10 @@ mod tests {
             Arc::clone(&lanes),
             metrics.clone(),
         );
-        let (provider, rate) = (Arc::new(Untouched), Arc::new(Rate::new(0, "replica".into())));
         let calls = Calls {
             name,
-            provider,
-            rate,
+            provider: Arc::new(Untouched),
+            rate: Arc::new(Rate::new(0, "replica".into())),
             breaker,
             lanes,
             metrics,

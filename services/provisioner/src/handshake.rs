@@ -5,7 +5,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -17,7 +17,7 @@ use pipeline::{
     publish::Ready,
     trace,
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, lock};
 use store::placements::Claimed;
 use tracing::Span;
 
@@ -65,10 +65,6 @@ impl Handshake {
         handshake
     }
 
-    fn remembered(&self) -> MutexGuard<'_, HashMap<PlacementId, (Instant, Remembered)>> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether NATS is connected, so that readiness events are published now.
     pub fn is_connected(&self) -> bool {
         self.nats.is_connected()
@@ -92,7 +88,7 @@ impl Handshake {
     /// placement's profiles are not stored yet.
     pub fn hold(&self, work: &Claimed, ready: Vec<TopupId>, more: bool) {
         let ready = readiness(work, ready).collect();
-        let mut remembered = self.remembered();
+        let mut remembered = lock(&self.remembered);
         // Old entries are removed before the map grows.
         if remembered.len() == remembered.capacity() {
             remembered.retain(|_, (since, _)| since.elapsed() < REMEMBERED);
@@ -103,7 +99,10 @@ impl Handshake {
 
     /// Whether the placement is released, so that later profiles are announced at once.
     pub fn is_released(&self, placement: PlacementId) -> bool {
-        matches!(self.remembered().get(&placement), Some((_, Remembered::Released)))
+        matches!(
+            lock(&self.remembered).get(&placement),
+            Some((_, Remembered::Released))
+        )
     }
 
     /// Publishes readiness events. Called only after the profiles are committed and the order is released.
@@ -112,7 +111,7 @@ impl Handshake {
     }
 
     fn release(&self, placements: &[PlacementId]) {
-        let mut remembered = self.remembered();
+        let mut remembered = lock(&self.remembered);
         for placement in placements {
             let Some((since, Remembered::Held { ready, more })) = remembered.remove(placement) else {
                 continue;
@@ -130,7 +129,7 @@ impl Handshake {
     pub async fn finish(&self) {
         let holds = |(_, state): &(Instant, Remembered)| matches!(state, Remembered::Held { ready, .. } if !ready.is_empty());
         let released = async {
-            while self.nats.is_connected() && self.remembered().values().any(holds) {
+            while self.nats.is_connected() && lock(&self.remembered).values().any(holds) {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };

@@ -4,9 +4,11 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
+
+use runtime::lock;
 
 use crate::metrics::Metrics;
 
@@ -106,18 +108,10 @@ impl Lanes {
         }
     }
 
-    fn book(&self) -> MutexGuard<'_, Book> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The number of purchases of a lane that may be in flight now.
     pub fn most(&self, lane: &str) -> usize {
-        match self
-            .book()
-            .lanes
-            .get(lane)
-            .map_or(State::Closed, |lane| lane.state)
-        {
+        let state = lock(&self.book).lanes.get(lane).map(|lane| lane.state);
+        match state.unwrap_or(State::Closed) {
             State::Closed => usize::MAX,
             State::Open(until) if Instant::now() < until => 0,
             State::Open(_) | State::Testing => 1,
@@ -132,14 +126,14 @@ impl Lanes {
             State::Open(until) => now < until,
             State::Testing => lane.in_flight > 0,
         };
-        let book = self.book();
+        let book = lock(&self.book);
         let open = book.lanes.iter().filter(|(_, lane)| closed_off(lane));
         open.map(|(name, _)| name.to_string()).collect()
     }
 
     /// The number of lanes with purchases in the window.
     pub fn active(&self) -> usize {
-        let book = self.book();
+        let book = lock(&self.book);
         let since = Instant::now().checked_sub(self.limits.window);
         let active = |lane: &&Lane| lane.in_flight > 0 || since.is_none_or(|since| lane.last_change >= since);
         book.lanes.values().filter(active).count()
@@ -148,7 +142,7 @@ impl Lanes {
     /// Records the start of a purchase whose job was queued for `queued`.
     pub fn begin(&self, lane: &Arc<str>, queued: Duration) -> Begun {
         let now = Instant::now();
-        let mut book = self.book();
+        let mut book = lock(&self.book);
         book.in_flight += 1;
         book.last_begun = now;
         let entry = book
@@ -180,7 +174,7 @@ impl Lanes {
     /// says nothing about the lane.
     pub fn end(&self, begun: &Begun, took: Duration, answered: Option<bool>) {
         let now = Instant::now();
-        let mut book = self.book();
+        let mut book = lock(&self.book);
         book.in_flight -= 1;
         let Some(lane) = book.lanes.get_mut(&begun.lane) else {
             return;
@@ -203,7 +197,7 @@ impl Lanes {
         let fails = lane.state == State::Closed && lane.count(now, &self.limits, !answered || slow);
         match lane.state {
             State::Testing if answered => {
-                lane.close();
+                lane.change(State::Closed, 0);
                 tracing::info!(
                     provider.name = provider,
                     lane = name,
@@ -215,7 +209,7 @@ impl Lanes {
             State::Closed | State::Testing => {
                 let open = self.limits.open * 2_u32.saturating_pow(lane.openings.min(16));
                 let open = open.min(self.limits.open_most);
-                lane.open(now + open);
+                lane.change(State::Open(now + open), lane.openings + 1);
                 tracing::warn!(
                     provider.name = provider,
                     lane = name,
@@ -235,7 +229,7 @@ impl Lanes {
 
     /// Records that a look-up in this lane got a response: if the lane is open, one purchase may test it now.
     pub fn looked_up(&self, lane: &str) {
-        if let Some(lane) = self.book().lanes.get_mut(lane)
+        if let Some(lane) = lock(&self.book).lanes.get_mut(lane)
             && let State::Open(until) = &mut lane.state
         {
             *until = Instant::now();
@@ -245,7 +239,7 @@ impl Lanes {
     /// The expected times from publishing a job to its verdict. Starts a new second.
     pub fn promises(&self) -> Promises {
         let now = Instant::now();
-        let mut book = self.book();
+        let mut book = lock(&self.book);
         let (in_flight, last_begun) = (book.in_flight, book.last_begun);
         let stuck = if in_flight >= self.slots {
             now - last_begun
@@ -313,17 +307,10 @@ impl Lane {
         bad && calls >= LEAST_CALLS && failed * 100 >= calls * limits.failure_rate
     }
 
-    fn open(&mut self, until: Instant) {
-        self.state = State::Open(until);
+    fn change(&mut self, state: State, openings: u32) {
+        self.state = state;
         self.version += 1;
-        self.openings += 1;
-        self.halves = [(0, 0); 2];
-    }
-
-    fn close(&mut self) {
-        self.state = State::Closed;
-        self.version += 1;
-        self.openings = 0;
+        self.openings = openings;
         self.halves = [(0, 0); 2];
     }
 
@@ -342,12 +329,12 @@ impl Lane {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const OPEN: Duration = Duration::from_mins(1);
 
-    fn lanes(slots: usize) -> Lanes {
+    pub(crate) fn lanes(slots: usize) -> Lanes {
         let limits = LaneLimits {
             window: Duration::from_secs(10),
             failure_rate: 50,
@@ -369,7 +356,7 @@ mod tests {
 
     /// Ends the time for which a lane is open.
     fn opened_long_ago(lanes: &Lanes, lane: &str) {
-        let mut book = lanes.book();
+        let mut book = lock(&lanes.book);
         let state = &mut book.lanes.get_mut(lane).unwrap().state;
         assert!(matches!(state, State::Open(_)), "{state:?}");
         *state = State::Open(Instant::now());
@@ -464,7 +451,7 @@ mod tests {
         let lanes = lanes(1);
         call(&lanes, "other", Duration::ZERO, true);
         let _hangs = lanes.begin(&"a".into(), Duration::ZERO);
-        lanes.book().last_begun -= Duration::from_secs(3);
+        lock(&lanes.book).last_begun -= Duration::from_secs(3);
         assert!(lanes.promises().verdict_in >= Duration::from_secs(3));
     }
 }

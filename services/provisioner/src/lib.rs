@@ -134,17 +134,11 @@ pub struct Config {
     pub common: CommonConfig,
 }
 
-impl AsRef<CommonConfig> for Config {
-    fn as_ref(&self) -> &CommonConfig {
-        &self.common
-    }
-}
-
 /// The longest wait of a call for the rate limit. The slots are limited so that no call waits longer.
 const TURNS: Duration = Duration::from_secs(5);
 /// The wait of a job for its slot after which its lane is slow. New jobs of a slow lane are deferred.
 const SLOW: Duration = Duration::from_secs(1);
-/// The longest wait of a due placement for its slot.
+/// The longest wait of a due placement for its slot; its lease includes this wait.
 const WAIT: Duration = Duration::from_secs(10);
 /// The first lease of a placement. After it, the job counts as lost.
 const FIRST_LEASE: Duration = Duration::from_secs(10);
@@ -169,15 +163,11 @@ impl Config {
         Ok(connected)
     }
 
-    /// The slots of a provider. A rate limit lowers them so that no call waits longer than [`TURNS`].
-    fn slots(&self, concurrency: u16) -> usize {
+    /// The limits of a provider's slots. A rate limit lowers them so that no call waits longer than [`TURNS`].
+    fn limits(&self, concurrency: u16) -> Limits {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
-        usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX)
-    }
-
-    fn limits(&self, concurrency: u16) -> Limits {
-        let slots = self.slots(concurrency);
+        let slots = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
         Limits {
             slots,
             per_lane: slots,
@@ -235,11 +225,8 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 
     let callers = callers(&providers);
     if !callers.is_empty() {
-        let limits = callbacks::Limits {
-            in_flight: config.callback_concurrency.into(),
-            rate: config.callback_rate.into(),
-        };
-        let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), limits);
+        let (in_flight, rate) = (config.callback_concurrency.into(), config.callback_rate.into());
+        let callbacks = Callbacks::new(callers, database.clone(), metrics.clone(), in_flight, rate);
         let listener = runtime::listener::bind("LISTEN", config.listen).await?;
         tracing::info!(listen = %config.listen, "listening for callbacks");
         let serving = callbacks::serve(listener, callbacks, shutdown.clone());
@@ -367,7 +354,6 @@ fn start(
             let queue = Queue {
                 placing: Arc::clone(&placing),
                 buys,
-                wait: WAIT,
             };
             let settings = worker::Settings {
                 source,

@@ -1,5 +1,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    runtime::main::<provisioner::Config, _, _>("provisioner", provisioner::run)
+    runtime::main("provisioner", provisioner::run, |config| &config.common)
 }

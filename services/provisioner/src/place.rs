@@ -16,6 +16,7 @@ use domain::{PartnerId, PlacementId, PlacementState, placement};
 use pipeline::{
     Effect, GroupCommit,
     lanes::Slot,
+    messaging_span,
     payload::{Said, TopupJob},
     perform,
     streams::JOBS,
@@ -32,7 +33,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::{Instrument, Span, info_span};
 
 use crate::{
-    assign,
+    WAIT, assign,
     calls::Calls,
     handshake::Handshake,
     metrics::Metrics,
@@ -84,8 +85,6 @@ pub struct Queue {
     pub placing: Arc<Placing>,
     /// Whether this is the queue of purchases.
     pub buys: bool,
-    /// The longest wait of a due row for its slot; its lease includes this wait.
-    pub wait: Duration,
 }
 
 impl Stage for Queue {
@@ -156,7 +155,7 @@ impl Stage for Queue {
     }
 
     async fn lease(&self, rows: &[PlacementId]) -> anyhow::Result<Vec<PlacementId>> {
-        self.placing.lease(rows, self.placing.lease + self.wait).await
+        self.placing.lease(rows, self.placing.lease + WAIT).await
     }
 
     async fn claim(&self, rows: &[PlacementId], overdue: bool) -> anyhow::Result<Vec<Claimed>> {
@@ -284,15 +283,7 @@ fn process_span(work: &Claimed, trigger: &Trigger<Option<Arc<str>>>, provider: &
         return Span::none();
     }
     let span = if trigger.message.is_some() {
-        info_span!(
-            parent: None,
-            "process",
-            otel.name = format!("process {JOBS}"),
-            otel.kind = "consumer",
-            messaging.system = "nats",
-            messaging.operation.name = "process",
-            messaging.operation.type = "process",
-            messaging.destination.name = JOBS,
+        messaging_span!(INFO, "process", "consumer", "process", JOBS;
             messaging.message.id = %work.placement_id,
             order.id = %work.order_id,
             placement.id = %work.placement_id,
@@ -384,11 +375,8 @@ impl Placing {
                 let _room = self.leave(slot).await;
                 tracing::info!(placement.id = %work.placement_id, order.id = %work.order_id, status, message, "the provider rejected the purchase");
                 // Recorded before the verdict is sent: the 422 rests on what is stored.
-                if self
-                    .settle(work, Outcome::Rejected { status, message })
-                    .await
-                    .moved
-                {
+                let settled = self.settle(work, Outcome::Rejected { status, message }).await;
+                if settled.moved {
                     self.handshake.hint(verdict_to, work, Said::Refused);
                 }
             }

@@ -6,12 +6,13 @@
 
 use std::{
     sync::{
-        Mutex as Lock, PoisonError,
+        Mutex as Lock,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use runtime::lock;
 use store::{PgConnection, providers};
 use tokio::{
     sync::{Mutex, watch},
@@ -81,10 +82,7 @@ impl Rate {
         if self.limit == 0 {
             return Ok(());
         }
-        let since = std::mem::replace(
-            &mut *self.leased.lock().unwrap_or_else(PoisonError::into_inner),
-            Instant::now(),
-        );
+        let since = std::mem::replace(&mut *lock(&self.leased), Instant::now());
         let asked = self.asked.swap(0, Relaxed) + self.waiting.load(Relaxed);
         let wanted = f64::from(asked) / since.elapsed().as_secs_f64().max(0.1);
         let limit = f64::from(self.limit);

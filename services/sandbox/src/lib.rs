@@ -112,12 +112,6 @@ pub enum Command {
     Catalogue,
 }
 
-impl AsRef<CommonConfig> for Config {
-    fn as_ref(&self) -> &CommonConfig {
-        &self.common
-    }
-}
-
 /// Parses a secret setting. The error names it and does not repeat its value, unlike clap's.
 fn secret<T, E: Display>(
     name: &str,

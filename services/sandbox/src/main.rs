@@ -8,6 +8,6 @@ fn main() -> ExitCode {
             println!("{:#}", sandbox::script::catalogue());
             ExitCode::SUCCESS
         }
-        Some(Command::Serve) | None => runtime::main::<Config, _, _>("sandbox", sandbox::run),
+        Some(Command::Serve) | None => runtime::main("sandbox", sandbox::run, |config| &config.common),
     }
 }

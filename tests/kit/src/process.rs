@@ -93,6 +93,15 @@ impl Process {
         self.child.as_ref().and_then(Child::id)
     }
 
+    /// The most physical memory that it has used, in kB.
+    pub fn peak_memory(&self) -> Result<usize> {
+        let pid = self.pid().context("it does not run")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let size = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(size.context("no VmHWM")?.parse()?)
+    }
+
     /// The exit status, if it has ended.
     pub fn exited(&mut self) -> Result<Option<ExitStatus>> {
         self.child

@@ -196,25 +196,10 @@ async fn only_a_known_user_connects() {
 
 /// `name.pem` and `name.key` for a server on 127.0.0.1, signed by themselves.
 fn certificate(folder: &Path, name: &str) {
+    let options = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=test \
+                   -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE";
     let made = Command::new("openssl")
-        .args([
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-        ])
-        .args([
-            "-days",
-            "2",
-            "-subj",
-            "/CN=test",
-            "-addext",
-            "subjectAltName=IP:127.0.0.1",
-        ])
-        .args(["-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(options.split(' '))
         .arg("-keyout")
         .arg(folder.join(format!("{name}.key")))
         .arg("-out")

@@ -189,22 +189,6 @@ async fn slots_bound_what_runs_at_once() {
     stage.stop().await;
 }
 
-#[tokio::test]
-async fn one_slot_is_enough_for_messages_and_due_rows() {
-    let bench = Bench::new().await;
-    let rows = Rows::new(0..3);
-    let stage = bench.start(&rows, 1).await;
-    bench.until_pulled().await;
-    rows.make_due([10, 11]);
-    for row in 0..3 {
-        bench.announce(row).await;
-    }
-    rows.until_done(5).await;
-    assert_eq!(rows.most_running(), 1);
-    bench.until_messages(0).await;
-    stage.stop().await;
-}
-
 /// Ends 80 rows one by one while messages and due rows both wait. Returns the number of due ones.
 async fn due_of_eighty(messages: u32, due: u32) -> usize {
     let bench = Bench::new().await;
@@ -228,15 +212,11 @@ async fn due_of_eighty(messages: u32, due: u32) -> usize {
 }
 
 #[tokio::test]
-async fn a_flood_of_messages_leaves_due_rows_a_quarter_of_the_slots() {
-    let due = due_of_eighty(600, 100).await;
-    assert!((16..=24).contains(&due), "{due} of 80");
-}
-
-#[tokio::test]
-async fn a_backlog_of_due_rows_leaves_messages_the_other_slots() {
-    let due = due_of_eighty(200, 250).await;
-    assert!((16..=24).contains(&due), "{due} of 80");
+async fn in_a_flood_of_messages_or_of_due_rows_due_rows_have_a_quarter_of_the_slots() {
+    for (messages, due) in [(600, 100), (200, 250)] {
+        let due = due_of_eighty(messages, due).await;
+        assert!((16..=24).contains(&due), "{due} of 80, with {messages} messages");
+    }
 }
 
 #[tokio::test]

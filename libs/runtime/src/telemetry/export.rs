@@ -5,7 +5,7 @@ use std::{
     error::Error,
     fmt,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
 };
@@ -30,6 +30,7 @@ use super::{
     gate::Gate,
     settings::{Protocol, Target},
 };
+use crate::lock;
 
 /// The largest response of a collector that is read.
 const MAX_ANSWER: usize = 64 * 1024;
@@ -122,19 +123,8 @@ impl Transport {
     }
 }
 
-/// The cause of the last failed HTTP request, which the exporter's own error hides. Clones share their state.
-#[derive(Clone, Debug, Default)]
-struct Cause(Arc<Mutex<Option<String>>>);
-
-impl Cause {
-    fn set(&self, cause: Option<String>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = cause;
-    }
-
-    fn take(&self) -> Option<String> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
+/// The cause of the last failed HTTP request, which the exporter's own error hides.
+type Cause = Arc<Mutex<Option<String>>>;
 
 /// The HTTP client on the telemetry's runtime: the exporters' threads have no runtime.
 #[derive(Debug)]
@@ -156,11 +146,11 @@ impl HttpClient for Client {
         let (http, cause) = (self.http.clone(), self.cause.clone());
         let sending = self.runtime.spawn(async move {
             let answer = exchange(&http, request).await;
-            cause.set(match &answer {
+            *lock(&cause) = match &answer {
                 Ok(answer) if answer.status().is_success() => None,
                 Ok(answer) => Some(format!("HTTP status {}", answer.status())),
                 Err(error) => Some(root(error.as_ref())),
-            });
+            };
             answer
         });
         Box::pin(async move { sending.await? })
@@ -217,7 +207,7 @@ impl<E> Reporting<E> {
     /// Records the result of a batch of `size`.
     fn report(&self, result: &OTelSdkResult, size: usize) {
         let (signal, endpoint) = (self.signal, self.endpoint.as_str());
-        let mut outage = self.outage.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outage = lock(&self.outage);
         match (result, outage.as_mut()) {
             (Ok(()), None) | (Err(OTelSdkError::AlreadyShutdown), _) => {}
             (Ok(()), Some(Outage { began, dropped })) => {
@@ -249,7 +239,7 @@ impl<E> Reporting<E> {
     }
 
     fn cause_of(&self, error: &OTelSdkError) -> String {
-        match (self.cause.take(), error) {
+        match (lock(&self.cause).take(), error) {
             (Some(cause), _) => cause,
             (None, OTelSdkError::InternalFailure(error)) => match error.split_once("gRPC code: ") {
                 Some((_, code)) => format!("gRPC status {code}"),

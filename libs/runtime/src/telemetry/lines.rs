@@ -130,76 +130,74 @@ impl Visit for Members {
     }
 }
 
-/// One JSON object per line.
-pub(super) struct Json;
+/// The shape of log lines.
+pub(super) enum Shape {
+    /// One JSON object per line.
+    Json,
+    /// Time, level, target, message, fields, ids.
+    Text,
+}
 
-impl<S> FormatEvent<S, Ids> for Json
+impl<S> FormatEvent<S, Ids> for Shape
 where
     S: Subscriber + for<'span> LookupSpan<'span>,
 {
     fn format_event(
         &self,
         context: &FmtContext<'_, S, Ids>,
-        mut writer: Writer<'_>,
+        writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut members = Members::of(context, event)?;
-        Context::map_current(|current| {
-            let span = current.span();
-            let span = span.span_context();
-            if span.is_valid() {
-                members.add("trace_id", span.trace_id().to_string().into());
-                members.add("span_id", span.span_id().to_string().into());
-            }
-        });
-        let mut line = Vec::with_capacity(256);
-        let members = members.0.iter().map(|(name, value)| (name, value));
-        let written = serde_json::Serializer::new(&mut line).collect_map(members);
-        written.map_err(|_| fmt::Error)?;
-        writeln!(writer, "{}", String::from_utf8_lossy(&line))
+        let members = Members::of(context, event)?;
+        match self {
+            Self::Json => json(members, writer),
+            Self::Text => text(&members, *event.metadata().level(), writer),
+        }
     }
 }
 
-/// Text: time, level, target, message, fields, ids.
-pub(super) struct Text;
-
-impl<S> FormatEvent<S, Ids> for Text
-where
-    S: Subscriber + for<'span> LookupSpan<'span>,
-{
-    fn format_event(
-        &self,
-        context: &FmtContext<'_, S, Ids>,
-        mut writer: Writer<'_>,
-        event: &Event<'_>,
-    ) -> fmt::Result {
-        let (dim, plain) = if writer.has_ansi_escapes() {
-            ("\x1b[2m", "\x1b[0m")
-        } else {
-            ("", "")
-        };
-        let color = match *event.metadata().level() {
-            _ if plain.is_empty() => "",
-            Level::ERROR => "\x1b[31m",
-            Level::WARN => "\x1b[33m",
-            Level::INFO => "\x1b[32m",
-            Level::DEBUG => "\x1b[34m",
-            Level::TRACE => "\x1b[35m",
-        };
-        let (mut head, mut fields) = (String::new(), String::new());
-        let mut message = String::new();
-        for (name, value) in &Members::of(context, event)?.0 {
-            let value = value.as_str().map_or_else(|| value.to_string(), printable);
-            match name.as_str() {
-                "timestamp" => head = format!("{dim}{value}{plain} "),
-                "level" => write!(head, "{color}{value:>5}{plain}")?,
-                "target" => write!(head, " {dim}{value}:{plain}")?,
-                "message" => message = format!(" {value}"),
-                _ => write!(fields, " {dim}{name}={plain}{value}")?,
-            }
+fn json(mut members: Members, mut writer: Writer<'_>) -> fmt::Result {
+    Context::map_current(|current| {
+        let span = current.span();
+        let span = span.span_context();
+        if span.is_valid() {
+            members.add("trace_id", span.trace_id().to_string().into());
+            members.add("span_id", span.span_id().to_string().into());
         }
-        writeln!(writer, "{head}{message}{fields}")
+    });
+    let mut line = Vec::with_capacity(256);
+    let members = members.0.iter().map(|(name, value)| (name, value));
+    let written = serde_json::Serializer::new(&mut line).collect_map(members);
+    written.map_err(|_| fmt::Error)?;
+    writeln!(writer, "{}", String::from_utf8_lossy(&line))
+}
+
+fn text(members: &Members, level: Level, mut writer: Writer<'_>) -> fmt::Result {
+    let (dim, plain) = if writer.has_ansi_escapes() {
+        ("\x1b[2m", "\x1b[0m")
+    } else {
+        ("", "")
+    };
+    let color = match level {
+        _ if plain.is_empty() => "",
+        Level::ERROR => "\x1b[31m",
+        Level::WARN => "\x1b[33m",
+        Level::INFO => "\x1b[32m",
+        Level::DEBUG => "\x1b[34m",
+        Level::TRACE => "\x1b[35m",
+    };
+    let (mut head, mut message, mut fields) = (String::new(), String::new(), String::new());
+    for (name, value) in &members.0 {
+        let value = value.as_str().map_or_else(|| value.to_string(), printable);
+        match name.as_str() {
+            "timestamp" => head = format!("{dim}{value}{plain} "),
+            "level" => write!(head, "{color}{value:>5}{plain}")?,
+            "target" => write!(head, " {dim}{value}:{plain}")?,
+            "message" => message = format!(" {value}"),
+            _ => write!(fields, " {dim}{name}={plain}{value}")?,
+        }
     }
+    writeln!(writer, "{head}{message}{fields}")
 }
 
 #[cfg(test)]
@@ -211,7 +209,7 @@ mod tests {
 
     use opentelemetry::trace::TracerProvider;
     use opentelemetry_sdk::trace::SdkTracerProvider;
-    use tracing_subscriber::{Layer, Registry, fmt, layer::SubscriberExt};
+    use tracing_subscriber::{fmt, layer::SubscriberExt};
 
     use super::*;
 
@@ -229,20 +227,17 @@ mod tests {
         }
     }
 
-    fn lines<E>(format: E, emit: impl FnOnce()) -> String
-    where
-        E: FormatEvent<Registry, Ids> + Send + Sync + 'static,
-    {
+    fn lines(shape: Shape, emit: impl FnOnce()) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
         let provider = SdkTracerProvider::builder().build();
         let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
         let lines = fmt::layer()
             .fmt_fields(Ids)
-            .event_format(format)
+            .event_format(shape)
             .with_ansi(false)
             .with_writer(move || writer.clone());
-        let subscriber = tracing_subscriber::registry().with(lines.boxed()).with(spans);
+        let subscriber = tracing_subscriber::registry().with(lines).with(spans);
         tracing::subscriber::with_default(subscriber, emit);
         let bytes = sink.0.lock().unwrap().clone();
         String::from_utf8(bytes).unwrap()
@@ -253,12 +248,12 @@ mod tests {
         let emit = || {
             tracing::info!(target: "log", { "log.target" = "rustls::check", "log.line" = 7 }, "looked");
         };
-        let line: serde_json::Value = serde_json::from_str(&lines(Json, emit)).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&lines(Shape::Json, emit)).unwrap();
         assert_eq!(
             (&line["target"], line.get("log.line")),
             (&"rustls::check".into(), None)
         );
-        let text = lines(Text, emit);
+        let text = lines(Shape::Text, emit);
         assert!(text.ends_with(" rustls::check: looked\n"), "{text}");
     }
 
@@ -282,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_json_line_has_the_ids_of_its_spans_and_of_its_trace() {
-        let text = lines(Json, emit);
+        let text = lines(Shape::Json, emit);
         let line: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(line["message"], "it \n happened");
         assert_eq!(line["text"], "a\nb\x1b[2J\"");
@@ -297,14 +292,14 @@ mod tests {
         assert_eq!(line["span_id"].as_str().unwrap().len(), 16);
         assert_eq!(text.lines().count(), 1);
 
-        let alone = lines(Json, || tracing::info!("alone"));
+        let alone = lines(Shape::Json, || tracing::info!("alone"));
         let alone: serde_json::Value = serde_json::from_str(&alone).unwrap();
         assert!(alone.get("trace_id").is_none());
     }
 
     #[test]
     fn a_text_line_is_one_line() {
-        let text = lines(Text, emit);
+        let text = lines(Shape::Text, emit);
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(!text.contains('\x1b'), "{text}");
         assert!(

@@ -45,27 +45,6 @@ pub(super) enum Protocol {
     Http,
 }
 
-/// A signal, by its name in the variables.
-#[derive(Clone, Copy)]
-enum Signal {
-    Traces,
-    Metrics,
-    Logs,
-}
-
-impl Signal {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Traces => "TRACES",
-            Self::Metrics => "METRICS",
-            Self::Logs => "LOGS",
-        }
-    }
-}
-
-/// Variables that the exporter doesn't support.
-const UNSUPPORTED: [&str; 3] = ["CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"];
-
 /// Bounds the memory of the queue.
 const LONGEST_QUEUE: u32 = 1_000_000;
 
@@ -78,9 +57,9 @@ impl Settings {
             read.number::<u32>(&format!("OTEL_SPAN_{limit}_LIMIT"))?;
         }
         let disabled = read.bool("OTEL_SDK_DISABLED")?;
-        let traces = read.target(Signal::Traces)?;
-        let metrics = read.target(Signal::Metrics)?;
-        let logs = read.target(Signal::Logs)?;
+        let traces = read.target("TRACES")?;
+        let metrics = read.target("METRICS")?;
+        let logs = read.target("LOGS")?;
         // Checks all variables, also those without effect.
         let (traces, sampler) = (read.within("OTEL_BSP_EXPORT_TIMEOUT", traces)?, read.sampler()?);
         let logs = read.within("OTEL_BLRP_EXPORT_TIMEOUT", logs)?;
@@ -118,9 +97,9 @@ impl Reader<'_> {
     }
 
     /// The variable of a signal, else the one of all signals, with its name.
-    fn of(&self, signal: Signal, what: &str) -> anyhow::Result<Option<(String, String)>> {
+    fn of(&self, signal: &str, what: &str) -> anyhow::Result<Option<(String, String)>> {
         for name in [
-            format!("OTEL_EXPORTER_OTLP_{}_{what}", signal.name()),
+            format!("OTEL_EXPORTER_OTLP_{signal}_{what}"),
             format!("OTEL_EXPORTER_OTLP_{what}"),
         ] {
             if let Some(value) = self.text(&name)? {
@@ -212,9 +191,9 @@ impl Reader<'_> {
         }
     }
 
-    /// The target of a signal; its endpoint is empty if the signal isn't exported.
-    fn target(&self, signal: Signal) -> anyhow::Result<Target> {
-        let exporter = format!("OTEL_{}_EXPORTER", signal.name());
+    /// The target of a signal, which has this name in the variables; its endpoint is empty if it isn't exported.
+    fn target(&self, signal: &str) -> anyhow::Result<Target> {
+        let exporter = format!("OTEL_{signal}_EXPORTER");
         let exporter_is_set = match self.text(&exporter)?.as_deref() {
             None => false,
             Some("otlp") => true,
@@ -234,7 +213,8 @@ impl Reader<'_> {
         {
             return Err(bad(&name, format!("{value:?} is neither gzip nor none")));
         }
-        for what in UNSUPPORTED {
+        // The exporter doesn't support them.
+        for what in ["CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"] {
             if let Some((name, _)) = self.of(signal, what)? {
                 return Err(bad(
                     &name,
@@ -249,11 +229,10 @@ impl Reader<'_> {
             None => Duration::from_secs(10),
             Some((name, _)) => self.milliseconds(&name, Duration::ZERO)?,
         };
-        let of_signal = format!("OTEL_EXPORTER_OTLP_{}_ENDPOINT", signal.name());
+        let of_signal = format!("OTEL_EXPORTER_OTLP_{signal}_ENDPOINT");
         let of_all = "OTEL_EXPORTER_OTLP_ENDPOINT";
         let endpoint = match (self.text(&of_signal)?, self.text(of_all)?, protocol) {
-            (Some(own), _, Protocol::Http) => check_endpoint(&of_signal, own, false)?,
-            (Some(own), _, Protocol::Grpc) => check_endpoint(&of_signal, own, true)?,
+            (Some(own), _, _) => check_endpoint(&of_signal, own, protocol == Protocol::Grpc)?,
             (None, Some(base), Protocol::Http) => http_endpoint(&check_endpoint(of_all, base, true)?, signal),
             (None, Some(base), Protocol::Grpc) => check_endpoint(of_all, base, true)?,
             (None, None, _) if !exporter_is_set => return Ok(Target::default()),
@@ -304,8 +283,8 @@ impl Reader<'_> {
     }
 }
 
-fn http_endpoint(base: &str, signal: Signal) -> String {
-    let path = signal.name().to_ascii_lowercase();
+fn http_endpoint(base: &str, signal: &str) -> String {
+    let path = signal.to_ascii_lowercase();
     format!("{}/v1/{path}", base.trim_end_matches('/'))
 }
 

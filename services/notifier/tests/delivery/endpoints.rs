@@ -121,7 +121,8 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
 
     bench.receiver.answer("/hook", |_| Answer::status(410));
     bench.make_due().await;
-    bench.stored(&topup, |stored| stored.state == "exhausted").await;
+    let stored = bench.stored(&topup, |stored| stored.state == "exhausted").await;
+    assert_eq!((stored.status, stored.due_in), (Some(410), None));
     bench.receiver.answer("/hook", |_| Answer::status(202));
     assert_eq!(replay("exhausted").await, 1);
     bench.delivered(&topup).await;

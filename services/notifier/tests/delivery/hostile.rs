@@ -182,13 +182,6 @@ async fn endpoint(manner: Manner) -> (String, Arc<AtomicUsize>) {
     (url, requests)
 }
 
-/// A value of `/proc/<pid>/status`, in kilobytes.
-fn kilobytes(pid: u32, name: &str) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 pub fn program(bench: &Bench, folder: &std::path::Path) -> Program {
     let mut env = bench.settings.clone();
     // As many at once as in production.
@@ -230,7 +223,7 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
     wait::until(PATIENCE * 6, "every delivery to be attempted", attempted)
         .await
         .unwrap();
-    let peak = kilobytes(notifier.pid().unwrap(), "VmHWM");
+    let peak = notifier.peak_memory().unwrap();
     println!("{peak} kB at the peak");
     assert!(peak < MOST_KILOBYTES, "{peak} kB at the peak");
 

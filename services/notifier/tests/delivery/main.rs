@@ -135,20 +135,6 @@ async fn an_unannounced_delivery_is_sent_when_it_is_due() {
 }
 
 #[tokio::test]
-async fn gone_is_the_end_of_a_delivery() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
-    bench.receiver.answer("/hook", |_| Answer::status(410));
-    let topup = bench.ready_and_announced(partner).await;
-    let stored = bench.attempted(&topup).await;
-    assert_eq!(
-        (stored.state.as_str(), stored.status, stored.due_in),
-        ("exhausted", Some(410), None)
-    );
-    bench.stop().await;
-}
-
-#[tokio::test]
 async fn a_redirect_is_not_followed_and_retry_after_is_heeded() {
     let mut bench = Bench::start().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

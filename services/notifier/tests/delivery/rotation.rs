@@ -13,13 +13,13 @@ use testkit::receiver::{Received, Signature};
 use crate::support::Bench;
 
 impl Bench {
-    /// Gives a partner a new webhook secret.
-    async fn rotate(&self, partner: PartnerId, overlap: Duration) -> Secret {
+    /// Gives a partner a new webhook secret; the old one stays valid for a day.
+    async fn rotate(&self, partner: PartnerId) -> Secret {
         let secret = Secret::from_bytes(vec![9; 32]).unwrap();
         let vault = self.config.master_key.vault(&Keyring::ALL).unwrap();
         let mut connection = self.pool.acquire().await.unwrap();
         let overlap = Overlap {
-            lasts: overlap,
+            lasts: Duration::from_hours(24),
             keep_old: false,
         };
         let rotated =
@@ -53,7 +53,7 @@ async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
     let (partner, old) = bench.partner(Some(&bench.receiver.url("/hook"))).await;
     assert_eq!(signatures(&bench.next_webhook(partner).await, &old), [true]);
 
-    let new = bench.rotate(partner, Duration::from_hours(24)).await;
+    let new = bench.rotate(partner).await;
     let webhook = bench.next_webhook(partner).await;
     assert_eq!(signatures(&webhook, &new), [true, false]);
     assert_eq!(signatures(&webhook, &old), [false, true]);
@@ -75,16 +75,5 @@ async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
         Signature::Invalid,
         "the receiver has the old one"
     );
-    bench.stop().await;
-}
-
-#[tokio::test]
-async fn without_an_overlap_the_old_secret_signs_nothing_any_more() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
-    let new = bench.rotate(partner, Duration::ZERO).await;
-    let webhook = bench.next_webhook(partner).await;
-    assert_eq!(signatures(&webhook, &new), [true]);
-    assert_eq!(webhook.signature, Signature::Invalid);
     bench.stop().await;
 }

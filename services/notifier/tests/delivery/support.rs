@@ -85,7 +85,6 @@ pub fn config(settings: &BTreeMap<String, String>) -> Config {
             ..CommonConfig::default()
         };
         drop(runtime::telemetry::start("notifier", &common).unwrap());
-        let _ = rustls::crypto::ring::default_provider().install_default();
     });
     testkit::settings::parse(settings)
 }
@@ -175,12 +174,7 @@ impl Bench {
     /// lease, which is longer than in production, for slow machines.
     pub async fn copies(&self, partner: PartnerId, count: usize, due_in: Option<Duration>) -> Vec<TopupId> {
         let ids: Vec<TopupId> = (0..count).map(|_| self.ids.next(clock::now())).collect();
-        let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
-        let profile = Profile {
-            code,
-            expired_date: "2026-12-31".into(),
-        };
-        let seal = |id| profile.seal(&self.vault, id).unwrap();
+        let seal = |id| profile().seal(&self.vault, id).unwrap();
         let profiles: Vec<Vec<u8>> = ids.iter().map(seal).collect();
         sqlx::query(
             "WITH new AS (
@@ -278,17 +272,12 @@ impl Bench {
         )
         .await
         .unwrap();
-        let code = ActivationCode::new("smdp.example.com", "A1-B2").unwrap();
-        let profile = Profile {
-            code,
-            expired_date: "2026-12-31".into(),
-        };
         let unit = Unit {
             topup_id: topup_id.clone(),
             provider_unit_id: topup_id.to_string(),
             progress: Progress::Ready {
                 iccid: Iccid::parse(iccid(&topup_id)).unwrap(),
-                profile: profile.seal(&self.vault, &topup_id).unwrap(),
+                profile: profile().seal(&self.vault, &topup_id).unwrap(),
             },
         };
         let outcome = Outcome::Bought {
@@ -408,6 +397,13 @@ impl Bench {
             .execute(&self.pool)
             .await
             .unwrap();
+    }
+}
+
+fn profile() -> Profile {
+    Profile {
+        code: ActivationCode::new("smdp.example.com", "A1-B2").unwrap(),
+        expired_date: "2026-12-31".into(),
     }
 }
 

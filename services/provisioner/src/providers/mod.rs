@@ -170,8 +170,10 @@ pub trait Provider: Send + Sync + 'static {
     fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>>;
     /// Looks a purchase up by our id. Buys nothing.
     fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
-    /// Asks for the profiles of a purchase that the provider has. Buys nothing.
-    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>>;
+    /// Asks for the profiles of a purchase that the provider has; a look-up, by default. Buys nothing.
+    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
+        self.find(placement_id)
+    }
     /// The unit that a callback names; `None` if the body is unreadable. The body is not authenticated, so the
     /// rest is ignored.
     fn parse_callback(&self, body: &[u8]) -> Option<ProviderId>;

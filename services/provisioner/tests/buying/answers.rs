@@ -25,12 +25,7 @@ async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() 
         );
         assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{option}");
     }
-    let looked_up = bench
-        .metric(
-            "esim_provider_calls_total",
-            &["call=\"find\"", "outcome=\"found\""],
-        )
-        .await;
+    let looked_up = bench.calls(&["call=\"find\"", "outcome=\"found\""]).await;
     assert!((looked_up - 3.0).abs() < 0.1, "{looked_up}");
 }
 
@@ -41,12 +36,7 @@ async fn an_unknown_attempt_is_repeated_only_after_two_look_ups_found_nothing() 
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 3));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
-    let not_found = bench
-        .metric(
-            "esim_provider_calls_total",
-            &["call=\"find\"", "outcome=\"not_found\""],
-        )
-        .await;
+    let not_found = bench.calls(&["call=\"find\"", "outcome=\"not_found\""]).await;
     assert!(
         not_found >= 4.0,
         "two for each of the two lost attempts: {not_found}"
@@ -57,20 +47,13 @@ async fn an_unknown_attempt_is_repeated_only_after_two_look_ups_found_nothing() 
 async fn nothing_is_repeated_before_the_settling_delay_is_over() {
     let bench = Bench::start(|config| config.settle = Duration::from_hours(100)).await;
     let id = bench.accept(&["flapping"]).await;
-    let found = async || {
-        bench
-            .metric(
-                "esim_provider_calls_total",
-                &["call=\"find\"", "outcome=\"not_found\""],
-            )
-            .await
-    };
     bench.hurry(id, |stored| stored.not_found).await;
     for looks in 2..5_u8 {
         // The end of the last look may still set the next due time.
         wait::soon("another look", async || {
             bench.due_now(id).await;
-            Ok((found().await >= f64::from(looks)).then_some(()))
+            let found = bench.calls(&["call=\"find\"", "outcome=\"not_found\""]).await;
+            Ok((found >= f64::from(looks)).then_some(()))
         })
         .await;
         let stored = bench.look(id).await;

@@ -54,17 +54,12 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         Ok((info.state.messages == 0).then_some(()))
     })
     .await;
-    let calls = async || {
-        bench
-            .metric("esim_provider_calls_total", &["call=\"place\""])
-            .await
-    };
-    let before = calls().await;
+    let before = bench.calls(&["call=\"place\""]).await;
     // Redrive runs several times within two heartbeats and claims nothing.
     for _ in 0..2 {
         assert_eq!(promise().await, u64::MAX);
     }
-    assert!((calls().await - before).abs() < 0.1);
+    assert!((bench.calls(&["call=\"place\""]).await - before).abs() < 0.1);
     for id in &kept {
         let stored = bench.look(*id).await;
         assert_eq!(

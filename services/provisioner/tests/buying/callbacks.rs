@@ -85,9 +85,7 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
     ] {
         assert_eq!(bench.call_back(&path, body).await, status, "{path}");
     }
-    let collected = bench
-        .metric("esim_provider_calls_total", &["call=\"collect\""])
-        .await;
+    let collected = bench.calls(&["call=\"collect\""]).await;
     assert!(collected >= 1.0);
     let stored = bench.look(id).await;
     assert_eq!(

@@ -264,11 +264,8 @@ impl Bench {
     pub async fn stop(&mut self) {
         let mut running = self.running.take().unwrap();
         running.shutdown.stop();
-        tokio::time::timeout(PATIENCE, running.ending.take().unwrap())
-            .await
-            .unwrap()
-            .unwrap()
-            .unwrap();
+        let ended = tokio::time::timeout(PATIENCE, running.ending.take().unwrap()).await;
+        ended.unwrap().unwrap().unwrap();
         // Its admin endpoint lives as long as the process.
         self.config.admin_listen = address();
     }
@@ -484,6 +481,11 @@ impl Bench {
             .find(|line| line.starts_with(name) && labels.iter().all(|label| line.contains(label)))
             .and_then(|line| line.rsplit_once(' ')?.1.parse().ok())
             .unwrap_or_default()
+    }
+
+    /// The number of calls to providers with these labels.
+    pub async fn calls(&self, labels: &[&str]) -> f64 {
+        self.metric("esim_provider_calls_total", labels).await
     }
 
     /// Every metric, as text.

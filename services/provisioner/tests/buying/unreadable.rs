@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use domain::PlacementId;
 use serde_json::json;
-use testkit::{process::Process, wait};
+use testkit::wait;
 
 use crate::support::Bench;
 
@@ -71,8 +71,7 @@ async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
         .await;
     let id = bench.accept(&["duplicate-callback"]).await;
     let collected = async || {
-        let found = ["call=\"collect\"", "outcome=\"found\""];
-        let looks = bench.metric("esim_provider_calls_total", &found).await;
+        let looks = bench.calls(&["call=\"collect\"", "outcome=\"found\""]).await;
         bench.make_due(id).await;
         Ok((looks >= 3.0).then_some(()))
     };
@@ -86,14 +85,6 @@ async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
     let stored = bench.hurry(id, |stored| stored.ready == 1).await;
     assert_eq!(stored.deliveries, 1);
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
-}
-
-/// A value of `/proc/<pid>/status`, in kB.
-fn kilobytes(process: &Process, name: &str) -> usize {
-    let pid = process.pid().unwrap();
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -118,7 +109,7 @@ async fn huge_answers_cost_no_memory_also_after_a_restart() {
             let before = bench.look(*id).await.unknowns;
             bench.hurry(*id, |stored| stored.unknowns > before).await;
         }
-        let peak = kilobytes(&process, "VmHWM");
+        let peak = process.peak_memory().unwrap();
         assert!(peak < MOST_KILOBYTES, "{peak} kB at the peak");
         if restart {
             process.kill().await.unwrap();

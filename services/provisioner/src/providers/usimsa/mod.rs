@@ -46,13 +46,32 @@ pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
     adapter(account.credentials()?, limits)
 }
 
-/// Creates the adapter of an account at any provider of this protocol.
+/// Creates the adapter of an account at any provider of this protocol. Fails if the access key does not fit into a
+/// header.
 pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Connected> {
-    let callback_token = account.callback_token.clone();
-    let provider = Arc::new(Usimsa::new(account, limits)?);
+    let base = &account.url;
+    let client = Client::builder()
+        .timeout(limits.timeout)
+        .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
+        .redirect(redirect::Policy::none())
+        .no_proxy()
+        .build()
+        .context("cannot build the provider's HTTP client")?;
+    let mut access_key_header = HeaderValue::from_str(&account.access_key)
+        .context("the access key has characters that no header may have")?;
+    access_key_header.set_sensitive(true);
+    let provider = Usimsa {
+        client,
+        order_url: base.join(ORDER).context("the provider's address takes no path")?,
+        is_plain: base.username().is_empty() && base.password().is_none() && base.query().is_none(),
+        access_key: account.access_key,
+        secret_key: account.secret_key,
+        access_key_header,
+        answer_max: limits.answer_max,
+    };
     Ok(Connected {
-        provider,
-        callback_token,
+        provider: Arc::new(provider),
+        callback_token: account.callback_token,
     })
 }
 
@@ -86,9 +105,7 @@ struct OrderProduct<'a> {
 #[derive(Deserialize)]
 struct Answer {
     code: String,
-    #[serde(default)]
     message: Option<String>,
-    #[serde(default)]
     products: Option<Vec<Product>>,
 }
 
@@ -121,30 +138,6 @@ struct Call<'a> {
 }
 
 impl Usimsa {
-    /// Fails if the access key does not fit into a header.
-    fn new(account: Credentials, limits: Limits) -> anyhow::Result<Self> {
-        let base = &account.url;
-        let client = Client::builder()
-            .timeout(limits.timeout)
-            .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
-            .redirect(redirect::Policy::none())
-            .no_proxy()
-            .build()
-            .context("cannot build the provider's HTTP client")?;
-        let mut access_key_header = HeaderValue::from_str(&account.access_key)
-            .context("the access key has characters that no header may have")?;
-        access_key_header.set_sensitive(true);
-        Ok(Self {
-            client,
-            order_url: base.join(ORDER).context("the provider's address takes no path")?,
-            is_plain: base.username().is_empty() && base.password().is_none() && base.query().is_none(),
-            access_key: account.access_key,
-            secret_key: account.secret_key,
-            access_key_header,
-            answer_max: limits.answer_max,
-        })
-    }
-
     async fn call(&self, call: Call<'_>) -> Result<Answer, Trouble> {
         let span = info_span!(
             "provider call",
@@ -287,10 +280,6 @@ impl Provider for Usimsa {
     }
 
     fn find(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
-        self.get(placement_id).boxed()
-    }
-
-    fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
         self.get(placement_id).boxed()
     }
 
@@ -497,13 +486,6 @@ mod tests {
             };
             assert_eq!(expired_date, &date[..10]);
         }
-    }
-
-    #[test]
-    fn an_option_id_may_be_missing() {
-        let without = WHOLE.replace(r#""optionId":"o","#, "");
-        let units = units(serde_json::from_str(&format!("[{without}]")).unwrap()).unwrap();
-        assert_eq!(units[0].option_id, None);
     }
 
     #[test]
