@@ -156,11 +156,12 @@ impl Grow {
         })
     }
 
+    /// What retention began goes on after its measurement; a base backup leaves the history in the page cache.
     fn besides(&self) -> Vec<Beside> {
         let mut besides = Vec::new();
-        besides.extend(self.base_backup.then_some(Beside::BaseBackup));
-        besides.extend(self.retention.clone().map(Beside::Command));
         besides.extend(self.snapshot.map(Beside::Snapshot));
+        besides.extend(self.retention.clone().map(Beside::Command));
+        besides.extend(self.base_backup.then_some(Beside::BaseBackup));
         besides
     }
 
@@ -181,7 +182,7 @@ impl Grow {
     ) -> Result<Point> {
         let name = beside.name();
         eprintln!("{orders} finished orders, {name}");
-        let pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
+        let mut pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
         let closed = Load {
             rate: None,
             mode: Mode::Deliver,
@@ -199,6 +200,8 @@ impl Grow {
                 None,
             )
             .await?;
+            // The machine's speed now, not before that load.
+            pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
         }
         let measured = measure(&closed, &self.system, pgbench).await?.report;
         let half = measured.webhooks_per_second / f64::from(closed.qty) / 2.0;
