@@ -1,10 +1,11 @@
 //! The services' pool: nothing waits for the database without a deadline.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
+use runtime::lock;
 use sqlx::{
     PgConnection, PgPool, Postgres,
     pool::PoolConnection,
@@ -34,12 +35,12 @@ struct Silent(Arc<Mutex<Option<Instant>>>);
 
 impl Silent {
     fn now(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+        *lock(&self.0) = Some(Instant::now());
     }
 
     /// Whether a connection of this age was open at that time.
     fn met(&self, age: Duration) -> bool {
-        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *lock(&self.0);
         last.is_some_and(|last| last.elapsed() <= age)
     }
 }

@@ -10,13 +10,13 @@ use std::{
 
 use domain::PartnerId;
 use opentelemetry::global;
+use runtime::lock;
 
 use crate::{
     codes::Code,
     directory::Partner,
     error::ApiError,
     limits::LimitsConfig,
-    lock,
     rates::{PartnerRates, Rates},
 };
 

@@ -7,7 +7,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
@@ -20,6 +20,7 @@ use axum::{
 };
 use bytes::{Buf, Bytes};
 use http_body::{Frame, SizeHint};
+use runtime::lock;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -90,7 +91,7 @@ impl Connection {
     }
 
     fn leaving(&self) -> MutexGuard<'_, Vec<Leaving>> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.leaving)
     }
 
     fn is_too_late(&self) -> bool {

@@ -13,11 +13,9 @@ use pipeline::{
     handshake::Release,
     payload::{Heartbeat, Said, Verdict, Verdicts},
 };
-use runtime::Shutdown;
+use runtime::{Shutdown, lock};
 use store::orders::{NewOrder, NewPlacement};
 use tokio::sync::oneshot;
-
-use crate::lock;
 
 /// The age after which a heartbeat promises nothing.
 const FRESH: Duration = Duration::from_secs(3);

@@ -34,11 +34,7 @@ mod request;
 mod routes;
 mod server;
 
-use std::{
-    net::SocketAddr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use clap::Parser;
@@ -160,11 +156,6 @@ fn brand(text: &str) -> Result<String, String> {
     } else {
         Err("only letters, digits and `-` are allowed".into())
     }
-}
-
-/// Locks a mutex, also after a panic of another holder.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs the stage until the soft stop.

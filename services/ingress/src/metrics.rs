@@ -2,13 +2,13 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use domain::PartnerId;
 use opentelemetry::{KeyValue, metrics::Counter};
 use pipeline::payload::Said;
-use runtime::metrics::Instruments;
+use runtime::{lock, metrics::Instruments};
 use strum::IntoStaticStr;
 
 /// The most partners with their own series. The others share `other`.
@@ -106,7 +106,7 @@ impl Metrics {
     }
 
     fn label(&self, partner: PartnerId) -> String {
-        let mut partners = self.partners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut partners = lock(&self.partners);
         if partners.len() < PARTNERS {
             partners.insert(partner);
         }

@@ -12,9 +12,10 @@ use governor::{
     DefaultDirectRateLimiter, Quota,
     clock::{Clock, DefaultClock},
 };
+use runtime::lock;
 use store::partners::Limits;
 
-use crate::{codes::Code, directory::Partner, error::ApiError, limits::LimitsConfig, lock};
+use crate::{codes::Code, directory::Partner, error::ApiError, limits::LimitsConfig};
 
 /// The most partners with state before inactive ones are dropped.
 const REMEMBERED: usize = 10_000;

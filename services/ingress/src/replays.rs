@@ -12,8 +12,9 @@ use std::{
 use axum::http::{HeaderValue, Method};
 use domain::PartnerId;
 use opentelemetry::global;
+use runtime::lock;
 
-use crate::{auth::WINDOW, limits::size, lock};
+use crate::{auth::WINDOW, limits::size};
 
 /// The use of a signature: the timestamp and the 64 digits of a valid one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -26,6 +26,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use runtime::{
     Shutdown, connection,
     listener::{self, Connections},
+    lock,
 };
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt;
@@ -122,7 +123,7 @@ impl RequestBody {
     }
 
     fn incoming(&self) -> MutexGuard<'_, Incoming> {
-        self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.0)
     }
 
     /// Discards what has arrived and returns whether that reached the body's end. A client that sent

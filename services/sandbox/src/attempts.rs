@@ -1,10 +1,9 @@
 //! Counts the attempts of each order id, for options whose first attempts fail. In memory only: a
 //! restart forgets them.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Mutex};
+
+use runtime::lock;
 
 /// The most order ids counted at a time. Another one succeeds at once.
 const MAX_ORDERS: usize = 100_000;
@@ -15,7 +14,7 @@ pub struct Attempts(Mutex<HashMap<String, u32>>);
 impl Attempts {
     /// Counts an attempt and returns whether it is one of the first `failures`. The next one ends the count.
     pub fn fails(&self, order_id: &str, failures: u32) -> bool {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut counts = lock(&self.0);
         let before = counts.get(order_id).copied();
         if before.unwrap_or(0) >= failures {
             counts.remove(order_id);

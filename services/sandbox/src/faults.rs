@@ -3,11 +3,12 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use runtime::lock;
 use serde::{Deserialize, Serialize};
 
 use crate::{garble::Garble, script};
@@ -137,11 +138,11 @@ impl Switch {
 
     /// The faults, even if there are none.
     pub fn get(&self) -> Faults {
-        self.faults.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.faults).clone()
     }
 
     pub fn set(&self, faults: Faults) {
-        let mut current = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.faults);
         self.any.store(faults != Faults::default(), Ordering::Relaxed);
         *current = faults;
     }

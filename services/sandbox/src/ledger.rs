@@ -7,7 +7,7 @@ use std::{
     collections::{BTreeSet, HashMap},
     io,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use anyhow::{Context, anyhow, bail, ensure};
@@ -246,7 +246,7 @@ impl Ledger {
 
     fn lock(&self) -> MutexGuard<'_, Books> {
         // No code under the lock panics in the middle of a change.
-        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+        runtime::lock(&self.books)
     }
 }
 

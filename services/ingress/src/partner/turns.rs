@@ -7,9 +7,8 @@ use std::{
 };
 
 use domain::PartnerId;
+use runtime::lock;
 use tokio::sync::oneshot;
-
-use crate::lock;
 
 /// A fixed number of turns.
 pub(crate) struct Turns(Arc<Mutex<State>>);
