@@ -1,11 +1,10 @@
 //! The services' pool: nothing waits for the database without a deadline.
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use runtime::lock;
 use sqlx::{
     PgConnection, PgPool, Postgres,
     pool::PoolConnection,
@@ -35,12 +34,12 @@ struct Silent(Arc<Mutex<Option<Instant>>>);
 
 impl Silent {
     fn now(&self) {
-        *lock(&self.0) = Some(Instant::now());
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
     }
 
     /// Whether a connection of this age was open at that time.
     fn met(&self, age: Duration) -> bool {
-        let last = *lock(&self.0);
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.is_some_and(|last| last.elapsed() <= age)
     }
 }
