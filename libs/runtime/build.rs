@@ -11,9 +11,7 @@ use std::{
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=GIT_COMMIT");
-    let named = env::var("GIT_COMMIT")
-        .ok()
-        .filter(|commit| !commit.trim().is_empty());
+    let named = env::var("GIT_COMMIT").ok().filter(|commit| !commit.trim().is_empty());
     let released = env::var("PROFILE").is_ok_and(|profile| profile == "release");
     let build = match named.or_else(|| released.then(checked_out).flatten()) {
         Some(commit) => {

@@ -119,22 +119,10 @@ mod tests {
         let event = EventId::new();
         assert_eq!(event.as_str().parse::<EventId>().unwrap(), event);
         assert_eq!(EventId::from(event.uuid()), event);
-        assert_eq!(
-            event.as_str().parse::<DeliveryId>().unwrap(),
-            DeliveryId::Event(event)
-        );
+        assert_eq!(event.as_str().parse::<DeliveryId>().unwrap(), DeliveryId::Event(event));
         let topup = "20250129123456123456789012";
-        assert_eq!(
-            topup.parse::<DeliveryId>().unwrap(),
-            DeliveryId::Topup(topup.parse().unwrap())
-        );
-        for bad in [
-            "",
-            "evt_",
-            "evt_0199",
-            &format!("evt_{}", "G".repeat(32)),
-            &"1".repeat(25),
-        ] {
+        assert_eq!(topup.parse::<DeliveryId>().unwrap(), DeliveryId::Topup(topup.parse().unwrap()));
+        for bad in ["", "evt_", "evt_0199", &format!("evt_{}", "G".repeat(32)), &"1".repeat(25)] {
             assert!(bad.parse::<DeliveryId>().is_err(), "{bad}");
         }
     }

@@ -84,8 +84,7 @@ impl<Kind> FromStr for Id<Kind> {
 
     /// Parses the hyphenated form, in either case.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        text.parse::<uuid::fmt::Hyphenated>()
-            .map(|hyphenated| hyphenated.into_uuid().into())
+        text.parse::<uuid::fmt::Hyphenated>().map(|hyphenated| hyphenated.into_uuid().into())
     }
 }
 
@@ -110,13 +109,7 @@ mod tests {
         let id = OptionId::new();
         assert_eq!(id.to_string().parse::<OptionId>().unwrap(), id);
         assert_eq!(id.to_string().to_uppercase().parse::<OptionId>().unwrap(), id);
-        for bad in [
-            "",
-            "1",
-            &id.uuid().simple().to_string(),
-            &format!("{{{id}}}"),
-            &format!("{id} "),
-        ] {
+        for bad in ["", "1", &id.uuid().simple().to_string(), &format!("{{{id}}}"), &format!("{id} ")] {
             assert!(bad.parse::<OptionId>().is_err(), "{bad}");
         }
     }

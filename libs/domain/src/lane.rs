@@ -34,15 +34,9 @@ mod tests {
 
     #[test]
     fn a_long_name_is_hashed() {
-        let options = [
-            "0e4736-00f067aa0ba902b7-a3ce929d0",
-            "4bf92f3577b34da6a3ce929d0e0e4736",
-        ];
+        let options = ["0e4736-00f067aa0ba902b7-a3ce929d0", "4bf92f3577b34da6a3ce929d0e0e4736"];
         assert_eq!(lane(options), "#1ebd98692b67706e");
-        assert_ne!(
-            lane(options),
-            lane([options[0], "4bf92f3577b34da6a3ce929d0e0e4737"])
-        );
+        assert_ne!(lane(options), lane([options[0], "4bf92f3577b34da6a3ce929d0e0e4737"]));
         let longest = "x".repeat(SPELLED_OUT);
         assert_eq!(lane([longest.as_str()]), longest);
     }

@@ -41,17 +41,12 @@ impl ActivationCode {
         if !is_made_of(matching_id, MAX_MATCHING_ID, b"-") {
             return Err(InvalidProfile::MatchingId);
         }
-        Ok(Self {
-            smdp: smdp.to_owned(),
-            matching_id: matching_id.to_owned(),
-        })
+        Ok(Self { smdp: smdp.to_owned(), matching_id: matching_id.to_owned() })
     }
 
     /// Parses `LPA:1$<smdp>$<code>`.
     pub fn parse(download_link: &str) -> Result<Self, InvalidProfile> {
-        let rest = download_link
-            .strip_prefix("LPA:1$")
-            .ok_or(InvalidProfile::Shape)?;
+        let rest = download_link.strip_prefix("LPA:1$").ok_or(InvalidProfile::Shape)?;
         let (smdp, matching_id) = rest.split_once('$').ok_or(InvalidProfile::Shape)?;
         Self::new(smdp, matching_id)
     }
@@ -87,11 +82,7 @@ impl Iccid {
     pub fn parse(text: &str) -> Result<Self, InvalidProfile> {
         let digits = text.trim_end_matches(['F', 'f']);
         let valid = (18..=20).contains(&digits.len()) && digits.bytes().all(|byte| byte.is_ascii_digit());
-        if valid {
-            Ok(Self(digits.to_owned()))
-        } else {
-            Err(InvalidProfile::Iccid)
-        }
+        if valid { Ok(Self(digits.to_owned())) } else { Err(InvalidProfile::Iccid) }
     }
 
     pub fn as_str(&self) -> &str {
@@ -118,10 +109,7 @@ mod tests {
         assert_eq!(ActivationCode::new("a/b", "A"), Err(InvalidProfile::Smdp));
         assert_eq!(ActivationCode::new("a.b", ""), Err(InvalidProfile::MatchingId));
         // A second `$` would announce a confirmation code, which our webhook can't carry.
-        assert_eq!(
-            ActivationCode::parse("LPA:1$a.b$C$$1"),
-            Err(InvalidProfile::MatchingId)
-        );
+        assert_eq!(ActivationCode::parse("LPA:1$a.b$C$$1"), Err(InvalidProfile::MatchingId));
         assert_eq!(ActivationCode::parse("LPA:2$a.b$C"), Err(InvalidProfile::Shape));
         assert_eq!(ActivationCode::parse("https://a.b"), Err(InvalidProfile::Shape));
     }
@@ -134,16 +122,8 @@ mod tests {
 
     #[test]
     fn iccids_are_18_to_20_digits_without_padding() {
-        assert_eq!(
-            Iccid::parse("8982123456789012345F").unwrap().as_str(),
-            "8982123456789012345"
-        );
-        for bad in [
-            "",
-            "89821234567890123",
-            "898212345678901234567",
-            "8982123456789O12345",
-        ] {
+        assert_eq!(Iccid::parse("8982123456789012345F").unwrap().as_str(), "8982123456789012345");
+        for bad in ["", "89821234567890123", "898212345678901234567", "8982123456789O12345"] {
             assert_eq!(Iccid::parse(bad), Err(InvalidProfile::Iccid), "{bad}");
         }
     }

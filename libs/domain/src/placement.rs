@@ -67,12 +67,8 @@ pub struct Ignored;
 
 impl Placement {
     /// A placement as ingress stores it.
-    pub const NEW: Self = Self {
-        state: PlacementState::Accepted,
-        attempt: 0,
-        not_found: false,
-        disputed: false,
-    };
+    pub const NEW: Self =
+        Self { state: PlacementState::Accepted, attempt: 0, not_found: false, disputed: false };
 
     /// The placement after `event`.
     pub fn after(self, event: Event) -> Result<Self, Ignored> {
@@ -80,41 +76,27 @@ impl Placement {
         let to = |state| Ok(Self { state, ..self });
         let current = |attempt| attempt == self.attempt;
         match (self.state, event) {
-            (Accepted, Event::Claim) => Ok(Self {
-                state: Placing,
-                attempt: self.attempt + 1,
-                not_found: false,
-                disputed: false,
-            }),
+            (Accepted, Event::Claim) => {
+                Ok(Self { state: Placing, attempt: self.attempt + 1, not_found: false, disputed: false })
+            }
             (_, Event::Bought(_)) if self.disputed => Err(Ignored),
             (Placing | Parked, Event::Bought(attempt)) if current(attempt) => to(Placed),
             (Placed, Event::Bought(attempt)) if current(attempt) => Err(Ignored),
             // An unexpected purchase: money was spent, so an operator must see it.
-            (_, Event::Bought(attempt)) if attempt <= self.attempt => Ok(Self {
-                state: Parked,
-                disputed: true,
-                ..self
-            }),
+            (_, Event::Bought(attempt)) if attempt <= self.attempt => {
+                Ok(Self { state: Parked, disputed: true, ..self })
+            }
             (Placing, Event::Rejected(attempt)) if current(attempt) => to(Failed),
             (Placing, Event::NotBought(attempt)) if current(attempt) => to(Accepted),
             (Placing, Event::NotFound { attempt, settled }) if current(attempt) => {
-                if settled && self.not_found {
-                    to(Accepted)
-                } else {
-                    Ok(Self {
-                        not_found: true,
-                        ..self
-                    })
-                }
+                if settled && self.not_found { to(Accepted) } else { Ok(Self { not_found: true, ..self }) }
             }
             (Accepted | Failed, Event::Refuse) => to(Refused),
             // Not from `placed`: another look-up found the purchase.
             (Placing, Event::Park(attempt)) if current(attempt) => to(Parked),
-            (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => Ok(Self {
-                state: Parked,
-                disputed: self.state == Placed,
-                ..self
-            }),
+            (Placing | Placed, Event::Dispute(attempt)) if current(attempt) => {
+                Ok(Self { state: Parked, disputed: self.state == Placed, ..self })
+            }
             (Parked, Event::Resolve(resolution)) => Ok(Self {
                 state: match resolution {
                     Resolution::Bought => Placed,
@@ -157,11 +139,7 @@ mod tests {
     use PlacementState::{Accepted, Failed, Parked, Placed, Placing, Refused};
 
     fn placing(attempt: u32) -> Placement {
-        Placement {
-            state: Placing,
-            attempt,
-            ..Placement::NEW
-        }
+        Placement { state: Placing, attempt, ..Placement::NEW }
     }
 
     #[test]
@@ -218,12 +196,7 @@ mod tests {
     fn only_what_is_parked_is_settled_by_an_operator() {
         for state in PlacementState::ALL {
             for disputed in [false, state == Parked] {
-                let placement = Placement {
-                    state,
-                    disputed,
-                    not_found: true,
-                    ..placing(2)
-                };
+                let placement = Placement { state, disputed, not_found: true, ..placing(2) };
                 for (resolution, state) in [
                     (Resolution::Bought, Placed),
                     (Resolution::NotBought, Failed),

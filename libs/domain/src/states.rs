@@ -65,14 +65,8 @@ impl FromStr for Environment {
 }
 
 impl PlacementState {
-    pub const ALL: [Self; 6] = [
-        Self::Accepted,
-        Self::Placing,
-        Self::Placed,
-        Self::Refused,
-        Self::Failed,
-        Self::Parked,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Accepted, Self::Placing, Self::Placed, Self::Refused, Self::Failed, Self::Parked];
 
     pub fn as_str(self) -> &'static str {
         match self {

@@ -23,11 +23,7 @@ impl TryFrom<String> for TopupId {
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         let digits = text.len() == 26 && text.bytes().all(|byte| byte.is_ascii_digit());
-        if digits {
-            Ok(Self(text))
-        } else {
-            Err(NotAnId("a topup id is 26 decimal digits"))
-        }
+        if digits { Ok(Self(text)) } else { Err(NotAnId("a topup id is 26 decimal digits")) }
     }
 }
 
@@ -55,9 +51,7 @@ pub struct TopupIds {
 impl TopupIds {
     /// A generator that starts at `random_start`.
     pub fn new(random_start: u64) -> Self {
-        Self {
-            next: AtomicU64::new(random_start % RANGE),
-        }
+        Self { next: AtomicU64::new(random_start % RANGE) }
     }
 
     /// The next id for the UTC time `now`.
@@ -96,12 +90,9 @@ mod tests {
 
     #[test]
     fn other_texts_are_no_ids() {
-        for bad in [
-            "",
-            "2025012912345612345678901",
-            "2025012912345612345678901x",
-            "٢0250129123456123456789012",
-        ] {
+        for bad in
+            ["", "2025012912345612345678901", "2025012912345612345678901x", "٢0250129123456123456789012"]
+        {
             assert!(bad.parse::<TopupId>().is_err(), "{bad}");
         }
     }

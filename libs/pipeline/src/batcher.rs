@@ -55,12 +55,7 @@ impl<T: Send + 'static> Batcher<T> {
                 drop(tokens);
             }
         });
-        Self {
-            name,
-            queue,
-            unsent,
-            overflow: Arc::new(Sampler::every(LOG_EVERY)),
-        }
+        Self { name, queue, unsent, overflow: Arc::new(Sampler::every(LOG_EVERY)) }
     }
 
     /// Queues one item, or drops it if the queue is full.
@@ -148,9 +143,8 @@ mod tests {
     #[tokio::test]
     async fn a_send_that_panics_ends_the_process_with_an_error() {
         let shutdown = Shutdown::new();
-        let batcher = Batcher::start("test", 4, TaskTracker::new(), &shutdown, async |_: Vec<u8>| {
-            panic!("broken")
-        });
+        let batcher =
+            Batcher::start("test", 4, TaskTracker::new(), &shutdown, async |_: Vec<u8>| panic!("broken"));
         batcher.hand_in(1);
         shutdown.soft().cancelled().await;
         let failure = shutdown.finished().await.unwrap_err();

@@ -56,9 +56,7 @@ pub struct GroupCommit<W: Writer> {
 
 impl<W: Writer> Clone for GroupCommit<W> {
     fn clone(&self) -> Self {
-        Self {
-            queue: self.queue.clone(),
-        }
+        Self { queue: self.queue.clone() }
     }
 }
 
@@ -184,10 +182,7 @@ mod tests {
     /// A group commit whose writes wait at the gate.
     fn doubler(most: usize) -> (GroupCommit<Doubler>, Arc<Semaphore>, Arc<Mutex<Vec<usize>>>) {
         let (gate, batches) = (Arc::new(Semaphore::new(0)), Arc::default());
-        let doubler = Doubler {
-            gate: Arc::clone(&gate),
-            batches: Arc::clone(&batches),
-        };
+        let doubler = Doubler { gate: Arc::clone(&gate), batches: Arc::clone(&batches) };
         let commit = GroupCommit::start(doubler, most, &Shutdown::new());
         (commit, gate, batches)
     }
@@ -257,9 +252,6 @@ mod tests {
         shutdown.soft().cancelled().await;
         assert_eq!(commit.write(1).await, Err(Closed));
         let failure = shutdown.finished().await.unwrap_err();
-        assert!(
-            failure.to_string().contains("commit-numbers panicked"),
-            "{failure}"
-        );
+        assert!(failure.to_string().contains("commit-numbers panicked"), "{failure}");
     }
 }

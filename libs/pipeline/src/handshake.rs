@@ -51,19 +51,13 @@ impl Nats {
 
     /// Starts the sender of releases.
     pub fn releases(&self, shutdown: &Shutdown) -> Batcher<Release> {
-        self.batcher(
-            "releases",
-            shutdown,
-            async |nats: Self, releases: Vec<Release>| {
-                let releases = releases
-                    .into_iter()
-                    .map(|release| (release.to, release.placement_id));
-                for (to, placements) in parcels(releases) {
-                    let message = Releases::V2 { placements };
-                    nats.send("topup.release", &to, &message).await;
-                }
-            },
-        )
+        self.batcher("releases", shutdown, async |nats: Self, releases: Vec<Release>| {
+            let releases = releases.into_iter().map(|release| (release.to, release.placement_id));
+            for (to, placements) in parcels(releases) {
+                let message = Releases::V2 { placements };
+                nats.send("topup.release", &to, &message).await;
+            }
+        })
     }
 
     /// Sends one message to one process. The address came in a message, so it must belong to the family of

@@ -174,11 +174,7 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     fn most(&self, lane: &str) -> usize {
-        if lane.is_empty() {
-            usize::MAX
-        } else {
-            (self.most)(lane).min(self.limits.per_lane)
-        }
+        if lane.is_empty() { usize::MAX } else { (self.most)(lane).min(self.limits.per_lane) }
     }
 
     /// Whether overdue tickets with these tags wait; if so, no more such rows are leased.
@@ -188,9 +184,7 @@ impl<T: Send + 'static> Lanes<T> {
 
     /// The room for more tickets of a class.
     pub fn room(&self, class: Class) -> usize {
-        self.limits
-            .room()
-            .saturating_sub(lock(&self.book).waiting[class as usize])
+        self.limits.room().saturating_sub(lock(&self.book).waiting[class as usize])
     }
 
     /// Waits for room for at least `tickets` more fresh tickets; returns the room.
@@ -316,10 +310,7 @@ impl<T> Book<T> {
     }
 
     fn queue(&mut self, tags: &Tags) -> &mut Queue<T> {
-        self.queues.entry(tags.clone()).or_insert_with(|| Queue {
-            waiting: Default::default(),
-            slots: 0,
-        })
+        self.queues.entry(tags.clone()).or_insert_with(|| Queue { waiting: Default::default(), slots: 0 })
     }
 
     /// Counts a slot for the head of a queue, and ends its turn.
@@ -413,13 +404,7 @@ mod tests {
     const SLOW: Duration = Duration::from_hours(1);
 
     fn limits(slots: usize, per_lane: usize, per_partner: usize) -> Limits {
-        Limits {
-            slots,
-            per_lane,
-            per_partner,
-            slow: SLOW,
-            stale: SLOW,
-        }
+        Limits { slots, per_lane, per_partner, slow: SLOW, stale: SLOW }
     }
 
     fn lanes(slots: usize, per_lane: usize, per_partner: usize) -> Arc<Lanes<usize>> {
@@ -459,11 +444,7 @@ mod tests {
         let mut held = fill(&lanes, "a", partner);
         (0..9).for_each(|_| held.extend(fill(&lanes, "a", PartnerId::new())));
         assert_eq!(held.len(), 48, "of one lane");
-        assert_eq!(
-            fill(&lanes, "z", partner).len(),
-            4,
-            "this partner holds half already"
-        );
+        assert_eq!(fill(&lanes, "z", partner).len(), 4, "this partner holds half already");
     }
 
     #[test]
@@ -482,9 +463,8 @@ mod tests {
     #[test]
     fn although_lanes_hang_the_next_one_goes_on() {
         let lanes = lanes(64, 64, 64);
-        let mut hanging: Vec<_> = (0..40)
-            .map(|lane| fill(&lanes, &format!("lane {lane}"), PartnerId::new()))
-            .collect();
+        let mut hanging: Vec<_> =
+            (0..40).map(|lane| fill(&lanes, &format!("lane {lane}"), PartnerId::new())).collect();
         assert_eq!(hanging.iter().map(Vec::len).sum::<usize>(), 64);
         assert!(fill(&lanes, "good", PartnerId::new()).is_empty());
         // The first calls time out: their slots go to queues without slots.
@@ -542,10 +522,7 @@ mod tests {
         assert_eq!(offer(&lanes, Class::Fresh, &tags("a", partner), 600), 137);
         assert_eq!(offer(&lanes, Class::Fresh, &tags("b", partner), 600), 369);
 
-        let slow = Limits {
-            slow: Duration::ZERO,
-            ..limits(1, 1, 1)
-        };
+        let slow = Limits { slow: Duration::ZERO, ..limits(1, 1, 1) };
         let lanes = Lanes::new(slow, |_| usize::MAX);
         assert_eq!(
             offer(&lanes, Class::Fresh, &tags("a", partner), 5),
@@ -558,10 +535,7 @@ mod tests {
 
     #[test]
     fn an_overdue_ticket_that_waited_too_long_is_dropped() {
-        let stale = Limits {
-            stale: Duration::ZERO,
-            ..limits(1, 1, 1)
-        };
+        let stale = Limits { stale: Duration::ZERO, ..limits(1, 1, 1) };
         let lanes = Lanes::new(stale, |_| usize::MAX);
         offer(&lanes, Class::Overdue, &tags("a", PartnerId::new()), 5);
         assert!(granted(&lanes, Class::Overdue).is_empty() && lanes.is_idle());
@@ -573,9 +547,7 @@ mod tests {
     fn a_blocked_lane_gets_nothing_until_it_may_have_some() {
         let most = Arc::new(std::sync::atomic::AtomicUsize::new(2));
         let now = Arc::clone(&most);
-        let lanes = Lanes::new(limits(8, 8, 8), move |_| {
-            now.load(std::sync::atomic::Ordering::Relaxed)
-        });
+        let lanes = Lanes::new(limits(8, 8, 8), move |_| now.load(std::sync::atomic::Ordering::Relaxed));
         let tags = tags("a", PartnerId::new());
         offer(&lanes, Class::Fresh, &tags, 4);
         let held = granted(&lanes, Class::Fresh);

@@ -39,9 +39,7 @@ pub(crate) struct UnderWay {
 /// The attributes of due rows: the stage, and the provider if the stage has several.
 fn due_of(stage: &'static str, provider: Option<String>) -> Arc<[KeyValue]> {
     let provider = provider.map(|provider| KeyValue::new("provider", provider));
-    std::iter::once(KeyValue::new("stage", stage))
-        .chain(provider)
-        .collect()
+    std::iter::once(KeyValue::new("stage", stage)).chain(provider).collect()
 }
 
 /// The metric of the rows that are due in PostgreSQL.
@@ -93,8 +91,7 @@ impl Jobs {
 
     pub(crate) fn claimed(&self, rows: usize, source: &'static str) {
         let [stage] = self.stage.clone();
-        self.claimed
-            .add(count(rows), &[stage, KeyValue::new("source", source)]);
+        self.claimed.add(count(rows), &[stage, KeyValue::new("source", source)]);
     }
 
     pub(crate) fn deferred(&self, rows: usize) {
@@ -107,10 +104,7 @@ impl Jobs {
 
     pub(crate) fn begin(&self, overdue: bool) -> UnderWay {
         self.in_flight.add(1, &self.stage);
-        UnderWay {
-            jobs: self.clone(),
-            overdue,
-        }
+        UnderWay { jobs: self.clone(), overdue }
     }
 }
 
@@ -143,18 +137,9 @@ type Seen = [Vec<(u64, Vec<KeyValue>)>; 4];
 /// The gauges of streams and consumers, with their descriptions.
 const GAUGES: [(&str, &str); 4] = [
     ("esim.stream.messages", "Messages in a stream"),
-    (
-        "esim.stream.replicas",
-        "Servers that hold a stream, by state: current, lagging, offline",
-    ),
-    (
-        "esim.consumer.pending",
-        "Messages that are not delivered to a consumer yet",
-    ),
-    (
-        "esim.consumer.ack_pending",
-        "Messages that are delivered to a consumer and not acknowledged yet",
-    ),
+    ("esim.stream.replicas", "Servers that hold a stream, by state: current, lagging, offline"),
+    ("esim.consumer.pending", "Messages that are not delivered to a consumer yet"),
+    ("esim.consumer.ack_pending", "Messages that are delivered to a consumer and not acknowledged yet"),
 ];
 
 /// Reports the number of waiting messages per stream, until the soft stop.

@@ -134,21 +134,14 @@ mod tests {
         let text = format!(
             r#"{{"type":"topup.job.v1","placement_id":"{placement_id}","verdict":{{"subject":"x","within_ms":1}}}}"#
         );
-        assert_eq!(
-            serde_json::from_str::<TopupJob>(&text).unwrap(),
-            TopupJob::V1 { placement_id }
-        );
+        assert_eq!(serde_json::from_str::<TopupJob>(&text).unwrap(), TopupJob::V1 { placement_id });
     }
 
     #[test]
     fn a_job_is_small_and_tagged() {
         let (placement_id, partner_id) = (PlacementId::new(), PartnerId::new());
         let job = TopupJob::V2 {
-            placements: vec![JobPlacement {
-                placement_id,
-                partner_id,
-                lane: "a".into(),
-            }],
+            placements: vec![JobPlacement { placement_id, partner_id, lane: "a".into() }],
             verdict_to: None,
         };
         let text = serde_json::to_string(&job).unwrap();

@@ -71,16 +71,12 @@ impl Nats {
         self.batcher("jobs", shutdown, move |nats, jobs: Vec<Job>| {
             let address = address.clone();
             async move {
-                let jobs = jobs
-                    .into_iter()
-                    .map(|job| ((job.provider, job.waits), (job.placement, job.traceparent)));
+                let jobs =
+                    jobs.into_iter().map(|job| ((job.provider, job.waits), (job.placement, job.traceparent)));
                 let messages = parcels(jobs).into_iter().map(|((provider, waits), rows)| {
                     let (placements, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
                     let verdict_to = waits.then(|| address.clone());
-                    let job = TopupJob::V2 {
-                        placements,
-                        verdict_to,
-                    };
+                    let job = TopupJob::V2 { placements, verdict_to };
                     (nats.job_subject(&provider), job, traceparents)
                 });
                 nats.publish_all(JOBS, messages).await;
@@ -91,9 +87,7 @@ impl Nats {
     /// Starts the publisher of readiness events.
     pub fn readiness(&self, shutdown: &Shutdown) -> Batcher<Ready> {
         self.batcher("readiness", shutdown, async |nats: Self, ready: Vec<Ready>| {
-            let ready = ready
-                .into_iter()
-                .map(|ready| ((), (ready.topup, ready.traceparent)));
+            let ready = ready.into_iter().map(|ready| ((), (ready.topup, ready.traceparent)));
             let messages = parcels(ready).into_iter().map(|((), rows)| {
                 let (topups, traceparents): (_, Vec<_>) = rows.into_iter().unzip();
                 let subject = nats.ready_batch_subject();
@@ -138,28 +132,17 @@ impl Nats {
             && let Some(others) = self.unpublished.pass()
         {
             let error = format!("{error:#}");
-            tracing::warn!(
-                subject,
-                error,
-                others,
-                "not published; redrive will pick the rows up"
-            );
+            tracing::warn!(subject, error, others, "not published; redrive will pick the rows up");
         }
     }
 
     /// Returns once the stream has stored the message.
     async fn store(&self, subject: &str, message: PublishMessage) -> anyhow::Result<()> {
-        let sent = self
-            .context
-            .send_publish(subject.to_owned(), message.clone())
-            .await?;
+        let sent = self.context.send_publish(subject.to_owned(), message.clone()).await?;
         match sent.await {
             Err(error) if error.kind() == PublishErrorKind::StreamNotFound => {
                 Box::pin(self.ensure_streams()).await?;
-                self.context
-                    .send_publish(subject.to_owned(), message)
-                    .await?
-                    .await?;
+                self.context.send_publish(subject.to_owned(), message).await?.await?;
             }
             stored => drop(stored?),
         }

@@ -74,8 +74,7 @@ fn prefix(text: &str) -> Result<String, String> {
 }
 
 fn is_plain(text: &str) -> bool {
-    text.bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
+    text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte))
 }
 
 fn log_event(event: &Event) {

@@ -142,18 +142,11 @@ mod tests {
     /// The span of a batch whose messages came with these contexts.
     fn batch_of(traceparents: &[Option<&str>]) -> SpanData {
         let kept = Kept::default();
-        let provider = SdkTracerProvider::builder()
-            .with_span_processor(kept.clone())
-            .build();
+        let provider = SdkTracerProvider::builder().with_span_processor(kept.clone()).build();
         let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("test"));
         tracing::subscriber::with_default(tracing_subscriber::registry().with(spans), || {
             let contexts: Vec<String> = traceparents.iter().flatten().map(ToString::to_string).collect();
-            drop(receive(
-                "TOPUP_JOBS",
-                "provisioner",
-                traceparents.len(),
-                &contexts,
-            ));
+            drop(receive("TOPUP_JOBS", "provisioner", traceparents.len(), &contexts));
         });
         kept.0.lock().unwrap().pop().unwrap()
     }
@@ -167,19 +160,13 @@ mod tests {
         );
         let together = batch_of(&[Some(one), Some(same), None]);
         assert_eq!(together.parent_span_id.to_string(), "00f067aa0ba902b7");
-        assert_eq!(
-            together.span_context.trace_id().to_string(),
-            "4bf92f3577b34da6a3ce929d0e0e4736"
-        );
+        assert_eq!(together.span_context.trace_id().to_string(), "4bf92f3577b34da6a3ce929d0e0e4736");
         assert_eq!(together.links.len(), 1);
 
         let apart = batch_of(&[Some(one), Some(other)]);
         assert_eq!(apart.parent_span_id, SpanId::INVALID);
-        let linked: Vec<String> = apart
-            .links
-            .iter()
-            .map(|link| link.span_context.span_id().to_string())
-            .collect();
+        let linked: Vec<String> =
+            apart.links.iter().map(|link| link.span_context.span_id().to_string()).collect();
         assert_eq!(linked, ["00f067aa0ba902b7", "00f067aa0ba902b9"]);
         assert_eq!(apart.name, "receive TOPUP_JOBS");
 

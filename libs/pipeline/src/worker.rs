@@ -145,21 +145,14 @@ impl<S: Stage> Worker<S> {
     async fn claim(&self, class: Class, granted: Vec<(Waiting<S>, Slot)>) {
         let claimed = Instant::now();
         let overdue = class == Class::Overdue;
-        let (rows, rest): (Vec<S::Id>, Vec<_>) = granted
-            .into_iter()
-            .map(|((id, message), slot)| (id, (message, slot)))
-            .unzip();
-        let span = if overdue {
-            Span::none()
-        } else {
-            Self::claim_span(&rest)
-        };
+        let (rows, rest): (Vec<S::Id>, Vec<_>) =
+            granted.into_iter().map(|((id, message), slot)| (id, (message, slot))).unzip();
+        let span = if overdue { Span::none() } else { Self::claim_span(&rest) };
         let claiming = self.claim_rows(&rows, overdue).instrument(span.clone());
         let works = claiming.await;
         trace::executed(&span, rows.len(), works.is_none());
         let Some(works) = works else { return };
-        self.jobs
-            .claimed(works.len(), if overdue { "redrive" } else { "message" });
+        self.jobs.claimed(works.len(), if overdue { "redrive" } else { "message" });
         let mut waiting: HashMap<S::Id, _> = rows.into_iter().zip(rest).collect();
         for work in works {
             let Some((message, slot)) = waiting.remove(S::id(&work)) else {
@@ -181,10 +174,8 @@ impl<S: Stage> Worker<S> {
         let (operation, table) = S::CLAIM;
         let span = trace::statement(operation, table);
         if !span.is_none() {
-            let mut contexts: Vec<&str> = granted
-                .iter()
-                .filter_map(|(message, _)| message.as_ref()?.traceparent.as_deref())
-                .collect();
+            let mut contexts: Vec<&str> =
+                granted.iter().filter_map(|(message, _)| message.as_ref()?.traceparent.as_deref()).collect();
             contexts.sort_unstable();
             contexts.dedup();
             trace::gather(&span, contexts.into_iter().map(Some));
@@ -203,11 +194,7 @@ impl<S: Stage> Worker<S> {
                 Err(error) => format!("{error:#}"),
             };
             if began.elapsed() >= CLAIM || self.shutdown.is_stopping() {
-                tracing::warn!(
-                    error,
-                    rows = rows.len(),
-                    "cannot claim; the rows are left to redrive"
-                );
+                tracing::warn!(error, rows = rows.len(), "cannot claim; the rows are left to redrive");
                 return None;
             }
             tracing::warn!(error, rows = rows.len(), "cannot claim; trying again");
@@ -220,11 +207,7 @@ impl<S: Stage> Worker<S> {
         let mut after = None;
         let mut pause = REDRIVE;
         loop {
-            if stop
-                .run_until_cancelled(tokio::time::sleep(pause))
-                .await
-                .is_none()
-            {
+            if stop.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                 return Ok(());
             }
             // A breaker may have closed since.
@@ -233,19 +216,12 @@ impl<S: Stage> Worker<S> {
             let found = match self.lease_due(&mut after).await {
                 Ok(found) => found,
                 Err(error) => {
-                    tracing::warn!(
-                        error = format!("{error:#}"),
-                        "cannot lease due rows; trying again"
-                    );
+                    tracing::warn!(error = format!("{error:#}"), "cannot lease due rows; trying again");
                     after = None;
                     false
                 }
             };
-            pause = if !found && after.is_none() && began_anew {
-                REDRIVE
-            } else {
-                REDRIVE_MOST
-            };
+            pause = if !found && after.is_none() && began_anew { REDRIVE } else { REDRIVE_MOST };
             if found && after.is_none() {
                 // More rows of the same lanes may be due. The next look waits until one of them is drained.
                 let drained = tokio::time::timeout(REDRIVE, self.lanes.drained());
@@ -264,11 +240,7 @@ impl<S: Stage> Worker<S> {
             *after = None;
             return Ok(false);
         }
-        let look = Look {
-            limit,
-            per_lane: self.per_lane,
-            after: after.take(),
-        };
+        let look = Look { limit, per_lane: self.per_lane, after: after.take() };
         let found = self.stage.due(look).await?;
         *after = found.after;
         let any = !found.due.is_empty();
@@ -279,9 +251,7 @@ impl<S: Stage> Worker<S> {
         }
         let rows: Vec<S::Id> = due.keys().cloned().collect();
         let leased = perform(Effect::LeaseDue, self.stage.lease(&rows)).await?;
-        let tickets = leased
-            .into_iter()
-            .filter_map(|row| Some((due.remove(&row)?, (row, None))));
+        let tickets = leased.into_iter().filter_map(|row| Some((due.remove(&row)?, (row, None))));
         self.lanes.offer(Class::Overdue, tickets);
         Ok(any)
     }

@@ -3,10 +3,7 @@
 use time::OffsetDateTime;
 
 /// The current time, UTC.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "this is the one place that reads the clock"
-)]
+#[expect(clippy::disallowed_methods, reason = "this is the one place that reads the clock")]
 pub fn now() -> OffsetDateTime {
     OffsetDateTime::now_utc()
 }

@@ -23,11 +23,7 @@ pub struct CommonConfig {
 
 impl Default for CommonConfig {
     fn default() -> Self {
-        Self {
-            log: "info".into(),
-            log_format: LogFormat::Auto,
-            shutdown_timeout: Duration::from_secs(25),
-        }
+        Self { log: "info".into(), log_format: LogFormat::Auto, shutdown_timeout: Duration::from_secs(25) }
     }
 }
 
@@ -47,13 +43,11 @@ const LONGEST: Duration = Duration::from_hours(365 * 24);
 
 /// Like [`duration`], but not 0.
 pub fn positive_duration(text: &str) -> Result<Duration, String> {
-    duration(text).and_then(|duration| {
-        if duration.is_zero() {
-            Err("must be more than 0".into())
-        } else {
-            Ok(duration)
-        }
-    })
+    duration(text).and_then(
+        |duration| {
+            if duration.is_zero() { Err("must be more than 0".into()) } else { Ok(duration) }
+        },
+    )
 }
 
 /// Parses a duration such as `2s`, `500ms` or `1m 30s`; a plain `0` is zero.
@@ -66,11 +60,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
     let duration =
         humantime::parse_duration(text).map_err(|error| format!("{error}; write it like `2s` or `500ms`"))?;
-    if duration > LONGEST {
-        Err("at most 365 days".into())
-    } else {
-        Ok(duration)
-    }
+    if duration > LONGEST { Err("at most 365 days".into()) } else { Ok(duration) }
 }
 
 /// An invalid setting. A service that fails with this error ends with one line on standard error and exit
@@ -165,12 +155,8 @@ fn one_line<C: Parser>(error: &clap::Error) -> String {
         let mut words = message.split(|c: char| !(c.is_alphanumeric() || c == '-'));
         words.any(|word| word.strip_prefix("--") == Some(long))
     };
-    let named = command
-        .get_arguments()
-        .filter(|argument| argument.get_long().is_some_and(is_named));
-    let variables: Vec<&str> = named
-        .filter_map(|argument| argument.get_env()?.to_str())
-        .collect();
+    let named = command.get_arguments().filter(|argument| argument.get_long().is_some_and(is_named));
+    let variables: Vec<&str> = named.filter_map(|argument| argument.get_env()?.to_str()).collect();
     let hint = if variables.is_empty() {
         String::new()
     } else {
@@ -235,10 +221,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         assert_eq!(port(&["service", "healthcheck"]), 8081);
-        assert_eq!(
-            port(&["service", "healthcheck", "--admin-listen", "127.0.0.1:9090"]),
-            9090
-        );
+        assert_eq!(port(&["service", "healthcheck", "--admin-listen", "127.0.0.1:9090"]), 9090);
         let missing = asked::<Service>(&["service"]).unwrap_err();
         assert!(missing.contains("--database"), "{missing}");
         let run = asked::<Service>(&["service", "--database", "here", "there"]);
@@ -258,10 +241,7 @@ mod tests {
     fn what_is_wrong_is_one_line_with_flag_and_variable_or_reason() {
         for (arguments, parts) in [
             (&["probe"][..], &["--target-url", "RUNTIME_PROBE_TARGET_URL"][..]),
-            (
-                &["probe", "--target-url", "x", "--wait", "soon"],
-                &["--wait", "soon", "`2s`"],
-            ),
+            (&["probe", "--target-url", "x", "--wait", "soon"], &["--wait", "soon", "`2s`"]),
             (&["probe", "--colour"], &["--colour"]),
         ] {
             let line = line(arguments);

@@ -28,10 +28,7 @@ pub struct Readiness {
 impl Readiness {
     /// Starts with all `parts` not ready.
     pub fn new(shutdown: &Shutdown, parts: &[&'static str]) -> Self {
-        let missing = parts
-            .iter()
-            .map(|part| (*part, "not ready yet".to_owned()))
-            .collect();
+        let missing = parts.iter().map(|part| (*part, "not ready yet".to_owned())).collect();
         let meter = opentelemetry::global::meter("runtime");
         let up = parts.iter().map(|part| {
             let gauge = meter
@@ -102,15 +99,8 @@ pub async fn serve(address: SocketAddr, readiness: Readiness) -> anyhow::Result<
 async fn ready(State(readiness): State<Readiness>) -> impl IntoResponse {
     let missing = readiness.missing();
     let ready = missing.is_empty();
-    let status = if ready {
-        StatusCode::OK
-    } else {
-        StatusCode::SERVICE_UNAVAILABLE
-    };
-    (
-        status,
-        Json(serde_json::json!({ "ready": ready, "missing": missing })),
-    )
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(serde_json::json!({ "ready": ready, "missing": missing })))
 }
 
 async fn metrics() -> Result<String, (StatusCode, String)> {

@@ -26,11 +26,7 @@ const PORT: &str = "admin_listen";
 
 /// Adds the subcommand to the command line of a service; other command lines stay the same.
 pub fn offer(command: Command) -> Command {
-    let Some(port) = command
-        .get_arguments()
-        .find(|argument| argument.get_id() == PORT)
-        .cloned()
-    else {
+    let Some(port) = command.get_arguments().find(|argument| argument.get_id() == PORT).cloned() else {
         return command;
     };
     command.subcommand_negates_reqs(true).subcommand(
@@ -128,10 +124,7 @@ mod tests {
         let away = server(
             "HTTP/1.1 503 Service Unavailable\r\n\r\n{\"ready\":false,\"missing\":{\"database\":\"away\",\"nats\":\"not connected\"}}",
         );
-        assert_eq!(
-            ask(away),
-            Err("not ready: database: away; nats: not connected".into())
-        );
+        assert_eq!(ask(away), Err("not ready: database: away; nats: not connected".into()));
         let other = server("HTTP/1.1 404 Not Found\r\n\r\n");
         assert!(ask(other).unwrap_err().contains("404"));
         assert!(ask(server("nonsense")).unwrap_err().contains("HTTP"));

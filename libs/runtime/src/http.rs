@@ -13,9 +13,7 @@ use tracing::{Span, field, info_span};
 use crate::{metrics::Instruments, trace::TRACEPARENT};
 
 /// Bucket bounds of request durations in seconds, from the semantic conventions.
-const BOUNDS: [f64; 14] = [
-    0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-];
+const BOUNDS: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
 
 /// Records the requests of one server. Clones share the instruments.
 #[derive(Clone)]
@@ -66,12 +64,7 @@ impl Requests {
             partner.id = field::Empty,
             order.id = field::Empty,
         );
-        Underway {
-            span,
-            method,
-            route: matched,
-            began,
-        }
+        Underway { span, method, route: matched, began }
     }
 
     /// Records the response; `None` if the connection closes without one.
@@ -108,11 +101,6 @@ pub fn traceparent(request: &Request) -> Option<&str> {
 
 /// The method's name, `_OTHER` for one that HTTP doesn't define.
 fn method(method: &Method) -> &'static str {
-    const KNOWN: [&str; 9] = [
-        "CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE",
-    ];
-    KNOWN
-        .into_iter()
-        .find(|known| *known == method.as_str())
-        .unwrap_or("_OTHER")
+    const KNOWN: [&str; 9] = ["CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"];
+    KNOWN.into_iter().find(|known| *known == method.as_str()).unwrap_or("_OTHER")
 }

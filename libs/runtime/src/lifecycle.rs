@@ -90,10 +90,7 @@ impl Shutdown {
     pub fn ticks(&self, period: Duration) -> Ticks {
         let mut interval = tokio::time::interval(period);
         interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        Ticks {
-            interval,
-            soft: self.soft(),
-        }
+        Ticks { interval, soft: self.soft() }
     }
 
     /// Waits for the end of all tracked tasks and returns the first failure.

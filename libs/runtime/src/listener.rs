@@ -29,9 +29,7 @@ const REFUSED_FOR: Duration = Duration::from_secs(1);
 pub async fn bind(setting: &'static str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     let mut bound = TcpListener::bind(address).await;
     if address.ip() == Ipv6Addr::UNSPECIFIED
-        && bound
-            .as_ref()
-            .is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
+        && bound.as_ref().is_err_and(|error| error.kind() != ErrorKind::AddrInUse)
     {
         bound = TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await;
     }
@@ -75,10 +73,8 @@ struct Place {
 impl Connections {
     /// Creates the counter. A connection beyond `bounds` gets `refusal` and is closed.
     pub fn new(bounds: Bounds, refusal: &'static [u8]) -> Arc<Self> {
-        let refused = Instruments::of("runtime").counter(
-            "esim.connections.refused",
-            "Connections closed at once, by the bound that was reached",
-        );
+        let refused = Instruments::of("runtime")
+            .counter("esim.connections.refused", "Connections closed at once, by the bound that was reached");
         for reason in ["all", "source"] {
             refused.add(0, &[KeyValue::new("reason", reason)]);
         }
@@ -95,9 +91,7 @@ impl Connections {
             .u64_observable_gauge("esim.connections")
             .with_description("Open connections of clients")
             .with_callback(move |gauge| {
-                let open = observed
-                    .upgrade()
-                    .map_or(0, |connections| lock(&connections.open).all);
+                let open = observed.upgrade().map_or(0, |connections| lock(&connections.open).all);
                 gauge.observe(u64::try_from(open).unwrap_or(u64::MAX), &[]);
             })
             .build();
@@ -117,10 +111,7 @@ impl Connections {
         }
         open.all += 1;
         open.by_source.insert(source, of_source + 1);
-        Ok(Place {
-            connections: Arc::clone(self),
-            source,
-        })
+        Ok(Place { connections: Arc::clone(self), source })
     }
 
     /// Responds to a connection without a place, and closes it.
@@ -186,17 +177,15 @@ pub async fn accept_bounded<F>(
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    accept(listener, shutdown, |stream, peer| {
-        match connections.admit(peer.ip()) {
-            Ok(place) => {
-                let serving = serve(stream, peer);
-                shutdown.tracker().spawn(async move {
-                    serving.await;
-                    drop(place);
-                });
-            }
-            Err(reason) => connections.refuse(stream, peer, reason),
+    accept(listener, shutdown, |stream, peer| match connections.admit(peer.ip()) {
+        Ok(place) => {
+            let serving = serve(stream, peer);
+            shutdown.tracker().spawn(async move {
+                serving.await;
+                drop(place);
+            });
         }
+        Err(reason) => connections.refuse(stream, peer, reason),
     })
     .await
 }
@@ -243,13 +232,7 @@ mod tests {
 
     #[test]
     fn connections_are_bounded_in_all_and_per_source() {
-        let connections = Connections::new(
-            Bounds {
-                all: 3,
-                per_source: 2,
-            },
-            b"",
-        );
+        let connections = Connections::new(Bounds { all: 3, per_source: 2 }, b"");
         let admit = |peer: &str| connections.admit(peer.parse().unwrap());
         let first = admit("192.0.2.1").unwrap();
         let _second = admit("::ffff:192.0.2.1").unwrap();
@@ -258,11 +241,7 @@ mod tests {
         assert_eq!(admit("192.0.2.2").unwrap_err(), "all");
         drop(first);
         let _fourth = admit("2001:db8::ffff:1").unwrap();
-        assert_eq!(
-            lock(&connections.open).by_source.len(),
-            2,
-            "one network of 64 bits is one source"
-        );
+        assert_eq!(lock(&connections.open).by_source.len(), 2, "one network of 64 bits is one source");
     }
 
     #[tokio::test]
@@ -272,21 +251,13 @@ mod tests {
         let connect = TcpStream::connect((Ipv4Addr::LOCALHOST, port));
         let (_client, accepted) = tokio::try_join!(connect, listener.accept()).unwrap();
         assert_eq!(accepted.1.ip().to_canonical(), Ipv4Addr::LOCALHOST);
-        let taken = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, port).into())
-            .await
-            .unwrap_err();
+        let taken = bind("LISTEN", (Ipv6Addr::UNSPECIFIED, port).into()).await.unwrap_err();
         assert!(taken.to_string().contains("LISTEN=[::]:"), "{taken}");
     }
 
     #[tokio::test]
     async fn a_refused_client_reads_the_refusal() {
-        let connections = Connections::new(
-            Bounds {
-                all: 0,
-                per_source: 1,
-            },
-            b"too many",
-        );
+        let connections = Connections::new(Bounds { all: 0, per_source: 1 }, b"too many");
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let shutdown = Shutdown::new();

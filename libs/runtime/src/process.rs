@@ -122,19 +122,11 @@ mod tests {
     fn a_line_of_linux_is_read_whatever_the_name() {
         let line =
             "4242 (a) b (c) S 1 2 3 0 -1 4194304 1 2 3 4 150 25 0 0 20 0 7 0 12345 987654 321 184467 1 1\n";
-        let expected = Usage {
-            user: 1.5,
-            system: 0.25,
-            threads: 7,
-            memory: 321 * 4096,
-        };
+        let expected = Usage { user: 1.5, system: 0.25, threads: 7, memory: 321 * 4096 };
         assert_eq!(Usage::parse(line, 100, 4096), Some(expected));
-        for odd in [
-            "",
-            "4242 (a",
-            "4242 (a) S 1 2 3",
-            "4242 (a) S x x x x x x x x x x x x x x x x x x x x x x x",
-        ] {
+        for odd in
+            ["", "4242 (a", "4242 (a) S 1 2 3", "4242 (a) S x x x x x x x x x x x x x x x x x x x x x x x"]
+        {
             assert_eq!(Usage::parse(odd, 100, 4096), None, "{odd}");
         }
     }

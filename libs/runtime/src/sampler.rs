@@ -25,24 +25,13 @@ struct State {
 impl Sampler {
     /// Passes at most `most` lines per second.
     pub fn new(most: u32) -> Self {
-        let state = State {
-            began: Instant::now(),
-            passed: 0,
-            suppressed: 0,
-        };
-        Self {
-            most,
-            period: Duration::from_secs(1),
-            state: Mutex::new(state),
-        }
+        let state = State { began: Instant::now(), passed: 0, suppressed: 0 };
+        Self { most, period: Duration::from_secs(1), state: Mutex::new(state) }
     }
 
     /// Passes one line per period.
     pub fn every(period: Duration) -> Self {
-        Self {
-            period,
-            ..Self::new(1)
-        }
+        Self { period, ..Self::new(1) }
     }
 
     /// Whether to write a line: `Some` with the number of lines suppressed since the last one.

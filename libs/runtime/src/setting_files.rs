@@ -28,15 +28,10 @@ pub(crate) fn add(
         None => BTreeMap::new(),
     };
     let mut arguments: Vec<OsString> = arguments.into_iter().collect();
-    let own = |name: &str| {
-        command
-            .get_arguments()
-            .any(|other| other.get_env().is_some_and(|env| env == name))
-    };
+    let own =
+        |name: &str| command.get_arguments().any(|other| other.get_env().is_some_and(|env| env == name));
     for argument in command.get_arguments() {
-        let Some((long, name)) = argument
-            .get_long()
-            .zip(argument.get_env().and_then(|env| env.to_str()))
+        let Some((long, name)) = argument.get_long().zip(argument.get_env().and_then(|env| env.to_str()))
         else {
             continue;
         };
@@ -61,10 +56,7 @@ pub(crate) fn add(
         arguments.insert(1.min(arguments.len()), value.into());
     }
     match folder.into_values().next() {
-        Some(path) => Err(format!(
-            "{FOLDER}: {} is no setting of this program",
-            path.display()
-        )),
+        Some(path) => Err(format!("{FOLDER}: {} is no setting of this program", path.display())),
         None => Ok(arguments),
     }
 }
@@ -123,30 +115,19 @@ mod tests {
         std::fs::write(&file, "-hush --level=high\n").unwrap();
         let file = file.to_str().unwrap();
 
-        let read_it = read(&[
-            ("PROBE_TOKEN_FILE", file),
-            ("PROBE_LEVEL_FILE", file),
-            ("PROBE_KEY_FILE", file),
-        ])
-        .unwrap();
+        let read_it =
+            read(&[("PROBE_TOKEN_FILE", file), ("PROBE_LEVEL_FILE", file), ("PROBE_KEY_FILE", file)])
+                .unwrap();
         assert_eq!(read_it.secrets.token.as_deref(), Some("-hush --level=high"));
         assert_eq!(read_it.level, "low", "it is no secret");
-        assert_eq!(
-            read_it.secrets.key, None,
-            "the program has a setting of this name"
-        );
+        assert_eq!(read_it.secrets.key, None, "the program has a setting of this name");
         assert_eq!(read_it.secrets.key_file, None);
 
         assert_eq!(read(&[("PROBE_TOKEN_FILE", "")]).unwrap().secrets.token, None);
-        let both = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_TOKEN", "other")])
-            .err()
-            .unwrap();
+        let both = read(&[("PROBE_TOKEN_FILE", file), ("PROBE_TOKEN", "other")]).err().unwrap();
         assert_eq!(both, "both PROBE_TOKEN and PROBE_TOKEN_FILE are set: set one");
         let missing = read(&[("PROBE_TOKEN_FILE", "/nowhere/token")]).err().unwrap();
-        assert!(
-            missing.starts_with("PROBE_TOKEN_FILE=/nowhere/token: "),
-            "{missing}"
-        );
+        assert!(missing.starts_with("PROBE_TOKEN_FILE=/nowhere/token: "), "{missing}");
     }
 
     #[test]

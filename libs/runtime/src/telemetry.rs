@@ -56,11 +56,7 @@ pub struct Telemetry {
 impl Telemetry {
     /// Sends what is buffered, with a short deadline. Then it is dropped.
     pub fn flush(self) {
-        let Self {
-            tracer,
-            meter,
-            logger,
-        } = self;
+        let Self { tracer, meter, logger } = self;
         let (done, ended) = mpsc::channel();
         let shut_down = |shut_down: Box<dyn FnOnce() -> OTelSdkResult + Send>| {
             let done = done.clone();
@@ -127,11 +123,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
         }
     };
     // Most order spans are created only while an exporter is active.
-    let detail = if settings.traces.is_some() {
-        LevelFilter::DEBUG
-    } else {
-        LevelFilter::INFO
-    };
+    let detail = if settings.traces.is_some() { LevelFilter::DEBUG } else { LevelFilter::INFO };
     let spans = tracing_opentelemetry::layer()
         .with_tracer(tracer.tracer(service))
         .with_location(false)
@@ -149,11 +141,7 @@ pub fn start(service: &'static str, config: &CommonConfig) -> anyhow::Result<Tel
     let meter = meter(&settings, transport.as_ref(), resource)?;
     global::set_meter_provider(meter.clone());
     crate::metrics::build_info();
-    Ok(Telemetry {
-        tracer,
-        meter,
-        logger,
-    })
+    Ok(Telemetry { tracer, meter, logger })
 }
 
 fn tracer(
@@ -169,10 +157,7 @@ fn tracer(
     };
     let exporter = transport.spans(target, gate.clone())?;
     Ok(provider
-        .with_sampler(Gated {
-            sampler: sampler.clone(),
-            gate: gate.clone(),
-        })
+        .with_sampler(Gated { sampler: sampler.clone(), gate: gate.clone() })
         .with_batch_exporter(exporter)
         .build())
 }
@@ -202,9 +187,7 @@ fn meter(
         .scope_info_enabled(false)
         .build()
         .context("cannot set up metrics")?;
-    let mut provider = SdkMeterProvider::builder()
-        .with_resource(resource)
-        .with_reader(prometheus);
+    let mut provider = SdkMeterProvider::builder().with_resource(resource).with_reader(prometheus);
     if let (Some(target), Some(transport)) = (&settings.metrics, transport) {
         provider = provider.with_periodic_exporter(transport.metrics(target)?);
     }
@@ -221,11 +204,7 @@ where
         LogFormat::Auto if !is_terminal => Shape::Json,
         LogFormat::Auto | LogFormat::Text => Shape::Text,
     };
-    fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(is_terminal)
-        .fmt_fields(Ids)
-        .event_format(shape)
+    fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal).fmt_fields(Ids).event_format(shape)
 }
 
 fn check_filter(log: &str) -> anyhow::Result<()> {
@@ -253,13 +232,11 @@ fn recorded<S: Subscriber>(detail: LevelFilter, gate: Gate) -> impl Filter<S> {
         is_recorded(metadata) && (*metadata.level() <= LevelFilter::INFO || gate.is_open())
     };
     DynFilterFn::new(is_wanted)
-        .with_callsite_filter(move |metadata| {
-            if is_recorded(metadata) {
-                Interest::sometimes()
-            } else {
-                Interest::never()
-            }
-        })
+        .with_callsite_filter(
+            move |metadata| {
+                if is_recorded(metadata) { Interest::sometimes() } else { Interest::never() }
+            },
+        )
         .with_max_level_hint(detail)
 }
 
@@ -271,17 +248,7 @@ fn is_ours(metadata: &Metadata<'_>) -> bool {
 
 /// Whether a log line comes from the exporters: sending it would create another one.
 fn is_transport(metadata: &Metadata<'_>) -> bool {
-    const TRANSPORT: [&str; 7] = [
-        "opentelemetry",
-        "h2",
-        "hyper",
-        "tonic",
-        "tower",
-        "reqwest",
-        "rustls",
-    ];
+    const TRANSPORT: [&str; 7] = ["opentelemetry", "h2", "hyper", "tonic", "tower", "reqwest", "rustls"];
     let library = metadata.target().split("::").next().unwrap_or_default();
-    TRANSPORT
-        .iter()
-        .any(|transport| library.split(['_', '-']).next() == Some(transport))
+    TRANSPORT.iter().any(|transport| library.split(['_', '-']).next() == Some(transport))
 }

@@ -19,12 +19,7 @@ pub fn context_of(span: &Span) -> Option<String> {
     let span = context.span();
     let context = span.span_context();
     context.is_valid().then(|| {
-        format!(
-            "00-{}-{}-{:02x}",
-            context.trace_id(),
-            context.span_id(),
-            context.trace_flags().to_u8()
-        )
+        format!("00-{}-{}-{:02x}", context.trace_id(), context.span_id(), context.trace_flags().to_u8())
     })
 }
 

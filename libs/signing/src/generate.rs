@@ -26,9 +26,7 @@ pub fn webhook_secret() -> Result<webhook::Secret, NotGenerated> {
 
 fn random<const N: usize>() -> Result<[u8; N], NotGenerated> {
     let mut bytes = [0; N];
-    SysRng
-        .try_fill_bytes(&mut bytes)
-        .map_err(NotGenerated::NoRandom)?;
+    SysRng.try_fill_bytes(&mut bytes).map_err(NotGenerated::NoRandom)?;
     Ok(bytes)
 }
 

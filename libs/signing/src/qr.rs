@@ -17,10 +17,7 @@ pub struct Keys(Vec<SecretKey>);
 impl Keys {
     /// Parses keys in Base64, with blanks, line ends or commas between them.
     pub fn parse(text: &SecretString) -> Result<Self, InvalidSecret> {
-        let texts = text
-            .expose_secret()
-            .split([',', ' ', '\t', '\r', '\n'])
-            .filter(|key| !key.is_empty());
+        let texts = text.expose_secret().split([',', ' ', '\t', '\r', '\n']).filter(|key| !key.is_empty());
         let key = |text| {
             let key = SecretKey::from_base64(text)?;
             if key.expose().len() < LEAST {
@@ -71,10 +68,7 @@ mod tests {
     /// HMAC -macopt hexkey:000102…1f`, its first 32 digits.
     #[test]
     fn a_mac_is_what_openssl_computes() {
-        assert_eq!(
-            keys(OLD).unwrap().mac(TEXT).unwrap(),
-            "1bac46e2f89f9ce76b621ed5ad7d26d8"
-        );
+        assert_eq!(keys(OLD).unwrap().mac(TEXT).unwrap(), "1bac46e2f89f9ce76b621ed5ad7d26d8");
         assert_eq!(Keys::default().mac(TEXT), None);
     }
 

@@ -18,10 +18,7 @@ impl Secret {
 
     /// Parses `whsec_<Base64>`.
     pub fn parse(text: &str) -> Result<Self, InvalidSecret> {
-        let encoded = text
-            .trim()
-            .strip_prefix(PREFIX)
-            .ok_or(InvalidSecret::MissingPrefix)?;
+        let encoded = text.trim().strip_prefix(PREFIX).ok_or(InvalidSecret::MissingPrefix)?;
         SecretKey::from_base64(encoded).map(Self)
     }
 
@@ -38,18 +35,14 @@ impl Secret {
     /// One signature, `v1,<Base64>`. `timestamp` is the Unix time in seconds of this attempt.
     pub fn sign(&self, id: &str, timestamp: i64, body: &[u8]) -> String {
         let timestamp = timestamp.to_string();
-        let mac = self
-            .0
-            .mac(&[id.as_bytes(), b".", timestamp.as_bytes(), b".", body]);
+        let mac = self.0.mac(&[id.as_bytes(), b".", timestamp.as_bytes(), b".", body]);
         format!("v1,{}", BASE64.encode(mac))
     }
 
     /// Whether one of the header's space-separated signatures is valid. The caller checks the age of the timestamp.
     pub fn verify(&self, id: &str, timestamp: i64, body: &[u8], header: &str) -> bool {
         let expected = self.sign(id, timestamp, body);
-        header
-            .split(' ')
-            .any(|signature| same(expected.as_bytes(), signature.as_bytes()))
+        header.split(' ').any(|signature| same(expected.as_bytes(), signature.as_bytes()))
     }
 }
 
@@ -61,11 +54,8 @@ mod tests {
     #[test]
     fn signs_the_published_vector() {
         let secret = Secret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
-        let (id, timestamp, body) = (
-            "msg_p5jXN8AQM9LWM0D4loKWxJek",
-            1_614_265_330,
-            br#"{"test": 2432232314}"#,
-        );
+        let (id, timestamp, body) =
+            ("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, br#"{"test": 2432232314}"#);
         let signature = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
         assert_eq!(secret.sign(id, timestamp, body), signature);
         assert!(secret.verify(id, timestamp, body, &format!("v1,other {signature}")));
@@ -77,9 +67,6 @@ mod tests {
     fn secrets_round_trip_and_need_their_prefix() {
         let secret = Secret::from_bytes(vec![7; 24]).unwrap();
         assert_eq!(Secret::parse(&secret.to_text()).unwrap().expose(), [7; 24]);
-        assert_eq!(
-            Secret::parse("MfKQ9r8G").unwrap_err(),
-            InvalidSecret::MissingPrefix
-        );
+        assert_eq!(Secret::parse("MfKQ9r8G").unwrap_err(), InvalidSecret::MissingPrefix);
     }
 }

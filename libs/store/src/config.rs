@@ -55,11 +55,8 @@ fn database_timeout(text: &str) -> Result<Duration, String> {
 /// (`tests/store/plans.rs`). For an empty due table the planner would choose a sequential scan, and a cached plan would
 /// keep it during a backlog. Planning takes several times as long as executing a small batch, so a connection plans each
 /// statement once. JIT would only cost time.
-const PLANS: [(&str, &str); 3] = [
-    ("enable_seqscan", "off"),
-    ("plan_cache_mode", "force_generic_plan"),
-    ("jit", "off"),
-];
+const PLANS: [(&str, &str); 3] =
+    [("enable_seqscan", "off"), ("plan_cache_mode", "force_generic_plan"), ("jit", "off")];
 
 /// A setting of ours that every session has. A pooler that drops `options` drops it with the others, so
 /// [`crate::schema::check`] finds it missing.
@@ -75,10 +72,7 @@ impl DatabaseConfig {
     pub fn options(&self, application: &str) -> Result<PgConnectOptions, BadDatabaseUrl> {
         // sqlx takes any scheme.
         let url = self.database_url.expose_secret();
-        if !["postgres://", "postgresql://"]
-            .iter()
-            .any(|scheme| url.starts_with(scheme))
-        {
+        if !["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
             return Err(BadDatabaseUrl);
         }
         let options: PgConnectOptions = url.parse().map_err(|_: sqlx::Error| BadDatabaseUrl)?;
@@ -111,11 +105,7 @@ impl PoolConfig {
     /// A pool that connects at its first use; the server shows `application` for it.
     pub fn open(&self, application: &str) -> Result<Database, BadDatabaseUrl> {
         let session = self.session(application)?;
-        Ok(Database::open(
-            session,
-            self.database_connections,
-            self.database_timeout,
-        ))
+        Ok(Database::open(session, self.database_connections, self.database_timeout))
     }
 }
 
@@ -146,16 +136,9 @@ pub enum MasterKeyError {
     #[error("both MASTER_KEY and MASTER_KEY_FILE are set: set one")]
     Both,
     #[error("{setting}={path}: {cause}")]
-    Unreadable {
-        setting: &'static str,
-        path: PathBuf,
-        cause: std::io::Error,
-    },
+    Unreadable { setting: &'static str, path: PathBuf, cause: std::io::Error },
     #[error("{setting}: {cause}")]
-    Vault {
-        setting: &'static str,
-        cause: VaultError,
-    },
+    Vault { setting: &'static str, cause: VaultError },
 }
 
 impl MasterKeyConfig {

@@ -58,11 +58,7 @@ impl Database {
                 let usable = !known.met(about.age);
                 Box::pin(async move { Ok(usable) })
             });
-        Self {
-            pool: pool.connect_lazy_with(session),
-            timeout,
-            silent,
-        }
+        Self { pool: pool.connect_lazy_with(session), timeout, silent }
     }
 
     /// Runs `work` on a connection. Without a response in time the connection is closed, and it is unknown whether
@@ -72,16 +68,8 @@ impl Database {
         work: impl AsyncFnOnce(&mut PgConnection) -> Result<T, E>,
     ) -> Result<T, E> {
         let deadline = self.timeout + SILENCE;
-        let mut borrowed = Borrowed {
-            connection: None,
-            deadline,
-            silent: self.silent.clone(),
-        };
-        let acquired = self
-            .pool
-            .acquire()
-            .await
-            .map_err(|error| self.no_connection(error))?;
+        let mut borrowed = Borrowed { connection: None, deadline, silent: self.silent.clone() };
+        let acquired = self.pool.acquire().await.map_err(|error| self.no_connection(error))?;
         let connection = borrowed.connection.insert(acquired);
         if let Ok(done) = tokio::time::timeout(deadline, work(connection)).await {
             return done;
@@ -100,11 +88,7 @@ impl Database {
             Some(folder) => folder.display().to_string(),
             None => format!("{}:{}", session.get_host(), session.get_port()),
         };
-        Error::NoConnection {
-            address,
-            waited: ACQUIRE,
-            most: self.pool.options().get_max_connections(),
-        }
+        Error::NoConnection { address, waited: ACQUIRE, most: self.pool.options().get_max_connections() }
     }
 
     /// The numbers of open and of idle connections.

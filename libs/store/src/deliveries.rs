@@ -84,10 +84,7 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
     let due = rows
         .into_iter()
         .filter_map(|row| {
-            Some(DueDelivery {
-                id: row.topup_id?.try_into().ok()?,
-                partner_id: row.partner_id.into(),
-            })
+            Some(DueDelivery { id: row.topup_id?.try_into().ok()?, partner_id: row.partner_id.into() })
         })
         .take(page.limit)
         .collect();
@@ -349,11 +346,7 @@ impl Batch {
         for attempted in attempts {
             let (state, error, retry_in, endpoint) = match &attempted.result {
                 AttemptResult::Delivered => ("delivered", None, None, false),
-                AttemptResult::Failed {
-                    error,
-                    retry_in,
-                    endpoint,
-                } => {
+                AttemptResult::Failed { error, retry_in, endpoint } => {
                     let state = retry_in.map_or("exhausted", |_| "pending");
                     (state, Some(error.clone()), *retry_in, *endpoint)
                 }

@@ -167,12 +167,10 @@ pub async fn move_waiting(
     partner_id: PartnerId,
     limit: u32,
 ) -> Result<Moved, Error> {
-    let since = sqlx::query_scalar!(
-        "SELECT moving_since FROM endpoints WHERE partner_id = $1",
-        partner_id.uuid()
-    )
-    .fetch_optional(&mut *connection)
-    .await?;
+    let since =
+        sqlx::query_scalar!("SELECT moving_since FROM endpoints WHERE partner_id = $1", partner_id.uuid())
+            .fetch_optional(&mut *connection)
+            .await?;
     let Some(since) = since.flatten() else {
         return Ok(Moved::default());
     };
@@ -231,10 +229,7 @@ pub async fn move_waiting(
         .await?
         .rows_affected()
     };
-    Ok(Moved {
-        due: without_url + retries,
-        more: ended == 0,
-    })
+    Ok(Moved { due: without_url + retries, more: ended == 0 })
 }
 
 /// Ends a pause or block of a partner's endpoint, and makes deliveries that wait for a retry due. Returns the

@@ -108,8 +108,7 @@ impl Error {
 
     /// Whether the server's code begins with one of these classes.
     fn is_of(&self, classes: &[&str]) -> bool {
-        self.code()
-            .is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
+        self.code().is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
     }
 
     /// Whether the role lacks the privilege.

@@ -78,9 +78,7 @@ pub struct Pass {
 impl Pass {
     /// The usage of the key of a value that begins with `head`.
     fn usage(&mut self, head: &[u8]) -> &mut Usage {
-        self.usages
-            .entry(vault::key_id(head).map(str::to_owned))
-            .or_default()
+        self.usages.entry(vault::key_id(head).map(str::to_owned)).or_default()
     }
 
     fn count_partner(&mut self, row: &PartnerRow) {
@@ -103,11 +101,7 @@ impl Pass {
         purpose
             .and_then(|purpose| vault.reseal(purpose, sealed))
             .map_err(|error| {
-                self.failed.push(Failed {
-                    what,
-                    id: id.to_string(),
-                    reason: error.to_string(),
-                });
+                self.failed.push(Failed { what, id: id.to_string(), reason: error.to_string() });
             })
             .ok()
     }
@@ -116,9 +110,7 @@ impl Pass {
 /// As in services, statements find their rows by an index, whatever the statistics are. Writing statements repeat the
 /// ids for this reason.
 async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
-    sqlx::query("SET enable_seqscan = off")
-        .execute(connection)
-        .await?;
+    sqlx::query("SET enable_seqscan = off").execute(connection).await?;
     Ok(())
 }
 
@@ -233,17 +225,9 @@ async fn reencrypt_partner(
     let webhook_prefix = vault.first_prefix(Keyring::Webhooks)?;
     let purposes = [
         ("secret_key", Purpose::SecretKey(id.into()), &key_prefix),
-        (
-            "webhook_secret",
-            Purpose::WebhookSecret(id.into()),
-            &webhook_prefix,
-        ),
+        ("webhook_secret", Purpose::WebhookSecret(id.into()), &webhook_prefix),
         ("old_secret_key", Purpose::SecretKey(id.into()), &key_prefix),
-        (
-            "old_webhook_secret",
-            Purpose::WebhookSecret(id.into()),
-            &webhook_prefix,
-        ),
+        ("old_webhook_secret", Purpose::WebhookSecret(id.into()), &webhook_prefix),
     ];
     let mut new = row.secrets().map(|sealed| sealed.map(<[u8]>::to_vec));
     let mut changed = 0;
@@ -361,9 +345,8 @@ async fn answers(
     after: Option<&AnswerRow>,
     prefix: Option<&[u8]>,
 ) -> Result<Vec<AnswerRow>, Error> {
-    let (topup_id, attempt, at) = after.map_or(("", -1, OffsetDateTime::UNIX_EPOCH), |last| {
-        (&last.topup_id, last.attempt, last.at)
-    });
+    let (topup_id, attempt, at) =
+        after.map_or(("", -1, OffsetDateTime::UNIX_EPOCH), |last| (&last.topup_id, last.attempt, last.at));
     let page = sqlx::query_as!(
         AnswerRow,
         "SELECT topup_id, attempt, at, substring(answer FROM 1 FOR $5) AS head,

@@ -86,11 +86,8 @@ pub async fn import(connection: &mut PgConnection, option: &ProductOption) -> Re
 
 /// All options, with their details.
 pub async fn all(connection: &mut PgConnection) -> Result<Vec<ProductOption>, Error> {
-    let all: Result<Vec<(ProductOption, i64)>, Error> = options!(
-        connection,
-        "details::text",
-        "ORDER BY environment, provider, name, option_id"
-    );
+    let all: Result<Vec<(ProductOption, i64)>, Error> =
+        options!(connection, "details::text", "ORDER BY environment, provider, name, option_id");
     Ok(all?.into_iter().map(|(option, _)| option).collect())
 }
 

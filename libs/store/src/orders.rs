@@ -58,10 +58,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
     sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
     let partner_ids: Vec<Uuid> = sorted.iter().map(|order| order.partner_id.uuid()).collect();
-    let external_ids: Vec<&str> = sorted
-        .iter()
-        .map(|order| order.external_order_id.as_str())
-        .collect();
+    let external_ids: Vec<&str> = sorted.iter().map(|order| order.external_order_id.as_str()).collect();
     let traceparents: Vec<Option<&str>> = sorted.iter().map(|order| order.traceparent.as_deref()).collect();
     let answers: Vec<f64> = sorted.iter().map(|order| seconds(order.answer_within)).collect();
     let refusable: Vec<bool> = sorted.iter().map(|order| order.refusable).collect();
@@ -132,10 +129,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         Ok::<_, Error>(stored)
     })?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
-    Ok(orders
-        .iter()
-        .map(|order| stored.contains(&order.order_id.uuid()))
-        .collect())
+    Ok(orders.iter().map(|order| stored.contains(&order.order_id.uuid())).collect())
 }
 
 #[derive(Default)]
@@ -201,10 +195,7 @@ pub async fn stands(
     )
     .fetch_optional(connection)
     .await?;
-    Ok(row.map(|row| Stands {
-        decided: row.decided,
-        undecided_for: age(row.undecided_for),
-    }))
+    Ok(row.map(|row| Stands { decided: row.decided, undecided_for: age(row.undecided_for) }))
 }
 
 /// Why a placement of a refused order was not bought.

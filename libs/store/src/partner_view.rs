@@ -219,12 +219,8 @@ pub async fn unit(
     partner_id: PartnerId,
     topup_id: &TopupId,
 ) -> Result<Option<Unit>, Error> {
-    let mut found = units!(
-        connection,
-        "topup_id = $2 AND partner_id = $1",
-        partner_id.uuid(),
-        topup_id.as_str()
-    );
+    let mut found =
+        units!(connection, "topup_id = $2 AND partner_id = $1", partner_id.uuid(), topup_id.as_str());
     found.next().transpose()
 }
 
@@ -281,12 +277,7 @@ pub async fn orders(
             cancelled_at: row.cancelled_at,
             created_at: row.created_at,
         };
-        let units = Units {
-            total: row.total,
-            ready: row.ready,
-            failed: row.failed,
-            on_hold: row.on_hold,
-        };
+        let units = Units { total: row.total, ready: row.ready, failed: row.failed, on_hold: row.on_hold };
         (head, units)
     });
     Ok(read.collect())
@@ -389,10 +380,8 @@ pub async fn webhook_url(
     connection: &mut PgConnection,
     partner_id: PartnerId,
 ) -> Result<Option<String>, Error> {
-    let url = sqlx::query_scalar!(
-        "SELECT webhook_url FROM partners WHERE partner_id = $1",
-        partner_id.uuid()
-    );
+    let url =
+        sqlx::query_scalar!("SELECT webhook_url FROM partners WHERE partner_id = $1", partner_id.uuid());
     Ok(url.fetch_optional(connection).await?.flatten())
 }
 
@@ -433,10 +422,7 @@ mod tests {
         let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
         let id = |seconds| Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, 0));
         assert!(first_id(at) <= id(1_700_000_000) && first_id(at) > id(1_699_999_999));
-        assert_eq!(
-            first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()),
-            Uuid::nil()
-        );
+        assert_eq!(first_id(OffsetDateTime::from_unix_timestamp(-1).unwrap()), Uuid::nil());
     }
 
     #[test]
@@ -455,12 +441,7 @@ mod tests {
             (0, 3, OrderState::Failed),
             (2, 1, OrderState::PartlyFailed),
         ] {
-            let units = Units {
-                total: 3,
-                ready,
-                failed,
-                on_hold: 0,
-            };
+            let units = Units { total: 3, ready, failed, on_hold: 0 };
             assert_eq!(head.state(units), state);
         }
     }

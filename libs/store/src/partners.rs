@@ -412,12 +412,8 @@ pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> R
         open_some(vault, newest, Purpose::SecretKey)?;
     }
     if vault.holds(Keyring::Webhooks) {
-        let newest = newest_sealed!(
-            connection,
-            "webhook_secret",
-            "old_webhook_secret",
-            "old_webhook_secret_until"
-        );
+        let newest =
+            newest_sealed!(connection, "webhook_secret", "old_webhook_secret", "old_webhook_secret_until");
         open_some(vault, newest, Purpose::WebhookSecret)?;
     }
     if vault.holds(Keyring::Profiles) {

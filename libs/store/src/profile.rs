@@ -41,10 +41,7 @@ impl Profile {
         let stored: Stored = serde_json::from_slice(&bytes).map_err(|_| VaultError::Damaged)?;
         let code =
             ActivationCode::new(&stored.smdp, &stored.activate_code).map_err(|_| VaultError::Damaged)?;
-        Ok(Self {
-            code,
-            expired_date: stored.expired_date,
-        })
+        Ok(Self { code, expired_date: stored.expired_date })
     }
 }
 

@@ -256,12 +256,9 @@ pub async fn allowance(
 ) -> Result<f64, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // One replica after the other.
-    sqlx::query!(
-        "SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE",
-        provider
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    sqlx::query!("SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE", provider)
+        .fetch_optional(&mut *transaction)
+        .await?;
     let others = sqlx::query!(
         "SELECT wanted, share FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until > now()",
         provider,
@@ -372,10 +369,7 @@ mod tests {
     }
 
     fn close(shares: &[f64], expected: &[f64]) -> bool {
-        shares
-            .iter()
-            .zip(expected)
-            .all(|(share, expected)| (share - expected).abs() < 0.01)
+        shares.iter().zip(expected).all(|(share, expected)| (share - expected).abs() < 0.01)
     }
 
     #[test]

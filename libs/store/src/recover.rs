@@ -72,9 +72,7 @@ pub async fn recover(
         .fetch_one(&mut *transaction)
         .await?;
     // No claim between the check for provisioners and the commit.
-    sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE")
-        .execute(&mut *transaction)
-        .await?;
+    sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
     let provisioners = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM pg_stat_activity
            WHERE datname = current_database() AND application_name = 'provisioner'"#

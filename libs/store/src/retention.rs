@@ -70,11 +70,7 @@ pub struct Step {
 
 impl Step {
     fn of(seen: i64, erased: i64, limit: u32) -> Self {
-        Self {
-            seen: count(seen),
-            erased: count(erased),
-            more: seen >= i64::from(limit),
-        }
+        Self { seen: count(seen), erased: count(erased), more: seen >= i64::from(limit) }
     }
 
     fn and(self, other: Self) -> Self {
@@ -129,10 +125,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         class.as_str(),
         walk.days,
         batch.after,
-        batch
-            .at
-            .filter(|_| step.more)
-            .map_or(walk.until, |at| at.min(walk.until)),
+        batch.at.filter(|_| step.more).map_or(walk.until, |at| at.min(walk.until)),
     )
     .execute(&mut *transaction)
     .await?;

@@ -149,10 +149,7 @@ async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Opti
     } else {
         "SELECT max(version) FROM _sqlx_migrations WHERE success AND version > $1"
     };
-    Ok(sqlx::query_scalar(oldest)
-        .bind(known)
-        .fetch_one(connection)
-        .await?)
+    Ok(sqlx::query_scalar(oldest).bind(known).fetch_one(connection).await?)
 }
 
 async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool, Error> {

@@ -97,9 +97,6 @@ impl<'a> Fence<'a> {
         .execute(&mut *self.transaction)
         .await?;
         self.transaction.commit().await?;
-        Ok(Swept {
-            late,
-            more: self.more,
-        })
+        Ok(Swept { late, more: self.more })
     }
 }

@@ -145,9 +145,7 @@ impl Vault {
         }
         let key = |(id, bytes): (String, SecretSlice<u8>)| {
             let cipher = XChaCha20Poly1305::new_from_slice(bytes.expose_secret());
-            cipher
-                .map(|cipher| MasterKey { id, cipher })
-                .map_err(|_| VaultError::Damaged)
+            cipher.map(|cipher| MasterKey { id, cipher }).map_err(|_| VaultError::Damaged)
         };
         let rings = all
             .into_iter()
@@ -157,8 +155,7 @@ impl Vault {
 
     fn keys(&self, ring: Keyring) -> Result<&[MasterKey], VaultError> {
         let held = self.0.iter().find(|(held, _)| *held == ring);
-        held.map(|(_, keys)| keys.as_slice())
-            .ok_or(VaultError::NotHeld(ring))
+        held.map(|(_, keys)| keys.as_slice()).ok_or(VaultError::NotHeld(ring))
     }
 
     /// Whether it has keys for this purpose.
@@ -168,10 +165,7 @@ impl Vault {
 
     /// The ids of the keys for a purpose; the first one seals.
     pub fn key_ids(&self, ring: Keyring) -> impl Iterator<Item = &str> {
-        self.keys(ring)
-            .unwrap_or_default()
-            .iter()
-            .map(|key| key.id.as_str())
+        self.keys(ring).unwrap_or_default().iter().map(|key| key.id.as_str())
     }
 
     /// The prefix of values that the first key sealed.
@@ -188,13 +182,7 @@ impl Vault {
         let aad = purpose.associated_data();
         let sealed = key
             .cipher
-            .encrypt(
-                &XNonce::from(nonce),
-                Payload {
-                    msg: secret,
-                    aad: aad.as_bytes(),
-                },
-            )
+            .encrypt(&XNonce::from(nonce), Payload { msg: secret, aad: aad.as_bytes() })
             .map_err(|_| VaultError::Damaged)?;
         Ok([&self.first_prefix(purpose.keyring())?, &nonce[..], &sealed].concat())
     }
@@ -215,13 +203,7 @@ impl Vault {
             .ok_or_else(|| VaultError::MissingKey(id.to_owned()))?;
         let aad = purpose.associated_data();
         key.cipher
-            .decrypt(
-                &XNonce::from(*nonce),
-                Payload {
-                    msg: ciphertext,
-                    aad: aad.as_bytes(),
-                },
-            )
+            .decrypt(&XNonce::from(*nonce), Payload { msg: ciphertext, aad: aad.as_bytes() })
             .map_err(|_| VaultError::Damaged)
     }
 }
@@ -248,11 +230,7 @@ fn written(text: &SecretString) -> Result<Written, VaultError> {
         }
         keys.push((id.to_owned(), bytes.into()));
     }
-    if keys.is_empty() {
-        Err(VaultError::NoKey)
-    } else {
-        Ok(keys)
-    }
+    if keys.is_empty() { Err(VaultError::NoKey) } else { Ok(keys) }
 }
 
 /// The id of the key that a value was sealed with, and the rest of the value.

@@ -9,11 +9,7 @@ use utoipa::ToSchema;
 use crate::qr::QrUrls;
 
 /// All characters except RFC 3986's unreserved ones.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A percent-encoded segment of a path.
 pub fn encoded(text: &str) -> String {

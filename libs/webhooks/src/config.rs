@@ -59,21 +59,15 @@ pub struct BadQrKeys(InvalidSecret);
 impl QrConfig {
     /// The keys; none if the setting is missing or empty.
     pub fn keys(&self) -> Result<Keys, BadQrKeys> {
-        let given = self
-            .qr_keys
-            .as_ref()
-            .filter(|keys| !keys.expose_secret().is_empty());
-        given
-            .map_or_else(|| Ok(Keys::default()), Keys::parse)
-            .map_err(BadQrKeys)
+        let given = self.qr_keys.as_ref().filter(|keys| !keys.expose_secret().is_empty());
+        given.map_or_else(|| Ok(Keys::default()), Keys::parse).map_err(BadQrKeys)
     }
 }
 
 /// Parses the public base URL of ingress and removes its final slash.
 pub fn public_url(text: &str) -> Result<String, String> {
-    let url: Url = text
-        .parse()
-        .map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
+    let url: Url =
+        text.parse().map_err(|error| format!("{error}; write it like `https://esim.example.com`"))?;
     let plain = url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
     if plain && matches!(url.scheme(), "http" | "https") {
         Ok(url.as_str().trim_end_matches('/').to_owned())
@@ -95,14 +89,7 @@ mod tests {
         ] {
             assert_eq!(public_url(text).as_deref(), Ok(base));
         }
-        for bad in [
-            "",
-            "a.b",
-            "ftp://a.b",
-            "https://a.b/?q",
-            "https://a.b/#f",
-            "https://u@a.b",
-        ] {
+        for bad in ["", "a.b", "ftp://a.b", "https://a.b/?q", "https://a.b/#f", "https://u@a.b"] {
             assert!(public_url(bad).is_err(), "{bad}");
         }
     }

@@ -56,9 +56,7 @@ impl NameServers {
     pub fn parse(text: &str) -> Result<Self, String> {
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         let servers = entries.map(|entry| {
-            let address = entry
-                .parse::<IpAddr>()
-                .map(|address| SocketAddr::new(address, 53));
+            let address = entry.parse::<IpAddr>().map(|address| SocketAddr::new(address, 53));
             address
                 .or_else(|_| entry.parse())
                 .map_err(|_| format!("{entry:?} is not an address such as 10.0.0.53 or 10.0.0.53:5353"))
@@ -157,11 +155,7 @@ mod tests {
     use crate::guard::{Networks, Ports};
 
     async fn resolve(name: &str, allowed: &str) -> Result<usize, NameError> {
-        let guard = Guard::new(
-            Networks::parse(allowed).unwrap(),
-            Networks::default(),
-            Ports::default(),
-        );
+        let guard = Guard::new(Networks::parse(allowed).unwrap(), Networks::default(), Ports::default());
         let dns = Dns::new(guard, &NameServers::parse("127.0.0.1:9").unwrap()).unwrap();
         Ok(dns.resolve(name).await?.len())
     }

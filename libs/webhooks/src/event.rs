@@ -50,28 +50,18 @@ enum Data<'a> {
 impl<'a> Body<'a> {
     pub fn new(event: &'a Event) -> Self {
         let data = match &event.subject {
-            Subject::TopupFailed {
-                topup_id,
-                external_order_id,
-                option_id,
-                refusal,
-            } => Data::TopupFailed {
+            Subject::TopupFailed { topup_id, external_order_id, option_id, refusal } => Data::TopupFailed {
                 topup_id,
                 option_id: *option_id,
                 external_order_id,
                 error: failure(refusal.as_ref()),
             },
-            Subject::KeyExpiring { credential, ends_at } => Data::KeyExpiring {
-                credential,
-                ends_at: *ends_at,
-            },
+            Subject::KeyExpiring { credential, ends_at } => {
+                Data::KeyExpiring { credential, ends_at: *ends_at }
+            }
             Subject::WebhookTest => Data::WebhookTest {},
         };
-        Self {
-            r#type: event.subject.kind().as_str(),
-            timestamp: event.created_at,
-            data,
-        }
+        Self { r#type: event.subject.kind().as_str(), timestamp: event.created_at, data }
     }
 }
 
@@ -82,10 +72,7 @@ mod tests {
     #[test]
     fn each_kind_has_its_fields() {
         let body = |subject| {
-            let event = Event {
-                created_at: OffsetDateTime::UNIX_EPOCH,
-                subject,
-            };
+            let event = Event { created_at: OffsetDateTime::UNIX_EPOCH, subject };
             serde_json::to_string(&Body::new(&event)).unwrap()
         };
         let failed = |refusal| Subject::TopupFailed {
@@ -109,19 +96,14 @@ mod tests {
                 r#"{{"type":"topup.failed",{head}{topup}"error":"eSIM Request failed - Status: 9001, Message: No stock"}}}}"#
             )
         );
-        let expiring = Subject::KeyExpiring {
-            credential: "keys".into(),
-            ends_at: OffsetDateTime::UNIX_EPOCH,
-        };
+        let expiring =
+            Subject::KeyExpiring { credential: "keys".into(), ends_at: OffsetDateTime::UNIX_EPOCH };
         assert_eq!(
             body(expiring),
             format!(
                 r#"{{"type":"key.expiring",{head}{{"credential":"keys","ends_at":"1970-01-01T00:00:00Z"}}}}"#
             )
         );
-        assert_eq!(
-            body(Subject::WebhookTest),
-            format!(r#"{{"type":"webhook.test",{head}{{}}}}"#)
-        );
+        assert_eq!(body(Subject::WebhookTest), format!(r#"{{"type":"webhook.test",{head}{{}}}}"#));
     }
 }

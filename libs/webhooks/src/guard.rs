@@ -64,9 +64,7 @@ impl Networks {
     pub fn parse(text: &str) -> Result<Self, String> {
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
         let networks = entries.map(|entry| {
-            let network = entry
-                .parse::<IpNet>()
-                .or_else(|_| entry.parse::<IpAddr>().map(IpNet::from));
+            let network = entry.parse::<IpNet>().or_else(|_| entry.parse::<IpAddr>().map(IpNet::from));
             network.map_err(|_| format!("{entry:?} is not a network such as 10.1.0.0/16"))
         });
         Ok(Self(networks.collect::<Result<_, _>>()?))
@@ -131,12 +129,7 @@ pub struct Guard {
 impl Guard {
     /// Refuses `denied`, everything that is not public except `allowed`, and all ports but `ports`.
     pub fn new(allowed: Networks, denied: Networks, ports: Ports) -> Self {
-        Self {
-            allowed,
-            denied,
-            ports,
-            http_live: false,
-        }
+        Self { allowed, denied, ports, http_live: false }
     }
 
     /// Whether live partners may set `http` URLs; without this they may not.
@@ -163,11 +156,7 @@ impl Guard {
             None => return Err(Forbidden::Address),
         }
         let port = url.port_or_known_default().ok_or(Forbidden::Port)?;
-        if self.ports.0.iter().any(|range| range.contains(&port)) {
-            Ok(())
-        } else {
-            Err(Forbidden::Port)
-        }
+        if self.ports.0.iter().any(|range| range.contains(&port)) { Ok(()) } else { Err(Forbidden::Port) }
     }
 
     /// Refuses if any of the addresses is forbidden, because a connection may use any of them.
@@ -175,11 +164,7 @@ impl Guard {
         let is_fine = |address: IpAddr| {
             !self.denied.contains(address) && (is_public(address) || self.allowed.contains(address))
         };
-        if addresses.into_iter().all(is_fine) {
-            Ok(())
-        } else {
-            Err(Forbidden::Address)
-        }
+        if addresses.into_iter().all(is_fine) { Ok(()) } else { Err(Forbidden::Address) }
     }
 }
 
@@ -314,9 +299,7 @@ mod tests {
         ] {
             assert_eq!(check(url, ""), Ok(()), "{url}");
         }
-        for port in [
-            0, 1, 21, 22, 23, 25, 53, 79, 81, 110, 143, 442, 444, 465, 587, 1023,
-        ] {
+        for port in [0, 1, 21, 22, 23, 25, 53, 79, 81, 110, 143, 442, 444, 465, 587, 1023] {
             for host in ["example.com", "8.8.8.8", "127.0.0.1"] {
                 let url = format!("https://{host}:{port}/");
                 assert_eq!(check(&url, "127.0.0.1"), Err(Forbidden::Port), "{url}");
@@ -348,11 +331,7 @@ mod tests {
             let guard = guard("", "").http_live(http_live);
             guard.check_new(&url.parse().unwrap(), environment)
         };
-        for url in [
-            "http://example.com/",
-            "HTTP://example.com:8080/",
-            "http://8.8.8.8/",
-        ] {
+        for url in ["http://example.com/", "HTTP://example.com:8080/", "http://8.8.8.8/"] {
             assert_eq!(check(false, url, Live), Err(Forbidden::Plain), "{url}");
             assert_eq!(check(false, url, Sandbox), Ok(()), "{url}");
             assert_eq!(check(true, url, Live), Ok(()), "{url}");

@@ -48,17 +48,12 @@ impl FromStr for WebhookUrl {
             return Err(BadWebhookUrl::TooLong(text.len()));
         }
         // The parser would drop some of them silently.
-        if text
-            .chars()
-            .any(|character| character.is_whitespace() || character.is_control())
-        {
+        if text.chars().any(|character| character.is_whitespace() || character.is_control()) {
             return Err(BadWebhookUrl::Blank);
         }
         let url: Url = text.parse()?;
         // The text, not only the scheme: the parser also takes `http:host` and `http:\\host`.
-        let scheme = text
-            .split_once("://")
-            .map(|(scheme, _)| scheme.to_ascii_lowercase());
+        let scheme = text.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
         if !matches!(scheme.as_deref(), Some("http" | "https")) {
             return Err(BadWebhookUrl::Scheme);
         }

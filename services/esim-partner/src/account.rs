@@ -18,11 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// The most entries of a page.
 pub(crate) const PAGE: usize = 100;
 /// All characters except RFC 3986's unreserved ones.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// A percent-encoded segment of a path, or value of a query.
 pub(crate) fn encoded(text: &str) -> String {
@@ -91,9 +87,7 @@ impl Answer {
 pub(crate) fn http(timeout: Duration) -> reqwest::ClientBuilder {
     // Fails only if a provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    reqwest::Client::builder()
-        .redirect(reqwest::redirect::Policy::none())
-        .timeout(timeout)
+    reqwest::Client::builder().redirect(reqwest::redirect::Policy::none()).timeout(timeout)
 }
 
 impl Account {

@@ -87,11 +87,7 @@ impl Webhook {
              \"qrcode_img_url\":\"https://esim.example.com/qr/LPA%3A1%24smdp.example.com%24CERTIFY/300\",\
              \"expired_date\":\"2099-12-31\",\"external_order_id\":\"certify-{number}\"}}"
         );
-        Self {
-            id,
-            body,
-            headers: Vec::new(),
-        }
+        Self { id, body, headers: Vec::new() }
     }
 
     /// Signs with each of the secrets, at a time this many seconds from now.
@@ -137,9 +133,7 @@ impl Endpoint<'_> {
         }
         let began = Instant::now();
         let answered = request.send().await;
-        answered.map_or(Answer::None, |answer| {
-            Answer::Status(answer.status().as_u16(), began.elapsed())
-        })
+        answered.map_or(Answer::None, |answer| Answer::Status(answer.status().as_u16(), began.elapsed()))
     }
 
     /// Sends a webhook that must be acknowledged, or must not.
@@ -173,24 +167,15 @@ impl Endpoint<'_> {
         answered: String,
         remedy: &'static str,
     ) {
-        self.checks.push(Check {
-            name,
-            sent,
-            passed,
-            answered,
-            remedy: if passed { "" } else { remedy },
-        });
+        self.checks.push(Check { name, sent, passed, answered, remedy: if passed { "" } else { remedy } });
     }
 }
 
 pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Result<Vec<Check>> {
     let other = signing::generate::webhook_secret()?;
     let http = account::http(timeout).build();
-    let mut endpoint = Endpoint {
-        url,
-        http: http.context("cannot create an HTTP client")?,
-        checks: Vec::new(),
-    };
+    let mut endpoint =
+        Endpoint { url, http: http.context("cannot create an HTTP client")?, checks: Vec::new() };
     let first = Webhook::new(1);
     let again = first.clone().signed(&[secret], 1);
     let began = endpoint.send(&first.signed(&[secret], 0)).await;
@@ -224,10 +209,8 @@ pub async fn checks(url: &str, secret: &Secret, timeout: Duration) -> anyhow::Re
     endpoint.check("raw_body", sent, &spaced, true, remedy).await;
     slow(&mut endpoint, secret, HALVES.min(timeout / 6)).await;
     unordered(&mut endpoint, secret).await;
-    let many: Vec<Webhook> = (20..20 + AT_ONCE)
-        .rev()
-        .map(|number| Webhook::new(number).signed(&[secret], 0))
-        .collect();
+    let many: Vec<Webhook> =
+        (20..20 + AT_ONCE).rev().map(|number| Webhook::new(number).signed(&[secret], 0)).collect();
     let answers = join_all(many.iter().map(|webhook| endpoint.send(webhook))).await;
     let remedy = "accept webhooks at once";
     endpoint.all("at_once", "eight webhooks at once", &answers, remedy);
@@ -332,9 +315,7 @@ impl Certify {
         let checks = checks(self.url.as_str(), &account.webhook_secret()?, self.timeout).await?;
         let passed = checks.iter().all(|check| check.passed);
         let checklist = checklist::checklist(account, &self.url, passed).await;
-        let open = checklist
-            .iter()
-            .any(|item| matches!(item.done, Done::No | Done::Unknown));
+        let open = checklist.iter().any(|item| matches!(item.done, Done::No | Done::Unknown));
         if self.json {
             let report = serde_json::json!({
                 "passed": passed, "checks": checks, "ready": !open, "checklist": checklist,

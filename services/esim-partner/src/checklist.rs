@@ -45,22 +45,10 @@ const BY_HAND: [(&str, &str); 5] = [
         "repeats_orders",
         "after a 5xx or no answer your system repeats the order with the same external_order_id, and takes `external_order_id_taken` for success",
     ),
-    (
-        "misses_webhooks",
-        "your system looks the order up when a webhook is missing for some minutes",
-    ),
-    (
-        "acknowledges_late",
-        "your endpoint stores the eSIM before it answers 200",
-    ),
-    (
-        "hides_codes",
-        "activate_code, download_link and qrcode_img_url are in no log",
-    ),
-    (
-        "rotates",
-        "you know how to replace keys and webhook secret (POST /keys, POST /webhook/secret)",
-    ),
+    ("misses_webhooks", "your system looks the order up when a webhook is missing for some minutes"),
+    ("acknowledges_late", "your endpoint stores the eSIM before it answers 200"),
+    ("hides_codes", "activate_code, download_link and qrcode_img_url are in no log"),
+    ("rotates", "you know how to replace keys and webhook secret (POST /keys, POST /webhook/secret)"),
 ];
 
 /// The checklist of an endpoint. Without keys of the account, its items are unknown.
@@ -72,9 +60,8 @@ pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec
         ("https", "the webhook URL is https", https, url.scheme()),
         ("public", public, !is_private(url), host),
     ];
-    let mut items: Vec<Item> = of_url
-        .map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned()))
-        .into();
+    let mut items: Vec<Item> =
+        of_url.map(|(name, text, done, found)| item(name, text, yes(done), found.to_owned())).into();
     items.extend(of_account(account, url).await);
     items.extend(BY_HAND.map(|(name, text)| item(name, text, Done::ByHand, String::new())));
     items
@@ -82,10 +69,7 @@ pub(crate) async fn checklist(account: &Account, url: &Url, passed: bool) -> Vec
 
 async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
     let (shown, webhook) = if account.has("ACCESS_KEY") {
-        (
-            account.send("GET", "/account", "", None).await,
-            account.get("/webhook", "").await,
-        )
+        (account.send("GET", "/account", "", None).await, account.get("/webhook", "").await)
     } else {
         let missing = || anyhow::anyhow!("no ACCESS_KEY is set");
         (Err(missing()), Err(missing()))
@@ -99,18 +83,14 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
         }
         Err(error) => (Done::Unknown, format!("{error:#}")),
     };
-    let live = from(&known, &|known| {
-        (known["environment"] == "live", known["environment"].to_string())
-    });
+    let live = from(&known, &|known| (known["environment"] == "live", known["environment"].to_string()));
     let configured = from(&webhook, &|webhook| {
         let set = webhook["url"].as_str().and_then(|set| set.parse::<Url>().ok());
         let same = set.is_some_and(|set| set == *url);
         let found = if same { "" } else { "PUT /webhook sets it" };
         (same, found.to_owned())
     });
-    let open = from(&webhook, &|webhook| {
-        (webhook["state"] == "open", webhook["state"].to_string())
-    });
+    let open = from(&webhook, &|webhook| (webhook["state"] == "open", webhook["state"].to_string()));
     let exhausted = from(&webhook, &|webhook| {
         let count = webhook["exhausted"].as_u64().unwrap_or_default();
         (count == 0, format!("{count} to redeliver"))
@@ -125,11 +105,7 @@ async fn of_account(account: &Account, url: &Url) -> Vec<Item> {
     let not_blocked = "the account's endpoint is open, neither blocked nor paused";
     [
         ("live_keys", "these are the keys of the live account", live),
-        (
-            "configured",
-            "the account's webhook URL is this endpoint",
-            configured,
-        ),
+        ("configured", "the account's webhook URL is this endpoint", configured),
         ("open", not_blocked, open),
         ("exhausted", "no webhook has used up its retries", exhausted),
         ("clock", "this machine's clock is right", clock),
@@ -143,12 +119,7 @@ fn yes(done: bool) -> Done {
 }
 
 fn item(name: &'static str, text: &'static str, done: Done, found: String) -> Item {
-    Item {
-        name,
-        done,
-        text,
-        found,
-    }
+    Item { name, done, text, found }
 }
 
 /// Whether the host is a name or an address that only this network has.
@@ -174,21 +145,15 @@ fn is_private(url: &Url) -> bool {
 
 pub(crate) fn show(items: &[Item]) -> anyhow::Result<()> {
     print("\nGo-live checklist:")?;
-    for Item {
-        done, text, found, ..
-    } in items
-    {
+    for Item { done, text, found, .. } in items {
         let mark = match done {
             Done::Yes => "[x]",
             Done::No => "[ ]",
             Done::Unknown => "[?]",
             Done::ByHand => "[·]",
         };
-        let found = if found.is_empty() || *done == Done::Yes {
-            String::new()
-        } else {
-            format!(" ({found})")
-        };
+        let found =
+            if found.is_empty() || *done == Done::Yes { String::new() } else { format!(" ({found})") };
         print(format!("{mark} {text}{found}"))?;
     }
     print("[x] done, [ ] to do, [?] not checked, [·] check it yourself")

@@ -154,15 +154,12 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         AccountCommand::Trigger { outcome, qty } => {
             return order::trigger(&account, outcome.as_deref(), *qty).await;
         }
-        AccountCommand::Redeliver {
-            id,
-            forward_to: Some(url),
-        } => return listen::redeliver(&account, id, url).await,
-        AccountCommand::Order {
-            external_order_id,
-            option_id,
-            qty,
-        } => order::place(&account, external_order_id, option_id, *qty).await?,
+        AccountCommand::Redeliver { id, forward_to: Some(url) } => {
+            return listen::redeliver(&account, id, url).await;
+        }
+        AccountCommand::Order { external_order_id, option_id, qty } => {
+            order::place(&account, external_order_id, option_id, *qty).await?
+        }
         AccountCommand::Orders(Orders::Show { external_order_id }) => {
             let path = format!("/orders/{}", encoded(external_order_id));
             account.send("GET", &path, "", None).await?
@@ -177,11 +174,7 @@ async fn execute(config: &Config) -> anyhow::Result<bool> {
         }
         AccountCommand::Options => account.send("GET", "/options", "limit=100", None).await?,
         AccountCommand::Redeliver { id, .. } => {
-            let of = if listen::is_event(id) {
-                "webhook/events"
-            } else {
-                "topups"
-            };
+            let of = if listen::is_event(id) { "webhook/events" } else { "topups" };
             let path = format!("/{of}/{}/redeliver", encoded(id));
             account.send("POST", &path, "", None).await?
         }

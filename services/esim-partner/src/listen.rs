@@ -132,10 +132,7 @@ async fn forward(http: &reqwest::Client, url: &Url, webhook: &Webhook) -> anyhow
     let order = body["external_order_id"].as_str().unwrap_or_default();
     let id = webhook.headers.get("webhook-id").map_or("", String::as_str);
     let (acknowledged, outcome) = match answered {
-        Ok(answer) => (
-            answer.status().is_success(),
-            format!("{} after {took} ms", answer.status().as_u16()),
-        ),
+        Ok(answer) => (answer.status().is_success(), format!("{} after {took} ms", answer.status().as_u16())),
         Err(error) if error.is_timeout() => (false, "no answer in 15 s".to_owned()),
         Err(error) if error.is_connect() => (false, "no connection".to_owned()),
         Err(_) => (false, "no valid answer".to_owned()),
@@ -162,10 +159,7 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
         #[serde(borrow)]
         esim: Option<&'a RawValue>,
     }
-    ensure!(
-        !is_event(topup_id),
-        "events are sent to the account's webhook URL only: leave out --forward-to"
-    );
+    ensure!(!is_event(topup_id), "events are sent to the account's webhook URL only: leave out --forward-to");
     let secret = account.webhook_secret()?;
     let path = format!("/topups/{}", encoded(topup_id));
     let answer = account.send("GET", &path, "", None).await?;
@@ -179,10 +173,7 @@ pub(crate) async fn redeliver(account: &Account, topup_id: &str, url: &Url) -> a
         ("content-type", "application/json".to_owned()),
         ("webhook-id", topup_id.to_owned()),
         ("webhook-timestamp", timestamp.to_string()),
-        (
-            "webhook-signature",
-            secret.sign(topup_id, timestamp, esim.get().as_bytes()),
-        ),
+        ("webhook-signature", secret.sign(topup_id, timestamp, esim.get().as_bytes())),
     ];
     let webhook = Webhook {
         headers: headers.map(|(name, value)| (name.to_owned(), value)).into(),

@@ -11,12 +11,8 @@ use crate::{
 };
 
 /// The waits before an order without a definite answer is sent again.
-const RETRIES: [Duration; 4] = [
-    Duration::from_secs(1),
-    Duration::from_secs(2),
-    Duration::from_secs(4),
-    Duration::from_secs(8),
-];
+const RETRIES: [Duration; 4] =
+    [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(4), Duration::from_secs(8)];
 /// The most pages of options that are read.
 const MOST_PAGES: usize = 100;
 /// The sandbox's outcomes: option, and what follows.
@@ -25,29 +21,14 @@ const OUTCOMES: [(&str, &str); 12] = [
     ("delayed", "201, and the webhook about 2 s later"),
     ("refused", "422; nothing is bought"),
     ("out-of-stock", "422; nothing is bought"),
-    (
-        "bought-then-error",
-        "201; the webhook comes after the look-up at the provider",
-    ),
-    (
-        "bought-then-silent",
-        "201; the webhook comes after the look-up at the provider, later",
-    ),
+    ("bought-then-error", "201; the webhook comes after the look-up at the provider"),
+    ("bought-then-silent", "201; the webhook comes after the look-up at the provider, later"),
     ("never-ready", "201; the topup stays `processing`, no webhook"),
-    (
-        "partly",
-        "with --qty 2 or more: one topup is `failed`, the others get webhooks",
-    ),
+    ("partly", "with --qty 2 or more: one topup is `failed`, the others get webhooks"),
     ("duplicate-callback", "201, and one webhook for each unit"),
     ("slow", "201 after about 2 s; the webhook some seconds later"),
-    (
-        "flapping",
-        "201; the webhook after retries at the provider, within minutes",
-    ),
-    (
-        "rate-limited",
-        "201; the webhook after retries at the provider, within a minute or so",
-    ),
+    ("flapping", "201; the webhook after retries at the provider, within minutes"),
+    ("rate-limited", "201; the webhook after retries at the provider, within a minute or so"),
 ];
 
 /// Orders until the answer says whether the order is stored. Without a definite answer the same body is sent again. If

@@ -37,9 +37,7 @@ pub(crate) struct Login {
 
 /// The name of a profile, which is part of a file name.
 pub(crate) fn name(text: &str) -> Result<String, String> {
-    let plain = text
-        .bytes()
-        .all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    let plain = text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
     if plain && !text.is_empty() {
         Ok(text.to_owned())
     } else {
@@ -49,11 +47,7 @@ pub(crate) fn name(text: &str) -> Result<String, String> {
 
 /// The file of a profile: `~/.config/esim-partner/default.env`.
 pub(crate) fn file(profile: Option<&str>) -> anyhow::Result<PathBuf> {
-    let folder = |name: &str| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
+    let folder = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let config = folder("XDG_CONFIG_HOME").or_else(|| Some(folder("HOME")?.join(".config")));
     let config = config.context("HOME is not set: name the keys with --keys")?;
     let file = format!("{}.env", profile.unwrap_or("default"));
@@ -98,10 +92,7 @@ fn write(file: &Path, settings: &BTreeMap<String, String>) -> anyhow::Result<()>
     for (name, value) in settings {
         // So a shell can read the file.
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_./:@%+,=-[]".contains(&byte);
-        ensure!(
-            value.bytes().all(plain),
-            "{name} holds a character that it cannot have"
-        );
+        ensure!(value.bytes().all(plain), "{name} holds a character that it cannot have");
         writeln!(new, "{name}={value}").with_context(failed)?;
     }
     new.as_file().sync_all().with_context(failed)?;
@@ -158,11 +149,7 @@ fn ask(has_base_url: bool) -> anyhow::Result<BTreeMap<String, String>> {
         ("BASE_URL", "Base URL", false),
         ("ACCESS_KEY", "Access key", false),
         ("SECRET_KEY", "Secret key (not shown)", true),
-        (
-            "WEBHOOK_SECRET",
-            "Webhook secret, whsec_… (not shown; may be empty)",
-            true,
-        ),
+        ("WEBHOOK_SECRET", "Webhook secret, whsec_… (not shown; may be empty)", true),
     ] {
         if has_base_url && name == "BASE_URL" {
             continue;

@@ -117,12 +117,8 @@ struct Follower<'a> {
 impl Tail {
     /// Prints until it is interrupted.
     pub(crate) async fn run(&self, account: &Account) -> anyhow::Result<()> {
-        let mut follower = Follower {
-            account,
-            followed: VecDeque::new(),
-            listed: HashMap::new(),
-            newest: None,
-        };
+        let mut follower =
+            Follower { account, followed: VecDeque::new(), listed: HashMap::new(), newest: None };
         let mut failures = 0;
         loop {
             match follower.round(self.lines.into()).await {
@@ -155,10 +151,7 @@ impl Follower<'_> {
             note(&mut printed, order.created_at, &text);
             self.newest = self.newest.max(Some(order.created_at));
             self.listed.insert(order.order_id.clone(), order.created_at);
-            self.followed.push_back(Followed {
-                order,
-                topups: HashMap::new(),
-            });
+            self.followed.push_back(Followed { order, topups: HashMap::new() });
         }
         while self.followed.len() > WATCHED {
             self.followed.pop_front();
@@ -175,10 +168,9 @@ impl Follower<'_> {
     /// The orders that were not listed before, the oldest first.
     async fn new_orders(&self, lines: usize) -> anyhow::Result<Vec<Order>> {
         let since = match self.newest {
-            Some(newest) => format!(
-                "limit={PAGE}&created_after={}",
-                encoded(&(newest - OVERLAP).format(&Rfc3339)?)
-            ),
+            Some(newest) => {
+                format!("limit={PAGE}&created_after={}", encoded(&(newest - OVERLAP).format(&Rfc3339)?))
+            }
             None => format!("limit={lines}"),
         };
         let (mut orders, mut query) = (Vec::new(), since.clone());
@@ -220,12 +212,7 @@ async fn look(
     }
     for topup in &order.topups {
         let seen = followed.topups.entry(topup.topup_id.clone()).or_default();
-        let Topup {
-            topup_id,
-            state,
-            error,
-            delivery,
-        } = topup;
+        let Topup { topup_id, state, error, delivery } = topup;
         if seen.state != *state {
             let error = error.as_ref().map(|error| format!(" {error:?}"));
             let error = error.unwrap_or_default();

@@ -73,9 +73,7 @@ fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<Seen>, webhook: &Received
     let timestamp = signing::parse_unix_time(header(webhook, "webhook-timestamp")).unwrap_or_default();
     let (id, body) = (parts.signed)(webhook);
     let signatures = header(webhook, "webhook-signature");
-    let valid = (parts.chosen)(signatures)
-        .iter()
-        .any(|one| secret.verify(&id, timestamp, &body, one));
+    let valid = (parts.chosen)(signatures).iter().any(|one| secret.verify(&id, timestamp, &body, one));
     let valid = valid || (parts.unsigned && signatures.is_empty());
     let mut seen = seen.lock().unwrap();
     let topup_id = webhook.topup_id().to_owned();
@@ -95,10 +93,7 @@ fn answer(parts: &Parts, secret: &Secret, seen: &Mutex<Seen>, webhook: &Received
             (false, false) => parts.repeated,
         }
     };
-    Answer {
-        status,
-        delay: parts.delay,
-    }
+    Answer { status, delay: parts.delay }
 }
 
 /// The names of the checks that a receiver fails.
@@ -114,22 +109,14 @@ async fn failed(parts: Parts) -> Vec<&'static str> {
 fn named(checks: Vec<Check>) -> Vec<&'static str> {
     assert_eq!(checks.len(), 16);
     let failed = checks.into_iter().filter(|check| !check.passed);
-    failed
-        .inspect(|check| assert!(!check.remedy.is_empty(), "{check:?}"))
-        .map(|check| check.name)
-        .collect()
+    failed.inspect(|check| assert!(!check.remedy.is_empty(), "{check:?}")).map(|check| check.name).collect()
 }
 
 #[tokio::test]
 async fn a_correct_receiver_passes() {
     assert_eq!(failed(CORRECT).await, [""; 0]);
     // Any 2xx acknowledges, and any other status refuses.
-    let other = Parts {
-        good: 204,
-        repeated: 202,
-        bad: 400,
-        ..CORRECT
-    };
+    let other = Parts { good: 204, repeated: 202, bad: 400, ..CORRECT };
     assert_eq!(failed(other).await, [""; 0]);
 }
 
@@ -170,10 +157,7 @@ async fn each_broken_receiver_is_named() {
         assert_eq!(failed(parts).await, expected, "{name}");
     }
     // It also fails on its own order of fields, so the first check is red already.
-    let reserializes = Parts {
-        signed: rewritten,
-        ..CORRECT
-    };
+    let reserializes = Parts { signed: rewritten, ..CORRECT };
     let reserializes = failed(reserializes).await;
     assert!(reserializes.contains(&"raw_body"), "{reserializes:?}");
 }

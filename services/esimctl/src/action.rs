@@ -45,10 +45,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 fn row(action: &Recorded) -> Row<6> {
     [
         ("at", utc(action.at)),
-        (
-            "operator",
-            format!("{} ({})", action.operator, action.database_role),
-        ),
+        ("operator", format!("{} ({})", action.operator, action.database_role)),
         ("command", action.command.clone()),
         ("target", action.target.clone()),
         ("affected", action.affected.to_string()),

@@ -66,9 +66,7 @@ impl Confirm {
             .and_then(|()| stderr.flush())
             .context("cannot ask on standard error")?;
         let mut answer = String::new();
-        std::io::stdin()
-            .read_line(&mut answer)
-            .context("cannot read the answer")?;
+        std::io::stdin().read_line(&mut answer).context("cannot read the answer")?;
         if answer.trim() != "yes" {
             bail!("nothing was changed");
         }

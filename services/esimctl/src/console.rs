@@ -53,15 +53,9 @@ impl Console {
 
     /// Prints `value` with `--json`, else the text.
     pub fn print<T: Serialize>(&self, value: &T, text: impl FnOnce() -> String) -> anyhow::Result<()> {
-        let text = if self.json {
-            serde_json::to_string(value)?
-        } else {
-            text()
-        };
+        let text = if self.json { serde_json::to_string(value)? } else { text() };
         let mut stdout = std::io::stdout().lock();
-        writeln!(stdout, "{text}")
-            .and_then(|()| stdout.flush())
-            .context("cannot write to standard output")
+        writeln!(stdout, "{text}").and_then(|()| stdout.flush()).context("cannot write to standard output")
     }
 
     /// Prints a list: JSON, or a table, or `none` if it is empty.
@@ -77,11 +71,7 @@ impl Console {
 
 /// A table, or `none` if there are no items.
 pub fn list<T, const N: usize>(items: &[T], none: &str, row: impl Fn(&T) -> Row<N>) -> String {
-    if items.is_empty() {
-        none.to_owned()
-    } else {
-        table(items.iter().map(row))
-    }
+    if items.is_empty() { none.to_owned() } else { table(items.iter().map(row)) }
 }
 
 /// Names a pooler that refuses the session settings in the error.

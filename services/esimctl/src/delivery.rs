@@ -119,14 +119,8 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
         Command::List(asked) => list_all(asked, console).await,
         Command::Events(asked) => event::list(asked, console).await,
-        Command::Show {
-            id,
-            answers,
-            master_key,
-        } => {
-            let vault = answers
-                .then(|| master_key.vault(&[Keyring::Profiles]))
-                .transpose()?;
+        Command::Show { id, answers, master_key } => {
+            let vault = answers.then(|| master_key.vault(&[Keyring::Profiles])).transpose()?;
             show(id, vault.as_ref(), console).await
         }
         Command::Replay(asked) => replay(asked, console).await,
@@ -169,10 +163,7 @@ async fn show(id: &DeliveryId, vault: Option<&Vault>, console: &Console) -> anyh
     let (delivery, head) = match id {
         DeliveryId::Event(id) => event::read(&mut connection, id).await?,
         DeliveryId::Topup(topup_id) => {
-            let filter = Filter {
-                topup_id: Some(topup_id),
-                ..Filter::default()
-            };
+            let filter = Filter { topup_id: Some(topup_id), ..Filter::default() };
             let found = deliveries::list(&mut connection, &filter, 1).await?;
             let delivery = found
                 .into_iter()
@@ -198,10 +189,12 @@ fn answer(vault: Option<&Vault>, id: &DeliveryId, attempt: &AttemptView) -> Opti
     let (vault, sealed) = (vault?, attempt.answer.as_ref()?);
     let number = u32::try_from(attempt.attempt).unwrap_or_default();
     let opened = vault.open(Purpose::Answer(id, number), sealed);
-    Some(opened.map_or_else(
-        |error| format!("[{error}]"),
-        |answer| String::from_utf8_lossy(&answer).into_owned(),
-    ))
+    Some(
+        opened.map_or_else(
+            |error| format!("[{error}]"),
+            |answer| String::from_utf8_lossy(&answer).into_owned(),
+        ),
+    )
 }
 
 fn head(delivery: &DeliveryView) -> String {
@@ -281,15 +274,11 @@ async fn replay(asked: &Replay, console: &Console) -> anyhow::Result<()> {
             describe_replay(&preview, asked, "would be sent")
         });
     }
-    asked
-        .confirm
-        .ask(&describe_replay(&preview, asked, "are sent again at once"))?;
+    asked.confirm.ask(&describe_replay(&preview, asked, "are sent again at once"))?;
     let target = target(asked);
     let mode = asked.confirm.apply("delivery replay", &target);
     let replayed = send(&mut connection, asked, &filter, mode).await?;
-    console.print(&shown(&replayed, false), || {
-        describe_replay(&replayed, asked, "are due now")
-    })
+    console.print(&shown(&replayed, false), || describe_replay(&replayed, asked, "are due now"))
 }
 
 async fn send(
@@ -311,14 +300,7 @@ fn shown(replayed: &Replayed, dry_run: bool) -> serde_json::Value {
 }
 
 fn describe_replay(replayed: &Replayed, asked: &Replay, verb: &str) -> String {
-    let Replayed {
-        replayed,
-        delivered,
-        exhausted,
-        pending,
-        oldest,
-        newest,
-    } = replayed;
+    let Replayed { replayed, delivered, exhausted, pending, oldest, newest } = replayed;
     if *replayed == 0 {
         return "nothing to replay: no such delivery, or all are due anyway".to_owned();
     }

@@ -56,15 +56,11 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     if let Command::Pause(_) = command {
         endpoints::pause(&mut connection, id.into()).await?;
         let result = json!({ "partner_id": id, "state": "paused" });
-        console.print(&result, || {
-            format!("webhooks of {name} wait until `esimctl endpoint resume`")
-        })
+        console.print(&result, || format!("webhooks of {name} wait until `esimctl endpoint resume`"))
     } else {
         let due = endpoints::resume(&mut connection, id.into()).await?;
         let result = json!({ "partner_id": id, "state": "open", "deliveries_due": due });
-        console.print(&result, || {
-            format!("webhooks of {name} are sent again; due now: {due}")
-        })
+        console.print(&result, || format!("webhooks of {name} are sent again; due now: {due}"))
     }
 }
 

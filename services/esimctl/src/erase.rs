@@ -69,10 +69,7 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
         [] => bail!("there is no order {id:?}; see `esimctl order show --help`"),
         several => {
             let ids: Vec<String> = several.iter().map(|order| order.order_id.to_string()).collect();
-            bail!(
-                "{id:?} names several orders, give one order id: {}",
-                ids.join(", ")
-            );
+            bail!("{id:?} names several orders, give one order id: {}", ids.join(", "));
         }
     };
     let target = format!("order {}", order.order_id);
@@ -84,10 +81,7 @@ pub async fn order(asked: &EraseOrder, console: &Console) -> anyhow::Result<()> 
     };
     let preview = |erased: &Erased| describe(&name, *erased, "is erased for good");
     let print = |erased: &Erased, dry_run| print(console, &name, *erased, dry_run);
-    asked
-        .confirm
-        .carry_out("order erase", &target, erase, preview, print)
-        .await
+    asked.confirm.carry_out("order erase", &target, erase, preview, print).await
 }
 
 pub async fn partner(asked: &ErasePartner, console: &Console) -> anyhow::Result<()> {
@@ -131,12 +125,7 @@ fn print(console: &Console, name: &str, erased: Erased, dry_run: bool) -> anyhow
 }
 
 fn describe(name: &str, erased: Erased, verb: &str) -> String {
-    let Erased {
-        orders,
-        profiles,
-        attempts,
-        undelivered,
-    } = erased;
+    let Erased { orders, profiles, attempts, undelivered } = erased;
     let rest = if undelivered > 0 {
         format!(" {undelivered} webhooks were never acknowledged and are no longer sent.")
     } else {

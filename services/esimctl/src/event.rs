@@ -34,10 +34,7 @@ pub struct List {
 pub async fn list(asked: &List, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     let partner = find(&mut connection, &asked.which.partner).await?;
-    let page = Page {
-        before: None,
-        limit: asked.limit.into(),
-    };
+    let page = Page { before: None, limit: asked.limit.into() };
     let found = events::list(&mut connection, partner.partner_id.into(), &page).await?;
     console.print_list(&found, "There are no events of this partner.", row)
 }

@@ -53,11 +53,7 @@ pub enum Command {
 
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     match command {
-        Command::Create {
-            file,
-            keys,
-            if_missing,
-        } => create(file, keys.as_ref(), *if_missing, console),
+        Command::Create { file, keys, if_missing } => create(file, keys.as_ref(), *if_missing, console),
         Command::Status(master_key) => reencrypt::status(master_key, console).await,
         Command::Reencrypt(asked) => reencrypt::run(asked, console).await,
     }
@@ -84,18 +80,12 @@ fn write(
     keys: Option<&SecretString>,
     if_missing: bool,
 ) -> anyhow::Result<(&'static str, String)> {
-    let given = keys
-        .map(|keys| keys.expose_secret().trim())
-        .filter(|keys| !keys.is_empty());
+    let given = keys.map(|keys| keys.expose_secret().trim()).filter(|keys| !keys.is_empty());
     let content = match given {
         Some(keys) => entries(keys).collect::<Vec<_>>().join("\n"),
         None => format!("first:{}", BASE64_STANDARD.encode(rand::random::<[u8; 32]>())),
     };
-    let setting = if given.is_some() {
-        "MASTER_KEY"
-    } else {
-        "the new key"
-    };
+    let setting = if given.is_some() { "MASTER_KEY" } else { "the new key" };
     Vault::parse(&content.as_str().into()).map_err(|cause| MasterKeyError::Vault { setting, cause })?;
     let content = format!("{content}\n");
 
@@ -110,10 +100,7 @@ fn write(
             if !secret_file::make(file, &content)? {
                 bail!("another process created {path} just now");
             }
-            (
-                "created",
-                format!("{path} is created. Keep a copy of it elsewhere"),
-            )
+            ("created", format!("{path} is created. Keep a copy of it elsewhere"))
         }
         Some(_) if !if_missing => bail!(
             "{path} exists; a master key is never overwritten, because the values under it could not be read again"
@@ -135,9 +122,7 @@ fn write(
 
 /// The `<id>:<key>` entries of a text, as services parse them.
 fn entries(text: &str) -> impl Iterator<Item = &str> {
-    text.split(['\n', ','])
-        .map(str::trim)
-        .filter(|entry| !entry.is_empty() && !entry.starts_with('#'))
+    text.split(['\n', ',']).map(str::trim).filter(|entry| !entry.is_empty() && !entry.starts_with('#'))
 }
 
 #[cfg(test)]
@@ -162,10 +147,7 @@ mod tests {
 
         let other = format!("second:{}", BASE64_STANDARD.encode([2; 32]));
         let refused = create(&file, Some(&other), true).unwrap_err().to_string();
-        assert!(
-            refused.contains("holds a key that MASTER_KEY doesn't"),
-            "{refused}"
-        );
+        assert!(refused.contains("holds a key that MASTER_KEY doesn't"), "{refused}");
         assert_eq!(fs::read_to_string(&file).unwrap(), first);
         create(&file, Some(&format!("{other},{first}")), true).unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), format!("{other}\n{first}"));

@@ -65,10 +65,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         Ok(found) | Err(SchemaError::Behind { found, .. }) => found,
         Err(error) => return Err(error.into()),
     };
-    let patience = Patience {
-        lock_timeout: command.lock_timeout,
-        give_up: command.give_up,
-    };
+    let patience = Patience { lock_timeout: command.lock_timeout, give_up: command.give_up };
     // Runs also if nothing is missing: it compares the applied migrations with the migrations of this version.
     let say = |wait: &Wait| eprintln!("esimctl: {wait}");
     let version = schema::apply(&mut connection, schema::migrations(), patience, say)
@@ -87,21 +84,18 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             .context("the roles lack their privileges; only the owner of the tables can grant them")?
     };
     let roles: Vec<&str> = roles.iter().map(|role| role.name).collect();
-    console.print(
-        &json!({ "schema_version": version, "was": was, "roles": roles }),
-        || {
-            let state = if was == version {
-                format!("the schema is at version {version} already")
-            } else {
-                format!("the schema is at version {version}, it was at {was}")
-            };
-            match roles.as_slice() {
-                [] if newer => format!("{state}; the roles keep the privileges of that version"),
-                [] => format!("{state}; there are no roles for the stages"),
-                roles => format!("{state}; roles: {}", roles.join(", ")),
-            }
-        },
-    )
+    console.print(&json!({ "schema_version": version, "was": was, "roles": roles }), || {
+        let state = if was == version {
+            format!("the schema is at version {version} already")
+        } else {
+            format!("the schema is at version {version}, it was at {was}")
+        };
+        match roles.as_slice() {
+            [] if newer => format!("{state}; the roles keep the privileges of that version"),
+            [] => format!("{state}; there are no roles for the stages"),
+            roles => format!("{state}; roles: {}", roles.join(", ")),
+        }
+    })
 }
 
 async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::Result<()> {
@@ -111,10 +105,7 @@ async fn set_passwords(connection: &mut PgConnection, folder: &Path) -> anyhow::
             std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
         let password = text.trim_end_matches('\n');
         if password.is_empty() || !password.bytes().all(|byte| byte.is_ascii_graphic()) {
-            bail!(
-                "{} must hold a password of ASCII characters without spaces",
-                file.display()
-            );
+            bail!("{} must hold a password of ASCII characters without spaces", file.display());
         }
         let verifier = scram::secret(password, rand::random());
         match schema::set_password(connection, role, &verifier).await {

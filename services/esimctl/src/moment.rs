@@ -11,9 +11,7 @@ pub fn past(text: &str) -> Result<OffsetDateTime, String> {
     let age = runtime::config::duration(text)
         .map_err(|_| "write it like `2025-01-29T12:00:00Z` or `2h`".to_owned())?;
     let age = time::Duration::try_from(age).map_err(|_| "that is too long ago".to_owned())?;
-    clock::now()
-        .checked_sub(age)
-        .ok_or_else(|| "that is too long ago".to_owned())
+    clock::now().checked_sub(age).ok_or_else(|| "that is too long ago".to_owned())
 }
 
 #[cfg(test)]
@@ -24,10 +22,7 @@ mod tests {
 
     #[test]
     fn a_past_moment_is_a_time_or_an_age() {
-        assert_eq!(
-            past("2025-01-29T13:00:00+01:00").unwrap(),
-            datetime!(2025-01-29 12:00 UTC)
-        );
+        assert_eq!(past("2025-01-29T13:00:00+01:00").unwrap(), datetime!(2025-01-29 12:00 UTC));
         let before = clock::now();
         let then = past("2h").unwrap();
         let age = before - then..=clock::now() - then;

@@ -39,15 +39,8 @@ const MOST_FAULTS: usize = 10;
 const LONGEST_TEXT: usize = 255;
 /// The longest details as JSON, in bytes.
 const LONGEST_DETAILS: usize = 4 << 10;
-const FIELDS: [&str; 7] = [
-    "option_id",
-    "name",
-    "provider",
-    "provider_option_id",
-    "environment",
-    "enabled",
-    "details",
-];
+const FIELDS: [&str; 7] =
+    ["option_id", "name", "provider", "provider_option_id", "environment", "enabled", "details"];
 
 #[derive(Subcommand, Clone, Debug)]
 pub enum Command {
@@ -97,15 +90,9 @@ fn read(file: &str) -> anyhow::Result<String> {
     } else {
         &mut File::open(file).with_context(|| format!("cannot open {file}"))?
     };
-    let length = source
-        .take(LARGEST + 1)
-        .read_to_string(&mut text)
-        .with_context(|| format!("cannot read {file}"))?;
-    ensure!(
-        length as u64 <= LARGEST,
-        "{file} is larger than {} MiB; split it",
-        LARGEST >> 20
-    );
+    let length =
+        source.take(LARGEST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {file}"))?;
+    ensure!(length as u64 <= LARGEST, "{file} is larger than {} MiB; split it", LARGEST >> 20);
     Ok(text)
 }
 
@@ -128,11 +115,7 @@ fn parse(text: &str) -> anyhow::Result<Vec<ProductOption>> {
             faults.push(format!("options[{index}] is not an object"));
             continue;
         };
-        let mut fields = Fields {
-            faults: &mut faults,
-            index,
-            values,
-        };
+        let mut fields = Fields { faults: &mut faults, index, values };
         let Some(option) = fields.read() else {
             continue;
         };
@@ -160,8 +143,7 @@ struct Fields<'a> {
 
 impl Fields<'_> {
     fn fault(&mut self, field: &str, what: &str) {
-        self.faults
-            .push(format!("options[{}] {field} {what}", self.index));
+        self.faults.push(format!("options[{}] {field} {what}", self.index));
     }
 
     /// `None` means that a fault was recorded.
@@ -296,9 +278,7 @@ mod tests {
     }
 
     fn fault(entries: &Value) -> String {
-        parse(&json!({ "options": entries }).to_string())
-            .unwrap_err()
-            .to_string()
+        parse(&json!({ "options": entries }).to_string()).unwrap_err().to_string()
     }
 
     #[test]
@@ -347,23 +327,14 @@ mod tests {
             "options[1] option_id is the same as in options[0]; options[2] is not an object; options[3] name is missing"
         );
         let many = fault(&Value::Array(vec![json!({}); 3]));
-        assert!(
-            many.ends_with("options[1] environment is missing; and 5 more"),
-            "{many}"
-        );
+        assert!(many.ends_with("options[1] environment is missing; and 5 more"), "{many}");
     }
 
     #[test]
     fn a_file_of_another_shape_is_refused() {
-        for bad in [
-            "",
-            "[]",
-            "{}",
-            "null",
-            r#"{"options": {}}"#,
-            r#"{"options": [], "more": 1}"#,
-            "{\"options\": [",
-        ] {
+        for bad in
+            ["", "[]", "{}", "null", r#"{"options": {}}"#, r#"{"options": [], "more": 1}"#, "{\"options\": ["]
+        {
             assert!(parse(bad).is_err(), "{bad}");
         }
     }

@@ -60,14 +60,10 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
 }
 
 fn describe(order: &OrderView) -> String {
-    let refused = if order.refused {
-        " (refused with 422; nothing was bought)"
-    } else {
-        ""
-    };
-    let erased = order.erased_at.map_or_else(String::new, |at| {
-        format!(" (erased {}: ids, states and times are left)", utc(at))
-    });
+    let refused = if order.refused { " (refused with 422; nothing was bought)" } else { "" };
+    let erased = order
+        .erased_at
+        .map_or_else(String::new, |at| format!(" (erased {}: ids, states and times are left)", utc(at)));
     let head = properties(&[
         ("order_id", order.order_id.to_string()),
         ("external_order_id", order.external_order_id.clone()),
@@ -97,10 +93,7 @@ fn placement_row(order: &OrderView, index: usize, placement: &PlacementView) -> 
         ("state", placement.state.clone()),
         ("attempt", placement.attempt.to_string()),
         ("attempted", stage(order, accepted, attempted)),
-        (
-            "placed",
-            stage(order, attempted.or(accepted), placement.placed_at),
-        ),
+        ("placed", stage(order, attempted.or(accepted), placement.placed_at)),
     ]
 }
 
@@ -124,13 +117,8 @@ fn topup_row(order: &OrderView, topup: &TopupView) -> Row<8> {
 /// One line for each placement or topup that needed a retry, failed or waits.
 fn notes(order: &OrderView) -> Vec<String> {
     let placements = order.placements.iter().enumerate().map(|(index, placement)| {
-        let due = placement
-            .redrive_at
-            .map(|at| format!("redrive {}", moment_after(order.created_at, at)));
-        (
-            format!("placement {}", index + 1),
-            list([placement.reason.clone(), due]),
-        )
+        let due = placement.redrive_at.map(|at| format!("redrive {}", moment_after(order.created_at, at)));
+        (format!("placement {}", index + 1), list([placement.reason.clone(), due]))
     });
     let topups = order.topups.iter().map(|topup| {
         let erased = topup.erased_at.map(|at| format!("profile erased {}", utc(at)));
@@ -170,9 +158,7 @@ fn webhook_attempts(order: &OrderView, topup: &TopupView) -> Option<String> {
         Some(format!("{attempts} webhook attempt{plural}")),
         status,
         topup.delivery_error.clone().filter(|_| !delivered),
-        topup
-            .delivery_due_at
-            .map(|at| format!("next {}", moment_after(order.created_at, at))),
+        topup.delivery_due_at.map(|at| format!("next {}", moment_after(order.created_at, at))),
     ]))
 }
 

@@ -93,14 +93,8 @@ mod tests {
     fn the_date_is_shown_when_it_changed() {
         let start = datetime!(2025-01-29 23:59:59.5 UTC);
         assert_eq!(moment(start), "2025-01-29 23:59:59.500");
-        assert_eq!(
-            moment_after(start, start + Duration::milliseconds(7)),
-            "23:59:59.507"
-        );
-        assert_eq!(
-            moment_after(start, start + Duration::SECOND),
-            "2025-01-30 00:00:00.500"
-        );
+        assert_eq!(moment_after(start, start + Duration::milliseconds(7)), "23:59:59.507");
+        assert_eq!(moment_after(start, start + Duration::SECOND), "2025-01-30 00:00:00.500");
     }
 
     #[test]

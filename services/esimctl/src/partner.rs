@@ -239,11 +239,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let partner = find(&mut console.connect().await?, &which.partner).await?;
             console.print(&partner, || describe(&partner))
         }
-        Command::SetWebhook {
-            which,
-            endpoint,
-            http,
-        } => set_webhook(which, endpoint, *http, console).await,
+        Command::SetWebhook { which, endpoint, http } => set_webhook(which, endpoint, *http, console).await,
         Command::SetEvents { which, events } => {
             let set = async |connection: &mut PgConnection, id| {
                 partners::set_events(connection, id, &events.events).await
@@ -366,10 +362,9 @@ async fn change(
 fn row(partner: &Partner) -> Row<6> {
     let mut state = state(partner);
     // Old keys and secrets that are still valid.
-    for (what, until) in [
-        ("keys", partner.old_keys_until),
-        ("webhook secret", partner.old_webhook_secret_until),
-    ] {
+    for (what, until) in
+        [("keys", partner.old_keys_until), ("webhook secret", partner.old_webhook_secret_until)]
+    {
         if let Some(until) = until {
             state = format!("{state}, old {what} until {}", utc(until));
         }
@@ -394,25 +389,16 @@ fn describe(partner: &Partner) -> String {
         ("name", Some(partner.name.clone())),
         ("environment", Some(partner.environment.clone())),
         ("access_key", Some(partner.access_key.clone())),
-        (
-            "old access_key",
-            old_keys.map(|(key, until)| format!("{key} until {}", utc(until))),
-        ),
+        ("old access_key", old_keys.map(|(key, until)| format!("{key} until {}", utc(until)))),
         ("state", Some(state(partner))),
         ("webhook_url", Some(or_dash(partner.webhook_url.as_ref()))),
         ("webhook events", events),
-        (
-            "old webhook_secret",
-            old_secret.map(|until| format!("until {}", utc(until))),
-        ),
+        ("old webhook_secret", old_secret.map(|until| format!("until {}", utc(until)))),
         ("max_in_flight", limit(partner.max_in_flight)),
         ("requests_per_second", limit(partner.requests_per_second)),
         ("orders_per_second", limit(partner.orders_per_second)),
         ("units_per_second", limit(partner.units_per_second)),
-        (
-            "signed body",
-            partner.signed_body_required.then(|| "required".to_owned()),
-        ),
+        ("signed body", partner.signed_body_required.then(|| "required".to_owned())),
         ("created", Some(utc(partner.created_at))),
     ];
     let known = rows.into_iter().filter_map(|(name, value)| Some((name, value?)));

@@ -98,26 +98,16 @@ impl Found {
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let mut connection = console.connect().await?;
     match command {
-        Command::List {
-            state,
-            provider,
-            limit,
-        } => {
+        Command::List { state, provider, limit } => {
             let found = placements::list(&mut connection, *state, provider.as_deref(), *limit).await?;
             console.print(&json!({ "placements": found }), || list(&found, *limit))
         }
-        Command::Resolve {
-            placement_id,
-            found,
-            confirm,
-        } => {
+        Command::Resolve { placement_id, found, confirm } => {
             let (resolution, command) = found.resolution();
             let target = format!("placement {placement_id}");
             let resolve = async |mode: Mode<'_>| {
                 let resolved = placements::resolve(&mut connection, *placement_id, resolution, mode);
-                resolved
-                    .await
-                    .map_err(|error| not_resolved(*placement_id, &error))
+                resolved.await.map_err(|error| not_resolved(*placement_id, &error))
             };
             let print = |resolved: &Resolved, dry_run| {
                 let text = if dry_run { preview } else { describe };

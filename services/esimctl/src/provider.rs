@@ -70,11 +70,7 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
             let none = "There are no providers yet: a provisioner adds its own when it starts.";
             return console.print(&json!({ "providers": all }), || console::list(&all, none, row));
         }
-        Command::Open {
-            name,
-            duration,
-            reason,
-        } => {
+        Command::Open { name, duration, reason } => {
             let opened = providers::open(&mut connection, name, *duration, reason);
             (name, opened.await?)
         }
@@ -99,10 +95,7 @@ fn row(breaker: &ProviderBreaker) -> Row<6> {
 fn describe(breaker: &ProviderBreaker) -> String {
     let name = printable(&breaker.name);
     match breaker.open_until {
-        Some(until) => format!(
-            "nothing new is sent to {name} until {}; its work waits",
-            utc(until)
-        ),
+        Some(until) => format!("nothing new is sent to {name} until {}; its work waits", utc(until)),
         None => format!("the work of {name} goes on"),
     }
 }

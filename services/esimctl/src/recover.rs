@@ -41,11 +41,7 @@ pub struct Command {
 pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
     let park = command.park_unanswered;
     let mut connection = console.connect().await?;
-    let target = if park {
-        "all placements, --park-unanswered"
-    } else {
-        "all placements"
-    };
+    let target = if park { "all placements, --park-unanswered" } else { "all placements" };
     let recover = async |mode: Mode<'_>| Ok(recover::recover(&mut connection, park, mode).await?);
     let preview = |recovered: &Recovered| describe(recovered, park, true);
     let print = |recovered: &Recovered, dry_run| {
@@ -55,20 +51,11 @@ pub async fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         console.print(&shown, || describe(recovered, park, dry_run))
     };
     let confirm = &command.confirm;
-    confirm
-        .carry_out("recover", target, recover, preview, print)
-        .await
+    confirm.carry_out("recover", target, recover, preview, print).await
 }
 
 fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
-    let Recovered {
-        accepted,
-        placing,
-        parked,
-        unanswered,
-        parked_before,
-        newest_order_at,
-    } = recovered;
+    let Recovered { accepted, placing, parked, unanswered, parked_before, newest_order_at } = recovered;
     let verb = if preview { "would be moved" } else { "moved" };
     let mut lines = vec![format!(
         "{} placements {verb}: {accepted} were accepted, {placing} were placing; {} of them will be looked up, {parked} are parked",
@@ -76,10 +63,7 @@ fn describe(recovered: &Recovered, park: bool, preview: bool) -> String {
         accepted + placing - parked,
     )];
     match newest_order_at {
-        Some(at) => lines.push(format!(
-            "The newest order is of {}; later orders are lost",
-            utc(*at)
-        )),
+        Some(at) => lines.push(format!("The newest order is of {}; later orders are lost", utc(*at))),
         None => lines.push("There are no orders".to_owned()),
     }
     if *parked_before > 0 {

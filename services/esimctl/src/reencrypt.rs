@@ -74,12 +74,7 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
             let key = Some(id.to_owned());
             if !rows.iter().any(|row| row.key == key) {
                 let usage = usages.remove(&key).unwrap_or_default();
-                rows.push(Row {
-                    key: key.clone(),
-                    configured: true,
-                    usage,
-                    ..Row::default()
-                });
+                rows.push(Row { key: key.clone(), configured: true, usage, ..Row::default() });
             }
             let row = rows.iter_mut().find(|row| row.key == key);
             if let Some(row) = row.filter(|_| index == 0) {
@@ -88,11 +83,7 @@ pub async fn status(keys: &MasterKeyConfig, console: &Console) -> anyhow::Result
             }
         }
     }
-    rows.extend(usages.into_iter().map(|(key, usage)| Row {
-        key,
-        usage,
-        ..Row::default()
-    }));
+    rows.extend(usages.into_iter().map(|(key, usage)| Row { key, usage, ..Row::default() }));
     console.print(&json!({ "keys": rows, "left": left }), || {
         let table = table(rows.iter().map(cells));
         match left {
@@ -194,11 +185,7 @@ fn describe(key: &str, reencrypted: u64, failed: &[Failed], left: u64) -> String
     )];
     if !failed.is_empty() {
         let rows = failed.iter().take(NAMED).map(|one| {
-            [
-                ("failed", one.what.to_owned()),
-                ("id", one.id.clone()),
-                ("reason", one.reason.clone()),
-            ]
+            [("failed", one.what.to_owned()), ("id", one.id.clone()), ("reason", one.reason.clone())]
         });
         lines.push(table(rows));
     }

@@ -117,8 +117,5 @@ async fn set(asked: &Set, console: &Console) -> anyhow::Result<()> {
         console.print(&shown, || said(if dry_run { "would be" } else { "are" }))
     };
     let target = format!("{class} of {whose}: {new}");
-    asked
-        .confirm
-        .carry_out("retention set", &target, set, preview, print)
-        .await
+    asked.confirm.carry_out("retention set", &target, set, preview, print).await
 }

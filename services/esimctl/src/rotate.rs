@@ -59,10 +59,7 @@ pub struct Rotate {
 
 impl Rotate {
     fn overlap(&self) -> Overlap {
-        Overlap {
-            lasts: self.overlap,
-            keep_old: self.keep_old,
-        }
+        Overlap { lasts: self.overlap, keep_old: self.keep_old }
     }
 }
 
@@ -82,11 +79,7 @@ pub async fn keys(rotate: &Rotate, console: &Console) -> anyhow::Result<()> {
         let partner = find(&mut connection, &rotate.which.partner).await?;
         return refused(&partner, ("keys", "are"), partner.old_keys_until);
     };
-    let old = if rotate.keep_old {
-        partner.old_access_key
-    } else {
-        Some(partner.access_key)
-    };
+    let old = if rotate.keep_old { partner.old_access_key } else { Some(partner.access_key) };
     let old_access_key = until.and(old);
     let old_stays = match (&old_access_key, until) {
         (Some(old), Some(until)) => format!("{old} and its key stay valid until {}", utc(until)),

@@ -13,9 +13,7 @@ use tempfile::{NamedTempFile, PersistError};
 pub fn make(path: &Path, content: &str) -> anyhow::Result<bool> {
     match put(path, content, |unfinished| unfinished.persist_noclobber(path)) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        made => made
-            .map(|()| true)
-            .with_context(|| format!("cannot write {}", path.display())),
+        made => made.map(|()| true).with_context(|| format!("cannot write {}", path.display())),
     }
 }
 

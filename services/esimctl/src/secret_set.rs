@@ -53,11 +53,7 @@ pub struct Create {
     #[arg(long, env = "SANDBOX_CALLBACK_TOKEN", hide_env_values = true)]
     sandbox_callback_token: Option<SecretString>,
     /// Base URL of the sandbox provider's callbacks; the token follows it
-    #[arg(
-        long,
-        env = "SANDBOX_CALLBACK_BASE",
-        default_value = "http://provisioner:8082/callbacks/sandbox/"
-    )]
+    #[arg(long, env = "SANDBOX_CALLBACK_BASE", default_value = "http://provisioner:8082/callbacks/sandbox/")]
     sandbox_callback_base: String,
     /// The password of Grafana's admin [default: a random one]
     #[arg(long, env = "GRAFANA_PASSWORD", hide_env_values = true)]
@@ -91,10 +87,7 @@ pub fn run(command: &Command, console: &Console) -> anyhow::Result<()> {
         share(folder, into, &asked.sandbox_callback_base)?;
     }
     console.print(&json!({ "folder": folder, "shares": asked.into }), || {
-        format!(
-            "{} holds all secrets. Keep a copy of it elsewhere",
-            folder.display()
-        )
+        format!("{} holds all secrets. Keep a copy of it elsewhere", folder.display())
     })
 }
 
@@ -112,10 +105,7 @@ fn random(folder: &Path, name: &str) -> anyhow::Result<()> {
 /// Writes a secret that a given value may replace: the programs that use it read it only when they start.
 fn changeable(folder: &Path, name: &str, given: Option<&SecretString>, random: &str) -> anyhow::Result<()> {
     let path = folder.join(name);
-    match given
-        .map(ExposeSecret::expose_secret)
-        .filter(|given| !given.is_empty())
-    {
+    match given.map(ExposeSecret::expose_secret).filter(|given| !given.is_empty()) {
         Some(given) if given.contains(['\n', '\r']) => {
             bail!("{name} has a line break, which the file can't hold")
         }
@@ -147,11 +137,7 @@ fn master_keys(folder: &Path, given: Option<&SecretString>) -> anyhow::Result<()
 
 fn keys_for(folder: &Path, purpose: &str) -> PathBuf {
     let own = folder.join(format!("master-{purpose}.key"));
-    if own.exists() {
-        own
-    } else {
-        folder.join("master.key")
-    }
+    if own.exists() { own } else { folder.join("master.key") }
 }
 
 /// The mode of a file that only its owner reads.
@@ -360,11 +346,9 @@ mod tests {
         fs::write(all.join("password"), "old\n").unwrap();
         create(folder.path(), &[]).unwrap();
         let shares = files(&folder.path().join("shares"));
-        for file in [
-            "ingress/master-partners.key",
-            "provisioner/master-profiles.key",
-            "notifier/master-webhooks.key",
-        ] {
+        for file in
+            ["ingress/master-partners.key", "provisioner/master-profiles.key", "notifier/master-webhooks.key"]
+        {
             assert_eq!(shares[file], key, "{file}");
         }
         assert_eq!(shares["postgres/password"], "old\n");

@@ -25,10 +25,7 @@ impl TypedValueParser for WebhookUrlParser {
         let text = StringValueParser::new().parse_ref(command, argument, value)?;
         text.parse().map_err(|error| {
             let flag = argument.and_then(Arg::get_long).unwrap_or("url");
-            clap::Error::raw(
-                ErrorKind::ValueValidation,
-                format!("invalid value for '--{flag}': {error}\n"),
-            )
+            clap::Error::raw(ErrorKind::ValueValidation, format!("invalid value for '--{flag}': {error}\n"))
         })
     }
 }

@@ -59,19 +59,12 @@ pub(crate) struct Place {
 
 impl Places {
     fn new(capacity: u64) -> Arc<Self> {
-        Arc::new(Self {
-            capacity,
-            taken: Mutex::default(),
-        })
+        Arc::new(Self { capacity, taken: Mutex::default() })
     }
 
     fn take(self: &Arc<Self>, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<Place, Full> {
         self.add(partner, weight, own)?;
-        Ok(Place {
-            places: Arc::clone(self),
-            partner,
-            weight,
-        })
+        Ok(Place { places: Arc::clone(self), partner, weight })
     }
 
     fn add(&self, partner: PartnerId, weight: u64, own: Option<u64>) -> Result<(), Full> {
@@ -159,13 +152,7 @@ impl Admission {
         gauge("esim.self_service.in_flight", description, &self_service).build();
         let description = "Requests of sandbox accounts that wait for webhooks";
         gauge("esim.listeners", description, &listeners).build();
-        Self {
-            in_flight,
-            memory,
-            self_service,
-            listeners,
-            rates: Rates::new(limits, max_units),
-        }
+        Self { in_flight, memory, self_service, listeners, rates: Rates::new(limits, max_units) }
     }
 
     /// Admits a request whose body has at most `body` bytes, before the body is read.
@@ -180,11 +167,7 @@ impl Admission {
             Full::Own => too_many(own.unwrap_or_default()),
         })?;
         let memory = self.memory.take(partner.id, body, None).map_err(memory)?;
-        Ok(Admitted {
-            _in_flight: in_flight,
-            memory,
-            rates,
-        })
+        Ok(Admitted { _in_flight: in_flight, memory, rates })
     }
 
     /// Admits a request other than an order. It counts as a request, and it takes no place of an order.

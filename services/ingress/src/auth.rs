@@ -71,33 +71,22 @@ impl Authenticator {
     /// Counts a failed check under `reason`, and returns the 401.
     fn denied(&self, reason: &'static str, code: Code, message: impl Into<String>) -> ApiError {
         self.metrics.auth_failure(reason);
-        ApiError::Unauthorized {
-            reason,
-            code,
-            message: message.into(),
-        }
+        ApiError::Unauthorized { reason, code, message: message.into() }
     }
 
     /// Checks the head of a request. Its body is checked by [`Authenticator::body`].
     pub(crate) async fn head(&self, parts: &Parts) -> Result<Signed, ApiError> {
         let names = &self.names;
-        for name in [
-            &names.access_key,
-            &names.signature,
-            &names.timestamp,
-            &names.content_sha256,
-        ] {
+        for name in [&names.access_key, &names.signature, &names.timestamp, &names.content_sha256] {
             if parts.headers.get_all(name.as_str()).iter().nth(1).is_some() {
                 let message = format!("Header {} is repeated", name.to_ascii_lowercase());
                 return Err(ApiError::bad_request(Code::RepeatedHeader, message));
             }
         }
         let header = |name: &str| parts.headers.get(name).filter(|value| !is_blank(value));
-        let (Some(access_key), Some(signature), Some(timestamp)) = (
-            header(&names.access_key),
-            header(&names.signature),
-            header(&names.timestamp),
-        ) else {
+        let (Some(access_key), Some(signature), Some(timestamp)) =
+            (header(&names.access_key), header(&names.signature), header(&names.timestamp))
+        else {
             let message = "Missing required authentication headers.";
             return Err(self.denied("missing_header", Code::AuthenticationHeaderMissing, message));
         };
@@ -166,10 +155,7 @@ impl Authenticator {
             }
             return Ok(Signed { partner, body: None });
         };
-        let body = Some(SignedBody {
-            digest: digest.clone(),
-            once: Use::of(&parts.method, at, signature),
-        });
+        let body = Some(SignedBody { digest: digest.clone(), once: Use::of(&parts.method, at, signature) });
         Ok(Signed { partner, body })
     }
 

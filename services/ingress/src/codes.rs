@@ -243,11 +243,7 @@ pub(crate) struct Named {
 
 impl From<Code> for Named {
     fn from(code: Code) -> Self {
-        Self {
-            code,
-            item: None,
-            parameter: None,
-        }
+        Self { code, item: None, parameter: None }
     }
 }
 
@@ -337,10 +333,7 @@ mod tests {
             std::fs::write(path, markdown()).unwrap();
         }
         let stored = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(
-            stored == markdown(),
-            "docs/errors.md is old: run this test with UPDATE_DOCS=1"
-        );
+        assert!(stored == markdown(), "docs/errors.md is old: run this test with UPDATE_DOCS=1");
     }
 
     #[test]
@@ -354,15 +347,9 @@ mod tests {
 
     #[test]
     fn links_name_each_section_once() {
-        let of_item = |item| Named {
-            item: Some(item),
-            ..Code::QtyInvalid.into()
-        };
+        let of_item = |item| Named { item: Some(item), ..Code::QtyInvalid.into() };
         let errors = [of_item(1), of_item(2), Code::TooManyUnits.into()];
-        assert_eq!(
-            header(&errors),
-            "qty_invalid; item=1, qty_invalid; item=2, too_many_units"
-        );
+        assert_eq!(header(&errors), "qty_invalid; item=1, qty_invalid; item=2, too_many_units");
         assert_eq!(
             links("https://a.example/errors", &errors).unwrap(),
             "<https://a.example/errors#qty_invalid>; rel=\"help\", <https://a.example/errors#too_many_units>; rel=\"help\""

@@ -95,9 +95,7 @@ impl Connection {
     }
 
     fn is_too_late(&self) -> bool {
-        self.leaving()
-            .iter()
-            .any(|answer| answer.deadline <= Instant::now())
+        self.leaving().iter().any(|answer| answer.deadline <= Instant::now())
     }
 
     fn have_left(&self) {
@@ -139,11 +137,7 @@ pub(crate) fn answer_body(
     deadline: Instant,
     left: oneshot::Sender<()>,
 ) -> Body {
-    Body::new(AnswerBody {
-        bytes: Some(bytes),
-        connection,
-        leaving: Some(Leaving { deadline, left }),
-    })
+    Body::new(AnswerBody { bytes: Some(bytes), connection, leaving: Some(Leaving { deadline, left }) })
 }
 
 impl http_body::Body for AnswerBody {
@@ -289,19 +283,15 @@ impl Socket {
 /// responses are recognized by their id.
 fn made_up(head: &[u8]) -> Option<(StatusCode, Code, &'static str)> {
     const ID: &[u8] = b"x-request-id:";
-    let status = head
-        .strip_prefix(b"HTTP/1.1 ")
-        .or(head.strip_prefix(b"HTTP/1.0 "))?;
+    let status = head.strip_prefix(b"HTTP/1.1 ").or(head.strip_prefix(b"HTTP/1.0 "))?;
     if status.first() != Some(&b'4') || head.windows(ID.len()).any(|window| window == ID) {
         return None;
     }
     match StatusCode::from_bytes(status.get(..3)?).ok()? {
         status @ StatusCode::URI_TOO_LONG => Some((status, Code::UriTooLong, "Request URI is too long")),
-        status @ StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => Some((
-            status,
-            Code::HeadTooLarge,
-            "Request head is too large or has too many headers",
-        )),
+        status @ StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => {
+            Some((status, Code::HeadTooLarge, "Request head is too large or has too many headers"))
+        }
         status => Some((status, Code::Malformed, "Malformed HTTP request")),
     }
 }

@@ -178,8 +178,7 @@ impl Directory {
             signed_body_required,
             until: None,
         };
-        self.partners_mut()
-            .learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
+        self.partners_mut().learn(partner.id, 1, vec![(access_key.to_owned(), partner)]);
     }
 
     /// Waits for the turn to query. While the database is away, many requests wait here.
@@ -226,9 +225,8 @@ impl Directory {
         }
         let _turn = turn?;
         if self.look_ups.check().is_ok() {
-            let found = self
-                .database
-                .run(async |connection| store::options::by_ids(connection, &missing).await);
+            let found =
+                self.database.run(async |connection| store::options::by_ids(connection, &missing).await);
             for (option, _) in found.await? {
                 known.insert(option.option_id, self.learn_option(option));
             }
@@ -251,8 +249,7 @@ impl Directory {
             (keys.access_key.clone(), partner)
         };
         let keys = credentials.keys.iter().map(partner).collect();
-        self.partners_mut()
-            .learn(credentials.partner_id, credentials.version, keys);
+        self.partners_mut().learn(credentials.partner_id, credentials.version, keys);
     }
 
     fn open(&self, partner_id: PartnerId, sealed: Option<&[u8]>) -> Key {

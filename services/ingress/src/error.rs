@@ -29,42 +29,24 @@ pub(crate) struct Fault {
 impl Fault {
     /// An error of the whole request.
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
-        Self {
-            code,
-            items: Vec::new(),
-            parameter: None,
-            message: message.into(),
-        }
+        Self { code, items: Vec::new(), parameter: None, message: message.into() }
     }
 
     /// An error of one item.
     pub(crate) fn of_item(index: usize, code: Code, message: impl Into<String>) -> Self {
-        Self {
-            items: vec![index],
-            ..Self::new(code, message)
-        }
+        Self { items: vec![index], ..Self::new(code, message) }
     }
 
     /// An error of one parameter.
     pub(crate) fn of_parameter(name: &'static str, code: Code, message: impl Into<String>) -> Self {
-        Self {
-            parameter: Some(name),
-            ..Self::new(code, message)
-        }
+        Self { parameter: Some(name), ..Self::new(code, message) }
     }
 
     /// The error for each item, or for the whole request.
     fn named(&self) -> impl Iterator<Item = Named> {
-        let named = Named {
-            code: self.code,
-            item: None,
-            parameter: self.parameter,
-        };
+        let named = Named { code: self.code, item: None, parameter: self.parameter };
         let whole = self.items.is_empty().then_some(named);
-        let of_items = self.items.iter().map(move |index| Named {
-            item: Some(*index),
-            ..named
-        });
+        let of_items = self.items.iter().map(move |index| Named { item: Some(*index), ..named });
         whole.into_iter().chain(of_items)
     }
 }
@@ -72,37 +54,19 @@ impl Fault {
 #[derive(Debug)]
 pub(crate) enum ApiError {
     /// A 4xx with one error.
-    Plain {
-        status: StatusCode,
-        code: Code,
-        message: Cow<'static, str>,
-    },
+    Plain { status: StatusCode, code: Code, message: Cow<'static, str> },
     /// 404.
     NotFound,
     /// 401.
-    Unauthorized {
-        reason: &'static str,
-        code: Code,
-        message: String,
-    },
+    Unauthorized { reason: &'static str, code: Code, message: String },
     /// 422 with all errors of the request. Nothing is bought, now or later.
     Unprocessable(Vec<Fault>),
     /// 422: the provider rejected the order or could not be reached. Nothing is bought, now or later.
     Refused(Vec<Fault>),
     /// 429: a limit of the partner is used up for `wait`.
-    Limited {
-        code: Code,
-        reason: &'static str,
-        message: Cow<'static, str>,
-        limit: u32,
-        wait: Duration,
-    },
+    Limited { code: Code, reason: &'static str, message: Cow<'static, str>, limit: u32, wait: Duration },
     /// 503: this request stored nothing.
-    Unavailable {
-        code: Code,
-        reason: &'static str,
-        message: &'static str,
-    },
+    Unavailable { code: Code, reason: &'static str, message: &'static str },
     /// 500. The cause is logged and not part of the response.
     Internal(anyhow::Error),
 }
@@ -123,11 +87,7 @@ const MOST_CODES: usize = 20;
 
 impl ApiError {
     pub(crate) fn plain(status: StatusCode, code: Code, message: impl Into<Cow<'static, str>>) -> Self {
-        Self::Plain {
-            status,
-            code,
-            message: message.into(),
-        }
+        Self::Plain { status, code, message: message.into() }
     }
 
     pub(crate) fn bad_request(code: Code, message: impl Into<Cow<'static, str>>) -> Self {
@@ -151,22 +111,12 @@ impl ApiError {
 
     /// 429: the last such request was a moment ago.
     pub(crate) fn too_soon(code: Code, message: &'static str, wait: Duration) -> Self {
-        Self::Limited {
-            code,
-            reason: code.name(),
-            message: message.into(),
-            limit: 1,
-            wait,
-        }
+        Self::Limited { code, reason: code.name(), message: message.into(), limit: 1, wait }
     }
 
     /// 503: this process is overloaded.
     pub(crate) const fn overloaded(reason: &'static str, message: &'static str) -> Self {
-        Self::Unavailable {
-            code: Code::Overloaded,
-            reason,
-            message,
-        }
+        Self::Unavailable { code: Code::Overloaded, reason, message }
     }
 
     pub(crate) fn internal(error: impl Into<anyhow::Error>) -> Self {
@@ -175,10 +125,7 @@ impl ApiError {
 
     fn reason(&self) -> &'static str {
         match self {
-            Self::Plain {
-                code: Code::MethodNotAllowed,
-                ..
-            } => "method",
+            Self::Plain { code: Code::MethodNotAllowed, .. } => "method",
             Self::Plain { code, .. } => code.name(),
             Self::NotFound => "not_found",
             Self::Unauthorized { reason, .. }
@@ -224,9 +171,9 @@ impl IntoResponse for ApiError {
                 let body = Json(json!({ "errors": messages }));
                 (StatusCode::UNPROCESSABLE_ENTITY, body).into_response()
             }
-            Self::Limited {
-                message, limit, wait, ..
-            } => limited(simple(StatusCode::TOO_MANY_REQUESTS, &message), limit, wait),
+            Self::Limited { message, limit, wait, .. } => {
+                limited(simple(StatusCode::TOO_MANY_REQUESTS, &message), limit, wait)
+            }
             Self::Unavailable { message, .. } => {
                 let headers = [(header::RETRY_AFTER, HeaderValue::from_static("1"))];
                 (headers, simple(StatusCode::SERVICE_UNAVAILABLE, message)).into_response()
@@ -236,11 +183,7 @@ impl IntoResponse for ApiError {
                 simple(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error")
             }
         };
-        response.extensions_mut().insert(Refusal {
-            reason,
-            errors,
-            cause,
-        });
+        response.extensions_mut().insert(Refusal { reason, errors, cause });
         response
     }
 }

@@ -31,10 +31,7 @@ use crate::{
 const ACCESS_KEY: &str = "ak_fuzz";
 const MASTER_KEY: &str = "fuzz:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const QR_KEY: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const LIMITS: Largest = Largest {
-    items: 100,
-    units: 1000,
-};
+const LIMITS: Largest = Largest { items: 100, units: 1000 };
 
 /// The parts of ingress that read untrusted bytes, without a database.
 pub struct Harness {
@@ -77,14 +74,7 @@ impl Default for Harness {
             Router::new().route(QR, get(qr::draw)).with_state(drawing)
         });
         drop(entered);
-        Self {
-            tokio,
-            authenticators,
-            secret,
-            open,
-            closed,
-            gate,
-        }
+        Self { tokio, authenticators, secret, open, closed, gate }
     }
 }
 
@@ -122,10 +112,8 @@ impl Harness {
         let covered = flag(2).then_some(digest);
 
         let Ok(uri) = Uri::try_from(target) else { return };
-        let mut request = Request::builder()
-            .method(method)
-            .uri(uri)
-            .header("x-service-access-key", ACCESS_KEY);
+        let mut request =
+            Request::builder().method(method).uri(uri).header("x-service-access-key", ACCESS_KEY);
         request = request.header("x-service-timestamp", timestamp);
         if let Some(digest) = covered {
             request = request.header("x-service-content-sha256", digest);
@@ -165,17 +153,10 @@ impl Harness {
                 continue;
             };
             assert!(!flag(4), "a repeated header");
-            assert_eq!(
-                right.as_deref().map(str::as_bytes),
-                Some(sent.as_bytes()),
-                "a wrong signature"
-            );
+            assert_eq!(right.as_deref().map(str::as_bytes), Some(sent.as_bytes()), "a wrong signature");
             assert!(covered.is_some() || !required, "an uncovered body");
             let accepted = authenticator.body(&head, body).is_ok();
-            assert!(
-                !accepted || covered.is_none_or(|digest| digest == computed.as_bytes()),
-                "another body"
-            );
+            assert!(!accepted || covered.is_none_or(|digest| digest == computed.as_bytes()), "another body");
         }
     }
 
@@ -185,10 +166,7 @@ impl Harness {
             return;
         };
         let ask = |router: &Router| {
-            let request = Request::builder()
-                .uri(uri.clone())
-                .body(Body::empty())
-                .expect("a request");
+            let request = Request::builder().uri(uri.clone()).body(Body::empty()).expect("a request");
             self.tokio.block_on(async {
                 let Ok(response) = router.clone().oneshot(request).await;
                 let status = response.status();
@@ -206,9 +184,7 @@ impl Harness {
         if with_mac == StatusCode::OK {
             let path = uri.path().trim_start_matches("/qr/");
             let (text, _) = path.rsplit_once('/').expect("a size");
-            let text = percent_encoding::percent_decode_str(text)
-                .decode_utf8()
-                .expect("a text");
+            let text = percent_encoding::percent_decode_str(text).decode_utf8().expect("a text");
             let code = ActivationCode::parse(&text).expect("a code");
             assert!(status == StatusCode::OK && self.gate.lets(&code, uri.query(), 0));
         }

@@ -110,17 +110,9 @@ impl Handshake {
     /// Starts to wait for an order's verdicts. Called before its jobs are published.
     pub(crate) fn wait_for(self: &Arc<Self>, order: &NewOrder) -> Waiting {
         let (sender, settled) = oneshot::channel();
-        let heard = Heard {
-            placements: order.placements.len(),
-            verdicts: Vec::new(),
-            settled: Some(sender),
-        };
+        let heard = Heard { placements: order.placements.len(), verdicts: Vec::new(), settled: Some(sender) };
         lock(&self.waiting).insert(order.order_id, heard);
-        Waiting {
-            handshake: Arc::clone(self),
-            order_id: order.order_id,
-            settled,
-        }
+        Waiting { handshake: Arc::clone(self), order_id: order.order_id, settled }
     }
 
     /// Receives verdicts and heartbeats. Continues during a stop, because orders may still wait. Returns
@@ -136,16 +128,8 @@ impl Handshake {
     fn take(&self, Verdicts::V2 { release_to, verdicts }: Verdicts) {
         let to: Arc<str> = release_to.into();
         let mut waiting = lock(&self.waiting);
-        for Verdict {
-            order_id,
-            placement_id,
-            said,
-        } in verdicts
-        {
-            let release = Release {
-                to: Arc::clone(&to),
-                placement_id,
-            };
+        for Verdict { order_id, placement_id, said } in verdicts {
+            let release = Release { to: Arc::clone(&to), placement_id };
             match waiting.get_mut(&order_id) {
                 Some(heard) => heard.add(said, release),
                 // The order no longer waits: its response has left, or its partner hung up.
@@ -155,12 +139,7 @@ impl Handshake {
     }
 
     fn hear(&self, heartbeat: Heartbeat) {
-        let Heartbeat::V1 {
-            provider,
-            instance,
-            verdict_ms,
-            lanes,
-        } = heartbeat;
+        let Heartbeat::V1 { provider, instance, verdict_ms, lanes } = heartbeat;
         let mut promises = lock(&self.promises);
         let Some(promises) = promises.get_mut(&provider) else {
             return;
@@ -198,9 +177,7 @@ impl Heard {
 
     fn said(&self) -> HashMap<PlacementId, Said> {
         let verdicts = self.verdicts.iter();
-        verdicts
-            .map(|(said, release)| (release.placement_id, *said))
-            .collect()
+        verdicts.map(|(said, release)| (release.placement_id, *said)).collect()
     }
 }
 

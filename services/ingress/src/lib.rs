@@ -147,15 +147,8 @@ fn moment(text: &str) -> Result<OffsetDateTime, String> {
 }
 
 fn brand(text: &str) -> Result<String, String> {
-    let token = !text.is_empty()
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    if token {
-        Ok(text.to_owned())
-    } else {
-        Err("only letters, digits and `-` are allowed".into())
-    }
+    let token = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    if token { Ok(text.to_owned()) } else { Err("only letters, digits and `-` are allowed".into()) }
 }
 
 /// Runs the stage until the soft stop.
@@ -184,10 +177,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let readiness = Readiness::new(&shutdown, &["database"]);
     health::serve(config.admin_listen, readiness.clone()).await?;
     let directory = Arc::new(Directory::new(database.clone(), vault.clone()));
-    shutdown.spawn(
-        "directory",
-        Arc::clone(&directory).refresh(readiness, shutdown.clone()),
-    );
+    shutdown.spawn("directory", Arc::clone(&directory).refresh(readiness, shutdown.clone()));
     let instance = Uuid::now_v7().simple().to_string();
     let jobs = nats.jobs(&instance, &shutdown);
     let providers = config.providers.iter().map(String::as_str);
@@ -203,10 +193,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let app = App {
         authenticator: Authenticator::new(&config.brand, Arc::clone(&directory), replays, metrics.clone()),
         admission: Admission::new(&limits, config.max_units),
-        largest: Largest {
-            items: config.max_items.into(),
-            units: config.max_units.into(),
-        },
+        largest: Largest { items: config.max_items.into(), units: config.max_units.into() },
         desk: Desk {
             database: database.clone(),
             turns: Turns::new(limits.self_service_concurrency.into()),

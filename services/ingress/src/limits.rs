@@ -91,10 +91,7 @@ pub struct LimitsConfig {
 
 impl LimitsConfig {
     pub(crate) fn connections(&self) -> Bounds {
-        Bounds {
-            all: size(self.max_connections),
-            per_source: size(self.max_connections_per_source),
-        }
+        Bounds { all: size(self.max_connections), per_source: size(self.max_connections_per_source) }
     }
 }
 
@@ -123,10 +120,7 @@ mod tests {
         let id = "\\ud83d\\udcf1".repeat(255);
         let items = vec![item; 100].join(",\n        ");
         let body = format!(r#"{{ "external_order_id": "{id}", "products": [ {items} ] }}"#);
-        let largest = Largest {
-            items: 100,
-            units: 1000,
-        };
+        let largest = Largest { items: 100, units: 1000 };
         let draft = request::read(body.as_bytes(), largest).unwrap();
         assert!(draft.errors.is_empty() && draft.items.len() == 100);
         assert!(body.len() < size(limits.max_body) / 2, "{}", body.len());

@@ -54,20 +54,13 @@ impl Default for Metrics {
     fn default() -> Self {
         let make = Instruments::of("ingress");
         Self {
-            orders: make.counter(
-                "esim.orders",
-                "Create-order requests of known partners, by outcome",
-            ),
+            orders: make.counter("esim.orders", "Create-order requests of known partners, by outcome"),
             units: make.counter("esim.units.accepted", "Units of accepted orders"),
-            auth_failures: make.counter(
-                "esim.auth.failures",
-                "Requests answered with 401, by the check that failed",
-            ),
+            auth_failures: make
+                .counter("esim.auth.failures", "Requests answered with 401, by the check that failed"),
             verdicts: make.counter("esim.verdicts", "Placements that ingress waited for, by verdict"),
-            refused: make.counter(
-                "esim.requests.refused",
-                "Requests answered with 4xx or 503, by partner and reason",
-            ),
+            refused: make
+                .counter("esim.requests.refused", "Requests answered with 4xx or 503, by partner and reason"),
             partners: Arc::default(),
         }
     }
@@ -76,8 +69,7 @@ impl Default for Metrics {
 impl Metrics {
     /// Counts a create-order request, and its units if it was accepted.
     pub(crate) fn order(&self, result: OrderResult, units: usize) {
-        self.orders
-            .add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
+        self.orders.add(1, &[KeyValue::new("outcome", <&str>::from(result))]);
         if matches!(result, OrderResult::Accepted) {
             self.units.add(u64::try_from(units).unwrap_or(u64::MAX), &[]);
         }
@@ -110,11 +102,7 @@ impl Metrics {
         if partners.len() < PARTNERS {
             partners.insert(partner);
         }
-        if partners.contains(&partner) {
-            partner.to_string()
-        } else {
-            "other".into()
-        }
+        if partners.contains(&partner) { partner.to_string() } else { "other".into() }
     }
 }
 

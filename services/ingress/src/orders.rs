@@ -152,11 +152,7 @@ struct CreatedProduct<'a> {
 impl Orders {
     /// Turns a draft into an order, or returns all its errors.
     pub(crate) async fn check(&self, partner: &Partner, draft: Draft) -> Result<NewOrder, ApiError> {
-        let Draft {
-            external_order_id,
-            items,
-            mut errors,
-        } = draft;
+        let Draft { external_order_id, items, mut errors } = draft;
         let ids: Vec<_> = items.iter().filter_map(|item| item.option_id).collect();
         let mut options = self.directory.options(&ids).await.map_err(ApiError::internal)?;
         options.retain(|_, option| {
@@ -216,10 +212,8 @@ impl Orders {
                 Environment::Sandbox if option.provider != SANDBOX => (SANDBOX, option.option_id.to_string()),
                 _ => (option.provider.as_str(), option.provider_option_id.clone()),
             };
-            let index = placements
-                .iter()
-                .position(|placement| placement.provider == provider)
-                .unwrap_or_else(|| {
+            let index =
+                placements.iter().position(|placement| placement.provider == provider).unwrap_or_else(|| {
                     placements.push(NewPlacement {
                         placement_id: PlacementId::new(),
                         provider: provider.to_owned(),
@@ -333,11 +327,7 @@ impl Orders {
             if inserted.stored {
                 return Ok(Some(inserted.sent));
             }
-            while let Some(Stands {
-                decided,
-                undecided_for,
-            }) = self.stands(order).await?
-            {
+            while let Some(Stands { decided, undecided_for }) = self.stands(order).await? {
                 if decided {
                     return Ok(None);
                 }
@@ -403,9 +393,8 @@ impl Orders {
         if said.is_empty() || said.values().any(is_under_way) {
             return Ok(None);
         }
-        let refusing = self
-            .database
-            .run(async |connection| store::orders::refuse(connection, order.order_id).await);
+        let refusing =
+            self.database.run(async |connection| store::orders::refuse(connection, order.order_id).await);
         perform(Effect::CommitRefusal, refusing).await
     }
 }
@@ -423,10 +412,7 @@ const QUEUED_TOO_LONG: ApiError = ApiError::overloaded(
 );
 
 fn taken_fault() -> Fault {
-    Fault::new(
-        Code::ExternalOrderIdTaken,
-        "External order id has already been taken",
-    )
+    Fault::new(Code::ExternalOrderIdTaken, "External order id has already been taken")
 }
 
 /// Whether the taken external id is the only error.
@@ -436,9 +422,7 @@ pub(crate) fn is_taken(errors: &[Fault]) -> bool {
 
 /// Whether the taken external id is one of the errors.
 pub(crate) fn names_taken(errors: &[Fault]) -> bool {
-    errors
-        .iter()
-        .any(|fault| fault.code == Code::ExternalOrderIdTaken)
+    errors.iter().any(|fault| fault.code == Code::ExternalOrderIdTaken)
 }
 
 fn topups(order: &NewOrder) -> impl Iterator<Item = &NewTopup> {
@@ -466,10 +450,9 @@ fn refusal_errors(order_id: OrderId, refusals: &[Refusal]) -> Vec<Fault> {
     let mut errors: Vec<Fault> = Vec::new();
     for refusal in refusals {
         let error = match refusal {
-            Refusal::Rejected { status, message } => Fault::new(
-                Code::ProviderRejected,
-                webhooks::event::rejection(status, message),
-            ),
+            Refusal::Rejected { status, message } => {
+                Fault::new(Code::ProviderRejected, webhooks::event::rejection(status, message))
+            }
             Refusal::NotSent => {
                 let message = format!("API connection error (Order ID: {order_id})");
                 Fault::new(Code::ProviderUnreachable, message)
@@ -488,20 +471,13 @@ async fn answered(order: &NewOrder, deadline: Instant, answer: oneshot::Sender<A
     topups.sort_unstable_by_key(|topup| topup.position);
     let products = topups
         .into_iter()
-        .map(|topup| CreatedProduct {
-            topup_id: topup.topup_id.as_str(),
-            option_id: topup.option_id,
-        })
+        .map(|topup| CreatedProduct { topup_id: topup.topup_id.as_str(), option_id: topup.option_id })
         .collect();
     let Ok(body) = serde_json::to_vec(&CreatedOrder { products }) else {
         return;
     };
     let (left, departure) = oneshot::channel();
-    let created = Created {
-        body: body.into(),
-        deadline,
-        left,
-    };
+    let created = Created { body: body.into(), deadline, left };
     perform(Effect::Answer, async {
         if answer.send(Ok(created)).is_ok() {
             // After the deadline the response is never sent.

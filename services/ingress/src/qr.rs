@@ -155,10 +155,7 @@ mod tests {
             ("LPA:1$smdp.example$AB12", "-1"),
             ("LPA:1$smdp.example$AB12", "300px"),
         ] {
-            assert!(
-                matches!(draw(text, size).await, Err(ApiError::NotFound)),
-                "{text} {size}"
-            );
+            assert!(matches!(draw(text, size).await, Err(ApiError::NotFound)), "{text} {size}");
         }
     }
 

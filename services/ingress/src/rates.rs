@@ -52,11 +52,7 @@ struct Rate {
 impl Rates {
     /// Creates the rate limits. An order of `max_units` always fits into a burst.
     pub(crate) fn new(limits: &LimitsConfig, max_units: u32) -> Self {
-        Self {
-            limits: limits.clone(),
-            max_units,
-            partners: Mutex::default(),
-        }
+        Self { limits: limits.clone(), max_units, partners: Mutex::default() }
     }
 
     /// Returns a partner's rates, with new ones after a change of its limits.
@@ -73,10 +69,7 @@ impl Rates {
             partners.retain(|_, known| now.saturating_duration_since(known.used) < FORGOTTEN);
         }
         let rates = Arc::new(self.rates(partner.limits));
-        let known = Known {
-            rates: Arc::clone(&rates),
-            used: now,
-        };
+        let known = Known { rates: Arc::clone(&rates), used: now };
         partners.insert(partner.id, known);
         rates
     }
@@ -155,10 +148,7 @@ mod tests {
         let Err(ApiError::Limited { wait, .. }) = rate.check(NonZeroU32::new(200).unwrap()) else {
             panic!("the request was not limited");
         };
-        assert!(
-            wait > Duration::from_secs(9) && wait <= Duration::from_secs(10),
-            "{wait:?}"
-        );
+        assert!(wait > Duration::from_secs(9) && wait <= Duration::from_secs(10), "{wait:?}");
         let rate = Rate::new("orders", "orders_per_second", NonZeroU32::new(2).unwrap(), 1);
         let passed = [(); 3].map(|()| rate.check(NonZeroU32::MIN).is_ok());
         assert_eq!(passed, [true, true, false]);

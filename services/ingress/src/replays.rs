@@ -58,11 +58,7 @@ impl Replays {
             .build();
         let capacity = size(capacity);
         let lasts = i64::try_from(WINDOW + body_timeout.as_secs() + 1).unwrap_or(i64::MAX);
-        (capacity > 0).then_some(Self {
-            capacity,
-            lasts,
-            seen,
-        })
+        (capacity > 0).then_some(Self { capacity, lasts, seen })
     }
 
     /// Whether a signature of this partner is used for the first time. It is remembered.

@@ -59,11 +59,7 @@ type Object<'a> = HashMap<String, &'a RawValue>;
 /// Fails if the body is missing or not JSON.
 pub(crate) fn read(body: &[u8], limits: Largest) -> Result<Draft, ApiError> {
     let whole: &RawValue = parse(body)?;
-    let fields: Object<'_> = if is(whole, '{') {
-        parse(whole.get().as_bytes())?
-    } else {
-        Object::new()
-    };
+    let fields: Object<'_> = if is(whole, '{') { parse(whole.get().as_bytes())? } else { Object::new() };
     let field = |name| fields.get(name).copied().filter(|value| !is(value, 'n'));
     let mut draft = Draft::default();
     match external_order_id(field("external_order_id"))? {
@@ -141,11 +137,7 @@ fn products(value: Option<&RawValue>, limits: Largest, draft: &mut Draft) -> Res
         }
         // The option of an invalid item is still looked up, so that all errors are reported.
         if let Some(option_id) = option {
-            draft.items.push(Item {
-                index,
-                option_id,
-                quantity: quantity.unwrap_or(0),
-            });
+            draft.items.push(Item { index, option_id, quantity: quantity.unwrap_or(0) });
         }
     }
     let units = draft.units().map_or(0, NonZeroU32::get);

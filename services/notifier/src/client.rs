@@ -113,11 +113,7 @@ impl Service<Uri> for CountingConnector {
         let most = self.head_max;
         async move {
             let tcp = connecting.await?.into_inner();
-            Ok(TokioIo::new(Counted {
-                tcp,
-                received: 0,
-                most,
-            }))
+            Ok(TokioIo::new(Counted { tcp, received: 0, most }))
         }
         .boxed()
     }
@@ -139,11 +135,7 @@ impl AsyncRead for Counted {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.tcp).poll_read(context, buffer))?;
         self.received += buffer.filled().len() - before;
-        Poll::Ready(if self.received > self.most {
-            Err(io::Error::other(HeadTooLarge))
-        } else {
-            Ok(())
-        })
+        Poll::Ready(if self.received > self.most { Err(io::Error::other(HeadTooLarge)) } else { Ok(()) })
     }
 }
 

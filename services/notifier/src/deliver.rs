@@ -86,10 +86,7 @@ impl Deliver {
         metrics: Arc<Metrics>,
         shutdown: &Shutdown,
     ) -> Self {
-        let attempts = Attempts {
-            database: database.clone(),
-            block_policy: settings.block_policy,
-        };
+        let attempts = Attempts { database: database.clone(), block_policy: settings.block_policy };
         Self {
             vault,
             sender,
@@ -185,8 +182,7 @@ impl Deliver {
         {
             self.metrics.delivered_after(esim.age + since_claimed);
             if delivery.attempt == 0 {
-                self.metrics
-                    .delivered_at_once(&delivery.environment, esim.ready_age + since_claimed);
+                self.metrics.delivered_at_once(&delivery.environment, esim.ready_age + since_claimed);
             }
         }
     }
@@ -210,10 +206,7 @@ impl Deliver {
     async fn attempt(&self, delivery: &Delivery, endpoint: &Endpoint, now: OffsetDateTime) -> Tried {
         let url = endpoint.url.as_ref().map_err(|error| *error)?;
         let (body, kind) = self.body(&delivery.content)?;
-        let secrets = endpoint
-            .secrets
-            .as_ref()
-            .map_err(|error| Failure::Secret(error.clone()))?;
+        let secrets = endpoint.secrets.as_ref().map_err(|error| Failure::Secret(error.clone()))?;
         let span = if trace::is_recorded() {
             // The span omits path and query: they may hold a partner's secret.
             info_span!(
@@ -241,11 +234,7 @@ impl Deliver {
             traceparent.as_deref(),
         )
         .map_err(|_| Failure::Unwritable)?;
-        let answer = self
-            .sender
-            .post(url.clone(), headers, body, now)
-            .instrument(span.clone())
-            .await;
+        let answer = self.sender.post(url.clone(), headers, body, now).instrument(span.clone()).await;
         match &answer {
             Ok((answer, _)) => {
                 span.record("http.response.status_code", answer.status);
@@ -326,18 +315,15 @@ impl Stage for Deliver {
                 // A message of the first version does not name the partner.
                 partner: Uuid::nil().into(),
             }],
-            TopupReady::V2 { topups } => topups
-                .into_iter()
-                .map(|ready| self.ticket(ready.topup_id.into(), ready.partner_id))
-                .collect(),
+            TopupReady::V2 { topups } => {
+                topups.into_iter().map(|ready| self.ticket(ready.topup_id.into(), ready.partner_id)).collect()
+            }
         };
         (tickets, ())
     }
 
     async fn defer(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
-        let deferring = self
-            .database
-            .run(async |connection| deliveries::defer(connection, ids).await);
+        let deferring = self.database.run(async |connection| deliveries::defer(connection, ids).await);
         Ok(deferring.await?)
     }
 
@@ -347,10 +333,7 @@ impl Stage for Deliver {
             per_partner: look.per_lane,
             after: look.after.map(|(_, partner)| partner),
         };
-        let found = self
-            .database
-            .run(async |connection| deliveries::due(connection, &page).await)
-            .await?;
+        let found = self.database.run(async |connection| deliveries::due(connection, &page).await).await?;
         let due = found.due.into_iter();
         Ok(Found {
             due: due.map(|due| self.ticket(due.id, due.partner_id)).collect(),
@@ -360,9 +343,7 @@ impl Stage for Deliver {
 
     async fn lease(&self, ids: &[DeliveryId]) -> anyhow::Result<Vec<DeliveryId>> {
         let lease = lease(self.settings.timeout);
-        let leasing = self
-            .database
-            .run(async |connection| deliveries::lease(connection, ids, lease).await);
+        let leasing = self.database.run(async |connection| deliveries::lease(connection, ids, lease).await);
         Ok(leasing.await?)
     }
 
@@ -372,9 +353,7 @@ impl Stage for Deliver {
         } else {
             Read::Young(FIRST_LEASE.saturating_sub(lease(self.settings.timeout)))
         };
-        let reading = self
-            .database
-            .run(async |connection| deliveries::read(connection, ids, which).await);
+        let reading = self.database.run(async |connection| deliveries::read(connection, ids, which).await);
         Ok(reading.await?)
     }
 
@@ -384,9 +363,7 @@ impl Stage for Deliver {
 
     async fn run(self: Arc<Self>, delivery: Delivery, trigger: Trigger<()>, slot: Slot) {
         let span = process_span(&delivery, &trigger);
-        self.deliver(delivery, trigger.claimed, trigger.message.is_none(), slot)
-            .instrument(span)
-            .await;
+        self.deliver(delivery, trigger.claimed, trigger.message.is_none(), slot).instrument(span).await;
     }
 }
 

@@ -41,9 +41,7 @@ pub struct Endpoints(Mutex<HashMap<PartnerId, Arc<Endpoint>>>);
 impl Endpoints {
     /// The host of a partner's endpoint; empty if it is not known yet.
     pub fn host(&self, partner: PartnerId) -> Arc<str> {
-        let known = lock(&self.0)
-            .get(&partner)
-            .map(|endpoint| Arc::clone(&endpoint.host));
+        let known = lock(&self.0).get(&partner).map(|endpoint| Arc::clone(&endpoint.host));
         known.unwrap_or_else(|| "".into())
     }
 
@@ -56,10 +54,7 @@ impl Endpoints {
         {
             return Some(Arc::clone(known));
         }
-        let sealed = [
-            Some(delivery.webhook_secret.clone()),
-            delivery.old_webhook_secret.clone(),
-        ];
+        let sealed = [Some(delivery.webhook_secret.clone()), delivery.old_webhook_secret.clone()];
         let open = |sealed: &Vec<u8>| partners::open_webhook_secret(vault, partner, sealed);
         let endpoint = Arc::new(Endpoint {
             host: delivery.webhook_host.as_deref().unwrap_or_default().into(),

@@ -54,16 +54,12 @@ async fn move_waiting(database: &Database, shutdown: &Shutdown) -> Result<(), st
 }
 
 async fn look_at_all(database: &Database, notice: Duration, shutdown: &Shutdown) -> Result<(), store::Error> {
-    let made = database
-        .run(async |connection| events::expiring(connection, notice).await)
-        .await?;
+    let made = database.run(async |connection| events::expiring(connection, notice).await).await?;
     if made > 0 {
         tracing::info!(made, "keys end soon; their partners are notified");
     }
     loop {
-        let gone = database
-            .run(async |connection| events::forget(connection, BATCH).await)
-            .await?;
+        let gone = database.run(async |connection| events::forget(connection, BATCH).await).await?;
         if gone < u64::from(BATCH) || shutdown.is_stopping() {
             return Ok(());
         }

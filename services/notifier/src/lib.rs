@@ -178,19 +178,10 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     }
     shutdown.spawn("readiness", watch(database.clone(), readiness, shutdown.clone()));
 
-    shutdown.spawn(
-        "retention",
-        retention::run(database.clone(), config.retention_rate, shutdown.clone()),
-    );
-    shutdown.spawn(
-        "events",
-        events::run(database.clone(), config.key_expiring_notice, shutdown.clone()),
-    );
+    shutdown.spawn("retention", retention::run(database.clone(), config.retention_rate, shutdown.clone()));
+    shutdown.spawn("events", events::run(database.clone(), config.key_expiring_notice, shutdown.clone()));
     let metrics = Arc::new(Metrics::register());
-    shutdown.spawn(
-        "metrics",
-        report(database.clone(), Arc::clone(&metrics), shutdown.clone()),
-    );
+    shutdown.spawn("metrics", report(database.clone(), Arc::clone(&metrics), shutdown.clone()));
     let settings = Settings {
         qr: QrUrls::new(config.public_url, qr_keys),
         timeout: config.webhook_timeout,
@@ -203,22 +194,12 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     };
     let durable = String::from("notifier");
     let watched = vec![
-        Watched {
-            stream: READY,
-            consumers: vec![durable.clone()],
-        },
-        Watched {
-            stream: DEAD,
-            consumers: Vec::new(),
-        },
+        Watched { stream: READY, consumers: vec![durable.clone()] },
+        Watched { stream: DEAD, consumers: Vec::new() },
     ];
     shutdown.spawn("streams", watch_streams(nats.clone(), watched, shutdown.clone()));
-    let source = Source {
-        stream: READY,
-        durable,
-        subject: nats.ready_subjects(),
-        ack_wait: deliver::FIRST_LEASE,
-    };
+    let source =
+        Source { stream: READY, durable, subject: nats.ready_subjects(), ack_wait: deliver::FIRST_LEASE };
     let work = worker::Settings {
         source: Some(source),
         limits: Limits {

@@ -54,14 +54,9 @@ impl Metrics {
                 "esim.redrive.oldest_overdue",
                 "How long the oldest due row has been due, without blocked endpoints",
             ),
-            blocked: make.gauge(
-                "esim.endpoints.blocked",
-                "Endpoints that get no webhooks, by reason",
-            ),
-            exhausted: make.gauge(
-                "esim.deliveries.exhausted",
-                "Exhausted deliveries, which an operator can replay",
-            ),
+            blocked: make.gauge("esim.endpoints.blocked", "Endpoints that get no webhooks, by reason"),
+            exhausted: make
+                .gauge("esim.deliveries.exhausted", "Exhausted deliveries, which an operator can replay"),
         }
     }
 
@@ -71,10 +66,7 @@ impl Metrics {
     }
 
     pub fn attempt(&self, environment: &str, class: &'static str, took: Duration) {
-        let of = [
-            KeyValue::new("outcome", class),
-            KeyValue::new("environment", environment.to_owned()),
-        ];
+        let of = [KeyValue::new("outcome", class), KeyValue::new("environment", environment.to_owned())];
         self.attempts.add(1, &of);
         self.attempt_duration.record(took.as_secs_f64(), &[]);
     }
@@ -87,26 +79,17 @@ impl Metrics {
     /// Records the time from readiness to a delivery by its first attempt.
     pub fn delivered_at_once(&self, environment: &str, since_ready: Duration) {
         let environment = KeyValue::new("environment", environment.to_owned());
-        self.ready_duration
-            .record(since_ready.as_secs_f64(), &[environment]);
+        self.ready_duration.record(since_ready.as_secs_f64(), &[environment]);
     }
 
     pub fn backlog(&self, backlog: &Backlog) {
-        let overdue = [
-            ("live", backlog.overdue_live),
-            ("sandbox", backlog.overdue_sandbox),
-        ];
+        let overdue = [("live", backlog.overdue_live), ("sandbox", backlog.overdue_sandbox)];
         for (environment, overdue) in overdue {
-            let of = [
-                KeyValue::new("stage", "notifier"),
-                KeyValue::new("environment", environment),
-            ];
+            let of = [KeyValue::new("stage", "notifier"), KeyValue::new("environment", environment)];
             self.overdue.record(overdue.as_secs_f64(), &of);
         }
-        self.blocked
-            .record(backlog.blocked, &[KeyValue::new("reason", "failures")]);
-        self.blocked
-            .record(backlog.paused, &[KeyValue::new("reason", "paused")]);
+        self.blocked.record(backlog.blocked, &[KeyValue::new("reason", "failures")]);
+        self.blocked.record(backlog.paused, &[KeyValue::new("reason", "paused")]);
         self.exhausted.record(backlog.exhausted, &[]);
     }
 }

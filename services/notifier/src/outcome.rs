@@ -63,21 +63,11 @@ pub(crate) fn result(tried: &Tried, next: Next) -> AttemptResult {
         Ok((answer, _)) => format!("answered {}", answer.status),
         Err(failure) => failure.to_string(),
     };
-    AttemptResult::Failed {
-        error,
-        retry_in,
-        endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))),
-    }
+    AttemptResult::Failed { error, retry_in, endpoint: matches!(tried, Ok(_) | Err(Failure::Unanswered(_))) }
 }
 
 pub(crate) fn log(delivery: &Delivery, answer: Option<Answer>, failure: Option<&Failure>, next: Next) {
-    let Delivery {
-        id,
-        partner_id,
-        attempt,
-        content,
-        ..
-    } = delivery;
+    let Delivery { id, partner_id, attempt, content, .. } = delivery;
     let (topup_id, event_id) = ids(id);
     let (order_id, age) = match content {
         Content::Esim(esim) => (Some(tracing::field::display(esim.order_id)), Some(esim.age)),

@@ -28,10 +28,7 @@ impl Metrics {
     fn register() -> Self {
         let make = Instruments::of("notifier");
         Self {
-            erased: make.counter(
-                "esim.retention.erased",
-                "Rows that were erased after their term, by class",
-            ),
+            erased: make.counter("esim.retention.erased", "Rows that were erased after their term, by class"),
             overdue: make.seconds(
                 "esim.retention.overdue",
                 "How long the oldest row of a class has been past its term",
@@ -81,9 +78,7 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
 
 async fn erase(database: &Database, class: Class, rate: u32) -> Result<Step, store::Error> {
     let rows = rate.min(MOST_ROWS);
-    database
-        .run(async |connection| retention::step(connection, class, rows).await)
-        .await
+    database.run(async |connection| retention::step(connection, class, rows).await).await
 }
 
 async fn show(database: &Database, metrics: &Metrics) {

@@ -29,10 +29,7 @@ impl Schedule {
             return Err(format!("more than {MOST_RETRIES} waits"));
         }
         if waits.iter().any(|wait| *wait > LONGEST_SCHEDULED) {
-            return Err(format!(
-                "a wait is longer than {}",
-                humantime::format_duration(LONGEST_SCHEDULED)
-            ));
+            return Err(format!("a wait is longer than {}", humantime::format_duration(LONGEST_SCHEDULED)));
         }
         Ok(Self(waits.into()))
     }
@@ -75,10 +72,7 @@ impl Schedule {
             Some(410) => return Next::Exhausted,
             _ => {}
         }
-        let Some(wait) = usize::try_from(attempt)
-            .ok()
-            .and_then(|attempt| self.0.get(attempt))
-        else {
+        let Some(wait) = usize::try_from(attempt).ok().and_then(|attempt| self.0.get(attempt)) else {
             return Next::Exhausted;
         };
         let wait = wait.mul_f64(1.0 - JITTER + 2.0 * JITTER * random.clamp(0.0, 1.0));
@@ -127,10 +121,7 @@ mod tests {
     }
 
     fn answered(status: u16) -> Answer {
-        Answer {
-            status,
-            retry_after: None,
-        }
+        Answer { status, retry_after: None }
     }
 
     #[test]
@@ -138,14 +129,8 @@ mod tests {
         for status in [200, 201, 202, 204, 299] {
             assert_eq!(next(0, Some(answered(status)), 0.5), Next::Delivered, "{status}");
         }
-        for status in [
-            100, 301, 302, 304, 307, 308, 400, 401, 404, 409, 429, 500, 503, 599,
-        ] {
-            assert_eq!(
-                next(0, Some(answered(status)), 0.5),
-                Next::Retry(Duration::from_secs(5)),
-                "{status}"
-            );
+        for status in [100, 301, 302, 304, 307, 308, 400, 401, 404, 409, 429, 500, 503, 599] {
+            assert_eq!(next(0, Some(answered(status)), 0.5), Next::Retry(Duration::from_secs(5)), "{status}");
         }
         assert_eq!(next(0, Some(answered(410)), 0.5), Next::Exhausted);
         assert_eq!(next(0, None, 0.5), Next::Retry(Duration::from_secs(5)));
@@ -157,14 +142,8 @@ mod tests {
         let read = |header| retry_after(header, now);
         assert_eq!(read("120"), Some(Duration::from_mins(2)));
         assert_eq!(read(" 0 "), Some(Duration::ZERO));
-        assert_eq!(
-            read("99999999999999999999999"),
-            Some(Duration::from_secs(u64::MAX))
-        );
-        assert_eq!(
-            read("Wed, 21 Oct 2015 07:28:00 GMT"),
-            Some(Duration::from_mins(1))
-        );
+        assert_eq!(read("99999999999999999999999"), Some(Duration::from_secs(u64::MAX)));
+        assert_eq!(read("Wed, 21 Oct 2015 07:28:00 GMT"), Some(Duration::from_mins(1)));
         assert_eq!(read("Wed, 21 Oct 2015 07:26:00 GMT"), Some(Duration::ZERO));
         for bad in ["", "-1", "1.5", "soon", "2015-10-21T07:28:00Z"] {
             assert_eq!(read(bad), None, "{bad:?}");

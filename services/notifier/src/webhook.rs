@@ -139,10 +139,7 @@ impl Sender {
         let exchange = async {
             let sent = pipeline::perform(pipeline::Effect::Webhook, self.endpoints.request(request));
             let response = sent.await.map_err(|error| classify(&error))?;
-            let retry_after = response
-                .headers()
-                .get(RETRY_AFTER)
-                .and_then(|header| header.to_str().ok());
+            let retry_after = response.headers().get(RETRY_AFTER).and_then(|header| header.to_str().ok());
             let answer = Answer {
                 status: response.status().as_u16(),
                 retry_after: retry_after.and_then(|header| schedule::retry_after(header, now)),
@@ -150,9 +147,8 @@ impl Sender {
             Ok((answer, response.into_body()))
         };
         let deadline = tokio::time::Instant::now() + self.timeout;
-        let (answer, body) = tokio::time::timeout_at(deadline, exchange)
-            .await
-            .map_err(|_| Unanswered::Timeout)??;
+        let (answer, body) =
+            tokio::time::timeout_at(deadline, exchange).await.map_err(|_| Unanswered::Timeout)??;
         let mut beginning = Vec::new();
         let deadline = deadline.min(tokio::time::Instant::now() + ANSWER_WAIT);
         // A body that is late or broken changes nothing: the status counts.
@@ -216,11 +212,7 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
             None => current.source(),
         };
     }
-    if error.is_connect() {
-        Unanswered::Connect
-    } else {
-        Unanswered::NoAnswer
-    }
+    if error.is_connect() { Unanswered::Connect } else { Unanswered::NoAnswer }
 }
 
 #[cfg(test)]
@@ -235,16 +227,8 @@ mod tests {
     use webhooks::guard::{Networks, Ports};
 
     fn sender(allowed: &str) -> Sender {
-        let guard = Guard::new(
-            Networks::parse(allowed).unwrap(),
-            Networks::default(),
-            Ports::default(),
-        );
-        let limits = Limits {
-            timeout: Duration::from_millis(400),
-            head_max: 16 * 1024,
-            idle: 4,
-        };
+        let guard = Guard::new(Networks::parse(allowed).unwrap(), Networks::default(), Ports::default());
+        let limits = Limits { timeout: Duration::from_millis(400), head_max: 16 * 1024, idle: 4 };
         Sender::new(guard, &NameServers::default(), &limits).unwrap()
     }
 
@@ -253,14 +237,7 @@ mod tests {
     }
 
     async fn post_and_read(sender: &Sender, url: &str) -> Result<(Answer, Vec<u8>), Unanswered> {
-        sender
-            .post(
-                url.parse().unwrap(),
-                HeaderMap::new(),
-                b"{}".to_vec(),
-                clock::now(),
-            )
-            .await
+        sender.post(url.parse().unwrap(), HeaderMap::new(), b"{}".to_vec(), clock::now()).await
     }
 
     /// Answers each connection's first request with these bytes and leaves the connection open.
@@ -283,19 +260,10 @@ mod tests {
     async fn an_answer_is_its_status_however_its_body_goes_on() {
         let sender = sender("127.0.0.0/8");
         let unfinished = endpoint(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{".to_vec()).await;
-        assert_eq!(
-            post(&sender, &unfinished).await,
-            Ok(Answer {
-                status: 200,
-                retry_after: None
-            })
-        );
+        assert_eq!(post(&sender, &unfinished).await, Ok(Answer { status: 200, retry_after: None }));
         let mut large = b"HTTP/1.1 503 No\r\nretry-after: 7\r\ncontent-length: 99999999\r\n\r\n".to_vec();
         large.resize(64 * 1024, b'x');
-        let waiting = Answer {
-            status: 503,
-            retry_after: Some(Duration::from_secs(7)),
-        };
+        let waiting = Answer { status: 503, retry_after: Some(Duration::from_secs(7)) };
         let (answer, beginning) = post_and_read(&sender, &endpoint(large).await).await.unwrap();
         assert_eq!(answer, waiting);
         assert_eq!(beginning, [b'x'; ANSWER_READ]);

@@ -11,17 +11,11 @@ use crate::providers::{ProviderId, ProviderUnit};
 /// Pairs the provider's units with pending topups: an assigned unit stays with its topup, any other
 /// goes to the next free topup of its option. Units without a topup are left over.
 pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(TopupId, ProviderUnit)> {
-    let assigned: HashMap<&str, &ClaimedTopup> = topups
-        .iter()
-        .filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup)))
-        .collect();
+    let assigned: HashMap<&str, &ClaimedTopup> =
+        topups.iter().filter_map(|topup| Some((topup.provider_unit_id.as_deref()?, topup))).collect();
     let mut free: HashMap<&str, Vec<&ClaimedTopup>> = HashMap::new();
     // Reversed, so that `pop` takes them in their order.
-    for topup in topups
-        .iter()
-        .rev()
-        .filter(|topup| topup.pending && topup.provider_unit_id.is_none())
-    {
+    for topup in topups.iter().rev().filter(|topup| topup.pending && topup.provider_unit_id.is_none()) {
         free.entry(&topup.provider_option_id).or_default().push(topup);
     }
     units.sort_unstable_by(|left, right| left.unit_id.as_str().cmp(right.unit_id.as_str()));
@@ -41,10 +35,7 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
         }
     }
     if left_over > 0 {
-        tracing::error!(
-            units = left_over,
-            "the provider lists more units than were ordered"
-        );
+        tracing::error!(units = left_over, "the provider lists more units than were ordered");
     }
     pairs
 }
@@ -53,10 +44,7 @@ pub fn pair(topups: &[ClaimedTopup], mut units: Vec<ProviderUnit>) -> Vec<(Topup
 pub fn items(topups: &[ClaimedTopup]) -> Vec<(String, usize)> {
     let mut items: Vec<(String, usize)> = Vec::new();
     for topup in topups {
-        match items
-            .iter_mut()
-            .find(|(option, _)| *option == topup.provider_option_id)
-        {
+        match items.iter_mut().find(|(option, _)| *option == topup.provider_option_id) {
             Some((_, count)) => *count += 1,
             None => items.push((topup.provider_option_id.clone(), 1)),
         }
@@ -95,20 +83,14 @@ mod tests {
 
     fn pairs(topups: &[ClaimedTopup], units: Vec<ProviderUnit>) -> Vec<(usize, String)> {
         let place = |id: &TopupId| topups.iter().position(|topup| topup.topup_id == *id).unwrap();
-        pair(topups, units)
-            .into_iter()
-            .map(|(topup, unit)| (place(&topup), unit.unit_id.into()))
-            .collect()
+        pair(topups, units).into_iter().map(|(topup, unit)| (place(&topup), unit.unit_id.into())).collect()
     }
 
     #[test]
     fn units_go_to_topups_of_their_option_in_order() {
         let topups = topups(&["a", "b", "a"]);
         let units = vec![unit("3", "a"), unit("2", "b"), unit("1", "a"), unit("4", "c")];
-        assert_eq!(
-            pairs(&topups, units),
-            [(0, "1".into()), (1, "2".into()), (2, "3".into())]
-        );
+        assert_eq!(pairs(&topups, units), [(0, "1".into()), (1, "2".into()), (2, "3".into())]);
     }
 
     #[test]
@@ -123,10 +105,7 @@ mod tests {
 
     #[test]
     fn what_is_bought_is_counted_by_option() {
-        assert_eq!(
-            items(&topups(&["a", "b", "a"])),
-            [("a".into(), 2), ("b".into(), 1)]
-        );
+        assert_eq!(items(&topups(&["a", "b", "a"])), [("a".into(), 2), ("b".into(), 1)]);
     }
 
     proptest! {

@@ -81,14 +81,7 @@ impl Breaker {
         lanes: Arc<Lanes>,
         metrics: Metrics,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            provider,
-            limits,
-            database,
-            lanes,
-            known: Mutex::default(),
-            metrics,
-        })
+        Arc::new(Self { provider, limits, database, lanes, known: Mutex::default(), metrics })
     }
 
     fn learn(&self, now: providers::ProviderBreaker) {
@@ -102,12 +95,7 @@ impl Breaker {
         let provider = &self.provider;
         if was_closed && now.state != BreakerState::Closed {
             let (reason, until) = (now.reason.as_deref(), now.open_until.map(|at| at.to_string()));
-            tracing::error!(
-                provider.name = provider,
-                reason,
-                until,
-                "breaker opened; placements wait"
-            );
+            tracing::error!(provider.name = provider, reason, until, "breaker opened; placements wait");
         } else if !was_closed && now.state == BreakerState::Closed {
             tracing::info!(provider.name = provider, "breaker closed; placements continue");
         }
@@ -165,17 +153,12 @@ impl Breaker {
         let active = self.lanes.active();
         {
             let mut known = lock(&self.known);
-            let state = known
-                .breaker
-                .as_ref()
-                .filter(|breaker| breaker.version == version);
+            let state = known.breaker.as_ref().filter(|breaker| breaker.version == version);
             let Some(state) = state.map(|breaker| breaker.state) else {
                 return;
             };
             let not_sent = matches!(trouble, Trouble::NotSent(_));
-            let fails = known
-                .run
-                .fails(lane.cloned(), not_sent, active, self.limits.failures);
+            let fails = known.run.fails(lane.cloned(), not_sent, active, self.limits.failures);
             let denied = matches!(trouble, Trouble::Denied(_));
             if !(fails || denied || state != BreakerState::Closed) {
                 return;
@@ -191,16 +174,12 @@ impl Breaker {
 
     /// Takes the probe if the breaker is half open and no other process has it.
     pub async fn probe(&self, lease: Duration) -> Result<bool, store::Error> {
-        let probing = self
-            .database
-            .run(async |connection| providers::probe(connection, &self.provider, lease).await);
+        let probing =
+            self.database.run(async |connection| providers::probe(connection, &self.provider, lease).await);
         let probe = perform(Effect::CommitProbe, probing).await?;
         let granted = probe.is_some();
         if let Some(now) = probe {
-            tracing::info!(
-                provider.name = self.provider,
-                "probing the provider with one placement"
-            );
+            tracing::info!(provider.name = self.provider, "probing the provider with one placement");
             lock(&self.known).probe = Some(now.version);
             self.learn(now);
         }
@@ -238,10 +217,7 @@ pub async fn watch(
     readiness: Readiness,
     shutdown: Shutdown,
 ) -> anyhow::Result<()> {
-    let names: Vec<String> = watched
-        .iter()
-        .map(|(breaker, _)| breaker.provider.clone())
-        .collect();
+    let names: Vec<String> = watched.iter().map(|(breaker, _)| breaker.provider.clone()).collect();
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
         let read = database.run(async |connection| {
@@ -290,10 +266,7 @@ mod tests {
     #[test]
     fn a_provider_fails_as_a_whole_if_most_lanes_do() {
         let mut run = Run::default();
-        assert!(
-            (0..MOST * 3).all(|_| !fails(&mut run, "a", false, 1)),
-            "one lane is one lane"
-        );
+        assert!((0..MOST * 3).all(|_| !fails(&mut run, "a", false, 1)), "one lane is one lane");
         assert!(!fails(&mut run, "b", false, 4), "2 of 4");
         assert!(fails(&mut run, "c", false, 4), "3 of 4");
     }

@@ -107,10 +107,7 @@ struct Window {
 
 impl Recent {
     fn new(rate: usize) -> Self {
-        Self {
-            rate,
-            window: Mutex::default(),
-        }
+        Self { rate, window: Mutex::default() }
     }
 
     fn admit(&self, provider: &str, unit_id: &ProviderId, now: Instant) -> Admission {
@@ -196,9 +193,8 @@ async fn hear(
     }
     // The semaphore is never closed, so this only waits.
     let _statement = callbacks.statements.acquire().await;
-    let hinted = callbacks
-        .database
-        .run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
+    let hinted =
+        callbacks.database.run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
     match perform(Effect::CommitHint, hinted).await {
         Ok(moved) => {
             let outcome = if moved { "hinted" } else { "ignored" };
@@ -217,9 +213,7 @@ async fn hear(
 pub async fn serve(listener: TcpListener, callbacks: Callbacks, shutdown: Shutdown) -> anyhow::Result<()> {
     let most = callbacks.in_flight.available_permits() * CONNECTIONS;
     let connections = Arc::new(Semaphore::new(most));
-    let router = Router::new()
-        .route(ROUTE, post(take))
-        .with_state(Arc::new(callbacks));
+    let router = Router::new().route(ROUTE, post(take)).with_state(Arc::new(callbacks));
     let serve_one = |stream, _| {
         // Without a permit the connection is closed at once.
         let Ok(permit) = Arc::clone(&connections).try_acquire_owned() else {

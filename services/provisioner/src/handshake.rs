@@ -73,15 +73,8 @@ impl Handshake {
     /// Sends a verdict to the waiting ingress. Called only after its outcome is committed.
     pub fn hint(&self, to: Option<&Arc<str>>, work: &Claimed, said: Said) {
         let Some(to) = to else { return };
-        let verdict = Verdict {
-            order_id: work.order_id,
-            placement_id: work.placement_id,
-            said,
-        };
-        self.verdicts.hand_in(Hint {
-            to: Arc::clone(to),
-            verdict,
-        });
+        let verdict = Verdict { order_id: work.order_id, placement_id: work.placement_id, said };
+        self.verdicts.hand_in(Hint { to: Arc::clone(to), verdict });
     }
 
     /// Holds readiness events until the release. Called before the verdict is sent. `more`: some of the
@@ -99,10 +92,7 @@ impl Handshake {
 
     /// Whether the placement is released, so that later profiles are announced at once.
     pub fn is_released(&self, placement: PlacementId) -> bool {
-        matches!(
-            lock(&self.remembered).get(&placement),
-            Some((_, Remembered::Released))
-        )
+        matches!(lock(&self.remembered).get(&placement), Some((_, Remembered::Released)))
     }
 
     /// Publishes readiness events. Called only after the profiles are committed and the order is released.

@@ -94,18 +94,8 @@ impl Lanes {
     /// Creates the lanes of a provider with `slots` slots for purchases.
     pub fn new(provider: String, limits: LaneLimits, slots: usize, metrics: Metrics) -> Self {
         metrics.open_lanes(&provider, 0);
-        let book = Book {
-            lanes: HashMap::new(),
-            in_flight: 0,
-            last_begun: Instant::now(),
-        };
-        Self {
-            provider,
-            limits,
-            slots,
-            metrics,
-            book: Mutex::new(book),
-        }
+        let book = Book { lanes: HashMap::new(), in_flight: 0, last_begun: Instant::now() };
+        Self { provider, limits, slots, metrics, book: Mutex::new(book) }
     }
 
     /// The number of purchases of a lane that may be in flight now.
@@ -145,10 +135,7 @@ impl Lanes {
         let mut book = lock(&self.book);
         book.in_flight += 1;
         book.last_begun = now;
-        let entry = book
-            .lanes
-            .entry(Arc::clone(lane))
-            .or_insert_with(|| Lane::new(now));
+        let entry = book.lanes.entry(Arc::clone(lane)).or_insert_with(|| Lane::new(now));
         let tests = match entry.state {
             State::Closed => false,
             State::Open(until) => until <= now,
@@ -164,10 +151,7 @@ impl Lanes {
         }
         entry.in_flight += 1;
         entry.queued[0] = entry.queued[0].max(queued);
-        Begun {
-            lane: Arc::clone(lane),
-            version: entry.version,
-        }
+        Begun { lane: Arc::clone(lane), version: entry.version }
     }
 
     /// Records the end of a purchase that took `took`. `answered`: whether the provider responded; `None`
@@ -198,11 +182,7 @@ impl Lanes {
         match lane.state {
             State::Testing if answered => {
                 lane.change(State::Closed, 0);
-                tracing::info!(
-                    provider.name = provider,
-                    lane = name,
-                    "lane closed; its purchases continue"
-                );
+                tracing::info!(provider.name = provider, lane = name, "lane closed; its purchases continue");
             }
             State::Closed if !fails => return,
             State::Open(_) => return,
@@ -218,11 +198,7 @@ impl Lanes {
                 );
             }
         }
-        let open = book
-            .lanes
-            .values()
-            .filter(|lane| lane.state != State::Closed)
-            .count();
+        let open = book.lanes.values().filter(|lane| lane.state != State::Closed).count();
         drop(book);
         self.metrics.open_lanes(&self.provider, open);
     }
@@ -241,11 +217,7 @@ impl Lanes {
         let now = Instant::now();
         let mut book = lock(&self.book);
         let (in_flight, last_begun) = (book.in_flight, book.last_begun);
-        let stuck = if in_flight >= self.slots {
-            now - last_begun
-        } else {
-            Duration::ZERO
-        };
+        let stuck = if in_flight >= self.slots { now - last_begun } else { Duration::ZERO };
         book.lanes.retain(|_, lane| {
             lane.in_flight > 0 || lane.state != State::Closed || now - lane.last_change < IDLE
         });
@@ -265,10 +237,7 @@ impl Lanes {
         lanes.sort_unstable_by_key(|(_, verdict_in)| std::cmp::Reverse(*verdict_in));
         lanes.truncate(MOST_PROMISES);
         let usual = usual.unwrap_or(if lanes.is_empty() { Duration::ZERO } else { least });
-        Promises {
-            verdict_in: usual.saturating_add(stuck),
-            lanes,
-        }
+        Promises { verdict_in: usual.saturating_add(stuck), lanes }
     }
 }
 
@@ -292,11 +261,7 @@ impl Lane {
         let half = limits.window / 2;
         let age = now - self.half_began;
         if age >= half {
-            let last = if age < limits.window {
-                self.halves[0]
-            } else {
-                (0, 0)
-            };
+            let last = if age < limits.window { self.halves[0] } else { (0, 0) };
             self.halves = [(0, 0), last];
             self.half_began = now;
         }
@@ -319,11 +284,7 @@ impl Lane {
             return Duration::MAX;
         }
         // The time for which no purchase in flight has ended.
-        let stuck = if self.in_flight > 0 {
-            now - self.last_change
-        } else {
-            Duration::ZERO
-        };
+        let stuck = if self.in_flight > 0 { now - self.last_change } else { Duration::ZERO };
         self.queued[0].max(self.queued[1]) + self.attempt.max(stuck)
     }
 }
@@ -371,10 +332,7 @@ pub(crate) mod tests {
         assert_eq!(lanes.most("bad"), usize::MAX, "4 of 9 failed");
         call(&lanes, "bad", Duration::from_secs(5), true);
         assert_eq!(lanes.most("bad"), 0, "5 of 10 failed or were slow");
-        assert_eq!(
-            (lanes.most("good"), lanes.open()),
-            (usize::MAX, vec!["bad".to_owned()])
-        );
+        assert_eq!((lanes.most("good"), lanes.open()), (usize::MAX, vec!["bad".to_owned()]));
     }
 
     #[test]
@@ -425,10 +383,7 @@ pub(crate) mod tests {
         fail(&lanes, 5);
         let promises = lanes.promises();
         assert_eq!(promises.verdict_in, Duration::from_millis(10));
-        let of_lanes = [
-            ("bad".into(), Duration::MAX),
-            ("late".into(), Duration::from_secs(3)),
-        ];
+        let of_lanes = [("bad".into(), Duration::MAX), ("late".into(), Duration::from_secs(3))];
         assert_eq!(promises.lanes, of_lanes);
     }
 

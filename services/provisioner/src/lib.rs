@@ -168,23 +168,13 @@ impl Config {
         let turns = u64::from(self.provider_rate) * TURNS.as_secs();
         let most = if turns == 0 { u64::MAX } else { turns };
         let slots = usize::try_from(u64::from(concurrency).min(most)).unwrap_or(usize::MAX);
-        Limits {
-            slots,
-            per_lane: slots,
-            per_partner: slots,
-            slow: SLOW,
-            stale: WAIT,
-        }
+        Limits { slots, per_lane: slots, per_partner: slots, slow: SLOW, stale: WAIT }
     }
 
     /// The lease of a claimed placement: a purchase and a collect, each with its wait for the rate limit
     /// and its timeout, and time to record the outcome.
     fn lease(&self) -> Duration {
-        let turns = if self.provider_rate == 0 {
-            Duration::ZERO
-        } else {
-            TURNS * 2
-        };
+        let turns = if self.provider_rate == 0 { Duration::ZERO } else { TURNS * 2 };
         self.provider_timeout * 2 + turns + Duration::from_secs(10)
     }
 
@@ -196,9 +186,7 @@ impl Config {
             )));
         }
         if self.park_after.is_zero() || self.breaker_open.is_zero() {
-            return Err(BadSetting::error(
-                "PARK_AFTER and BREAKER_OPEN must be more than 0",
-            ));
+            return Err(BadSetting::error("PARK_AFTER and BREAKER_OPEN must be more than 0"));
         }
         Ok(())
     }
@@ -213,10 +201,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
         let database = database.clone();
         move || database.connections()
     });
-    let vault = config
-        .master_key
-        .vault(&[Keyring::Profiles])
-        .map_err(BadSetting::error)?;
+    let vault = config.master_key.vault(&[Keyring::Profiles]).map_err(BadSetting::error)?;
     let nats = Nats::connect(&config.nats, "provisioner").await?;
     let metrics = Metrics::default();
     let readiness = Readiness::new(&shutdown, &["database"]);
@@ -239,13 +224,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
     let instance = Uuid::now_v7().simple().to_string();
     let handshake = Handshake::start(&nats, &instance, &shutdown);
     if checked {
-        let watched = start(
-            &config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown,
-        );
-        shutdown.spawn(
-            "breakers",
-            breaker::watch(watched, database.clone(), readiness, shutdown.clone()),
-        );
+        let watched =
+            start(&config, providers, &instance, &handshake, &database, &nats, &vault, &metrics, &shutdown);
+        shutdown.spawn("breakers", breaker::watch(watched, database.clone(), readiness, shutdown.clone()));
         let watched = vec![Watched {
             stream: JOBS,
             consumers: config.providers.iter().map(|name| durable(name)).collect(),
@@ -261,10 +242,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
             }
         };
         shutdown.spawn("sweep", worker::sweep::<Queue, _>(shutdown.clone(), sweep));
-        shutdown.spawn(
-            "metrics",
-            metrics.watch(config.providers, database, shutdown.clone()),
-        );
+        shutdown.spawn("metrics", metrics.watch(config.providers, database, shutdown.clone()));
     }
     stop.cancelled().await;
     let finished = shutdown.finished().await;
@@ -274,10 +252,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> anyhow::Result<()> {
 }
 
 /// Starts the queues of every provider. Returns the breakers and rate limits.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "called once, with the parts of the service"
-)]
+#[expect(clippy::too_many_arguments, reason = "called once, with the parts of the service")]
 fn start(
     config: &Config,
     providers: Providers,
@@ -302,26 +277,14 @@ fn start(
         open_most: config.breaker_open_most,
     };
     let purchases = config.limits(config.provider_concurrency);
-    let lookups = config
-        .provider_lookup_concurrency
-        .unwrap_or(config.provider_concurrency.div_ceil(2));
+    let lookups = config.provider_lookup_concurrency.unwrap_or(config.provider_concurrency.div_ceil(2));
     let lookups = config.limits(lookups);
     let settlements = Settlements::start(database.clone(), shutdown);
     let mut watched = Vec::new();
     for (name, Connected { provider, .. }) in providers {
-        let lanes = Arc::new(Lanes::new(
-            name.clone(),
-            lane_limits,
-            purchases.slots,
-            metrics.clone(),
-        ));
-        let breaker = Breaker::new(
-            name.clone(),
-            limits,
-            database.clone(),
-            Arc::clone(&lanes),
-            metrics.clone(),
-        );
+        let lanes = Arc::new(Lanes::new(name.clone(), lane_limits, purchases.slots, metrics.clone()));
+        let breaker =
+            Breaker::new(name.clone(), limits, database.clone(), Arc::clone(&lanes), metrics.clone());
         let rate = Arc::new(Rate::new(config.provider_rate, instance.to_owned()));
         watched.push((Arc::clone(&breaker), Arc::clone(&rate)));
         let placing = Arc::new(Placing {
@@ -351,15 +314,8 @@ fn start(
             ack_wait: Duration::from_secs(30),
         };
         for (buys, source, limits) in [(true, Some(jobs), purchases), (false, None, lookups)] {
-            let queue = Queue {
-                placing: Arc::clone(&placing),
-                buys,
-            };
-            let settings = worker::Settings {
-                source,
-                limits,
-                provider: Some(name.clone()),
-            };
+            let queue = Queue { placing: Arc::clone(&placing), buys };
+            let settings = worker::Settings { source, limits, provider: Some(name.clone()) };
             worker::start(Arc::new(queue), nats, settings, shutdown);
         }
         shutdown.spawn("probes", placing.probe());

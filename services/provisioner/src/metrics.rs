@@ -18,9 +18,8 @@ use store::{
 const PERIOD: Duration = Duration::from_secs(15);
 
 /// Histogram bounds of the time from an order to its profiles, in seconds.
-const READY_BOUNDS: [f64; 15] = [
-    0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 7_200.0, 21_600.0, 86_400.0,
-];
+const READY_BOUNDS: [f64; 15] =
+    [0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 900.0, 1_800.0, 7_200.0, 21_600.0, 86_400.0];
 
 /// The instruments. Clones share them.
 #[derive(Clone)]
@@ -64,10 +63,7 @@ impl Default for Metrics {
             due: DueRows::new("provisioner"),
             server: ServerGauges::default(),
             callbacks: make.counter("esim.provider.callbacks", "Callbacks from providers, by outcome"),
-            topups: make.counter(
-                "esim.topups",
-                "Units that are ready, failed or parked, by outcome",
-            ),
+            topups: make.counter("esim.topups", "Units that are ready, failed or parked, by outcome"),
             ready_duration: make.durations(
                 "esim.topup.ready.duration",
                 "Time from an accepted order to the stored profile of a unit",
@@ -110,10 +106,8 @@ impl Default for ServerGauges {
                 "How long WAL has not been archived because archiving fails",
             ),
             standbys: make.gauge("esim.database.standbys", "Connected standbys"),
-            standby_lag: make.seconds(
-                "esim.database.standby_lag",
-                "Largest replay lag of a connected standby",
-            ),
+            standby_lag: make
+                .seconds("esim.database.standby_lag", "Largest replay lag of a connected standby"),
         }
     }
 }
@@ -153,21 +147,18 @@ impl Metrics {
         let asked = [provider(name), KeyValue::new("call", call)];
         self.call_duration.record(took.as_secs_f64(), &asked);
         let [name, call] = asked;
-        self.calls
-            .add(1, &[name, call, KeyValue::new("outcome", outcome)]);
+        self.calls.add(1, &[name, call, KeyValue::new("outcome", outcome)]);
     }
 
     /// Counts a callback with a valid token.
     pub fn callback(&self, name: &str, outcome: &'static str) {
-        self.callbacks
-            .add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
+        self.callbacks.add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }
 
     pub fn topups(&self, name: &str, outcome: &'static str, units: usize) {
         if units > 0 {
             let units = u64::try_from(units).unwrap_or(u64::MAX);
-            self.topups
-                .add(units, &[provider(name), KeyValue::new("outcome", outcome)]);
+            self.topups.add(units, &[provider(name), KeyValue::new("outcome", outcome)]);
         }
     }
 
@@ -175,8 +166,7 @@ impl Metrics {
     pub fn ready(&self, name: &str, units: usize, since_order: Duration) {
         self.topups(name, "ready", units);
         for _ in 0..units {
-            self.ready_duration
-                .record(since_order.as_secs_f64(), &[provider(name)]);
+            self.ready_duration.record(since_order.as_secs_f64(), &[provider(name)]);
         }
     }
 
@@ -185,8 +175,7 @@ impl Metrics {
         self.parked.record(backlog.parked, &[provider(name)]);
         self.due.show(Some(name.clone()), backlog.due);
         let of = [provider(name), KeyValue::new("stage", "provisioner")];
-        self.oldest_overdue
-            .record(backlog.oldest_overdue.as_secs_f64(), &of);
+        self.oldest_overdue.record(backlog.oldest_overdue.as_secs_f64(), &of);
     }
 
     /// Reads the providers' backlogs until the soft stop, including providers that only others serve.

@@ -100,17 +100,11 @@ impl Stage for Queue {
     fn open(&self, job: TopupJob) -> (Vec<Ticket<PlacementId>>, Self::Hint) {
         match job {
             TopupJob::V1 { placement_id } => {
-                let ticket = Ticket {
-                    id: placement_id,
-                    lane: "".into(),
-                    partner: PartnerId::from(uuid::Uuid::nil()),
-                };
+                let ticket =
+                    Ticket { id: placement_id, lane: "".into(), partner: PartnerId::from(uuid::Uuid::nil()) };
                 (vec![ticket], None)
             }
-            TopupJob::V2 {
-                placements,
-                verdict_to,
-            } => {
+            TopupJob::V2 { placements, verdict_to } => {
                 let tickets = placements.into_iter().map(|placement| Ticket {
                     id: placement.placement_id,
                     lane: placement.lane.into(),
@@ -139,18 +133,10 @@ impl Stage for Queue {
     async fn due(&self, look: Look) -> anyhow::Result<Found<PlacementId>> {
         let calls = &self.placing.calls;
         if !calls.breaker.is_closed() {
-            return Ok(Found {
-                due: Vec::new(),
-                after: None,
-            });
+            return Ok(Found { due: Vec::new(), after: None });
         }
         let skip = if self.buys { calls.lanes.open() } else { Vec::new() };
-        let page = Page {
-            limit: look.limit,
-            per_lane: look.per_lane,
-            after: look.after,
-            skip: &skip,
-        };
+        let page = Page { limit: look.limit, per_lane: look.per_lane, after: look.after, skip: &skip };
         self.placing.due(self.buys, &page).await
     }
 
@@ -175,25 +161,18 @@ impl Stage for Queue {
 impl Placing {
     async fn due(&self, buys: bool, page: &Page<'_>) -> anyhow::Result<Found<PlacementId>> {
         let name = &self.calls.name;
-        let found = self
-            .database
-            .run(async |connection| placements::due(connection, name, buys, page).await)
-            .await?;
+        let found =
+            self.database.run(async |connection| placements::due(connection, name, buys, page).await).await?;
         let tickets = found.due.into_iter().map(|due| Ticket {
             id: due.placement_id,
             lane: due.lane.into(),
             partner: due.partner_id,
         });
-        Ok(Found {
-            due: tickets.collect(),
-            after: found.after,
-        })
+        Ok(Found { due: tickets.collect(), after: found.after })
     }
 
     async fn lease(&self, rows: &[PlacementId], lease: Duration) -> anyhow::Result<Vec<PlacementId>> {
-        let leased = self
-            .database
-            .run(async |connection| placements::lease(connection, rows, lease).await);
+        let leased = self.database.run(async |connection| placements::lease(connection, rows, lease).await);
         Ok(leased.await?)
     }
 
@@ -229,18 +208,10 @@ impl Placing {
         let mut candidate = None;
         let purchases = [(true, tried.clone()), (true, None)];
         let lookups = [(false, None)];
-        let (first, second) = if *looks {
-            (&lookups[..], &purchases[..])
-        } else {
-            (&purchases[..], &lookups[..])
-        };
+        let (first, second) =
+            if *looks { (&lookups[..], &purchases[..]) } else { (&purchases[..], &lookups[..]) };
         for (buys, after) in first.iter().chain(second).cloned() {
-            let page = Page {
-                limit: PROBED_LANES,
-                per_lane: 1,
-                after,
-                skip: &[],
-            };
+            let page = Page { limit: PROBED_LANES, per_lane: 1, after, skip: &[] };
             candidate = self.due(buys, &page).await?.due.into_iter().next();
             if let Some(found) = candidate.as_ref().filter(|_| buys) {
                 *tried = Some((found.lane.to_string(), found.partner));
@@ -259,10 +230,7 @@ impl Placing {
         let claimed = Instant::now();
         let leased = perform(Effect::LeaseDue, self.lease(&[id], self.lease)).await?;
         for work in perform(Effect::ClaimDue, self.claim(&leased, Claim::Probe)).await? {
-            let trigger = Trigger {
-                message: None,
-                claimed,
-            };
+            let trigger = Trigger { message: None, claimed };
             let placing = Arc::clone(self);
             let running = Box::pin(async move { placing.run(work, trigger, None).await });
             self.shutdown.tracker().spawn(running);
@@ -340,10 +308,7 @@ impl Placing {
         // Only a first attempt with a message measures the wait in the job queue.
         let is_queued = message.is_some() && work.attempt == 1;
         let queued = if is_queued { work.age } else { Duration::ZERO };
-        let purchase = Purchase {
-            placement_id: work.placement_id,
-            items: assign::items(&work.topups),
-        };
+        let purchase = Purchase { placement_id: work.placement_id, items: assign::items(&work.topups) };
         // After a stall, a look-up may already have said "not found", so this purchase must not be sent.
         let send_by = trigger.claimed + self.settle_delay / 2;
         let Some(answer) = self.calls.place(lane, &purchase, queued, send_by).await else {
@@ -397,15 +362,11 @@ impl Placing {
             Trouble::Unknown(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Said::UnderWay,
         };
         let outcome = match trouble {
-            Trouble::Unknown(_) => Outcome::Unknown {
-                look_in: placement::next_look(Duration::ZERO),
-                reason,
-            },
+            Trouble::Unknown(_) => Outcome::Unknown { look_in: placement::next_look(Duration::ZERO), reason },
             // Retried without limit until the provider accepts it.
-            Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => Outcome::NotBought {
-                retry_in: placement::next_attempt(work.attempt).max(wait),
-                reason,
-            },
+            Trouble::NotSent(_) | Trouble::Denied(_) | Trouble::Busy { .. } => {
+                Outcome::NotBought { retry_in: placement::next_attempt(work.attempt).max(wait), reason }
+            }
         };
         self.settle(work, outcome).await;
         if verdict_to.is_some() {
@@ -426,10 +387,7 @@ impl Placing {
             }
             Ok(FindAnswer::NotFound) => {
                 let settled = work.attempt_age >= self.settle_delay;
-                let look_in = self
-                    .settle_delay
-                    .saturating_sub(work.attempt_age)
-                    .max(Duration::from_secs(1));
+                let look_in = self.settle_delay.saturating_sub(work.attempt_age).max(Duration::from_secs(1));
                 if settled && work.attempt >= MAX_ATTEMPTS {
                     self.park(work, format!("not bought after {} attempts", work.attempt))
                 } else {
@@ -456,16 +414,12 @@ impl Placing {
             Ok(FindAnswer::Found(units)) => self.record_units(work, units, LATE).await,
             Ok(FindAnswer::NotFound) => {
                 tracing::error!(placement.id = %work.placement_id, "the provider no longer knows the purchase");
-                self.record_units(work, Vec::new(), "bought, but the provider no longer knows it")
-                    .await;
+                self.record_units(work, Vec::new(), "bought, but the provider no longer knows it").await;
             }
             Err(trouble) => {
                 let age = work.placed_age.unwrap_or_default();
                 if age >= self.park_after && self.is_lasting(work, &trouble) {
-                    let late = format!(
-                        "bought, but its profiles cannot be collected: {}",
-                        trouble.reason()
-                    );
+                    let late = format!("bought, but its profiles cannot be collected: {}", trouble.reason());
                     return self.record_units(work, Vec::new(), &late).await;
                 }
                 // An overdue purchase parks after a few failed calls, so they are not an hour apart.

@@ -27,11 +27,7 @@ pub async fn broadcast(
     let mut ticks = shutdown.ticks(PERIOD);
     while ticks.next().await {
         let promises = lanes.promises();
-        let verdict_in = if breaker.is_closed() {
-            promises.verdict_in
-        } else {
-            Duration::MAX
-        };
+        let verdict_in = if breaker.is_closed() { promises.verdict_in } else { Duration::MAX };
         let lanes = promises.lanes.into_iter().map(|(lane, verdict_in)| LanePromise {
             lane: lane.to_string(),
             verdict_ms: milliseconds(verdict_in),

@@ -109,10 +109,7 @@ mod tests {
         let rate = Rate::new(100, "a".into());
         rate.share.send_replace(100.0);
         let took = turns(&rate, 20).await;
-        assert!(
-            (Duration::from_millis(185)..Duration::from_millis(400)).contains(&took),
-            "{took:?}"
-        );
+        assert!((Duration::from_millis(185)..Duration::from_millis(400)).contains(&took), "{took:?}");
     }
 
     #[tokio::test]

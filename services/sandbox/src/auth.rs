@@ -93,10 +93,7 @@ mod tests {
         }
         assert_eq!(at(-1), Some("x-gat-timestamp is not Unix time in milliseconds"));
         assert_eq!(with("x-gat-signature", "AAAA"), wrong);
-        assert_eq!(
-            with("x-gat-access-key", "other"),
-            Some("x-gat-access-key is unknown")
-        );
+        assert_eq!(with("x-gat-access-key", "other"), Some("x-gat-access-key is unknown"));
     }
 
     #[test]

@@ -112,9 +112,7 @@ impl Faults {
     /// How a call ends. `lot` and `second_lot` are drawn from 0 up to but not including 1.
     pub fn ending(&self, is_order: bool, lot: f64, second_lot: f64) -> Ending {
         if lot < self.error_rate {
-            Ending::Error {
-                carried_out: second_lot < self.error_buys,
-            }
+            Ending::Error { carried_out: second_lot < self.error_buys }
         } else if is_order && lot < self.error_rate + self.silent_rate {
             Ending::Silence
         } else {
@@ -177,21 +175,12 @@ mod tests {
         }
         assert_eq!(Faults::read(b"{}"), Ok(Faults::default()));
         let text = serde_json::to_vec(&Faults::default()).unwrap();
-        assert_eq!(
-            Faults::read(&text),
-            Ok(Faults::default()),
-            "an answer can be sent back"
-        );
+        assert_eq!(Faults::read(&text), Ok(Faults::default()), "an answer can be sent back");
     }
 
     #[test]
     fn shares_divide_the_calls() {
-        let faults = Faults {
-            error_rate: 0.25,
-            error_buys: 0.5,
-            silent_rate: 0.25,
-            ..Faults::default()
-        };
+        let faults = Faults { error_rate: 0.25, error_buys: 0.5, silent_rate: 0.25, ..Faults::default() };
         let error = |carried_out| Ending::Error { carried_out };
         assert_eq!(faults.ending(true, 0.0, 0.49), error(true));
         assert_eq!(faults.ending(false, 0.24, 0.5), error(false));
@@ -199,10 +188,7 @@ mod tests {
         assert_eq!(faults.ending(false, 0.25, 0.0), Ending::Answered);
         assert_eq!(faults.ending(true, 0.5, 0.0), Ending::Answered);
         assert_eq!(Faults::default().ending(true, 0.0, 0.0), Ending::Answered);
-        let all = Faults {
-            error_rate: 1.0,
-            ..Faults::default()
-        };
+        let all = Faults { error_rate: 1.0, ..Faults::default() };
         assert_eq!(all.ending(true, 0.999_999, 0.0), error(false));
     }
 }

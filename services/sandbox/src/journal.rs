@@ -38,10 +38,7 @@ impl Journal {
             .mode(0o600)
             .open(path)
             .with_context(|| format!("cannot open the ledger {name}"))?;
-        ensure!(
-            file.metadata()?.is_file(),
-            "the ledger {name} is not a regular file"
-        );
+        ensure!(file.metadata()?.is_file(), "the ledger {name} is not a regular file");
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => bail!("the ledger {name} is in use by another process"),
@@ -55,14 +52,11 @@ impl Journal {
         let mut line = Vec::new();
         for number in 1.. {
             line.clear();
-            let read = reader
-                .read_until(b'\n', &mut line)
-                .with_context(|| format!("cannot read {name}"))?;
+            let read = reader.read_until(b'\n', &mut line).with_context(|| format!("cannot read {name}"))?;
             if line.last() != Some(&b'\n') {
                 if read > 0 {
                     tracing::warn!(ledger = %name, line = number, bytes = read, "skipped a torn last line");
-                    file.set_len(len)
-                        .with_context(|| format!("cannot cut a torn line off {name}"))?;
+                    file.set_len(len).with_context(|| format!("cannot cut a torn line off {name}"))?;
                 }
                 break;
             }
@@ -72,11 +66,7 @@ impl Journal {
                 .with_context(|| format!("the ledger {name} is corrupt in line {number}"))?;
             len += read as u64;
         }
-        Ok(Self {
-            file,
-            len,
-            torn: false,
-        })
+        Ok(Self { file, len, torn: false })
     }
 
     /// Appends one record. After an error the file is as before, at the latest when the next

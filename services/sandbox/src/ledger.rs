@@ -50,23 +50,13 @@ struct Opened {
 
 impl Opened {
     fn new(first_unit: UnitNumber, seed: Seed) -> Self {
-        Self {
-            version: VERSION,
-            first_unit,
-            seed: hex::encode(seed),
-        }
+        Self { version: VERSION, first_unit, seed: hex::encode(seed) }
     }
 
     fn check(&self) -> anyhow::Result<Seed> {
         let (version, first_unit) = (self.version, self.first_unit);
-        ensure!(
-            version == VERSION,
-            "version {version} is not {VERSION}, which this sandbox reads"
-        );
-        ensure!(
-            FIRST_UNITS.contains(&first_unit),
-            "units can't start at {first_unit}"
-        );
+        ensure!(version == VERSION, "version {version} is not {VERSION}, which this sandbox reads");
+        ensure!(FIRST_UNITS.contains(&first_unit), "units can't start at {first_unit}");
         let mut seed = Seed::default();
         // hex's own error would quote characters of the seed.
         hex::decode_to_slice(&self.seed, &mut seed).map_err(|_| anyhow!("the seed is not 64 hex digits"))?;
@@ -156,10 +146,7 @@ impl Ledger {
             accounts.start(first_unit);
             seed
         };
-        Ok(Self {
-            seed,
-            books: Mutex::new(Books { journal, accounts }),
-        })
+        Ok(Self { seed, books: Mutex::new(Books { journal, accounts }) })
     }
 
     /// Buys `products` under `order_id`. If that id has bought before, `repeats` decides whether it
@@ -177,15 +164,8 @@ impl Ledger {
             return Err(NotBought::Duplicate);
         }
         let at = now.truncate_to_millisecond();
-        let purchase = Purchase {
-            at,
-            order_id,
-            first_unit: accounts.next_unit,
-            products,
-        };
-        journal
-            .append(&Record::Bought(&purchase))
-            .map_err(NotBought::Failed)?;
+        let purchase = Purchase { at, order_id, first_unit: accounts.next_unit, products };
+        journal.append(&Record::Bought(&purchase)).map_err(NotBought::Failed)?;
         Ok(accounts.enter(purchase))
     }
 
@@ -279,10 +259,8 @@ mod tests {
     const NOW: OffsetDateTime = datetime!(2026-11-20 12:00:00.123_456 UTC);
 
     fn buy(ledger: &Ledger, order_id: &str, products: &[(&str, u32)]) -> Result<Arc<Purchase>, NotBought> {
-        let products = products.iter().map(|(option, qty)| Product {
-            option_id: (*option).into(),
-            qty: *qty,
-        });
+        let products =
+            products.iter().map(|(option, qty)| Product { option_id: (*option).into(), qty: *qty });
         ledger.buy(order_id.into(), products.collect(), NOW, Repeats::Refused)
     }
 
@@ -346,14 +324,9 @@ mod tests {
             format!("{opened}{{}}\n{bought}"), 2 => "expected value";
         } {
             fs::write(&path, text).unwrap();
-            let Err(error) = Ledger::open(&path) else {
-                panic!("opened, expected: {reason}")
-            };
+            let Err(error) = Ledger::open(&path) else { panic!("opened, expected: {reason}") };
             let error = format!("{error:#}");
-            assert!(
-                error.contains(&format!("line {line}: ")) && error.contains(reason),
-                "{error}"
-            );
+            assert!(error.contains(&format!("line {line}: ")) && error.contains(reason), "{error}");
         }
     }
 

@@ -119,9 +119,7 @@ fn secret<T, E: Display>(
     parse: impl FnOnce(&str) -> Result<T, E>,
 ) -> anyhow::Result<Option<T>> {
     let parsed = value.map(|value| parse(value.expose_secret()));
-    parsed
-        .transpose()
-        .map_err(|error| BadSetting::error(format!("{name}: {error}")))
+    parsed.transpose().map_err(|error| BadSetting::error(format!("{name}: {error}")))
 }
 
 /// Serves until `shutdown`. Fails if the ledger cannot be read or the address is not free.
@@ -178,25 +176,16 @@ mod tests {
     #[test]
     fn a_bad_secret_is_named_and_not_repeated() {
         let error = |value: &str, parse: fn(&str) -> Result<(), String>| {
-            secret("SETTING", Some(&value.into()), parse)
-                .unwrap_err()
-                .to_string()
+            secret("SETTING", Some(&value.into()), parse).unwrap_err().to_string()
         };
-        let key = |text: &str| {
-            SecretKey::from_base64(text)
-                .map(drop)
-                .map_err(|error| error.to_string())
-        };
+        let key = |text: &str| SecretKey::from_base64(text).map(drop).map_err(|error| error.to_string());
         let url = |text: &str| callbacks::url(text).map(drop);
         for (value, error) in [
             ("no*base64", error("no*base64", key)),
             ("no-url/token", error("no-url/token", url)),
             ("ftp://host/token", error("ftp://host/token", url)),
         ] {
-            assert!(
-                error.starts_with("SETTING: ") && !error.contains(value),
-                "{error}"
-            );
+            assert!(error.starts_with("SETTING: ") && !error.contains(value), "{error}");
         }
     }
 

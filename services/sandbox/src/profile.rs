@@ -42,11 +42,7 @@ fn iccid(unit: UnitNumber) -> String {
 fn luhn_sum(digits: &str, shift: usize) -> u32 {
     let weighted = digits.bytes().rev().enumerate().map(|(place, digit)| {
         let digit = u32::from(digit - b'0');
-        if (place + shift).is_multiple_of(2) {
-            digit
-        } else {
-            digit * 2 / 10 + digit * 2 % 10
-        }
+        if (place + shift).is_multiple_of(2) { digit } else { digit * 2 / 10 + digit * 2 % 10 }
     });
     weighted.sum()
 }

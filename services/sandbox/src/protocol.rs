@@ -54,11 +54,7 @@ pub struct ProductList<T> {
 
 impl<T> ProductList<T> {
     pub fn new(products: Vec<T>, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self {
-            products,
-            code,
-            message: message.into(),
-        }
+        Self { products, code, message: message.into() }
     }
 }
 

@@ -54,10 +54,7 @@ pub fn router(sandbox: Sandbox) -> Router {
         .fallback(|| async { Error::Http(StatusCode::NOT_FOUND) })
         .method_not_allowed_fallback(|| async { Error::Http(StatusCode::METHOD_NOT_ALLOWED) })
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn_with_state(
-            Arc::clone(&sandbox.metrics),
-            observe,
-        ))
+        .layer(middleware::from_fn_with_state(Arc::clone(&sandbox.metrics), observe))
         .with_state(sandbox)
 }
 
@@ -119,10 +116,8 @@ async fn order(
         }
         _ => {}
     }
-    let purchase = sandbox
-        .ledger
-        .buy(order_id, products, clock::now(), repeats)
-        .map_err(|error| match error {
+    let purchase =
+        sandbox.ledger.buy(order_id, products, clock::now(), repeats).map_err(|error| match error {
             NotBought::Duplicate => Error::Duplicate,
             NotBought::Failed(error) => Error::Ledger(error),
         })?;
@@ -141,10 +136,7 @@ async fn order(
     }
     let products = purchase
         .units()
-        .map(|(unit, option_id)| BoughtUnit {
-            topup_id: unit.to_string(),
-            option_id,
-        })
+        .map(|(unit, option_id)| BoughtUnit { topup_id: unit.to_string(), option_id })
         .collect();
     let answer = ProductList::new(products, code::OK, "");
     Ok(garble::answer(sandbox.garble(purchase.products.iter()), answer))
@@ -197,17 +189,11 @@ async fn cancel(
     _: Authenticated,
     topup_id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Status>, Error> {
-    let unit = topup_id
-        .ok()
-        .and_then(|Path(id)| id.parse().ok())
-        .ok_or(Error::UnknownTopup)?;
+    let unit = topup_id.ok().and_then(|Path(id)| id.parse().ok()).ok_or(Error::UnknownTopup)?;
     if !sandbox.ledger.cancel(unit, clock::now()).map_err(Error::Ledger)? {
         return Err(Error::UnknownTopup);
     }
-    Ok(Json(Status {
-        code: code::OK,
-        message: "".into(),
-    }))
+    Ok(Json(Status { code: code::OK, message: "".into() }))
 }
 
 /// Shows all purchases, or with `?order_id=` one order in detail.

@@ -69,30 +69,17 @@ impl Script {
 }
 
 /// Buys at once; units are ready at the first GET. Options without a script behave like this too.
-const READY: Script = Script {
-    at_post: AtPost::Buys,
-    at_get: AtGet::Ready,
-    callbacks: 0,
-};
+const READY: Script = Script { at_post: AtPost::Buys, at_get: AtGet::Ready, callbacks: 0 };
 
-const NOT_ON_SALE: Refusal = Refusal {
-    code: code::INVALID_PRODUCT,
-    message: "Option is not on sale",
-};
-const SOLD_OUT: Refusal = Refusal {
-    code: code::OUT_OF_STOCK,
-    message: "Out of stock",
-};
+const NOT_ON_SALE: Refusal = Refusal { code: code::INVALID_PRODUCT, message: "Option is not on sale" };
+const SOLD_OUT: Refusal = Refusal { code: code::OUT_OF_STOCK, message: "Out of stock" };
 const ONE_SECOND: Duration = Duration::from_secs(1);
 const TWO_SECONDS: Duration = Duration::from_secs(2);
 const FIVE_SECONDS: Duration = Duration::from_secs(5);
 
 const SCRIPTS: &[(&str, Script)] = &[
     ("ready", READY),
-    (
-        "delayed",
-        READY.at_get(AtGet::ReadyAfter(TWO_SECONDS)).callbacks(1),
-    ),
+    ("delayed", READY.at_get(AtGet::ReadyAfter(TWO_SECONDS)).callbacks(1)),
     ("refused", READY.at_post(AtPost::Refuses(NOT_ON_SALE))),
     ("out-of-stock", READY.at_post(AtPost::Refuses(SOLD_OUT))),
     ("bought-then-error", READY.at_post(AtPost::BuysThenErrs)),
@@ -169,9 +156,7 @@ impl Scripts {
     }
 
     pub fn calls_back(&self, products: &[Product]) -> bool {
-        products
-            .iter()
-            .any(|product| self.of(&product.option_id).callbacks > 0)
+        products.iter().any(|product| self.of(&product.option_id).callbacks > 0)
     }
 }
 
@@ -183,21 +168,13 @@ mod tests {
     fn an_order_of_several_options_does_what_one_of_them_does() {
         let scripts = Scripts::default();
         let at_post = |names: &[&str]| {
-            let products: Vec<_> = names
-                .iter()
-                .map(|name| Product {
-                    option_id: option_id(name).to_string(),
-                    qty: 1,
-                })
-                .collect();
+            let products: Vec<_> =
+                names.iter().map(|name| Product { option_id: option_id(name).to_string(), qty: 1 }).collect();
             scripts.at_post(&products)
         };
         assert_eq!(at_post(&["ready", "delayed"]), AtPost::Buys);
         assert_eq!(at_post(&["ready", "flapping", "slow"]), AtPost::ErrsFirst(2));
-        assert_eq!(
-            at_post(&["slow", "out-of-stock", "refused"]),
-            AtPost::Refuses(SOLD_OUT)
-        );
+        assert_eq!(at_post(&["slow", "out-of-stock", "refused"]), AtPost::Refuses(SOLD_OUT));
     }
 
     #[test]
@@ -208,9 +185,6 @@ mod tests {
             .take_while(|line| *line != "## Faults of the whole provider")
             .filter_map(|line| line.strip_prefix("| `")?.split('`').next())
             .collect();
-        assert_eq!(
-            documented,
-            SCRIPTS.iter().map(|(name, _)| *name).collect::<Vec<_>>()
-        );
+        assert_eq!(documented, SCRIPTS.iter().map(|(name, _)| *name).collect::<Vec<_>>());
     }
 }

@@ -37,11 +37,7 @@ impl Sandbox {
     pub fn repeats(&self) -> Repeats {
         let faults = self.faults.faults();
         let detect = faults.and_then(|faults| faults.detect_duplicates);
-        if detect.unwrap_or(self.detect_duplicates) {
-            Repeats::Refused
-        } else {
-            Repeats::Bought
-        }
+        if detect.unwrap_or(self.detect_duplicates) { Repeats::Refused } else { Repeats::Bought }
     }
 
     /// How an answer about these products is garbled now, if at all.

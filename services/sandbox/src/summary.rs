@@ -74,10 +74,7 @@ pub fn of_one(purchases: &[Arc<Purchase>], canceled: &BTreeSet<UnitNumber>) -> S
             option_id: option_id.to_owned(),
             canceled: canceled.contains(&unit),
         });
-        bought.push(Bought {
-            at: purchase.at,
-            topups: topups.collect(),
-        });
+        bought.push(Bought { at: purchase.at, topups: topups.collect() });
     }
     order.bought = Some(bought);
     Summary::new(vec![order])
@@ -96,13 +93,7 @@ impl Summary {
 
 impl OrderSummary {
     fn new(order_id: &str) -> Self {
-        Self {
-            order_id: order_id.to_owned(),
-            units: 0,
-            purchased_times: 0,
-            canceled: 0,
-            bought: None,
-        }
+        Self { order_id: order_id.to_owned(), units: 0, purchased_times: 0, canceled: 0, bought: None }
     }
 
     fn add(&mut self, purchase: &Purchase, canceled: &BTreeSet<UnitNumber>) {

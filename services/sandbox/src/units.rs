@@ -65,20 +65,11 @@ mod tests {
     fn fates_of(products: &[(&str, u32)]) -> Vec<Fate> {
         let products = products
             .iter()
-            .map(|(name, qty)| Product {
-                option_id: option_id(name).to_string(),
-                qty: *qty,
-            })
+            .map(|(name, qty)| Product { option_id: option_id(name).to_string(), qty: *qty })
             .collect();
-        let purchase = Purchase {
-            at: datetime!(2026-11-20 12:00 UTC),
-            order_id: "o".into(),
-            first_unit: 1,
-            products,
-        };
-        fates(&purchase, &Scripts::default())
-            .map(|(_, _, fate)| fate)
-            .collect()
+        let purchase =
+            Purchase { at: datetime!(2026-11-20 12:00 UTC), order_id: "o".into(), first_unit: 1, products };
+        fates(&purchase, &Scripts::default()).map(|(_, _, fate)| fate).collect()
     }
 
     fn ready(milliseconds: u64) -> Fate {

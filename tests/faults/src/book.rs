@@ -68,12 +68,8 @@ impl Settled {
             return None;
         }
         let json: Value = serde_json::from_slice(body).unwrap_or_default();
-        let errors: Vec<&str> = json["errors"]
-            .as_array()
-            .into_iter()
-            .flatten()
-            .filter_map(Value::as_str)
-            .collect();
+        let errors: Vec<&str> =
+            json["errors"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
         let refused = |error: &&str| {
             error.starts_with("eSIM Request failed - Status: ")
                 || error.starts_with("API connection error (Order ID: ")
@@ -129,17 +125,11 @@ mod tests {
         let refused = r#"{"errors":["eSIM Request failed - Status: 9005, Message: none left"]}"#;
         assert_eq!(settled(422, refused), Some(Settled::Refused));
         for (status, body) in [
-            (
-                401,
-                r#"{"error":{"code":"unauthorized","message":"Invalid access key"}}"#,
-            ),
+            (401, r#"{"error":{"code":"unauthorized","message":"Invalid access key"}}"#),
             (422, r#"{"errors":["Product with option_id not found"]}"#),
             (422, r#"{"errors":[]}"#),
         ] {
-            assert!(
-                matches!(settled(status, body), Some(Settled::Denied(_))),
-                "{body}"
-            );
+            assert!(matches!(settled(status, body), Some(Settled::Denied(_))), "{body}");
         }
     }
 }

@@ -50,12 +50,7 @@ impl Clients {
             asked.requests += 1;
             let sent = if first { sent } else { self.clock.now() };
             let hang_up = plan.hang_up.filter(|_| first);
-            let exchange = exchange(
-                &self.ingresses[ingress],
-                &self.partners[plan.partner],
-                &body,
-                hang_up,
-            );
+            let exchange = exchange(&self.ingresses[ingress], &self.partners[plan.partner], &body, hang_up);
             let answer = tokio::time::timeout(PATIENCE, exchange).await;
             let answer = answer.ok().and_then(Result::ok).flatten();
             let settled = answer.and_then(|(answer, bytes)| Settled::of(answer.status, &bytes[answer.body]));
@@ -75,9 +70,7 @@ impl Clients {
 
     fn body(&self, external_order_id: &str, plan: &OrderPlan) -> String {
         let items = plan.items.iter();
-        let items: Vec<_> = items
-            .map(|(name, qty)| (self.options[name].as_str(), *qty))
-            .collect();
+        let items: Vec<_> = items.map(|(name, qty)| (self.options[name].as_str(), *qty)).collect();
         order(external_order_id, &items).to_string()
     }
 }

@@ -19,9 +19,7 @@ pub fn path(partner: usize) -> String {
 pub fn misbehave(receiver: &Receiver) {
     for (partner, (behaviour, _)) in PARTNERS.into_iter().enumerate() {
         let requests = AtomicU64::new(0);
-        receiver.answer(&path(partner), move |_| {
-            answer(behaviour, requests.fetch_add(1, Ordering::Relaxed))
-        });
+        receiver.answer(&path(partner), move |_| answer(behaviour, requests.fetch_add(1, Ordering::Relaxed)));
     }
 }
 

@@ -179,10 +179,7 @@ impl Victims {
             sqlx::query(cut).execute(&mut connection).await?;
             return Ok(connection.close().await?);
         }
-        ensure!(
-            planned.fault == Fault::StoppedImmediately,
-            "not a fault of PostgreSQL"
-        );
+        ensure!(planned.fault == Fault::StoppedImmediately, "not a fault of PostgreSQL");
         postgres.stop_immediately().await?;
         tokio::time::sleep(planned.lasts).await;
         postgres.start_again().await

@@ -87,15 +87,13 @@ fn rate(text: &str) -> Result<f64, String> {
 fn within(text: &str, least: f64, most: f64) -> Result<f64, String> {
     let number = text.parse().map_err(|_| "not a number".to_owned())?;
     let fits = (least..=most).contains(&number);
-    fits.then_some(number)
-        .ok_or_else(|| format!("must be from {least} to {most}"))
+    fits.then_some(number).ok_or_else(|| format!("must be from {least} to {most}"))
 }
 
 fn interval(text: &str) -> Result<Duration, String> {
     let duration = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     let fits = duration >= Duration::from_millis(500);
-    fits.then_some(duration)
-        .ok_or_else(|| "must be at least 500ms".into())
+    fits.then_some(duration).ok_or_else(|| "must be at least 500ms".into())
 }
 
 /// The settings with every default filled in.
@@ -118,9 +116,7 @@ impl Run {
         let seed = settings.seed.unwrap_or_else(|| u64::from(rand::random::<u32>()));
         let length = Duration::from_secs_f64(settings.minutes * 60.0);
         let short = length < Duration::from_mins(10);
-        let settle = settings
-            .settle
-            .unwrap_or(Duration::from_secs(if short { 8 } else { 20 }));
+        let settle = settings.settle.unwrap_or(Duration::from_secs(if short { 8 } else { 20 }));
         let detects_duplicates =
             settings.duplicate_detection || (!settings.no_duplicate_detection && seed.is_multiple_of(2));
         let park_after = (length / 15).clamp(Duration::from_secs(45), Duration::from_mins(2));
@@ -133,13 +129,7 @@ impl Run {
             humantime::format_duration(settle),
         );
         Self {
-            terms: Terms {
-                seed,
-                length,
-                every: settings.fault_every,
-                settle,
-                detects_duplicates,
-            },
+            terms: Terms { seed, length, every: settings.fault_every, settle, detects_duplicates },
             park_after,
             orders: (length.as_secs_f64() * settings.orders_per_second).ceil() as u64,
             orders_per_second: settings.orders_per_second,
@@ -151,10 +141,7 @@ impl Run {
 
 fn main() -> ExitCode {
     let run = Run::of(&Settings::parse());
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let result = runtime.map_err(anyhow::Error::from).and_then(|runtime| {
         runtime.block_on(async {
             tokio::select! {
@@ -218,11 +205,7 @@ async fn watched(run: &Run, world: World) -> Result<(Report, Option<String>)> {
             return Err(error);
         }
     };
-    let kept = if report.verdict.green() {
-        None
-    } else {
-        Some(world.keep().await?)
-    };
+    let kept = if report.verdict.green() { None } else { Some(world.keep().await?) };
     Ok((report, kept))
 }
 
@@ -302,10 +285,9 @@ async fn line(world: &World, planned: usize, what: &str) -> String {
     let (orders, webhooks) = (book::lock(&world.book).len(), world.receiver.count());
     let faults = world.victims.happened().len();
     let rest = match world.on_the_way().await {
-        Ok(way) => format!(
-            "{} to buy, {} to collect, {} to deliver",
-            way.unbought, way.uncollected, way.undelivered
-        ),
+        Ok(way) => {
+            format!("{} to buy, {} to collect, {} to deliver", way.unbought, way.uncollected, way.undelivered)
+        }
         Err(_) => "database away".into(),
     };
     format!(

@@ -93,12 +93,7 @@ pub fn plan(seed: u64, number: u64) -> OrderPlan {
         6..8 => HangUp::Sent(Duration::from_millis(rng.random_range(20..4_000))),
         _ => HangUp::Answered,
     });
-    OrderPlan {
-        partner,
-        items,
-        hang_up,
-        ingress: rng.random_range(0..crate::schedule::REPLICAS),
-    }
+    OrderPlan { partner, items, hang_up, ingress: rng.random_range(0..crate::schedule::REPLICAS) }
 }
 
 fn item(rng: &mut StdRng) -> (&'static str, u32) {

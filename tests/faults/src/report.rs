@@ -43,9 +43,8 @@ pub struct Kind {
 /// end. Such an order has passed through every stage. A fault without such an order has no recovery time.
 pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) -> BTreeMap<String, Kind> {
     let created = asked.iter().filter(|one| one.settled == Some(Settled::Created));
-    let sent: HashMap<&str, Duration> = created
-        .flat_map(|one| one.topups.iter().map(|topup| (topup.as_str(), one.sent)))
-        .collect();
+    let sent: HashMap<&str, Duration> =
+        created.flat_map(|one| one.topups.iter().map(|topup| (topup.as_str(), one.sent))).collect();
     let mut passed: Vec<(Duration, Duration)> = arrivals
         .iter()
         .filter_map(|arrival| Some((arrival.at, *sent.get(arrival.topup_id.as_str())?)))
@@ -67,21 +66,14 @@ pub fn recoveries(happened: &[Happened], asked: &[Asked], arrivals: &[Arrival]) 
             longest_recovery_seconds: times.last().copied(),
         }
     };
-    times
-        .into_iter()
-        .map(|(name, times)| (name, kind(times)))
-        .collect()
+    times.into_iter().map(|(name, times)| (name, kind(times))).collect()
 }
 
 impl Display for Report {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         let detection = if self.detects_duplicates { "on" } else { "off" };
         let orders = table(&["orders", ""], counted(&self.verdict.counts));
-        writeln!(
-            formatter,
-            "seed {}, the provider's duplicate detection {detection}",
-            self.seed
-        )?;
+        writeln!(formatter, "seed {}, the provider's duplicate detection {detection}", self.seed)?;
         writeln!(formatter, "repeat with: {}\n\n{orders}\n", self.command)?;
         let seconds = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.1}"));
         let kinds = self.faults_by_kind.iter().map(|(name, kind)| {
@@ -89,12 +81,7 @@ impl Display for Report {
                 [kind.median_recovery_seconds, kind.longest_recovery_seconds].map(seconds);
             [name.clone(), kind.faults.to_string(), median, longest]
         });
-        let total = [
-            "all".into(),
-            self.faults.to_string(),
-            String::new(),
-            String::new(),
-        ];
+        let total = ["all".into(), self.faults.to_string(), String::new(), String::new()];
         let head = ["fault", "times", "median s to recover", "longest"];
         writeln!(formatter, "{}", table(&head, kinds.chain([total])))?;
         writeln!(
@@ -111,11 +98,7 @@ impl Display for Report {
                 writeln!(formatter, "  and {} more (--json has all)", ids.len() - SHOWN)?;
             }
         }
-        let result = if self.verdict.green() {
-            "the promise held"
-        } else {
-            "THE PROMISE IS BROKEN"
-        };
+        let result = if self.verdict.green() { "the promise held" } else { "THE PROMISE IS BROKEN" };
         write!(formatter, "\n{result}")
     }
 }

@@ -140,12 +140,7 @@ struct Card {
 
 /// A card without strength.
 fn card(targets: &[Target], fault: fn(Duration) -> Fault, lasts: Option<RangeInclusive<Duration>>) -> Card {
-    Card {
-        targets: targets.to_vec(),
-        fault,
-        strength: None,
-        lasts,
-    }
+    Card { targets: targets.to_vec(), fault, strength: None, lasts }
 }
 
 /// Every kind comes once before any comes again.
@@ -182,10 +177,7 @@ fn deck(terms: &Terms) -> Vec<Card> {
         card(&nats, |_| Fault::Wiped, soon.clone()),
         card(&nats, |_| Fault::Stalled, Some(millis(300)..=seconds(5))),
         card(&sandbox, |_| Fault::Down, Some(seconds(1)..=seconds(8))),
-        Card {
-            strength: Some(millis(300)..=provider),
-            ..card(&sandbox, Fault::Slow, short.clone())
-        },
+        Card { strength: Some(millis(300)..=provider), ..card(&sandbox, Fault::Slow, short.clone()) },
         card(&sandbox, |_| Fault::Erring, short.clone()),
         card(&sandbox, |_| Fault::Silent, short),
         Card {
@@ -222,12 +214,7 @@ pub fn schedule(terms: &Terms) -> Vec<Planned> {
                 |range: Option<RangeInclusive<Duration>>| range.map(|range| draw(&range, &mut rng));
             let fault = (card.fault)(within(card.strength).unwrap_or_default());
             let lasts = within(card.lasts).unwrap_or_default();
-            let fault = Planned {
-                at,
-                target,
-                fault,
-                lasts,
-            };
+            let fault = Planned { at, target, fault, lasts };
             busy.insert(target, fault.end() + RESPITE);
             planned.push(fault);
         }

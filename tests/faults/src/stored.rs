@@ -73,16 +73,9 @@ impl Stored {
         .fetch_all(connection)
         .await?;
         for unit in &mut units {
-            unit.option = options
-                .get(&unit.option)
-                .map_or("unknown", |name| *name)
-                .to_owned();
+            unit.option = options.get(&unit.option).map_or("unknown", |name| *name).to_owned();
         }
-        Ok(Self {
-            orders,
-            placements,
-            units,
-        })
+        Ok(Self { orders, placements, units })
     }
 }
 

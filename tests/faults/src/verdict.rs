@@ -144,18 +144,10 @@ impl<'a> Index<'a> {
         }
         let acknowledged = evidence.arrivals.iter().filter(|arrival| arrival.acknowledged);
         Self {
-            placements: stored
-                .placements
-                .iter()
-                .map(|one| (&one.placement_id[..], one))
-                .collect(),
+            placements: stored.placements.iter().map(|one| (&one.placement_id[..], one)).collect(),
             units_of,
             units: stored.units.iter().map(|one| (&one.topup_id[..], one)).collect(),
-            refused: stored
-                .orders
-                .iter()
-                .map(|one| (&one.order_id[..], one.refused))
-                .collect(),
+            refused: stored.orders.iter().map(|one| (&one.order_id[..], one.refused)).collect(),
             orders,
             bought: evidence.ledger.iter().map(|one| &one.order_id[..]).collect(),
             acknowledged: acknowledged.map(|one| &one.topup_id[..]).collect(),
@@ -227,10 +219,7 @@ fn purchases(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             verdict.add(Broken::BoughtTwice, text);
         }
         let Some(placement) = index.placements.get(id.as_str()) else {
-            verdict.add(
-                Broken::BoughtBeyondStored,
-                format!("placement {id} is not stored"),
-            );
+            verdict.add(Broken::BoughtBeyondStored, format!("placement {id} is not stored"));
             continue;
         };
         let units = index.units_of.get(id.as_str()).map_or(0, Vec::len);
@@ -258,10 +247,7 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         if let Some(iccid) = &unit.iccid
             && let Some(other) = holder.insert(iccid, &unit.topup_id)
         {
-            verdict.add(
-                Broken::IccidTwice,
-                format!("topups {other} and {}", unit.topup_id),
-            );
+            verdict.add(Broken::IccidTwice, format!("topups {other} and {}", unit.topup_id));
         }
         let Some(placement) = index.placements.get(unit.placement_id.as_str()) else {
             verdict.add(Broken::Lost, format!("topup {} has no placement", unit.topup_id));
@@ -292,10 +278,7 @@ fn units(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
         }
     }
     for (placement, reason) in parked_for_cause {
-        verdict.add(
-            Broken::ParkedThoughFindable,
-            format!("placement {placement}: {reason}"),
-        );
+        verdict.add(Broken::ParkedThoughFindable, format!("placement {placement}: {reason}"));
     }
 }
 
@@ -309,9 +292,7 @@ fn fate(unit: &StoredUnit, placement: &StoredPlacement, acknowledged: bool) -> F
         }
         ("ready", Some(state), _) => {
             let (attempts, error) = (unit.attempt, &unit.error);
-            Fate::Lost(format!(
-                "its delivery is {state} after {attempts:?} attempts: {error:?}"
-            ))
+            Fate::Lost(format!("its delivery is {state} after {attempts:?} attempts: {error:?}"))
         }
         ("ready", None, _) => Fate::Lost("ready without a delivery".into()),
         ("failed", _, Some(reason)) => Fate::Failed(reason),
@@ -330,9 +311,8 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     let mut acknowledged: HashSet<&str> = HashSet::new();
     let mut wrong: BTreeSet<(Broken, &str)> = BTreeSet::new();
     let orders = evidence.stored.orders.iter();
-    let partner_of: HashMap<&str, &str> = orders
-        .map(|one| (&one.order_id[..], &one.partner_id[..]))
-        .collect();
+    let partner_of: HashMap<&str, &str> =
+        orders.map(|one| (&one.order_id[..], &one.partner_id[..])).collect();
     for arrival in &evidence.arrivals {
         verdict.counts.webhooks += 1;
         let topup = arrival.topup_id.as_str();
@@ -348,9 +328,7 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
             wrong.insert((Broken::IccidTwice, topup));
         }
         let order = index.units.get(topup).map(|unit| unit.order_id.as_str());
-        let expected = order
-            .filter(|order| !index.is_refused(order))
-            .and_then(|order| partner_of.get(order));
+        let expected = order.filter(|order| !index.is_refused(order)).and_then(|order| partner_of.get(order));
         if expected != Some(&evidence.partners[arrival.partner].as_str()) {
             wrong.insert((Broken::WebhookForNothing, topup));
         }
@@ -358,20 +336,11 @@ fn webhooks(evidence: &Evidence, index: &Index<'_>, verdict: &mut Verdict) {
     for (broken, topup) in wrong {
         verdict.add(broken, format!("topup {topup}"));
     }
-    for asked in evidence
-        .asked
-        .iter()
-        .filter(|asked| asked.settled == Some(Settled::Created))
-    {
+    for asked in evidence.asked.iter().filter(|asked| asked.settled == Some(Settled::Created)) {
         for topup in &asked.topups {
-            let early = first
-                .get(topup.as_str())
-                .and_then(|at| asked.answered.checked_sub(*at));
+            let early = first.get(topup.as_str()).and_then(|at| asked.answered.checked_sub(*at));
             if let Some(early) = early.filter(|early| *early > SAME_MOMENT) {
-                verdict.add(
-                    Broken::WebhookBeforeAnswer,
-                    format!("topup {topup}: by {early:?}"),
-                );
+                verdict.add(Broken::WebhookBeforeAnswer, format!("topup {topup}: by {early:?}"));
             }
         }
     }

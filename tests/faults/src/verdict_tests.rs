@@ -56,11 +56,7 @@ fn good() -> Evidence {
         placed: true,
         reason: None,
     };
-    let bought = LedgerOrder {
-        order_id: "placement".into(),
-        units: 2,
-        purchased_times: 1,
-    };
+    let bought = LedgerOrder { order_id: "placement".into(), units: 2, purchased_times: 1 };
     Evidence {
         asked: vec![asked("external", 1, &["t1", "t2"])],
         arrivals: vec![arrival("t1", 2), arrival("t2", 2)],
@@ -167,10 +163,7 @@ fn what_happened_is_counted() {
     let mut evidence = good();
     evidence.arrivals.push(evidence.arrivals[0].clone());
     let counts = judge(&evidence).counts;
-    assert_eq!(
-        (counts.answered_201, counts.units_delivered, counts.units_bought),
-        (1, 2, 2)
-    );
+    assert_eq!((counts.answered_201, counts.units_delivered, counts.units_bought), (1, 2, 2));
     assert_eq!((counts.webhooks, counts.duplicates, counts.lost), (3, 1, 0));
 }
 
@@ -184,11 +177,7 @@ fn recovery_counts_from_the_end_to_an_order_that_was_sent_later() {
     let asked = [("a", 9), ("b", 11), ("c", 30)].map(|(topup, sent)| asked(topup, sent, &[topup]));
     // Topup a was ordered before the fault ended: it proves nothing.
     let arrivals = [arrival("b", 15), arrival("a", 12), arrival("c", 31)];
-    let faults = [
-        happened("killed", 10),
-        happened("killed", 20),
-        happened("wiped", 40),
-    ];
+    let faults = [happened("killed", 10), happened("killed", 20), happened("wiped", 40)];
     let kinds = recoveries(&faults, &asked, &arrivals);
     let killed = &kinds["killed"];
     assert_eq!((killed.faults, killed.longest_recovery_seconds), (2, Some(11.0)));

@@ -62,10 +62,7 @@ impl World {
             let path = endpoints::path(index);
             let url = (behaviour != Behaviour::Absent).then(|| receiver.url(&path));
             let name = format!("{behaviour:?}").to_lowercase();
-            let partner = stack
-                .esimctl
-                .create_partner(&name, "sandbox", url.as_deref())
-                .await?;
+            let partner = stack.esimctl.create_partner(&name, "sandbox", url.as_deref()).await?;
             receiver.verify(&path, &partner.webhook_secret)?;
             partners.push(partner);
         }
@@ -85,16 +82,7 @@ impl World {
             options,
             deadline: clock.now() + terms.length + CLIENTS,
         });
-        Ok(Self {
-            victims,
-            clients,
-            book,
-            clock,
-            receiver,
-            stack,
-            postgres,
-            folder,
-        })
+        Ok(Self { victims, clients, book, clock, receiver, stack, postgres, folder })
     }
 
     /// Ends faults, heals endpoints, and sets the missing URL.
@@ -131,12 +119,7 @@ impl World {
                 genuine: one.is_valid(),
             })
         };
-        let arrivals = self
-            .receiver
-            .received()
-            .into_iter()
-            .map(arrival)
-            .collect::<Result<_>>()?;
+        let arrivals = self.receiver.received().into_iter().map(arrival).collect::<Result<_>>()?;
         let partners = self.clients.partners.iter();
         let asked = lock(&self.book).clone();
         Ok(Evidence {
@@ -182,14 +165,9 @@ async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str)
     let later = (terms.length / 20).as_secs().max(5);
     let waits = FIRST_WAITS.into_iter().chain(std::iter::repeat_n(later, LATER));
     let waits: Vec<String> = waits.map(|seconds| format!("{seconds}s")).collect();
-    let mut builder = Stack::builder()
-        .own_nats()
-        .callbacks()
-        .database_server(database_server);
+    let mut builder = Stack::builder().own_nats().callbacks().database_server(database_server);
     for stage in Stage::OURS {
-        builder = builder
-            .replicas(stage, REPLICAS)
-            .env(stage, "SHUTDOWN_TIMEOUT", "15s");
+        builder = builder.replicas(stage, REPLICAS).env(stage, "SHUTDOWN_TIMEOUT", "15s");
     }
     let settings = [
         (Stage::Ingress, "PLACEMENT_WAIT", text(PLACEMENT_WAIT)),
@@ -202,11 +180,7 @@ async fn start_stack(terms: &Terms, park_after: Duration, database_server: &str)
         (Stage::Notifier, "RETRY_SCHEDULE", waits.join(",")),
         (Stage::Notifier, "ENDPOINT_BLOCK", "1s".into()),
         (Stage::Notifier, "ENDPOINT_BLOCK_LONGEST", "5s".into()),
-        (
-            Stage::Sandbox,
-            "SANDBOX_DETECT_DUPLICATES",
-            terms.detects_duplicates.to_string(),
-        ),
+        (Stage::Sandbox, "SANDBOX_DETECT_DUPLICATES", terms.detects_duplicates.to_string()),
     ];
     for (stage, name, value) in settings {
         builder = builder.env(stage, name, &value);

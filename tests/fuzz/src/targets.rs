@@ -21,16 +21,7 @@ use webhooks::{
 use crate::replayed::Replayed;
 
 /// All targets.
-pub const ALL: [&str; 8] = [
-    "signature",
-    "body",
-    "lpa",
-    "qr",
-    "provider",
-    "callback",
-    "endpoint",
-    "url",
-];
+pub const ALL: [&str; 8] = ["signature", "body", "lpa", "qr", "provider", "callback", "endpoint", "url"];
 
 type Target = Box<dyn Fn(&[u8]) + Send + Sync>;
 
@@ -75,10 +66,7 @@ fn lpa(data: &[u8]) {
 /// An account at `base`.
 fn account(base: &str) -> Arc<dyn Provider> {
     install_tls();
-    let limits = Limits {
-        timeout: Duration::from_secs(5),
-        answer_max: 64 * 1024,
-    };
+    let limits = Limits { timeout: Duration::from_secs(5), answer_max: 64 * 1024 };
     let account = Account {
         url: Some(base.parse().expect("a URL")),
         access_key: Some("key".into()),
@@ -97,10 +85,7 @@ fn install_tls() {
 fn provider() -> Target {
     let server = Replayed::start();
     let account = account(&server.url);
-    let purchase = Purchase {
-        placement_id: PlacementId::new(),
-        items: vec![("option".into(), 1)],
-    };
+    let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
     Box::new(move |data| {
         server.send(data);
         let status = data.strip_prefix(b"HTTP/").and_then(|rest| rest.get(4..7));
@@ -125,10 +110,7 @@ fn check_units(units: &[ProviderUnit]) {
     for unit in units {
         check_line(unit.unit_id.as_str());
         assert!(unit.unit_id.as_str().is_ascii());
-        if let UnitState::Ready {
-            expired_date, code, ..
-        } = &unit.state
-        {
+        if let UnitState::Ready { expired_date, code, .. } = &unit.state {
             assert_eq!(expired_date.len(), 10);
             assert!(ActivationCode::parse(&code.download_link()).is_ok());
         }
@@ -158,16 +140,9 @@ fn callback() -> Target {
 fn endpoint() -> Target {
     install_tls();
     let server = Replayed::start();
-    let guard = Guard::new(
-        Networks::parse("127.0.0.0/8").expect("a network"),
-        Networks::default(),
-        Ports::default(),
-    );
-    let limits = webhook::Limits {
-        timeout: Duration::from_secs(5),
-        head_max: 16 * 1024,
-        idle: 4,
-    };
+    let guard =
+        Guard::new(Networks::parse("127.0.0.0/8").expect("a network"), Networks::default(), Ports::default());
+    let limits = webhook::Limits { timeout: Duration::from_secs(5), head_max: 16 * 1024, idle: 4 };
     let sender = {
         let _entered = server.tokio.enter();
         Sender::new(guard, &NameServers::default(), &limits).expect("a sender")

@@ -11,9 +11,7 @@ pub fn run(what: &str, work: impl Future<Output = Result<()>> + Send) {
     let result = std::thread::scope(|scope| {
         scope
             .spawn(|| -> Result<()> {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()?;
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
                 runtime.block_on(async { tokio::time::timeout(TIMEOUT, work).await })?
             })
             .join()

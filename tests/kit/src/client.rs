@@ -66,9 +66,7 @@ impl Client {
 
     /// Orders `(option_id, qty)` items.
     pub async fn order(&self, external_order_id: &str, items: &[(&str, u32)]) -> Result<Answer> {
-        self.post(order(external_order_id, items).to_string())
-            .send()
-            .await
+        self.post(order(external_order_id, items).to_string()).send().await
     }
 
     /// A signed GET of a path.
@@ -94,10 +92,8 @@ impl Client {
 
 /// The body of an order of `(option_id, qty)` items.
 pub fn order(external_order_id: &str, items: &[(&str, u32)]) -> Value {
-    let products: Vec<Value> = items
-        .iter()
-        .map(|(option_id, qty)| json!({"option_id": option_id, "qty": qty}))
-        .collect();
+    let products: Vec<Value> =
+        items.iter().map(|(option_id, qty)| json!({"option_id": option_id, "qty": qty})).collect();
     json!({"external_order_id": external_order_id, "products": products})
 }
 
@@ -183,13 +179,7 @@ impl Request {
 
     /// The signature of the current request, lowercase hex.
     pub fn signature(&self) -> String {
-        signing::request::sign(
-            &self.secret,
-            &self.method,
-            &self.path,
-            &self.timestamp,
-            &self.access_key,
-        )
+        signing::request::sign(&self.secret, &self.method, &self.path, &self.timestamp, &self.access_key)
     }
 
     /// Errors: no response (refused, cut off, 30 s), or a method, path or header that HTTP cannot carry.
@@ -198,27 +188,12 @@ impl Request {
         let method = reqwest::Method::from_bytes(self.method.as_bytes())?;
         let headers = self.headers()?;
         let start = Instant::now();
-        let request = self
-            .client
-            .http
-            .request(method, &url)
-            .headers(headers)
-            .body(self.body);
-        let answer = request
-            .send()
-            .await
-            .with_context(|| format!("{} {url}", self.method))?;
+        let request = self.client.http.request(method, &url).headers(headers).body(self.body);
+        let answer = request.send().await.with_context(|| format!("{} {url}", self.method))?;
         let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
-        let body = answer
-            .bytes()
-            .await
-            .with_context(|| format!("reading the answer to {} {url}", self.method))?;
-        Ok(Answer {
-            status,
-            headers,
-            body,
-            took: start.elapsed(),
-        })
+        let body =
+            answer.bytes().await.with_context(|| format!("reading the answer to {} {url}", self.method))?;
+        Ok(Answer { status, headers, body, took: start.elapsed() })
     }
 
     fn headers(&self) -> Result<HeaderMap> {

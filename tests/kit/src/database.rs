@@ -34,9 +34,7 @@ impl Database {
 
     /// Creates it on another server, given the URL of a role that may do so.
     pub async fn create_on(server: &str) -> Result<Self> {
-        let server: Url = server
-            .parse()
-            .context("the URL of the PostgreSQL server is not a URL")?;
+        let server: Url = server.parse().context("the URL of the PostgreSQL server is not a URL")?;
         create_roles(&server).await?;
         Self::create_at(&server, "template1").await
     }
@@ -47,12 +45,7 @@ impl Database {
         execute(&server, format!("CREATE DATABASE {name} TEMPLATE {template}")).await?;
         let mut url = server.clone();
         url.set_path(&name);
-        Ok(Self {
-            server,
-            name,
-            url: url.into(),
-            kept: false,
-        })
+        Ok(Self { server, name, url: url.into(), kept: false })
     }
 
     /// An existing database, which is not dropped.
@@ -134,9 +127,8 @@ async fn create_roles(server: &Url) -> Result<()> {
 /// Runs a statement whose only variable part is a generated name.
 async fn execute(server: &Url, statement: String) -> Result<()> {
     let failed = |what: &str| format!("PostgreSQL: {what}");
-    let mut connection = PgConnection::connect(server.as_str())
-        .await
-        .with_context(|| failed("cannot connect"))?;
+    let mut connection =
+        PgConnection::connect(server.as_str()).await.with_context(|| failed("cannot connect"))?;
     sqlx::raw_sql(AssertSqlSafe(statement.clone()))
         .execute(&mut connection)
         .await

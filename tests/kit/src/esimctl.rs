@@ -68,8 +68,7 @@ pub struct TopupTimes {
 
 /// Whether only the owner of the tables may run this command.
 pub fn needs_owner(args: &[&str]) -> bool {
-    args.first()
-        .is_some_and(|command| ["migrate", "recover", "master-key"].contains(command))
+    args.first().is_some_and(|command| ["migrate", "recover", "master-key"].contains(command))
 }
 
 /// Runs `esimctl` with a fixed set of settings.
@@ -84,11 +83,7 @@ pub struct Esimctl {
 impl Esimctl {
     /// Creates it; `env` adds settings to this process's environment.
     pub fn new(env: impl IntoIterator<Item = (String, String)>) -> Self {
-        Self {
-            binary: bin_dir().join("esimctl"),
-            env: env.into_iter().collect(),
-            owner: None,
-        }
+        Self { binary: bin_dir().join("esimctl"), env: env.into_iter().collect(), owner: None }
     }
 
     /// Runs `migrate`, `recover` and `master-key` with this `DATABASE_URL`.
@@ -121,17 +116,10 @@ impl Esimctl {
         let output = output(&mut command, TIMEOUT).await;
         let output = output.with_context(|| shown.clone())?;
         if !output.status.success() {
-            bail!(
-                "{shown}: {}: {}",
-                output.status,
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
+            bail!("{shown}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
         }
         serde_json::from_slice(&output.stdout).with_context(|| {
-            format!(
-                "{shown}: unexpected output: {}",
-                String::from_utf8_lossy(&output.stdout)
-            )
+            format!("{shown}: unexpected output: {}", String::from_utf8_lossy(&output.stdout))
         })
     }
 

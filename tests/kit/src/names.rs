@@ -19,10 +19,7 @@ impl NameServer {
     /// Listens on a free port of this machine. Needs a runtime.
     pub async fn start(zone: Zone) -> Result<Self> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-        let server = Self {
-            address: socket.local_addr()?,
-            unanswered: Arc::default(),
-        };
+        let server = Self { address: socket.local_addr()?, unanswered: Arc::default() };
         let unanswered = Arc::clone(&server.unanswered);
         tokio::spawn(async move {
             let mut query = [0; 1024];

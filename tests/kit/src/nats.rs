@@ -44,11 +44,7 @@ impl NatsServer {
             log: folder.join("nats-server.log"),
         });
         process.start().await?;
-        Ok(Self {
-            process,
-            store,
-            url: format!("nats://127.0.0.1:{port}"),
-        })
+        Ok(Self { process, store, url: format!("nats://127.0.0.1:{port}") })
     }
 
     /// The value for `NATS_URL`.
@@ -78,10 +74,7 @@ impl NatsServer {
 
     /// Deletes the storage of a server that is stopped: streams, consumers, messages.
     pub fn wipe(&self) -> Result<()> {
-        anyhow::ensure!(
-            self.process.pid().is_none(),
-            "stop nats-server before its storage is deleted"
-        );
+        anyhow::ensure!(self.process.pid().is_none(), "stop nats-server before its storage is deleted");
         std::fs::remove_dir_all(&self.store)
             .with_context(|| format!("cannot delete {}", self.store.display()))
     }
@@ -117,10 +110,7 @@ pub struct OwnStreams {
 impl OwnStreams {
     /// The streams whose names begin with `prefix`, on the server at `url`.
     pub fn new(url: &str, prefix: &str) -> Self {
-        Self {
-            url: url.into(),
-            prefix: prefix.into(),
-        }
+        Self { url: url.into(), prefix: prefix.into() }
     }
 
     async fn delete(&self) -> Result<()> {
@@ -159,11 +149,7 @@ mod tests {
         let server = NatsServer::start(folder.path()).await.unwrap();
         let jetstream = connect(&server).await;
         for name in ["a_JOBS", "a_READY", "b_JOBS"] {
-            let stream = Config {
-                name: name.into(),
-                subjects: vec![name.into()],
-                ..Config::default()
-            };
+            let stream = Config { name: name.into(), subjects: vec![name.into()], ..Config::default() };
             jetstream.create_stream(stream).await.unwrap();
         }
         drop(OwnStreams::new(server.url(), "a_"));

@@ -42,10 +42,7 @@ mod tests {
     #[test]
     fn a_claimed_port_is_not_chosen_again() {
         let port = free().unwrap();
-        assert!(
-            TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok(),
-            "a service can listen on it"
-        );
+        assert!(TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok(), "a service can listen on it");
         assert!(!claim(port));
     }
 

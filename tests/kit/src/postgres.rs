@@ -64,10 +64,7 @@ impl PostgresServer {
     /// The command that starts the server again, for inspecting a failed test.
     pub fn command_line(&self) -> String {
         let prefix = self.user.as_ref().map_or_else(String::new, |user| {
-            format!(
-                "setpriv --reuid={} --regid={} --clear-groups ",
-                user.uid, user.gid
-            )
+            format!("setpriv --reuid={} --regid={} --clear-groups ", user.uid, user.gid)
         });
         let program = self.programs.join("postgres");
         format!("{prefix}{} {}", program.display(), self.arguments().join(" "))
@@ -97,10 +94,7 @@ impl PostgresServer {
         self.child = Some(child);
         wait::until(START, "PostgreSQL to take connections", async || {
             if let Some(status) = self.child.as_mut().map(Child::try_wait).transpose()?.flatten() {
-                bail!(
-                    "postgres ended before it was ready: {status}; see {}",
-                    self.log().display()
-                );
+                bail!("postgres ended before it was ready: {status}; see {}", self.log().display());
             }
             let Ok(connection) = PgConnection::connect(&self.url).await else {
                 return Ok(None);
@@ -122,19 +116,10 @@ impl PostgresServer {
         initdb
             .arg(format!("--pgdata={}", self.data().display()))
             .arg(format!("--pwfile={}", file.display()))
-            .args([
-                "--username=postgres",
-                "--auth=scram-sha-256",
-                "--encoding=UTF8",
-                "--no-locale",
-            ]);
+            .args(["--username=postgres", "--auth=scram-sha-256", "--encoding=UTF8", "--no-locale"]);
         let output = output(&mut initdb, START).await?;
         std::fs::remove_file(&file)?;
-        ensure!(
-            output.status.success(),
-            "initdb: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        ensure!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr).trim());
         Ok(())
     }
 
@@ -166,9 +151,7 @@ impl PostgresServer {
             "max_connections=200".into(),
         ];
         let data = ["-D".to_owned(), self.data().display().to_string()];
-        let settings = settings
-            .into_iter()
-            .flat_map(|setting| ["-c".to_owned(), setting]);
+        let settings = settings.into_iter().flat_map(|setting| ["-c".to_owned(), setting]);
         data.into_iter().chain(settings).collect()
     }
 

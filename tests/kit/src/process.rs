@@ -56,9 +56,7 @@ impl Process {
                 bail!("{} ended before it was ready: {status}", self.program.name);
             }
             let answer = client.get(&url).timeout(Duration::from_secs(1)).send().await;
-            Ok(answer
-                .is_ok_and(|answer| answer.status().is_success())
-                .then_some(()))
+            Ok(answer.is_ok_and(|answer| answer.status().is_success()).then_some(()))
         });
         let result = ready.await;
         result.with_context(|| self.log_tail())
@@ -67,10 +65,7 @@ impl Process {
     /// Starts the program without waiting, for programs that must refuse to start.
     pub fn spawn(&mut self) -> Result<()> {
         ensure!(self.child.is_none(), "{} is running already", self.program.name);
-        let log = OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&self.program.log)?;
+        let log = OpenOptions::new().create(true).append(true).open(&self.program.log)?;
         let inherited =
             ["PATH", "HOME", "TMPDIR"].map(|name| std::env::var_os(name).map(|value| (name, value)));
         let child = Command::new(&self.program.binary)
@@ -114,10 +109,7 @@ impl Process {
     /// SIGKILL, and waits for the end. Does nothing if it is not running.
     pub async fn kill(&mut self) -> Result<()> {
         if let Some(mut child) = self.child.take() {
-            child
-                .kill()
-                .await
-                .with_context(|| format!("cannot kill {}", self.program.name))?;
+            child.kill().await.with_context(|| format!("cannot kill {}", self.program.name))?;
         }
         Ok(())
     }
@@ -137,11 +129,7 @@ impl Process {
             return Ok(status?);
         }
         child.kill().await?;
-        bail!(
-            "{} was still running after {timeout:?}\n{}",
-            self.program.name,
-            self.log_tail()
-        )
+        bail!("{} was still running after {timeout:?}\n{}", self.program.name, self.log_tail())
     }
 
     /// Stalls the process (SIGSTOP), as a virtual machine or a full disk would.

@@ -17,10 +17,7 @@ impl Progress {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(100));
-        Self {
-            bar,
-            last: String::new(),
-        }
+        Self { bar, last: String::new() }
     }
 
     /// Shows `text`; without a terminal, prints it if it has changed.

@@ -47,9 +47,7 @@ pub fn chunked(body: &[u8]) -> Vec<u8> {
 /// Connects to `http://127.0.0.1:20001`.
 pub async fn connect(base_url: &str) -> Result<TcpStream> {
     let address = base_url.trim_start_matches("http://");
-    let stream = TcpStream::connect(address)
-        .await
-        .with_context(|| format!("cannot connect to {address}"))?;
+    let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
@@ -72,8 +70,7 @@ impl Answer {
         let head = bytes.windows(4).position(|four| four == b"\r\n\r\n")?;
         let text = String::from_utf8_lossy(&bytes[..head]).to_ascii_lowercase();
         let header = |name: &str| {
-            text.lines()
-                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
+            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::trim))
         };
         let length: usize = header("content-length")?.parse().ok()?;
         let body = head + 4..head + 4 + length;
@@ -96,21 +93,13 @@ pub async fn answer(mut connection: impl AsyncRead + Unpin) -> Result<(Answer, V
             if let Some(answer) = Answer::parse(&bytes) {
                 return Ok((answer, bytes));
             }
-            let read = connection
-                .read_buf(&mut bytes)
-                .await
-                .context("the connection broke off")?;
+            let read = connection.read_buf(&mut bytes).await.context("the connection broke off")?;
             if read == 0 {
-                bail!(
-                    "the connection was closed after {:?}",
-                    String::from_utf8_lossy(&bytes)
-                );
+                bail!("the connection was closed after {:?}", String::from_utf8_lossy(&bytes));
             }
         }
     };
-    tokio::time::timeout(TIMEOUT, reading)
-        .await
-        .with_context(|| format!("no answer within {TIMEOUT:?}"))?
+    tokio::time::timeout(TIMEOUT, reading).await.with_context(|| format!("no answer within {TIMEOUT:?}"))?
 }
 
 /// Sends bytes and reads one answer. A server may answer and close before it has read everything, so a

@@ -88,10 +88,7 @@ impl Received {
 impl Answer {
     /// An immediate response.
     pub fn status(status: u16) -> Self {
-        Self {
-            status,
-            delay: Duration::ZERO,
-        }
+        Self { status, delay: Duration::ZERO }
     }
 }
 
@@ -99,23 +96,15 @@ impl Receiver {
     /// Starts on a free port; every path responds 200.
     pub async fn start() -> Result<Self> {
         let at = match std::env::var("TEST_WEBHOOK_ADDRESS") {
-            Ok(address) => address
-                .parse()
-                .context("TEST_WEBHOOK_ADDRESS is not an address")?,
+            Ok(address) => address.parse().context("TEST_WEBHOOK_ADDRESS is not an address")?,
             Err(_) => Ipv4Addr::LOCALHOST,
         };
-        let listener = TcpListener::bind((at, 0))
-            .await
-            .with_context(|| format!("cannot listen on {at}"))?;
+        let listener = TcpListener::bind((at, 0)).await.with_context(|| format!("cannot listen on {at}"))?;
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
         let book = Arc::clone(&shared);
         let server = http::serve(listener, move |request| receive(Arc::clone(&book), request));
-        Ok(Self {
-            address,
-            shared,
-            server,
-        })
+        Ok(Self { address, shared, server })
     }
 
     /// The webhook URL of a path: `/a`.
@@ -157,10 +146,7 @@ impl Receiver {
 
     /// Waits for at least `count` requests over all paths; returns all of them.
     pub async fn wait_for(&self, count: usize, timeout: Duration) -> Result<Vec<Received>> {
-        self.wait_until(timeout, &format!("{count} webhooks"), |received| {
-            received.len() >= count
-        })
-        .await
+        self.wait_until(timeout, &format!("{count} webhooks"), |received| received.len() >= count).await
     }
 
     /// Waits until the requests satisfy `condition`; returns all of them. The error names `what`.
@@ -187,10 +173,9 @@ impl Receiver {
         };
         match tokio::time::timeout(timeout, waiting).await {
             Ok(received) => Ok(received),
-            Err(_) => bail!(
-                "timed out after {timeout:?} waiting for {what}; {} requests arrived",
-                self.count()
-            ),
+            Err(_) => {
+                bail!("timed out after {timeout:?} waiting for {what}; {} requests arrived", self.count())
+            }
         }
     }
 }
@@ -213,10 +198,7 @@ async fn receive(shared: Arc<Shared>, request: Request<Bytes>) -> Result<Respons
     let path = head.uri.path().to_owned();
     let (signature, decide) = {
         let book = shared.book();
-        (
-            check(book.secrets.get(&path), &head.headers, &body),
-            book.answers.get(&path).cloned(),
-        )
+        (check(book.secrets.get(&path), &head.headers, &body), book.answers.get(&path).cloned())
     };
     let mut received = Received {
         at,
@@ -261,9 +243,8 @@ mod tests {
     async fn post(url: String, signature: &str) -> u16 {
         let request = http::client().unwrap().post(url).body(BODY);
         let request = request.header("webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek");
-        let request = request
-            .header("webhook-timestamp", "1614265330")
-            .header("webhook-signature", signature);
+        let request =
+            request.header("webhook-timestamp", "1614265330").header("webhook-signature", signature);
         request.send().await.unwrap().status().as_u16()
     }
 
@@ -277,10 +258,7 @@ mod tests {
         assert_eq!(post(receiver.url("/open"), "v1,AAAA").await, 200);
         let all = receiver.wait_for(3, Duration::from_secs(5)).await.unwrap();
         let signatures: Vec<_> = all.iter().map(|one| one.signature).collect();
-        assert_eq!(
-            signatures,
-            [Signature::Valid, Signature::Invalid, Signature::Unchecked]
-        );
+        assert_eq!(signatures, [Signature::Valid, Signature::Invalid, Signature::Unchecked]);
         assert_eq!(all[0].json["test"], 2_432_232_314_u64);
         assert_eq!(all[0].body, BODY);
     }

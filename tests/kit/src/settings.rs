@@ -28,9 +28,7 @@ pub fn of(stage: &str, database: &Database, more: &[(&str, &str)]) -> Result<BTr
 /// Parses the settings into a configuration, without the environment of the test.
 pub fn parse<C: Parser>(settings: &BTreeMap<String, String>) -> C {
     let flag = |name: &str| name.to_ascii_lowercase().replace('_', "-");
-    let flags = settings
-        .iter()
-        .map(|(name, value)| format!("--{}={value}", flag(name)));
+    let flags = settings.iter().map(|(name, value)| format!("--{}={value}", flag(name)));
     let command = C::command().mut_args(|one| one.env(Resettable::<OsStr>::Reset));
     let matches = command.get_matches_from(["test".to_owned()].into_iter().chain(flags));
     C::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())

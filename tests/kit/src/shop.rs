@@ -29,19 +29,12 @@ impl Shop {
         let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await?;
         receiver.verify(PATH, &partner.webhook_secret)?;
         let client = stack.client(&partner)?;
-        Ok(Self {
-            partner,
-            client,
-            receiver,
-        })
+        Ok(Self { partner, client, receiver })
     }
 
     /// Orders one item; a 201 or an error.
     pub async fn buy(&self, external_order_id: &str, option_id: &str, qty: u32) -> Result<Vec<Product>> {
-        self.client
-            .order(external_order_id, &[(option_id, qty)])
-            .await?
-            .products()
+        self.client.order(external_order_id, &[(option_id, qty)]).await?.products()
     }
 
     /// Waits until each of these topups has a webhook; returns all webhooks. Every signature must be valid.
@@ -72,10 +65,7 @@ pub fn fresh(name: &str) -> String {
 
 /// The topup ids of some entries.
 pub fn ids<'a>(products: impl IntoIterator<Item = &'a Product>) -> BTreeSet<String> {
-    products
-        .into_iter()
-        .map(|product| product.topup_id.clone())
-        .collect()
+    products.into_iter().map(|product| product.topup_id.clone()).collect()
 }
 
 /// Waits until ingress waits for verdicts, which starts with a provisioner's first heartbeat: until a
@@ -86,7 +76,5 @@ pub async fn verdicts_come(stack: &Stack, client: &Client) -> Result<()> {
         let answer = client.order(&fresh("first"), &[(refused, 1)]).await?;
         Ok((answer.status == 422).then_some(()))
     };
-    wait::until(VERDICTS, "an answer that carries a refusal", answered)
-        .await
-        .context("PLACEMENT_WAIT")
+    wait::until(VERDICTS, "an answer that carries a refusal", answered).await.context("PLACEMENT_WAIT")
 }

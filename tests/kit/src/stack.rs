@@ -182,10 +182,7 @@ impl Builder {
         let mut processes = BTreeMap::new();
         for stage in Stage::ALL {
             let count = self.replicas.get(&stage).copied().unwrap_or(1);
-            ensure!(
-                stage != Stage::Sandbox || count == 1,
-                "there is one sandbox: its ledger has one owner"
-            );
+            ensure!(stage != Stage::Sandbox || count == 1, "there is one sandbox: its ledger has one owner");
             let mut replicas = Vec::new();
             for replica in 0..count {
                 let mut program = plan.program(stage, replica)?;
@@ -197,9 +194,7 @@ impl Builder {
                     }
                 }
                 let overrides = self.env.iter().filter(|(of, _, _)| *of == stage);
-                program
-                    .env
-                    .extend(overrides.map(|(_, name, value)| (name.clone(), value.clone())));
+                program.env.extend(overrides.map(|(_, name, value)| (name.clone(), value.clone())));
                 replicas.push(Process::new(program));
             }
             processes.insert(stage, replicas);
@@ -305,34 +300,20 @@ impl Stack {
     /// The `option_id` of a sandbox option: `ready`, `delayed`, `refused`, `out-of-stock`.
     pub fn option(&self, name: &str) -> Result<&str> {
         let found = self.options.iter().find(|option| option.name == name);
-        Ok(&found
-            .with_context(|| format!("the sandbox offers no option named {name}"))?
-            .option_id)
+        Ok(&found.with_context(|| format!("the sandbox offers no option named {name}"))?.option_id)
     }
 
     /// The sandbox provider's purchases so far, for this stack's partners.
     pub async fn ledger(&self) -> Result<Ledger> {
-        let answer = http::client()?
-            .get(format!("{}/ledger", self.sandbox_url))
-            .send()
-            .await?;
-        let mut ledger: Ledger = answer
-            .error_for_status()?
-            .json()
-            .await
-            .context("unexpected shape of the ledger")?;
+        let answer = http::client()?.get(format!("{}/ledger", self.sandbox_url)).send().await?;
+        let mut ledger: Ledger =
+            answer.error_for_status()?.json().await.context("unexpected shape of the ledger")?;
         let before = &self.sold_before;
         ledger.purchases -= before.purchases;
         ledger.units -= before.units;
         if !before.orders.is_empty() {
-            let old: BTreeSet<&str> = before
-                .orders
-                .iter()
-                .map(|order| order.order_id.as_str())
-                .collect();
-            ledger
-                .orders
-                .retain(|order| !old.contains(order.order_id.as_str()));
+            let old: BTreeSet<&str> = before.orders.iter().map(|order| order.order_id.as_str()).collect();
+            ledger.orders.retain(|order| !old.contains(order.order_id.as_str()));
         }
         Ok(ledger)
     }
@@ -361,9 +342,7 @@ impl Stack {
 
     /// The first process of a stage: to kill it, stop it, start it again, read its log.
     pub fn process(&mut self, stage: Stage) -> Result<&mut Process> {
-        self.replicas(stage)
-            .first_mut()
-            .with_context(|| format!("no {} in this stack", stage.name()))
+        self.replicas(stage).first_mut().with_context(|| format!("no {} in this stack", stage.name()))
     }
 
     /// All processes of a stage.
@@ -378,9 +357,7 @@ impl Stack {
 
     /// Moves the stack's own `nats-server` out of the stack.
     pub fn take_nats(&mut self) -> Result<NatsServer> {
-        self.nats
-            .take()
-            .context("build the stack with own_nats() to control its NATS server")
+        self.nats.take().context("build the stack with own_nats() to control its NATS server")
     }
 
     /// Keeps database and folder after the drop; returns the folder, which holds the logs and the sandbox's
@@ -393,16 +370,11 @@ impl Stack {
 
     /// The stack's own `nats-server`.
     pub fn nats(&mut self) -> Result<&mut NatsServer> {
-        self.nats
-            .as_mut()
-            .context("build the stack with own_nats() to control its NATS server")
+        self.nats.as_mut().context("build the stack with own_nats() to control its NATS server")
     }
 
     async fn start_all(&mut self, left_out: &BTreeSet<Stage>) -> Result<()> {
-        let stages = self
-            .processes
-            .iter_mut()
-            .filter(|(stage, _)| !left_out.contains(stage));
+        let stages = self.processes.iter_mut().filter(|(stage, _)| !left_out.contains(stage));
         futures_util::future::try_join_all(stages.flat_map(|(_, replicas)| replicas).map(Process::start))
             .await?;
         Ok(())
@@ -413,10 +385,7 @@ impl Drop for Stack {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.dir.disable_cleanup(true);
-            eprintln!(
-                "the logs of this test's processes are in {}",
-                self.dir.path().display()
-            );
+            eprintln!("the logs of this test's processes are in {}", self.dir.path().display());
         }
     }
 }
@@ -456,17 +425,13 @@ impl Plan<'_> {
             ("ADMIN_LISTEN", format!("127.0.0.1:{admin}").as_str()),
         ]);
         let ledger = self.dir.join("ledger").display().to_string();
-        let keys = [
-            ("SANDBOX_ACCESS_KEY", SANDBOX_ACCESS_KEY),
-            ("SANDBOX_SECRET_KEY", SANDBOX_SECRET_KEY),
-        ];
+        let keys = [("SANDBOX_ACCESS_KEY", SANDBOX_ACCESS_KEY), ("SANDBOX_SECRET_KEY", SANDBOX_SECRET_KEY)];
         let own = match stage {
             Stage::Sandbox => env([keys[0], keys[1], ("SANDBOX_LEDGER", &ledger)]),
             Stage::Provisioner => env([keys[0], keys[1], ("SANDBOX_URL", &self.sandbox_url())]),
-            Stage::Ingress | Stage::Notifier => env([
-                ("PUBLIC_URL", self.base_url().as_str()),
-                ("WEBHOOK_ALLOW", "127.0.0.0/8"),
-            ]),
+            Stage::Ingress | Stage::Notifier => {
+                env([("PUBLIC_URL", self.base_url().as_str()), ("WEBHOOK_ALLOW", "127.0.0.0/8")])
+            }
         };
         let callbacks = self.callback_port.map(|port| match stage {
             Stage::Sandbox => {
@@ -495,20 +460,13 @@ impl Plan<'_> {
 }
 
 fn env<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
-    pairs
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect()
+    pairs.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
 /// `sandbox catalogue | esimctl option import -`
 async fn import_catalogue(esimctl: &Esimctl) -> Result<()> {
     let mut command = Command::new(bin_dir().join("sandbox"));
     let output = output(command.arg("catalogue"), Duration::from_secs(30)).await?;
-    ensure!(
-        output.status.success(),
-        "sandbox catalogue: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
+    ensure!(output.status.success(), "sandbox catalogue: {}", String::from_utf8_lossy(&output.stderr).trim());
     esimctl.import(&output.stdout).await.map(drop)
 }

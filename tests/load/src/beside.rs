@@ -49,11 +49,7 @@ impl Beside {
     }
 
     pub async fn start(&self, system: &System) -> Result<Running> {
-        let mut running = Running {
-            snapshot: None,
-            repeated: None,
-            rounds: Rc::default(),
-        };
+        let mut running = Running { snapshot: None, repeated: None, rounds: Rc::default() };
         match self {
             Self::Nothing => {}
             Self::Snapshot(_) => {
@@ -64,10 +60,8 @@ impl Beside {
                 running.snapshot = Some(connection);
             }
             Self::BaseBackup => {
-                let admin = system
-                    .database_admin_url
-                    .as_deref()
-                    .context("a base backup needs DATABASE_ADMIN_URL")?;
+                let admin =
+                    system.database_admin_url.as_deref().context("a base backup needs DATABASE_ADMIN_URL")?;
                 let settings = connection_settings(&admin.parse::<Url>()?)?;
                 let program = program(system.pg_bin.as_deref(), "pg_basebackup");
                 running.repeat("pg_basebackup", move || {

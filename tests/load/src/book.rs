@@ -62,10 +62,7 @@ const LONGEST: Duration = Duration::from_hours(1);
 pub struct Latency(Histogram<u64>);
 
 impl Default for Latency {
-    #[expect(
-        clippy::expect_used,
-        reason = "these bounds are constants that histograms accept"
-    )]
+    #[expect(clippy::expect_used, reason = "these bounds are constants that histograms accept")]
     fn default() -> Self {
         Self(Histogram::new_with_bounds(1, micros(LONGEST), 3).expect("bounds of a histogram"))
     }
@@ -83,9 +80,7 @@ impl Latency {
     /// The histogram: highest latency of each bucket that holds any, in microseconds, and its count.
     pub fn buckets(&self) -> Vec<(u64, u64)> {
         let recorded = self.0.iter_recorded();
-        recorded
-            .map(|bucket| (bucket.value_iterated_to(), bucket.count_since_last_iteration()))
-            .collect()
+        recorded.map(|bucket| (bucket.value_iterated_to(), bucket.count_since_last_iteration())).collect()
     }
 
     /// The number of latencies up to this one.
@@ -125,9 +120,7 @@ impl Book {
             }
             totals.topups += 1;
             match topup.arrived {
-                Some(arrived) => totals
-                    .order_to_webhook
-                    .record(arrived.saturating_duration_since(sent)),
+                Some(arrived) => totals.order_to_webhook.record(arrived.saturating_duration_since(sent)),
                 None => self.waiting.update(|waiting| waiting + 1),
             }
         }
@@ -211,10 +204,7 @@ impl Totals {
     fn fail(&mut self, kind: &str, example: &str) {
         self.errors += 1;
         let entry = self.errors_by_kind.entry(kind.to_owned());
-        let errors = entry.or_insert_with(|| Errors {
-            count: 0,
-            first: example.chars().take(200).collect(),
-        });
+        let errors = entry.or_insert_with(|| Errors { count: 0, first: example.chars().take(200).collect() });
         errors.count += 1;
     }
 }
@@ -244,10 +234,7 @@ mod tests {
         assert_eq!((book.waiting(), book.unasked()), (0, 0));
         let totals = book.totals();
         assert_eq!((totals.orders, totals.topups, totals.webhooks), (2, 3, 3));
-        assert_eq!(
-            (totals.webhooks_in_window, totals.duplicates, totals.errors),
-            (2, 1, 0)
-        );
+        assert_eq!((totals.webhooks_in_window, totals.duplicates, totals.errors), (2, 1, 0));
         assert!((totals.order_to_webhook.quantile(1.0) - 150.0).abs() < 1.0);
         assert!((totals.order_to_webhook.quantile(0.01) - 10.0).abs() < 0.1);
         assert!((totals.answer.quantile(1.0) - 20.0).abs() < 0.1);

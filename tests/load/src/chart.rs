@@ -9,9 +9,8 @@ const RIGHT: f64 = 250.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 52.0;
 /// Distinct in hue and in lightness.
-const COLOURS: [&str; 8] = [
-    "#0b6fb8", "#d9480f", "#2b8a3e", "#862e9c", "#c99a00", "#0c8599", "#a61e4d", "#495057",
-];
+const COLOURS: [&str; 8] =
+    ["#0b6fb8", "#d9480f", "#2b8a3e", "#862e9c", "#c99a00", "#0c8599", "#a61e4d", "#495057"];
 
 /// A line through its points, sorted by `x`.
 pub struct Line {
@@ -48,10 +47,7 @@ impl Plot<'_> {
         let drawn = |(_, y): &(f64, f64)| !self.logarithmic || *y > 0.0;
         let right = points().map(|(x, _)| x).fold(0.0, f64::max);
         let top = points().map(|(_, y)| y).fold(0.0, f64::max);
-        let least = points()
-            .filter(drawn)
-            .map(|(_, y)| y)
-            .fold(f64::INFINITY, f64::min);
+        let least = points().filter(drawn).map(|(_, y)| y).fold(f64::INFINITY, f64::min);
         let x = Axis::linear(right, LEFT, WIDTH - RIGHT);
         let y = if self.logarithmic {
             Axis::logarithmic(least, top, HEIGHT - BOTTOM, TOP)
@@ -73,11 +69,7 @@ impl Plot<'_> {
         }
         for (index, line) in self.lines.iter().enumerate() {
             let colour = COLOURS[line.colour % COLOURS.len()];
-            let dash = if line.dashed {
-                r#" stroke-dasharray="6 4""#
-            } else {
-                ""
-            };
+            let dash = if line.dashed { r#" stroke-dasharray="6 4""# } else { "" };
             let at: Vec<(f64, f64)> = line
                 .points
                 .iter()
@@ -90,9 +82,7 @@ impl Plot<'_> {
                 path.join(" ")
             ));
             for (x, y) in at {
-                svg.push(&format!(
-                    r#"<circle cx="{x:.1}" cy="{y:.1}" r="3" fill="{colour}"/>"#
-                ));
+                svg.push(&format!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="3" fill="{colour}"/>"#));
             }
             svg.legend(index, &line.name, colour, line.dashed);
         }
@@ -160,14 +150,7 @@ impl Axis {
         while ticks.last().is_some_and(|last| *last < high) {
             ticks.push(ticks.last().unwrap_or(&0.0) + step);
         }
-        Self {
-            logarithmic: false,
-            low: 0.0,
-            high: ticks.last().copied().unwrap_or(high),
-            from,
-            to,
-            ticks,
-        }
+        Self { logarithmic: false, low: 0.0, high: ticks.last().copied().unwrap_or(high), from, to, ticks }
     }
 
     /// From one power of ten to another.
@@ -181,14 +164,7 @@ impl Axis {
             ticks.push(10_f64.powf(exponent));
             exponent += 1.0;
         }
-        Self {
-            logarithmic: true,
-            low: first,
-            high: last,
-            from,
-            to,
-            ticks,
-        }
+        Self { logarithmic: true, low: first, high: last, from, to, ticks }
     }
 
     fn at(&self, value: f64) -> f64 {
@@ -241,10 +217,7 @@ impl Svg {
     }
 
     fn text(&mut self, x: f64, y: f64, anchor: &str, text: &str) {
-        self.push(&format!(
-            r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#,
-            escaped(text)
-        ));
+        self.push(&format!(r#"<text x="{x:.1}" y="{y:.1}" text-anchor="{anchor}">{}</text>"#, escaped(text)));
     }
 
     fn push(&mut self, element: &str) {
@@ -273,7 +246,5 @@ fn label(value: f64) -> String {
 }
 
 fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;")
-        .replace('<', "&lt;")
-        .replace('>', "&gt;")
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -51,17 +51,11 @@ fn compared(now: &Report, before: &Report, document: &Document) -> String {
         let ratio = figure.value / old.value;
         let scale = match figure.per {
             Per::Pgbench => before.pgbench.zip(now.pgbench).map(|(before, now)| before / now),
-            Per::Generator => generator(before)
-                .zip(generator(now))
-                .map(|(before, now)| before / now),
+            Per::Generator => generator(before).zip(generator(now)).map(|(before, now)| before / now),
             Per::One => None,
         };
         let shown = |ratio: f64| {
-            if ratio.is_finite() {
-                format!("{ratio:.2}")
-            } else {
-                "-".into()
-            }
+            if ratio.is_finite() { format!("{ratio:.2}") } else { "-".into() }
         };
         Some([
             figure.name,
@@ -83,16 +77,7 @@ fn compared(now: &Report, before: &Report, document: &Document) -> String {
         now.waited(),
         before.waited(),
     );
-    text += &table(
-        &[
-            "figure",
-            "earlier",
-            "now",
-            "now ÷ earlier",
-            "machine's speed cancelled",
-        ],
-        rows,
-    );
+    text += &table(&["figure", "earlier", "now", "now ÷ earlier", "machine's speed cancelled"], rows);
     text
 }
 
@@ -110,27 +95,16 @@ fn figures(run: &Report) -> Vec<Figure> {
     if let Some(pgbench) = run.pgbench {
         add("pgbench/s", pgbench, Per::One);
     }
-    let latencies = [
-        ("answer", &run.answer),
-        ("order to webhook", &run.order_to_webhook),
-    ];
+    let latencies = [("answer", &run.answer), ("order to webhook", &run.order_to_webhook)];
     for (name, latency) in latencies {
         if let Some(latency) = latency {
             add(&format!("{name} p50 ms"), latency.p50_ms, Per::One);
             add(&format!("{name} p99 ms"), latency.p99_ms, Per::One);
         }
     }
-    add(
-        "all processes, µs per order",
-        run.cpu_us_per_order(),
-        Per::Generator,
-    );
+    add("all processes, µs per order", run.cpu_us_per_order(), Per::Generator);
     for (name, process) in &run.processes {
-        let per = if name == GENERATOR {
-            Per::One
-        } else {
-            Per::Generator
-        };
+        let per = if name == GENERATOR { Per::One } else { Per::Generator };
         add(&format!("{name}, µs per order"), process.cpu_us_per_order, per);
     }
     for (name, process) in &run.processes {
@@ -167,17 +141,10 @@ mod tests {
 
     #[test]
     fn a_slower_machine_cancels_out() {
-        let (now, before) = (
-            document(500.0, 5000.0, &json!({})),
-            document(1000.0, 20000.0, &json!({})),
-        );
+        let (now, before) = (document(500.0, 5000.0, &json!({})), document(1000.0, 20000.0, &json!({})));
         let tables = tables(&now, &[before]);
-        let row: Vec<&str> = tables[0]
-            .lines()
-            .find(|line| line.contains("webhooks/s"))
-            .unwrap()
-            .split_whitespace()
-            .collect();
+        let row: Vec<&str> =
+            tables[0].lines().find(|line| line.contains("webhooks/s")).unwrap().split_whitespace().collect();
         assert_eq!(row, ["webhooks/s", "1000.0", "500.0", "0.50", "2.00"]);
         assert!(tables[0].contains("2025-01-01T00:00:00Z (abc)"));
     }
@@ -185,12 +152,9 @@ mod tests {
     #[test]
     fn only_runs_of_one_kind_are_compared() {
         let now = document(1.0, 1.0, &json!({}));
-        for other in [
-            json!({"mode": "accept"}),
-            json!({"connections": 256}),
-            json!({"rate": 64}),
-            json!({"qty": 2}),
-        ] {
+        for other in
+            [json!({"mode": "accept"}), json!({"connections": 256}), json!({"rate": 64}), json!({"qty": 2})]
+        {
             assert!(tables(&now, &[document(1.0, 1.0, &other)]).is_empty(), "{other}");
         }
         let step = |rate: u32, share: f64| document(1.0, 1.0, &json!({"rate": rate, "of_saturation": share}));

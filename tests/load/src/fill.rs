@@ -43,20 +43,14 @@ struct Rows {
 impl Fill {
     /// `admin` connects to the pipeline's database as a superuser: foreign keys are not checked row by row.
     pub async fn new(admin: &str, partners: Vec<Uuid>, option: CatalogueOption) -> Result<Self> {
-        let mut connection = PgConnection::connect(admin)
-            .await
-            .context("cannot connect as DATABASE_ADMIN_URL")?;
+        let mut connection =
+            PgConnection::connect(admin).await.context("cannot connect as DATABASE_ADMIN_URL")?;
         sqlx::raw_sql(
             "SET session_replication_role = replica; SET synchronous_commit = off; SET statement_timeout = 0",
         )
         .execute(&mut connection)
         .await?;
-        Ok(Self {
-            connection,
-            partners,
-            option,
-            now: runtime::clock::unix_seconds(),
-        })
+        Ok(Self { connection, partners, option, now: runtime::clock::unix_seconds() })
     }
 
     /// Makes partners without endpoints, for orders that are finished.
@@ -103,14 +97,8 @@ impl Fill {
             let provider = &self.option.provider;
             let unit = Uuid::now_v7().simple().to_string();
             let profile = unit.repeat(PROFILE_BYTES / 16);
-            writeln!(
-                rows.esims,
-                "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}"
-            )?;
-            writeln!(
-                rows.deliveries,
-                "{topup}\t{partner}\t{order}\tdelivered\t1\t{at}\t200\t{at}\t{at}"
-            )?;
+            writeln!(rows.esims, "{topup}\t{provider}\t{unit}\t89{number:018}\t\\\\x{profile}\t{at}")?;
+            writeln!(rows.deliveries, "{topup}\t{partner}\t{order}\tdelivered\t1\t{at}\t200\t{at}\t{at}")?;
         }
         self.copy(rows).await
     }
@@ -171,22 +159,11 @@ impl Fill {
         let format = format_description!("[year]-[month]-[day] [hour]:[minute]:[second]+00");
         let at = OffsetDateTime::from_unix_timestamp(seconds)?.format(format)?;
         let partner = self.partners[usize::try_from(number)? % self.partners.len()];
-        let CatalogueOption {
-            option_id,
-            provider,
-            provider_option_id: lane,
-            ..
-        } = &self.option;
-        let state = if bought {
-            format!("placed\t1\t{at}\t{at}")
-        } else {
-            "accepted\t0\t\\N\t\\N".to_owned()
-        };
+        let CatalogueOption { option_id, provider, provider_option_id: lane, .. } = &self.option;
+        let state =
+            if bought { format!("placed\t1\t{at}\t{at}") } else { "accepted\t0\t\\N\t\\N".to_owned() };
         writeln!(rows.orders, "{order}\t{partner}\t{external}\t{at}\t{at}")?;
-        writeln!(
-            rows.placements,
-            "{placement}\t{order}\t{partner}\t{provider}\t{lane}\t{state}\t{at}"
-        )?;
+        writeln!(rows.placements, "{placement}\t{order}\t{partner}\t{provider}\t{lane}\t{state}\t{at}")?;
         writeln!(rows.topups, "{topup}\t{placement}\t0\t{option_id}\t{lane}")?;
         Ok(([order, placement, partner], at))
     }
@@ -209,10 +186,7 @@ impl Fill {
                 "COPY esims (topup_id, provider, provider_unit_id, iccid, profile, ready_at) FROM STDIN",
                 rows.esims,
             ),
-            (
-                "COPY placement_due (placement_id, provider, lane, partner_id, buys, at) FROM STDIN",
-                rows.due,
-            ),
+            ("COPY placement_due (placement_id, provider, lane, partner_id, buys, at) FROM STDIN", rows.due),
             (
                 "COPY deliveries (topup_id, partner_id, order_id, state, attempt, attempted_at, status, delivered_at, created_at) FROM STDIN",
                 rows.deliveries,
@@ -248,9 +222,7 @@ mod tests {
         let option = json!({"option_id": Uuid::now_v7(), "name": "ready", "provider": "sandbox",
             "provider_option_id": "ready", "environment": "sandbox"});
         let option: CatalogueOption = serde_json::from_value(option).unwrap();
-        let mut fill = Fill::new(database.url(), vec![Uuid::now_v7()], option)
-            .await
-            .unwrap();
+        let mut fill = Fill::new(database.url(), vec![Uuid::now_v7()], option).await.unwrap();
         fill.finished(0, 3, 10).await.unwrap();
         fill.finished(3, 2, 10).await.unwrap();
         assert_eq!(fill.stored().await.unwrap(), 5);
@@ -259,20 +231,12 @@ mod tests {
         fill.settle().await.unwrap();
         assert_eq!((seen, fill.stored().await.unwrap()), (2, 5));
 
-        let finished = esimctl
-            .order_times("20000101000000000000000004")
-            .await
-            .unwrap()
-            .remove(0);
+        let finished = esimctl.order_times("20000101000000000000000004").await.unwrap().remove(0);
         assert_eq!((finished.placements.len(), finished.topups.len()), (1, 1));
         assert!(finished.placements[0].placed_at.is_some());
         let topup = &finished.topups[0];
         assert!(topup.ready_at.is_some() && topup.delivered_at.is_some());
-        let due = esimctl
-            .order_times(&backlog_topup(7, 1).to_string())
-            .await
-            .unwrap()
-            .remove(0);
+        let due = esimctl.order_times(&backlog_topup(7, 1).to_string()).await.unwrap().remove(0);
         assert!(due.placements[0].placed_at.is_none() && due.topups[0].ready_at.is_none());
     }
 }

@@ -59,15 +59,7 @@ impl Sender {
     /// Writes the next order, signed at `timestamp` (Unix time in seconds), into an empty buffer.
     fn write_order(&self, timestamp: &str, body: &mut Vec<u8>, request: &mut Vec<u8>) -> io::Result<()> {
         let number = self.next.replace(self.next.get() + 1);
-        let Self {
-            path,
-            host,
-            access_key,
-            option_id,
-            qty,
-            prefix,
-            ..
-        } = self;
+        let Self { path, host, access_key, option_id, qty, prefix, .. } = self;
         let signature = signing::request::sign(&self.secret, "POST", path, timestamp, access_key);
         body.clear();
         write!(
@@ -99,10 +91,7 @@ pub struct Window {
 
 impl Window {
     pub fn new(start: Instant, length: Duration) -> Self {
-        Self {
-            start,
-            end: Cell::new(start + length),
-        }
+        Self { start, end: Cell::new(start + length) }
     }
 
     pub fn stop(&self) {
@@ -125,18 +114,10 @@ pub struct Pace {
 
 impl Pace {
     pub fn new(load: &Load, window: Rc<Window>) -> Self {
-        let left = if load.mode == Mode::Drain {
-            u64::from(load.backlog.div_ceil(load.qty))
-        } else {
-            u64::MAX
-        };
+        let left =
+            if load.mode == Mode::Drain { u64::from(load.backlog.div_ceil(load.qty)) } else { u64::MAX };
         let permits = |units| Rc::new(Semaphore::new(units as usize));
-        Self {
-            window,
-            left: Cell::new(left),
-            qty: load.qty,
-            permits: load.outstanding().map(permits),
-        }
+        Self { window, left: Cell::new(left), qty: load.qty, permits: load.outstanding().map(permits) }
     }
 
     /// One permit per unit that may be without webhook; a webhook returns it.
@@ -247,9 +228,7 @@ impl Schedule {
         while lines.join_next().await.is_some() {}
         self.due.borrow_mut().clear();
         let end = self.window.end.get();
-        let due = (0..self.total)
-            .take_while(|number| self.planned(*number) < end)
-            .count();
+        let due = (0..self.total).take_while(|number| self.planned(*number) < end).count();
         let due = u32::try_from(due).unwrap_or(u32::MAX);
         self.unsent.set(due.saturating_sub(self.sent.get()));
     }
@@ -358,10 +337,7 @@ mod tests {
 
     async fn open_loop(args: &[&str], base_url: &str) -> (Rc<Schedule>, Rc<Book>) {
         let load = load(args);
-        let window = Rc::new(Window::new(
-            Instant::now(),
-            Duration::from_secs(load.seconds.into()),
-        ));
+        let window = Rc::new(Window::new(Instant::now(), Duration::from_secs(load.seconds.into())));
         let book = Rc::new(Book::default());
         let senders = vec![Rc::new(sender(base_url))];
         let rate = load.rate.unwrap();
@@ -392,16 +368,7 @@ mod tests {
                 connection.write((head + &body).as_bytes()).await.unwrap();
             }
         });
-        let args = [
-            "--rate",
-            "20",
-            "--seconds",
-            "1",
-            "--connections",
-            "1",
-            "--qty",
-            "3",
-        ];
+        let args = ["--rate", "20", "--seconds", "1", "--connections", "1", "--qty", "3"];
         let (schedule, book) = open_loop(&args, &base_url).await;
         drop(schedule.idle.take());
         answers.await.unwrap();
@@ -410,11 +377,7 @@ mod tests {
         assert_eq!(totals.orders + u64::from(schedule.unsent()), 20);
         assert!((5..=11).contains(&totals.orders), "{}", totals.orders);
         // Measured from the real send, no answer would take longer than 0.1 s and some.
-        assert!(
-            totals.answer.quantile(1.0) > 300.0,
-            "{}",
-            totals.answer.quantile(1.0)
-        );
+        assert!(totals.answer.quantile(1.0) > 300.0, "{}", totals.answer.quantile(1.0));
     }
 
     #[tokio::test]
@@ -430,19 +393,13 @@ mod tests {
         assert_eq!(held.permits().unwrap().available_permits(), 0);
         held.give_back();
         assert!(held.next().await.is_some());
-        assert!(
-            held.next().await.is_none(),
-            "the window ends while it is held back"
-        );
+        assert!(held.next().await.is_none(), "the window ends while it is held back");
     }
 
     #[tokio::test]
     async fn a_backlog_has_its_size_in_units() {
         let window = Rc::new(Window::new(Instant::now(), Duration::from_mins(1)));
-        let pace = Pace::new(
-            &load(&["--mode", "drain", "--backlog", "101", "--qty", "50"]),
-            window,
-        );
+        let pace = Pace::new(&load(&["--mode", "drain", "--backlog", "101", "--qty", "50"]), window);
         for _ in 0..3 {
             assert!(pace.next().await.is_some());
         }

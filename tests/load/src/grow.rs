@@ -116,11 +116,7 @@ impl Grow {
             document::write_file(prefix, ".json", &(serde_json::to_string_pretty(&results)? + "\n"))?;
             results.plot(prefix)?;
         }
-        Ok(if results.complete() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        Ok(if results.complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
     async fn measure_all(&self) -> Result<Results> {
@@ -135,10 +131,7 @@ impl Grow {
         let mut open_rate = self.load.rate;
         for size in &sizes {
             fill_up(&mut fill, *size, sizes.last().copied().unwrap_or(*size)).await?;
-            points.push(
-                self.point(&mut fill, *size, &Beside::Nothing, &mut open_rate)
-                    .await?,
-            );
+            points.push(self.point(&mut fill, *size, &Beside::Nothing, &mut open_rate).await?);
         }
         let largest = sizes.last().copied().unwrap_or_default();
         for beside in self.besides() {
@@ -183,33 +176,18 @@ impl Grow {
         let name = beside.name();
         eprintln!("{orders} finished orders, {name}");
         let mut pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
-        let closed = Load {
-            rate: None,
-            mode: Mode::Deliver,
-            ..self.load.clone()
-        };
+        let closed = Load { rate: None, mode: Mode::Deliver, ..self.load.clone() };
         let running = beside.start(&self.system).await?;
         if let Some(time) = beside.before() {
             let seconds = u32::try_from(time.as_secs().max(1))?;
-            measure(
-                &Load {
-                    seconds,
-                    ..closed.clone()
-                },
-                &self.system,
-                None,
-            )
-            .await?;
+            measure(&Load { seconds, ..closed.clone() }, &self.system, None).await?;
             // The machine's speed now, not before that load.
             pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
         }
         let measured = measure(&closed, &self.system, pgbench).await?.report;
         let half = measured.webhooks_per_second / f64::from(closed.qty) / 2.0;
         let rate = *open_rate.get_or_insert(crate::ladder::whole(half));
-        let open = Load {
-            rate: Some(rate),
-            ..closed
-        };
+        let open = Load { rate: Some(rate), ..closed };
         let open = measure(&open, &self.system, pgbench).await?.report;
         Ok(Point {
             orders,
@@ -232,10 +210,7 @@ impl Grow {
         let mut fill = Fill::new(&self.admin_url()?, ids.collect::<Result<_, _>>()?, option.clone()).await?;
         let pgbench = pgbench::measure(&self.system, self.load.pgbench_seconds).await?;
         let mut progress = Progress::start();
-        book.stored(
-            Instant::now(),
-            (0..topups).map(|number| backlog_topup(run, number)),
-        );
+        book.stored(Instant::now(), (0..topups).map(|number| backlog_topup(run, number)));
         system::reset_peaks(&self.system.run_dir)?;
         let before = system::sample(&self.system.run_dir)?;
         let show = |stored| progress.show(format!("{stored} of {topups} due topups stored"));
@@ -255,11 +230,7 @@ impl Grow {
             before,
             after: system::sample(&self.system.run_dir)?,
         };
-        let load = Load {
-            mode: Mode::Drain,
-            rate: None,
-            ..self.load.clone()
-        };
+        let load = Load { mode: Mode::Drain, rate: None, ..self.load.clone() };
         let report = Report::new(&load, &self.system, &book, &circumstances);
         eprintln!("{report}\n");
         Ok(Backlog { topups, report })
@@ -362,11 +333,7 @@ impl Results {
         });
         let lines = |label: &str, colour: usize, figure: &dyn Fn(&Point) -> Option<f64>| -> Vec<Line> {
             let line = |(index, name): (usize, &&str)| Line {
-                name: if index == 0 {
-                    label.to_owned()
-                } else {
-                    format!("{label}, {name}")
-                },
+                name: if index == 0 { label.to_owned() } else { format!("{label}, {name}") },
                 points: self
                     .points
                     .iter()
@@ -388,9 +355,8 @@ impl Results {
         };
         document::write_file(prefix, "-rate.svg", &rate.svg())?;
         let mut latencies = lines("answer p99", 0, &|point| Some(point.open.answer.as_ref()?.p99_ms));
-        latencies.extend(lines("to webhook p99", 1, &|point| {
-            Some(point.open.order_to_webhook.as_ref()?.p99_ms)
-        }));
+        latencies
+            .extend(lines("to webhook p99", 1, &|point| Some(point.open.order_to_webhook.as_ref()?.p99_ms)));
         let latency = Plot {
             title: "p99 over finished orders",
             x: "finished orders stored",

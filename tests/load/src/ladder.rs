@@ -42,10 +42,7 @@ pub async fn climb(settings: &Settings) -> Result<Vec<Measured>> {
     let mut steps = vec![found];
     for rate in rates(&settings.rates, saturation) {
         eprintln!("open loop, {rate} orders/s of {saturation:.0} at saturation");
-        let step = Load {
-            rate: Some(rate),
-            ..load.clone()
-        };
+        let step = Load { rate: Some(rate), ..load.clone() };
         let mut measured = measure(&step, system, pgbench).await?;
         measured.report.of_saturation = Some(f64::from(rate) / saturation);
         steps.push(measured);
@@ -64,11 +61,7 @@ fn rates(asked: &[u32], saturation: f64) -> Vec<u32> {
     rates
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a rate between 1 and a million"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate between 1 and a million")]
 pub fn whole(rate: f64) -> u32 {
     rate.round().clamp(1.0, 1e6) as u32
 }
@@ -79,10 +72,8 @@ pub fn summary(document: &Document) -> String {
     let rows = document.runs.iter().map(|run| {
         let (answer, webhook) = (run.answer.as_ref(), run.order_to_webhook.as_ref());
         [
-            run.rate
-                .map_or_else(|| "closed loop".into(), |rate| rate.to_string()),
-            run.of_saturation
-                .map_or_else(String::new, |share| format!("{share:.2}")),
+            run.rate.map_or_else(|| "closed loop".into(), |rate| rate.to_string()),
+            run.of_saturation.map_or_else(String::new, |share| format!("{share:.2}")),
             format!("{:.0}", run.accepted_orders_per_second),
             format!("{:.0}", run.webhooks_per_second),
             quantile(answer.map(|one| one.p50_ms)),
@@ -111,11 +102,7 @@ pub fn summary(document: &Document) -> String {
     ];
     let steps = table(&head, rows);
     let memory = table(
-        &[
-            "process",
-            "peak MiB, highest of all steps",
-            "us per order, closed loop",
-        ],
+        &["process", "peak MiB, highest of all steps", "us per order, closed loop"],
         memory(&document.runs),
     );
     format!("{steps}\n\n{memory}\n\n{}", yardstick(document))
@@ -186,14 +173,8 @@ fn processes(runs: &[Report]) -> Vec<String> {
 
 /// Writes the three plots; `earlier` is drawn dashed.
 pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> Result<()> {
-    let saturation = document
-        .runs
-        .iter()
-        .find_map(|run| Some(f64::from(run.rate?) / run.of_saturation?));
-    let marks: Vec<(f64, String)> = saturation
-        .map(|rate| (rate, "saturation".into()))
-        .into_iter()
-        .collect();
+    let saturation = document.runs.iter().find_map(|run| Some(f64::from(run.rate?) / run.of_saturation?));
+    let marks: Vec<(f64, String)> = saturation.map(|rate| (rate, "saturation".into())).into_iter().collect();
     let runs = |document: &Document| -> Vec<Report> {
         let open = document.runs.iter().filter(|run| run.rate.is_some());
         open.cloned().collect()
@@ -204,12 +185,8 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
     let latencies: [(&str, Figure); 4] = [
         ("answer p50", |run| Some(run.answer.as_ref()?.p50_ms)),
         ("answer p99", |run| Some(run.answer.as_ref()?.p99_ms)),
-        ("to webhook p50", |run| {
-            Some(run.order_to_webhook.as_ref()?.p50_ms)
-        }),
-        ("to webhook p99", |run| {
-            Some(run.order_to_webhook.as_ref()?.p99_ms)
-        }),
+        ("to webhook p50", |run| Some(run.order_to_webhook.as_ref()?.p50_ms)),
+        ("to webhook p99", |run| Some(run.order_to_webhook.as_ref()?.p99_ms)),
     ];
     let rates: [(&str, Figure); 2] = [
         ("accepted", |run| Some(run.accepted_orders_per_second)),
@@ -219,10 +196,7 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
         let of = |runs: &[Report], dashed: bool, suffix: &str| -> Vec<Line> {
             let line = |(colour, (name, figure)): (usize, &(&str, Figure))| Line {
                 name: format!("{name}{suffix}"),
-                points: runs
-                    .iter()
-                    .filter_map(|run| Some((f64::from(run.rate?), figure(run)?)))
-                    .collect(),
+                points: runs.iter().filter_map(|run| Some((f64::from(run.rate?), figure(run)?))).collect(),
                 dashed,
                 colour,
             };
@@ -246,11 +220,7 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
     document::write_file(prefix, "-latency.svg", &latency.svg())?;
 
     let mut accepted = both(&rates);
-    let highest = steps
-        .iter()
-        .filter_map(|run| run.rate)
-        .max()
-        .map_or(0.0, f64::from);
+    let highest = steps.iter().filter_map(|run| run.rate).max().map_or(0.0, f64::from);
     accepted.push(Line {
         name: "offered".into(),
         points: vec![(0.0, 0.0), (highest, highest)],
@@ -267,10 +237,7 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
     };
     document::write_file(prefix, "-accepted.svg", &accepted.svg())?;
 
-    let busy: Vec<&Report> = steps
-        .iter()
-        .filter(|run| run.of_saturation > Some(IDLE))
-        .collect();
+    let busy: Vec<&Report> = steps.iter().filter(|run| run.of_saturation > Some(IDLE)).collect();
     let layers = processes(&document.runs).into_iter().map(|name| {
         let cost = |run: &&Report| run.processes.get(&name).map_or(0.0, |one| one.cpu_us_per_order);
         (name.clone(), busy.iter().map(cost).collect())
@@ -279,10 +246,7 @@ pub fn plot(prefix: &Path, document: &Document, earlier: Option<&Document>) -> R
         title: "Processor time per accepted order, by process",
         x: "offered orders/s (open loop)",
         y: "µs",
-        names: busy
-            .iter()
-            .filter_map(|run| Some(run.rate?.to_string()))
-            .collect(),
+        names: busy.iter().filter_map(|run| Some(run.rate?.to_string())).collect(),
         layers: layers.collect(),
     };
     document::write_file(prefix, "-processor.svg", &processor.svg())

@@ -14,9 +14,7 @@ use tokio::task::LocalSet;
 
 pub fn main() -> Result<ExitCode> {
     let arguments: Vec<OsString> = std::env::args_os().collect();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     if arguments.get(1).is_some_and(|first| first == "grow") {
         let grow = Grow::parse_from(&arguments[1..]);
         return runtime.block_on(checked(&grow.system, grow.run()));
@@ -62,9 +60,8 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
     if let Some(prefix) = &settings.out {
         document::write(prefix, &document, &measured)?;
         if settings.ladder {
-            let before = earlier
-                .iter()
-                .find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
+            let before =
+                earlier.iter().find(|document| document.runs.iter().any(|run| run.of_saturation.is_some()));
             ladder::plot(prefix, &document, before)?;
         }
     }
@@ -77,9 +74,8 @@ async fn measurement(settings: &Settings) -> Result<ExitCode> {
 
 /// Fails unless the database is durable: other figures are meaningless.
 async fn check_durability(system: &System) -> Result<()> {
-    let mut connection = PgConnection::connect(&system.database_url)
-        .await
-        .context("cannot connect to DATABASE_URL")?;
+    let mut connection =
+        PgConnection::connect(&system.database_url).await.context("cannot connect to DATABASE_URL")?;
     let queries = [
         ("fsync", "SHOW fsync"),
         ("synchronous_commit", "SHOW synchronous_commit"),
@@ -87,10 +83,7 @@ async fn check_durability(system: &System) -> Result<()> {
     ];
     for (setting, query) in queries {
         let value: String = sqlx::query_scalar(query).fetch_one(&mut connection).await?;
-        ensure!(
-            value == "on",
-            "PostgreSQL's {setting} is {value}; figures are reported only when it is on"
-        );
+        ensure!(value == "on", "PostgreSQL's {setting} is {value}; figures are reported only when it is on");
     }
     connection.close().await?;
     Ok(())

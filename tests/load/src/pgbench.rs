@@ -83,10 +83,7 @@ pub fn program(folder: Option<&Path>, name: &str) -> std::path::PathBuf {
 /// libpq's environment for a URL: unlike arguments, other users can't read it.
 pub fn connection_settings(url: &Url) -> Result<Vec<(&'static str, String)>> {
     Ok(vec![
-        (
-            "PGHOST",
-            url.host_str().context("the URL names no host")?.to_owned(),
-        ),
+        ("PGHOST", url.host_str().context("the URL names no host")?.to_owned()),
         ("PGPORT", url.port().unwrap_or(5432).to_string()),
         ("PGUSER", url.username().to_owned()),
         ("PGPASSWORD", url.password().unwrap_or_default().to_owned()),

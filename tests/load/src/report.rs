@@ -78,10 +78,7 @@ pub struct Circumstances {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[expect(
-    clippy::struct_field_names,
-    reason = "the unit belongs to the name in the JSON output"
-)]
+#[expect(clippy::struct_field_names, reason = "the unit belongs to the name in the JSON output")]
 pub struct Quantiles {
     pub p50_ms: f64,
     pub p95_ms: f64,
@@ -168,9 +165,7 @@ impl Report {
     /// Responses with status 503 or 429.
     pub fn shed(&self) -> u64 {
         let shed = ["status 503", "status 429"].iter();
-        shed.filter_map(|kind| self.errors.get(*kind))
-            .map(|errors| errors.count)
-            .sum()
+        shed.filter_map(|kind| self.errors.get(*kind)).map(|errors| errors.count).sum()
     }
 
     /// The share of webhooks within 5 s, and the orders beside.
@@ -181,10 +176,7 @@ impl Report {
             let most = count.map_or_else(String::new, |count| format!(", {count} in all"));
             format!("\nbeside: `{option}`, {rate} orders/s{most}")
         });
-        format!(
-            "within 5 s: {within} of {topups} webhooks, {share:.2} %{}",
-            beside.collect::<String>()
-        )
+        format!("within 5 s: {within} of {topups} webhooks, {share:.2} %{}", beside.collect::<String>())
     }
 
     /// Whether ingress waited for verdicts, as a sentence.
@@ -216,59 +208,35 @@ impl Quantiles {
 impl Display for Report {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let pace = match self.rate {
-            Some(rate) => format!(
-                "open loop, {rate} orders/s, up to {} connections",
-                self.connections
-            ),
+            Some(rate) => format!("open loop, {rate} orders/s, up to {} connections", self.connections),
             None => format!("closed loop, {} connections", self.connections),
         };
         let (mode, seconds) = (self.mode.name(), self.seconds);
         let (qty, option) = (self.qty, &self.option);
-        writeln!(
-            f,
-            "mode {mode}: {pace}, {seconds} s, {qty} x `{option}` per order"
-        )?;
+        writeln!(f, "mode {mode}: {pace}, {seconds} s, {qty} x `{option}` per order")?;
         let (partners, build, cores) = (self.partners, self.build, self.cores);
-        writeln!(
-            f,
-            "{partners} partners, {build:?} build, {cores} cores, durable commits checked"
-        )?;
+        writeln!(f, "{partners} partners, {build:?} build, {cores} cores, durable commits checked")?;
         writeln!(f, "{}\n", self.waited())?;
         if self.build != Build::Release {
             writeln!(f, "NOT A RELEASE BUILD: these figures say nothing about speed\n")?;
         }
-        let ratio = |rate: f64| {
-            self.pgbench
-                .map_or_else(String::new, |pgbench| format!("{:.3}", rate / pgbench))
-        };
+        let ratio =
+            |rate: f64| self.pgbench.map_or_else(String::new, |pgbench| format!("{:.3}", rate / pgbench));
         let mut rates = vec![
             ("accepted orders", self.accepted_orders_per_second),
             ("webhooks", self.webhooks_per_second),
         ];
         rates.extend(self.drain_per_second.map(|drain| ("drain of the backlog", drain)));
         rates.extend(self.pgbench.map(|pgbench| ("pgbench transactions", pgbench)));
-        let rows = rates
-            .iter()
-            .map(|(name, rate)| [(*name).into(), format!("{rate:.1}"), ratio(*rate)]);
+        let rows = rates.iter().map(|(name, rate)| [(*name).into(), format!("{rate:.1}"), ratio(*rate)]);
         writeln!(f, "{}\n", table(&["rate", "per s", "÷ pgbench"], rows))?;
-        let latencies = [
-            ("answer", &self.answer),
-            ("order to webhook", &self.order_to_webhook),
-        ];
-        let rows = latencies
-            .iter()
-            .map(|(name, latency)| quantiles(name, latency.as_ref()));
-        writeln!(
-            f,
-            "{}\n",
-            table(&["latency in ms", "p50", "p95", "p99", "max"], rows)
-        )?;
+        let latencies = [("answer", &self.answer), ("order to webhook", &self.order_to_webhook)];
+        let rows = latencies.iter().map(|(name, latency)| quantiles(name, latency.as_ref()));
+        writeln!(f, "{}\n", table(&["latency in ms", "p50", "p95", "p99", "max"], rows))?;
         writeln!(f, "{}\n", self.isolation())?;
         let rows = self.processes.iter().map(|(name, one)| {
             let figures = [one.cpu_seconds, one.cpu_us_per_order, one.peak_memory_mib];
-            [name.clone()]
-                .into_iter()
-                .chain(figures.map(|figure| format!("{figure:.1}")))
+            [name.clone()].into_iter().chain(figures.map(|figure| format!("{figure:.1}")))
         });
         let head = ["process", "processor s", "µs per order", "peak MiB"];
         writeln!(f, "{}", table(&head, rows))?;
@@ -286,28 +254,16 @@ impl Display for Report {
             )?;
         }
         if self.webhooks_without_answer > 0 {
-            writeln!(
-                f,
-                "{} webhooks of orders whose answer was lost",
-                self.webhooks_without_answer
-            )?;
+            writeln!(f, "{} webhooks of orders whose answer was lost", self.webhooks_without_answer)?;
         }
         writeln!(f, "{} duplicate webhooks", self.duplicate_webhooks)?;
         let arrived = self.accepted_topups - self.missing_webhooks;
         writeln!(f, "{} orders accepted", self.accepted_orders)?;
-        write!(
-            f,
-            "{arrived} of {} accepted topups arrived, ",
-            self.accepted_topups
-        )?;
+        write!(f, "{arrived} of {} accepted topups arrived, ", self.accepted_topups)?;
         if self.missing_webhooks == 0 {
             write!(f, "the last {:.1} s after the last answer", self.drain_seconds)?;
         } else {
-            write!(
-                f,
-                "{} ARE MISSING, given up after {:.1} s",
-                self.missing_webhooks, self.drain_seconds
-            )?;
+            write!(f, "{} ARE MISSING, given up after {:.1} s", self.missing_webhooks, self.drain_seconds)?;
         }
         Ok(())
     }

@@ -36,9 +36,8 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
     let verdicts = Verdicts::read(system).await;
     let before = system::sample(&system.run_dir)?;
 
-    let paused = (load.mode == Mode::Drain)
-        .then(|| Paused::new(&system.run_dir, "provisioner"))
-        .transpose()?;
+    let paused =
+        (load.mode == Mode::Drain).then(|| Paused::new(&system.run_dir, "provisioner")).transpose()?;
     let start = Instant::now();
     let length = match load.mode {
         Mode::Drain => FILL,
@@ -86,13 +85,9 @@ pub async fn measure(load: &Load, system: &System, pgbench: Option<f64>) -> Resu
         pgbench,
         window: length.min(sent - start),
         drained: sent.elapsed(),
-        drain_per_second: (load.mode == Mode::Drain)
-            .then(|| drain_rate(&book.arrivals()))
-            .flatten(),
+        drain_per_second: (load.mode == Mode::Drain).then(|| drain_rate(&book.arrivals())).flatten(),
         unsent: schedule.as_ref().map_or(0, |schedule| schedule.unsent()),
-        opened: schedule
-            .as_ref()
-            .map_or_else(|| load.most_connections(), |schedule| schedule.opened()),
+        opened: schedule.as_ref().map_or_else(|| load.most_connections(), |schedule| schedule.opened()),
         verdicts: added,
         before,
         after,
@@ -112,13 +107,7 @@ async fn disturb(
     system: &System,
     window: &Rc<Window>,
 ) -> Result<(Rc<Schedule>, Sink)> {
-    let load = Load {
-        option: one.option.clone(),
-        rate: Some(one.rate),
-        partners: 1,
-        qty: 1,
-        ..load.clone()
-    };
+    let load = Load { option: one.option.clone(), rate: Some(one.rate), partners: 1, qty: 1, ..load.clone() };
     let book = Rc::new(Book::default());
     let sink = Sink::start(system.webhook_address, Rc::clone(&book)).await?;
     let senders = senders(&load, system, &sink).await?;
@@ -217,12 +206,7 @@ pub struct Line {
 
 impl Line {
     pub fn new(book: Rc<Book>, start: Instant) -> Self {
-        Self {
-            book,
-            start,
-            orders: 0,
-            webhooks: 0,
-        }
+        Self { book, start, orders: 0, webhooks: 0 }
     }
 
     fn next(&mut self, what: &str) -> String {

@@ -143,11 +143,7 @@ fn disturbance(text: &str) -> Result<Disturbance, String> {
             None => (numbers, None),
         };
         let rate: u32 = rate.parse().ok()?;
-        (!option.is_empty() && rate > 0).then(|| Disturbance {
-            option: option.to_owned(),
-            rate,
-            count,
-        })
+        (!option.is_empty() && rate > 0).then(|| Disturbance { option: option.to_owned(), rate, count })
     };
     parsed().ok_or_else(|| {
         "expected OPTION=RATE or OPTION=RATE,COUNT, such as slow=20 or flapping=100,300".into()
@@ -178,11 +174,7 @@ impl Mode {
 impl Load {
     /// The maximum number of connections.
     pub fn most_connections(&self) -> u32 {
-        let default = if self.rate.is_some() {
-            OPEN_CONNECTIONS
-        } else {
-            CLOSED_CONNECTIONS
-        };
+        let default = if self.rate.is_some() { OPEN_CONNECTIONS } else { CLOSED_CONNECTIONS };
         self.connections.unwrap_or(default)
     }
 
@@ -191,10 +183,6 @@ impl Load {
         let holds_back = self.mode == Mode::Deliver && self.rate.is_none();
         // Below one order per connection, connections would idle.
         let least = self.most_connections().saturating_mul(self.qty);
-        holds_back.then(|| {
-            self.outstanding
-                .unwrap_or(16 * self.most_connections())
-                .max(least)
-        })
+        holds_back.then(|| self.outstanding.unwrap_or(16 * self.most_connections()).max(least))
     }
 }

@@ -41,12 +41,9 @@ pub enum Build {
 /// Looks at every process with a pid file in `run_dir`.
 pub fn sample(run_dir: &Path) -> Result<Sample> {
     let processes = processes();
-    let pids = pids(run_dir)?
-        .into_iter()
-        .chain([(GENERATOR.to_owned(), std::process::id())]);
-    let usages = pids
-        .filter(|(_, pid)| processes.contains_key(pid))
-        .map(|(name, pid)| (name, usage(pid, &processes)));
+    let pids = pids(run_dir)?.into_iter().chain([(GENERATOR.to_owned(), std::process::id())]);
+    let usages =
+        pids.filter(|(_, pid)| processes.contains_key(pid)).map(|(name, pid)| (name, usage(pid, &processes)));
     Ok(usages.collect())
 }
 
@@ -70,14 +67,8 @@ impl Paused {
     pub fn new(run_dir: &Path, name: &str) -> Result<Self> {
         let pids = pids(run_dir)?.into_iter();
         let named = pids.filter(|(file, _)| file.starts_with(name));
-        let named: Vec<Pid> = named
-            .filter_map(|(_, pid)| Pid::from_raw(i32::try_from(pid).ok()?))
-            .collect();
-        ensure!(
-            !named.is_empty(),
-            "{} has no pid file of {name}",
-            run_dir.display()
-        );
+        let named: Vec<Pid> = named.filter_map(|(_, pid)| Pid::from_raw(i32::try_from(pid).ok()?)).collect();
+        ensure!(!named.is_empty(), "{} has no pid file of {name}", run_dir.display());
         let paused = Self(named);
         for pid in &paused.0 {
             kill_process(*pid, Signal::STOP).with_context(|| format!("cannot pause {name}"))?;
@@ -108,9 +99,7 @@ pub fn placement_wait(run_dir: &Path) -> String {
 /// Release or debug, by the path of the running ingress; by `BIN_DIR` if that is unreadable.
 pub fn build(run_dir: &Path) -> Build {
     let running = ingress(run_dir).and_then(|pid| fs::read_link(format!("/proc/{pid}/exe")).ok());
-    let path = running
-        .or_else(|| std::env::var_os("BIN_DIR").map(Into::into))
-        .unwrap_or_default();
+    let path = running.or_else(|| std::env::var_os("BIN_DIR").map(Into::into)).unwrap_or_default();
     let has = |name: &str| path.components().any(|part| part.as_os_str() == name);
     match (has("release"), has("debug")) {
         (true, _) => Build::Release,
@@ -120,11 +109,7 @@ pub fn build(run_dir: &Path) -> Build {
 }
 
 fn ingress(run_dir: &Path) -> Option<u32> {
-    pids(run_dir)
-        .ok()?
-        .into_iter()
-        .find(|(name, _)| name.starts_with("ingress"))
-        .map(|(_, pid)| pid)
+    pids(run_dir).ok()?.into_iter().find(|(name, _)| name.starts_with("ingress")).map(|(_, pid)| pid)
 }
 
 fn pids(run_dir: &Path) -> Result<BTreeMap<String, u32>> {
@@ -169,37 +154,22 @@ fn parse_stat(stat: &str) -> Option<Stat> {
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     // Field 3 of proc(5) is the first here: ppid is 4; utime, stime, cutime, cstime are 14 to 17.
     let ticks = number(11)? + number(12)? + number(13)? + number(14)?;
-    Some(Stat {
-        parent: u32::try_from(number(1)?).ok()?,
-        ticks,
-    })
+    Some(Stat { parent: u32::try_from(number(1)?).ok()?, ticks })
 }
 
 fn usage(root: u32, processes: &BTreeMap<u32, Stat>) -> Usage {
-    let family: Vec<u32> = processes
-        .keys()
-        .copied()
-        .filter(|pid| descends(*pid, root, processes))
-        .collect();
+    let family: Vec<u32> = processes.keys().copied().filter(|pid| descends(*pid, root, processes)).collect();
     let ticks: u64 = family.iter().map(|pid| processes[pid].ticks).sum();
     let memory: Vec<(u64, u64)> = family.iter().map(|pid| memory(*pid)).collect();
-    let own: u64 = memory
-        .iter()
-        .map(|(peak, shared)| peak.saturating_sub(*shared))
-        .sum();
+    let own: u64 = memory.iter().map(|(peak, shared)| peak.saturating_sub(*shared)).sum();
     let shared = memory.iter().map(|(_, shared)| *shared).max().unwrap_or_default();
-    Usage {
-        cpu: Duration::from_millis(ticks * 1000 / TICKS),
-        peak_memory_kib: own + shared,
-    }
+    Usage { cpu: Duration::from_millis(ticks * 1000 / TICKS), peak_memory_kib: own + shared }
 }
 
 fn descends(pid: u32, root: u32, processes: &BTreeMap<u32, Stat>) -> bool {
     let parent = |pid: &u32| processes.get(pid).map(|stat| stat.parent);
     // No process tree here is deeper; the bound guards against a pid reused during the walk.
-    std::iter::successors(Some(pid), parent)
-        .take(32)
-        .any(|ancestor| ancestor == root)
+    std::iter::successors(Some(pid), parent).take(32).any(|ancestor| ancestor == root)
 }
 
 /// `VmHWM` and `RssShmem` in KiB.
@@ -209,10 +179,7 @@ fn memory(pid: u32) -> (u64, u64) {
         let value = status.lines().find_map(|line| line.strip_prefix(name))?;
         value.split_ascii_whitespace().next()?.parse().ok()
     };
-    (
-        field("VmHWM:").unwrap_or_default(),
-        field("RssShmem:").unwrap_or_default(),
-    )
+    (field("VmHWM:").unwrap_or_default(), field("RssShmem:").unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -222,13 +189,7 @@ mod tests {
     #[test]
     fn stat_is_parsed_whatever_the_name() {
         let stat = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 2 3 4 100 20 3 4 20 0 1 0 99 5 6";
-        assert_eq!(
-            parse_stat(stat),
-            Some(Stat {
-                parent: 7,
-                ticks: 127
-            })
-        );
+        assert_eq!(parse_stat(stat), Some(Stat { parent: 7, ticks: 127 }));
         assert_eq!(parse_stat("42 (short) S 7"), None);
     }
 

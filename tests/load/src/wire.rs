@@ -26,27 +26,16 @@ pub struct Head {
 /// Parses a head; `None` if it is incomplete.
 fn parse_head(bytes: &[u8]) -> io::Result<Option<Head>> {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
-        return if bytes.len() > HEAD_LIMIT {
-            Err(malformed("the head is too long"))
-        } else {
-            Ok(None)
-        };
+        return if bytes.len() > HEAD_LIMIT { Err(malformed("the head is too long")) } else { Ok(None) };
     };
-    let mut lines = bytes[..end]
-        .split(|byte| *byte == b'\n')
-        .map(<[u8]>::trim_ascii_end);
+    let mut lines = bytes[..end].split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii_end);
     let first = lines.next().unwrap_or_default();
     let status = match first.strip_prefix(b"HTTP/1.1 ") {
         Some(rest) => number(rest.get(..3).unwrap_or_default()).ok_or_else(|| malformed("no status"))?,
         None => 0,
     };
     let status = u16::try_from(status).map_err(|_| malformed("no status"))?;
-    let mut head = Head {
-        length: end + 4,
-        body: 0,
-        status,
-        close: false,
-    };
+    let mut head = Head { length: end + 4, body: 0, status, close: false };
     for line in lines {
         let Some(colon) = line.iter().position(|byte| *byte == b':') else {
             continue;
@@ -84,18 +73,10 @@ pub fn topup_ids(json: &[u8]) -> impl Iterator<Item = u128> {
         Some(rest)
     });
     values.filter_map(|value| {
-        let value = value
-            .trim_ascii_start()
-            .strip_prefix(b":")?
-            .trim_ascii_start()
-            .strip_prefix(b"\"")?;
+        let value = value.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")?;
         let digits = value.get(..TOPUP_ID_DIGITS)?;
         let complete = value.get(TOPUP_ID_DIGITS) == Some(&b'"') && digits.iter().all(u8::is_ascii_digit);
-        complete.then(|| {
-            digits
-                .iter()
-                .fold(0, |id, digit| id * 10 + u128::from(digit - b'0'))
-        })
+        complete.then(|| digits.iter().fold(0, |id, digit| id * 10 + u128::from(digit - b'0')))
     })
 }
 
@@ -111,11 +92,7 @@ impl Connection {
     /// Takes over a connected stream.
     pub fn new(stream: TcpStream) -> io::Result<Self> {
         stream.set_nodelay(true)?;
-        Ok(Self {
-            stream,
-            buffer: Vec::with_capacity(4096),
-            used: 0,
-        })
+        Ok(Self { stream, buffer: Vec::with_capacity(4096), used: 0 })
     }
 
     /// False once the peer has closed it, as far as this side knows.
@@ -179,13 +156,7 @@ mod tests {
         let json = br#"{"products":[{"topup_id":"20250129123456123456789012","option_id":"a"},
             {"option_id":"b", "topup_id" : "20250129123456123456789013"}, {"topup_id":"1"}, {"topup_id":7}]}"#;
         let ids: Vec<u128> = topup_ids(json).collect();
-        assert_eq!(
-            ids,
-            [
-                20_250_129_123_456_123_456_789_012,
-                20_250_129_123_456_123_456_789_013
-            ]
-        );
+        assert_eq!(ids, [20_250_129_123_456_123_456_789_012, 20_250_129_123_456_123_456_789_013]);
         assert_eq!(topup_ids(b"").count() + topup_ids(b"\"topup_id\"").count(), 0);
     }
 

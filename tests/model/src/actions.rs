@@ -53,11 +53,7 @@ pub enum Action {
     /// A provisioner abandons an attempt that is too late to send.
     Abandon(usize),
     /// A purchase arrives at the provider, whose response may be lost.
-    Arrive {
-        request: usize,
-        does: Does,
-        answered: bool,
-    },
+    Arrive { request: usize, does: Does, answered: bool },
     /// The provider's look-ups show a purchase from now on.
     Show(usize),
     /// A purchase never arrives. Its sender may notice that.
@@ -215,35 +211,16 @@ impl Protocol {
             let waits =
                 |provisioner: &Provisioner| matches!(provisioner.work, Work::Sent(job) if sent.is_of(job));
             let awaited = state.provisioners.iter().any(waits);
-            for does in [
-                Does::Buy { ready: true },
-                Does::Buy { ready: false },
-                Does::Reject,
-                Does::Defer,
-            ] {
+            for does in [Does::Buy { ready: true }, Does::Buy { ready: false }, Does::Reject, Does::Defer] {
                 if awaited {
-                    actions.push(Action::Arrive {
-                        request,
-                        does,
-                        answered: true,
-                    });
+                    actions.push(Action::Arrive { request, does, answered: true });
                 }
             }
-            actions.push(Action::Arrive {
-                request,
-                does: Does::Buy { ready: false },
-                answered: false,
-            });
+            actions.push(Action::Arrive { request, does: Does::Buy { ready: false }, answered: false });
             // A lost response without a purchase is the same as a purchase that never arrived.
-            actions.push(Action::Vanish {
-                request,
-                noticed: false,
-            });
+            actions.push(Action::Vanish { request, noticed: false });
             if awaited {
-                actions.push(Action::Vanish {
-                    request,
-                    noticed: true,
-                });
+                actions.push(Action::Vanish { request, noticed: true });
             }
         }
     }
@@ -295,10 +272,7 @@ impl Protocol {
             Ingress::Refusing => actions.extend([Action::Answer, Action::GiveUp]),
             Ingress::Publishing | Ingress::Asking => actions.push(Action::Publish),
             Ingress::Waiting => {
-                actions.extend([
-                    Action::Decide { refuses: true },
-                    Action::Decide { refuses: false },
-                ]);
+                actions.extend([Action::Decide { refuses: true }, Action::Decide { refuses: false }]);
             }
             Ingress::Done | Ingress::Crashed => {}
         }

@@ -130,13 +130,8 @@ pub enum Promise {
 }
 
 impl Promise {
-    pub const ALL: [Self; 5] = [
-        Self::BoughtOnce,
-        Self::NothingForRefused,
-        Self::TakenStands,
-        Self::AnswerFirst,
-        Self::NothingLost,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::BoughtOnce, Self::NothingForRefused, Self::TakenStands, Self::AnswerFirst, Self::NothingLost];
 
     pub const fn name(self) -> &'static str {
         match self {
@@ -192,11 +187,8 @@ pub fn check(settings: &Settings) -> Report {
         let steps = path.windows(2).filter_map(step).collect();
         Some(Counterexample { promise, steps })
     });
-    let unreached = protocol::ENDS
-        .iter()
-        .map(|(name, _)| *name)
-        .filter(|name| !discoveries.contains_key(name))
-        .collect();
+    let unreached =
+        protocol::ENDS.iter().map(|(name, _)| *name).filter(|name| !discoveries.contains_key(name)).collect();
     let visited = visited.lock().unwrap_or_else(PoisonError::into_inner).clone();
     Report {
         states: checker.unique_state_count(),

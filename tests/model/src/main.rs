@@ -24,11 +24,8 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let report = check(&arguments.settings);
     if arguments.pairs {
-        let mut pairs: Vec<String> = report
-            .visited
-            .iter()
-            .map(|(placement, event)| format!("{placement:?} {event:?}"))
-            .collect();
+        let mut pairs: Vec<String> =
+            report.visited.iter().map(|(placement, event)| format!("{placement:?} {event:?}")).collect();
         pairs.sort_unstable();
         for pair in pairs {
             println!("{pair}");

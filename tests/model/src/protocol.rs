@@ -37,24 +37,17 @@ pub const ENDS: [(&str, Condition); 9] = [
             && matches!(state.ingress, Ingress::Crashed)
             && state.rows.iter().all(|row| row.delivery == Delivery::Delivered)
     }),
-    ("an order is answered with 422", |_, state| {
-        state.answer == Some(Answer::Refused)
-    }),
+    ("an order is answered with 422", |_, state| state.answer == Some(Answer::Refused)),
     ("a placement fails after the 201", |_, state| {
         state.answer == Some(Answer::Created) && state.any(PlacementState::Failed)
     }),
-    ("a placement is parked", |_, state| {
-        state.any(PlacementState::Parked)
-    }),
+    ("a placement is parked", |_, state| state.any(PlacementState::Parked)),
     ("a second attempt is placed", |_, state| {
         let second = |row: &Row| row.placement.state == PlacementState::Placed && row.placement.attempt == 2;
         state.rows.iter().any(second)
     }),
     ("a webhook is sent before it is recorded", |_, state| {
-        state
-            .rows
-            .iter()
-            .any(|row| row.told && matches!(row.delivery, Delivery::Pending(_)))
+        state.rows.iter().any(|row| row.told && matches!(row.delivery, Delivery::Pending(_)))
     }),
     ("a placement that failed is refused after all", |_, state| {
         let rejected =
@@ -89,10 +82,7 @@ impl Protocol {
 
     /// The placement after an event; `None` if that changes nothing.
     pub(crate) fn after(&self, placement: Placement, event: Event) -> Option<Placement> {
-        self.visited
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert((placement, event));
+        self.visited.lock().unwrap_or_else(PoisonError::into_inner).insert((placement, event));
         placement.after(event).ok()
     }
 

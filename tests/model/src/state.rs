@@ -65,10 +65,7 @@ pub enum Answer {
 
 /// A placement: its row, its messages, and its purchase at the provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "independent facts, as the row's columns are"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, as the row's columns are")]
 pub struct Row {
     /// The state machine's data.
     pub placement: Placement,
@@ -245,10 +242,7 @@ impl State {
             shown: false,
             told: false,
         };
-        let provisioner = Provisioner {
-            work: Work::Idle,
-            release: Release::None,
-        };
+        let provisioner = Provisioner { work: Work::Idle, release: Release::None };
         Self {
             ingress: Ingress::Checking,
             answer: None,
@@ -271,10 +265,7 @@ impl State {
     /// Whether the order can't be refused any more, as a second POST of it finds.
     pub fn is_decided(&self) -> bool {
         let bought = |row: &Row| {
-            matches!(
-                row.placement.state,
-                domain::PlacementState::Placed | domain::PlacementState::Parked
-            )
+            matches!(row.placement.state, domain::PlacementState::Placed | domain::PlacementState::Parked)
         };
         self.late || self.rows.iter().any(bought)
     }

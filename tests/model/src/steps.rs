@@ -59,11 +59,7 @@ impl Protocol {
             | Action::Announce(by)
             | Action::CrashProvisioner(by) => Self::provisioner_step(state, by, action),
             Action::Record(by) => self.record(state, by),
-            Action::Arrive {
-                request,
-                does,
-                answered,
-            } => self.arrive(state, request, does, answered),
+            Action::Arrive { request, does, answered } => self.arrive(state, request, does, answered),
             Action::Show(request) => {
                 let shown = state.requests.remove(request);
                 state.rows[shown.row].shown = true;
@@ -89,11 +85,7 @@ impl Protocol {
                     // The commit took so long that the sweep had passed.
                     state.rows.iter_mut().for_each(|row| row.turn = Turn::Never);
                 }
-                state.ingress = if waits {
-                    Ingress::Asking
-                } else {
-                    Ingress::Answering
-                };
+                state.ingress = if waits { Ingress::Asking } else { Ingress::Answering };
             }
             Action::Publish => {
                 let (address, next) = match state.ingress {
@@ -213,10 +205,7 @@ impl Protocol {
                 provisioner.release = Release::None;
             }
         }
-        state.taken &= matches!(
-            state.ingress,
-            Ingress::Asking | Ingress::Waiting | Ingress::Refusing
-        );
+        state.taken &= matches!(state.ingress, Ingress::Asking | Ingress::Waiting | Ingress::Refusing);
         // Provisioners of the same provider are interchangeable, and so are requests.
         if state.rows.len() == 1 {
             state.provisioners.sort_unstable();
@@ -348,11 +337,7 @@ impl Protocol {
                 placement.state = PlacementState::Accepted;
             }
             row.placement = placement;
-            row.age = if placement.state == PlacementState::Placing {
-                row.age
-            } else {
-                0
-            };
+            row.age = if placement.state == PlacementState::Placing { row.age } else { 0 };
             row.turn = Turn::Due;
         }
         let placed = row.placement.state == PlacementState::Placed && row.placement.attempt == attempt;
@@ -385,10 +370,7 @@ impl Protocol {
             .iter()
             .map(|row| {
                 if !self.has(Safeguard::RefusalTransaction) {
-                    return Some(Placement {
-                        state: PlacementState::Refused,
-                        ..row.placement
-                    });
+                    return Some(Placement { state: PlacementState::Refused, ..row.placement });
                 }
                 self.after(row.placement, Event::Refuse)
             })

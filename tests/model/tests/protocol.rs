@@ -8,11 +8,7 @@ use stateright::Model;
 fn holds(settings: &Settings) -> Report {
     let report = check(settings);
     if let Some(broken) = &report.counterexample {
-        panic!(
-            "{settings:?} breaks \"{}\":\n{}",
-            broken.promise.name(),
-            broken.steps.join("\n")
-        );
+        panic!("{settings:?} breaks \"{}\":\n{}", broken.promise.name(), broken.steps.join("\n"));
     }
     report
 }
@@ -20,10 +16,7 @@ fn holds(settings: &Settings) -> Report {
 fn breaks(settings: &Settings) -> Promise {
     let report = check(settings);
     let broken = report.counterexample.unwrap_or_else(|| {
-        panic!(
-            "{settings:?} breaks nothing in {} states: is it a safeguard?",
-            report.states
-        )
+        panic!("{settings:?} breaks nothing in {} states: is it a safeguard?", report.states)
     });
     println!("{settings:?} breaks \"{}\":", broken.promise.name());
     for step in broken.steps {
@@ -33,46 +26,29 @@ fn breaks(settings: &Settings) -> Promise {
 }
 
 fn without(safeguard: Safeguard) -> Settings {
-    Settings {
-        without: vec![safeguard],
-        ..Settings::default()
-    }
+    Settings { without: vec![safeguard], ..Settings::default() }
 }
 
 fn breaking(assumption: Assumption) -> Settings {
-    Settings {
-        broken: vec![assumption],
-        ..Settings::default()
-    }
+    Settings { broken: vec![assumption], ..Settings::default() }
 }
 
 #[test]
 fn the_promise_holds() {
     let report = holds(&Settings::default());
     assert_eq!(report.unreached, Vec::<&str>::new(), "the model is too small");
-    holds(&Settings {
-        attempts: 3,
-        ..Settings::default()
-    });
+    holds(&Settings { attempts: 3, ..Settings::default() });
 }
 
 #[test]
 fn the_promise_holds_with_a_provider_that_detects_duplicates() {
-    let report = holds(&Settings {
-        detects_duplicates: true,
-        ..Settings::default()
-    });
+    let report = holds(&Settings { detects_duplicates: true, ..Settings::default() });
     assert_eq!(report.unreached, Vec::<&str>::new());
 }
 
 #[test]
 fn the_promise_holds_for_an_order_of_two_providers() {
-    holds(&Settings {
-        placements: 2,
-        faults: 0,
-        attempts: 1,
-        ..Settings::default()
-    });
+    holds(&Settings { placements: 2, faults: 0, attempts: 1, ..Settings::default() });
 }
 
 #[test]
@@ -105,12 +81,8 @@ fn without_any_one_safeguard_the_promise_breaks() {
 
 #[test]
 fn the_refusal_transaction_is_needed_for_two_providers_too() {
-    let settings = Settings {
-        placements: 2,
-        faults: 0,
-        attempts: 1,
-        ..without(Safeguard::RefusalTransaction)
-    };
+    let settings =
+        Settings { placements: 2, faults: 0, attempts: 1, ..without(Safeguard::RefusalTransaction) };
     assert_eq!(breaks(&settings), Promise::NothingForRefused);
 }
 
@@ -119,10 +91,7 @@ fn the_refusal_transaction_is_needed_for_two_providers_too() {
 fn beyond_the_settling_delay_only_the_provider_prevents_a_second_purchase() {
     let slow = breaking(Assumption::PromptArrival);
     assert_eq!(breaks(&slow), Promise::BoughtOnce);
-    let detected = Settings {
-        detects_duplicates: true,
-        ..slow
-    };
+    let detected = Settings { detects_duplicates: true, ..slow };
     // Not bought twice, but a first attempt that arrives after the second was rejected is lost.
     assert_eq!(breaks(&detected), Promise::NothingLost);
 }
@@ -130,15 +99,9 @@ fn beyond_the_settling_delay_only_the_provider_prevents_a_second_purchase() {
 /// The second look-up does not protect against a wrong look-up: the first may have been too early.
 #[test]
 fn one_false_answer_of_a_look_up_is_one_too_many() {
-    let lying = Settings {
-        faults: 1,
-        ..breaking(Assumption::HonestLookUp)
-    };
+    let lying = Settings { faults: 1, ..breaking(Assumption::HonestLookUp) };
     assert_eq!(breaks(&lying), Promise::BoughtOnce);
-    holds(&Settings {
-        one_look: true,
-        ..Settings::default()
-    });
+    holds(&Settings { one_look: true, ..Settings::default() });
 }
 
 /// No path repeats a state, so every path ends in a final state. Together with the promise, everything is

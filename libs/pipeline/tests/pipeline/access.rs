@@ -27,10 +27,7 @@ async fn server(folder: &Path) -> NatsServer {
 }
 
 fn access(folder: &Path, user: &str) -> NatsAccess {
-    NatsAccess {
-        nats_password_file: Some(folder.join(user)),
-        ..NatsAccess::default()
-    }
+    NatsAccess { nats_password_file: Some(folder.join(user)), ..NatsAccess::default() }
 }
 
 /// A service's connection, and the refusals of the server.
@@ -68,10 +65,7 @@ async fn a_stage_has_what_it_needs() {
     let operator = connect(&server, folder.path(), "operator").await.0;
     for (user, subjects) in [
         ("ingress", &["topup.job.sandbox", "topup.release.p1"][..]),
-        (
-            "provisioner",
-            &["topup.ready.batch", "topup.verdict.i1", "topup.heartbeat.sandbox"],
-        ),
+        ("provisioner", &["topup.ready.batch", "topup.verdict.i1", "topup.heartbeat.sandbox"]),
         ("notifier", &["topup.dead.ready"]),
     ] {
         let config = NatsConfig {
@@ -82,9 +76,7 @@ async fn a_stage_has_what_it_needs() {
         };
         let nats = Nats::connect(&config, user).await.unwrap();
         tokio::time::timeout(PATIENCE, nats.connected()).await.unwrap();
-        nats.ensure_streams()
-            .await
-            .unwrap_or_else(|error| panic!("{user}: {error:#}"));
+        nats.ensure_streams().await.unwrap_or_else(|error| panic!("{user}: {error:#}"));
         for subject in subjects {
             let mut seen = operator.subscribe(*subject).await.unwrap();
             settled(&operator).await;
@@ -149,10 +141,7 @@ async fn a_stage_may_not_do_the_work_of_another() {
         let (client, mut refusals) = connect(&server, folder.path(), user).await;
         for subject in subjects {
             client.publish(*subject, "forged".into()).await.unwrap();
-            let refusal = tokio::time::timeout(PATIENCE, refusals.recv())
-                .await
-                .unwrap()
-                .unwrap();
+            let refusal = tokio::time::timeout(PATIENCE, refusals.recv()).await.unwrap().unwrap();
             assert!(
                 refusal.contains("Permissions Violation for Publish") && refusal.contains(subject),
                 "{user} {subject}: {refusal}"
@@ -169,10 +158,7 @@ async fn a_stage_may_not_do_the_work_of_another() {
         let (client, mut refusals) = connect(&server, folder.path(), user).await;
         let _subscription = client.subscribe(subject).await.unwrap();
         let refusal = refusals.recv().await.unwrap();
-        assert!(
-            refusal.contains("Permissions Violation for Subscription"),
-            "{user} {subject}: {refusal}"
-        );
+        assert!(refusal.contains("Permissions Violation for Subscription"), "{user} {subject}: {refusal}");
     }
     // A message of the operator's arrives after all forged ones would have.
     operator.publish("the.end", "".into()).await.unwrap();
@@ -218,13 +204,8 @@ async fn the_certificate_is_checked() {
     let conf = "tls { cert_file: \"server.pem\", key_file: \"server.key\" }"
         .replace("server.", &format!("{}/server.", path.display()));
     std::fs::write(path.join("tls.conf"), conf).unwrap();
-    let server = NatsServer::start_with(path, Some(&path.join("tls.conf")))
-        .await
-        .unwrap();
-    let trusting = |name: &str| NatsAccess {
-        nats_ca_file: Some(path.join(name)),
-        ..NatsAccess::default()
-    };
+    let server = NatsServer::start_with(path, Some(&path.join("tls.conf"))).await.unwrap();
+    let trusting = |name: &str| NatsAccess { nats_ca_file: Some(path.join(name)), ..NatsAccess::default() };
     let connected = trusting("server.pem").options("ingress").unwrap();
     connected.connect(server.url()).await.unwrap();
     let other = trusting("other.pem").options("ingress").unwrap();

@@ -58,12 +58,7 @@ impl Bench {
             access: NatsAccess::default(),
         };
         let nats = connect(&config).await;
-        Self {
-            jetstream: jetstream::new(nats.client().clone()),
-            nats,
-            config,
-            streams: None,
-        }
+        Self { jetstream: jetstream::new(nats.client().clone()), nats, config, streams: None }
     }
 
     /// The subject of the test stage's messages.
@@ -91,18 +86,8 @@ impl Bench {
             // Long, so that a redelivery happens only on request.
             ack_wait: Duration::from_mins(5),
         };
-        let limits = Limits {
-            slots,
-            per_lane: slots,
-            per_partner: slots,
-            slow: PATIENCE,
-            stale: PATIENCE,
-        };
-        let settings = Settings {
-            source: Some(source),
-            limits,
-            provider: None,
-        };
+        let limits = Limits { slots, per_lane: slots, per_partner: slots, slow: PATIENCE, stale: PATIENCE };
+        let settings = Settings { source: Some(source), limits, provider: None };
         let shutdown = Shutdown::new();
         let nats = connect(&self.config).await;
         worker::start(Arc::clone(rows), &nats, settings, &shutdown);
@@ -135,10 +120,7 @@ impl Bench {
     }
 
     pub async fn consumer(&self) -> Result<consumer::Info> {
-        let stream = self
-            .jetstream
-            .get_stream_no_info(self.nats.stream_name("TOPUP_JOBS"))
-            .await?;
+        let stream = self.jetstream.get_stream_no_info(self.nats.stream_name("TOPUP_JOBS")).await?;
         Ok(stream.consumer_info(DURABLE).await?)
     }
 
@@ -254,10 +236,7 @@ struct State {
 impl Rows {
     /// A stage with these open rows that claims and runs everything.
     pub fn new(open: impl IntoIterator<Item = u32>) -> Arc<Self> {
-        let state = State {
-            open: open.into_iter().collect(),
-            ..State::default()
-        };
+        let state = State { open: open.into_iter().collect(), ..State::default() };
         Arc::new(Self {
             state: Mutex::new(state),
             claims_may_pass: Semaphore::new(Semaphore::MAX_PERMITS),
@@ -331,32 +310,18 @@ impl Rows {
     }
 
     pub async fn until_done(&self, count: usize) {
-        until(&format!("{count} rows to be done"), async || {
-            self.done().len() >= count
-        })
-        .await;
+        until(&format!("{count} rows to be done"), async || self.done().len() >= count).await;
     }
 
     pub async fn until_running(&self, count: usize) {
-        until(&format!("{count} rows to run"), async || {
-            self.running.load(Ordering::SeqCst) == count
-        })
-        .await;
+        until(&format!("{count} rows to run"), async || self.running.load(Ordering::SeqCst) == count).await;
     }
 }
 
 /// Rows below 10,000 have no lane; each further ten thousand is a lane.
 fn ticket(row: u32) -> Ticket<u32> {
-    let lane = if row < 10_000 {
-        String::new()
-    } else {
-        format!("lane {}", row / 10_000)
-    };
-    Ticket {
-        id: row,
-        lane: lane.into(),
-        partner: Uuid::from_u128(row.into()).into(),
-    }
+    let lane = if row < 10_000 { String::new() } else { format!("lane {}", row / 10_000) };
+    Ticket { id: row, lane: lane.into(), partner: Uuid::from_u128(row.into()).into() }
 }
 
 impl Stage for Rows {
@@ -374,11 +339,7 @@ impl Stage for Rows {
 
     async fn defer(&self, rows: &[u32]) -> Result<()> {
         let mut state = self.state.lock().unwrap();
-        let open: Vec<u32> = rows
-            .iter()
-            .copied()
-            .filter(|row| state.open.contains(row))
-            .collect();
+        let open: Vec<u32> = rows.iter().copied().filter(|row| state.open.contains(row)).collect();
         state.due.extend(open);
         Ok(())
     }
@@ -412,11 +373,7 @@ impl Stage for Rows {
             state.claims.push(rows.len());
         }
         state.claimed.extend(rows.iter().map(|row| (*row, began)));
-        Ok(rows
-            .iter()
-            .copied()
-            .filter(|row| state.open.remove(row))
-            .collect())
+        Ok(rows.iter().copied().filter(|row| state.open.remove(row)).collect())
     }
 
     fn id(row: &u32) -> &u32 {

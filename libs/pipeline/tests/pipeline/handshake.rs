@@ -17,11 +17,9 @@ async fn heard<M: DeserializeOwned + Send + 'static>(bench: &Bench, subject: Str
     let heard = Arc::new(Mutex::new(Vec::new()));
     let (nats, kept) = (connect(&bench.config).await, Arc::clone(&heard));
     let listening = nats.clone();
-    tokio::spawn(async move {
-        listening
-            .listen(subject, |message| kept.lock().unwrap().push(message))
-            .await
-    });
+    tokio::spawn(
+        async move { listening.listen(subject, |message| kept.lock().unwrap().push(message)).await },
+    );
     tokio::task::yield_now().await;
     // After this round trip, the server knows the subscription.
     nats.ensure_streams().await.unwrap();
@@ -29,30 +27,20 @@ async fn heard<M: DeserializeOwned + Send + 'static>(bench: &Bench, subject: Str
 }
 
 fn verdict() -> Verdict {
-    Verdict {
-        order_id: OrderId::new(),
-        placement_id: PlacementId::new(),
-        said: Said::Placed,
-    }
+    Verdict { order_id: OrderId::new(), placement_id: PlacementId::new(), said: Said::Placed }
 }
 
 #[tokio::test]
 async fn verdicts_reach_the_ingress_that_waits_together() {
     let bench = Bench::new().await;
     let [one, other] = ["one", "other"].map(|instance| bench.nats.verdict_subject(instance));
-    let (ones, others) = (
-        heard::<Verdicts>(&bench, one.clone()).await,
-        heard(&bench, other.clone()).await,
-    );
+    let (ones, others) = (heard::<Verdicts>(&bench, one.clone()).await, heard(&bench, other.clone()).await);
     let hints = bench.nats.verdicts("me", &Shutdown::new());
     let (to_one, to_other): (Vec<_>, Vec<_>) = (0..40).map(|_| (verdict(), verdict())).unzip();
     let addresses: [Arc<str>; 2] = [one.into(), other.into()];
     for verdicts in to_one.iter().zip(&to_other) {
         for (verdict, to) in [verdicts.0, verdicts.1].into_iter().zip(&addresses) {
-            hints.hand_in(Hint {
-                to: Arc::clone(to),
-                verdict: verdict.clone(),
-            });
+            hints.hand_in(Hint { to: Arc::clone(to), verdict: verdict.clone() });
         }
     }
     for (heard, expected) in [(ones, to_one), (others, to_other)] {
@@ -88,10 +76,7 @@ async fn releases_go_to_addresses_of_ours_and_nowhere_else() {
         bench.nats.release_subject("me 0\r\n\r\nPUB topup.job.sandbox"),
         ours,
     ] {
-        releases.hand_in(Release {
-            to: to.into(),
-            placement_id,
-        });
+        releases.hand_in(Release { to: to.into(), placement_id });
     }
     until("the release", async || !released.lock().unwrap().is_empty()).await;
     let Releases::V2 { placements } = released.lock().unwrap()[0].clone();
@@ -112,10 +97,7 @@ async fn an_unreadable_hint_is_passed_by() {
     }
     let placement_id = PlacementId::new();
     let releases = bench.nats.releases(&Shutdown::new());
-    releases.hand_in(Release {
-        to: ours.into(),
-        placement_id,
-    });
+    releases.hand_in(Release { to: ours.into(), placement_id });
     until("the release", async || !released.lock().unwrap().is_empty()).await;
     let Releases::V2 { placements } = released.lock().unwrap()[0].clone();
     assert_eq!(placements, [placement_id]);

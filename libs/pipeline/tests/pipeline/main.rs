@@ -4,11 +4,7 @@
 //! - [`handshake`]: verdicts and releases.
 //! - [`worker`], [`stopping`], [`recovery`]: the loop of a stage, its stop, and its recovery.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a helper that fails fails its test"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper that fails fails its test")]
 
 mod access;
 mod bench;

@@ -50,17 +50,11 @@ async fn jobs_travel_by_provider_in_messages_that_one_replica_can_run() {
     let (mut found, mut sizes) = ([Vec::new(), Vec::new(), Vec::new()], Vec::new());
     for sequence in 1..=info.state.last_sequence {
         let message = stream.get_raw_message(sequence).await.unwrap();
-        let TopupJob::V2 {
-            placements,
-            verdict_to,
-        } = serde_json::from_slice(&message.payload).unwrap()
+        let TopupJob::V2 { placements, verdict_to } = serde_json::from_slice(&message.payload).unwrap()
         else {
             panic!("an old version is sent: {message:?}");
         };
-        assert!(
-            message.headers.get(trace::TRACEPARENT).is_none(),
-            "nothing is traced"
-        );
+        assert!(message.headers.get(trace::TRACEPARENT).is_none(), "nothing is traced");
         sizes.push(placements.len());
         let index = match verdict_to {
             None if message.subject.as_str() == bench.nats.job_subject("sandbox") => 0,
@@ -86,16 +80,10 @@ async fn readiness_travels_in_batches() {
     let readiness = bench.nats.readiness(&Shutdown::new());
     let ids = TopupIds::new(0);
     let mut topups: Vec<ReadyTopup> = (0..40)
-        .map(|_| ReadyTopup {
-            topup_id: ids.next(runtime::clock::now()),
-            partner_id: PartnerId::new(),
-        })
+        .map(|_| ReadyTopup { topup_id: ids.next(runtime::clock::now()), partner_id: PartnerId::new() })
         .collect();
     for topup in topups.clone() {
-        readiness.hand_in(Ready {
-            topup,
-            traceparent: None,
-        });
+        readiness.hand_in(Ready { topup, traceparent: None });
     }
     bench.nats.flush().await;
     let info = bench.stream("TOPUP_READY").await.unwrap();
@@ -156,9 +144,7 @@ async fn without_nats_publishing_returns_at_once() {
         }
         nats.flush().await;
     };
-    tokio::time::timeout(Duration::from_secs(2), at_once)
-        .await
-        .unwrap();
+    tokio::time::timeout(Duration::from_secs(2), at_once).await.unwrap();
 }
 
 #[tokio::test]
@@ -168,10 +154,7 @@ async fn a_trace_travels_with_its_message() {
     let stage = bench.start(&rows, 4).await;
     let context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let message = json!({"rows": [1]});
-    bench
-        .nats
-        .publish(bench.subject(), &message, Some(context.into()))
-        .await;
+    bench.nats.publish(bench.subject(), &message, Some(context.into())).await;
     rows.until_done(1).await;
     assert_eq!(rows.done()[0].traceparent.as_deref(), Some(context));
     stage.stop().await;

@@ -51,19 +51,14 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
 
     server.kill().await.unwrap();
     server.wipe().unwrap();
-    until("the lost connection to be noticed", async || {
-        !bench.nats.is_connected()
-    })
-    .await;
+    until("the lost connection to be noticed", async || !bench.nats.is_connected()).await;
     // Not published and not queued: the row is due in the database instead.
     bench.announce(1).await;
     rows.make_due([2]);
     rows.until_done(2).await;
 
     server.start_again().await.unwrap();
-    tokio::time::timeout(PATIENCE, bench.nats.connected())
-        .await
-        .unwrap();
+    tokio::time::timeout(PATIENCE, bench.nats.connected()).await.unwrap();
     bench.announce(3).await;
     rows.until_done(3).await;
     assert_eq!(rows.done_rows(), [0, 2, 3]);
@@ -82,10 +77,7 @@ async fn the_stream_of_the_unreadable_comes_back_too() {
     bench.jetstream.delete_stream(&name).await.unwrap();
     let published = bench.jetstream.publish(bench.subject(), "unreadable".into());
     published.await.unwrap().await.unwrap();
-    until("the message to be put aside", async || {
-        bench.messages("TOPUP_DEAD").await == 1
-    })
-    .await;
+    until("the message to be put aside", async || bench.messages("TOPUP_DEAD").await == 1).await;
     bench.until_messages(0).await;
     stage.stop().await;
 }
@@ -116,9 +108,7 @@ impl Log {
 async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ever_more_rarely() {
     let log = Log::default();
     let writer = log.clone();
-    let lines = tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .finish();
+    let lines = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
     let _guard = tracing::subscriber::set_default(lines);
     let folder = tempfile::tempdir().unwrap();
     let server = NatsServer::start(folder.path()).await.unwrap();

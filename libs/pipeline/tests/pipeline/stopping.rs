@@ -16,12 +16,7 @@ async fn a_stop_finishes_what_is_in_flight() {
     rows.until_running(2).await;
     stage.begin_stop();
     let mut finished = std::pin::pin!(stage.finished());
-    assert!(
-        tokio::time::timeout(Duration::from_millis(300), &mut finished)
-            .await
-            .is_err(),
-        "it waits"
-    );
+    assert!(tokio::time::timeout(Duration::from_millis(300), &mut finished).await.is_err(), "it waits");
     rows.let_end();
     finished.await;
     assert_eq!(rows.done_rows(), [1, 2]);

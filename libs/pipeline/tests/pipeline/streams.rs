@@ -47,10 +47,7 @@ async fn a_stream_that_an_operator_changed_is_left_alone() {
     };
     bench.jetstream.create_stream(own).await.unwrap();
     bench.nats.ensure_streams().await.unwrap();
-    assert_eq!(
-        bench.stream("TOPUP_JOBS").await.unwrap().config.max_bytes,
-        1_000_000
-    );
+    assert_eq!(bench.stream("TOPUP_JOBS").await.unwrap().config.max_bytes, 1_000_000);
 }
 
 #[tokio::test]

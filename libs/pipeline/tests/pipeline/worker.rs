@@ -85,10 +85,7 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
             let message = serde_json::json!({ "rows": [row] });
             nats.publish(subject.clone(), message, None).await;
         }
-        let stream = jetstream::new(nats.client().clone())
-            .get_stream(stream)
-            .await
-            .unwrap();
+        let stream = jetstream::new(nats.client().clone()).get_stream(stream).await.unwrap();
         stream.delete_consumer(DURABLE).await.unwrap();
     });
     rows.until_done(4).await;
@@ -98,13 +95,8 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
 
 #[tokio::test]
 async fn unreadable_messages_are_put_aside_and_block_no_other() {
-    let unreadable = [
-        &b"no JSON"[..],
-        b"",
-        b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}",
-        b"\xff\xfe",
-        b"{\"other\":1}",
-    ];
+    let unreadable =
+        [&b"no JSON"[..], b"", b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}", b"\xff\xfe", b"{\"other\":1}"];
     let bench = Bench::new().await;
     let rows = Rows::new(0..10);
     let stage = bench.start(&rows, 4).await;
@@ -114,9 +106,7 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
         let mut headers = HeaderMap::new();
         headers.insert("Number", index.to_string());
         let published =
-            bench
-                .jetstream
-                .publish_with_headers(bench.subject(), headers, Bytes::copy_from_slice(payload));
+            bench.jetstream.publish_with_headers(bench.subject(), headers, Bytes::copy_from_slice(payload));
         published.await.unwrap().await.unwrap();
         bench.announce(u32::try_from(index).unwrap() * 2 + 1).await;
     }
@@ -125,11 +115,7 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
     assert_eq!(rows.done_rows(), (0..10).collect::<Vec<_>>());
 
     let dead = bench.stream("TOPUP_DEAD").await.unwrap();
-    assert_eq!(
-        (dead.state.messages, dead.state.last_sequence),
-        (5, 5),
-        "each once"
-    );
+    assert_eq!((dead.state.messages, dead.state.last_sequence), (5, 5), "each once");
     let stream = bench.jetstream.get_stream(dead.config.name).await.unwrap();
     let mut kept = Vec::new();
     for sequence in 1..=5 {
@@ -160,10 +146,7 @@ async fn overdue_rows_are_taken_up_without_any_message() {
     // A late message is a no-op.
     bench.announce(7).await;
     until("the message to be taken", async || {
-        bench
-            .consumer()
-            .await
-            .is_ok_and(|consumer| consumer.delivered.stream_sequence == 1)
+        bench.consumer().await.is_ok_and(|consumer| consumer.delivered.stream_sequence == 1)
     })
     .await;
     bench.until_messages(0).await;

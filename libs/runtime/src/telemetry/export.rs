@@ -100,18 +100,11 @@ impl Transport {
             .no_proxy()
             .build()
             .context("cannot set up the HTTP client of the telemetry")?;
-        Ok(Client {
-            http,
-            cause,
-            runtime: self.runtime.clone(),
-        })
+        Ok(Client { http, cause, runtime: self.runtime.clone() })
     }
 
     pub(super) fn spans(&self, target: &Target, gate: Gate) -> anyhow::Result<Reporting<SpanExporter>> {
-        Ok(Reporting {
-            gate: Some(gate),
-            ..exporter!(self, target, SpanExporter, "spans")
-        })
+        Ok(Reporting { gate: Some(gate), ..exporter!(self, target, SpanExporter, "spans") })
     }
 
     pub(super) fn metrics(&self, target: &Target) -> anyhow::Result<Reporting<MetricExporter>> {
@@ -222,10 +215,7 @@ impl<E> Reporting<E> {
                 );
             }
             (Err(error), None) => {
-                *outage = Some(Outage {
-                    began: Instant::now(),
-                    dropped: size,
-                });
+                *outage = Some(Outage { began: Instant::now(), dropped: size });
                 let cause = self.cause_of(error);
                 tracing::warn!(
                     signal,
@@ -252,9 +242,7 @@ impl<E> Reporting<E> {
 
 impl<E> fmt::Debug for Reporting<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reporting")
-            .field("signal", &self.signal)
-            .finish_non_exhaustive()
+        f.debug_struct("Reporting").field("signal", &self.signal).finish_non_exhaustive()
     }
 }
 

@@ -102,18 +102,11 @@ impl ShouldSample for Gated {
         links: &[Link],
     ) -> SamplingResult {
         if self.gate.is_open() {
-            return self
-                .sampler
-                .should_sample(parent, trace_id, name, kind, attributes, links);
+            return self.sampler.should_sample(parent, trace_id, name, kind, attributes, links);
         }
-        let trace_state = parent.map_or_else(TraceState::default, |parent| {
-            parent.span().span_context().trace_state().clone()
-        });
-        SamplingResult {
-            decision: SamplingDecision::Drop,
-            attributes: Vec::new(),
-            trace_state,
-        }
+        let trace_state = parent
+            .map_or_else(TraceState::default, |parent| parent.span().span_context().trace_state().clone());
+        SamplingResult { decision: SamplingDecision::Drop, attributes: Vec::new(), trace_state }
     }
 }
 

@@ -22,13 +22,7 @@ use tracing_subscriber::{
 use crate::terminal::printable;
 
 /// The span fields that a line shows. Their values have no white space.
-const IDS: [&str; 5] = [
-    "partner.id",
-    "order.id",
-    "placement.id",
-    "topup.id",
-    "provider.name",
-];
+const IDS: [&str; 5] = ["partner.id", "order.id", "placement.id", "topup.id", "provider.name"];
 
 /// The target of events from the crate `log`. Their real target is one of the fields with the prefix `log.`.
 const OF_LOG: &str = "log";
@@ -38,10 +32,7 @@ pub(super) struct Ids;
 
 impl<'writer> FormatFields<'writer> for Ids {
     fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
-        let mut visitor = IdVisitor {
-            writer,
-            result: Ok(()),
-        };
+        let mut visitor = IdVisitor { writer, result: Ok(()) };
         fields.record(&mut visitor);
         visitor.result
     }
@@ -173,11 +164,7 @@ fn json(mut members: Members, mut writer: Writer<'_>) -> fmt::Result {
 }
 
 fn text(members: &Members, level: Level, mut writer: Writer<'_>) -> fmt::Result {
-    let (dim, plain) = if writer.has_ansi_escapes() {
-        ("\x1b[2m", "\x1b[0m")
-    } else {
-        ("", "")
-    };
+    let (dim, plain) = if writer.has_ansi_escapes() { ("\x1b[2m", "\x1b[0m") } else { ("", "") };
     let color = match level {
         _ if plain.is_empty() => "",
         Level::ERROR => "\x1b[31m",
@@ -249,10 +236,7 @@ mod tests {
             tracing::info!(target: "log", { "log.target" = "rustls::check", "log.line" = 7 }, "looked");
         };
         let line: serde_json::Value = serde_json::from_str(&lines(Shape::Json, emit)).unwrap();
-        assert_eq!(
-            (&line["target"], line.get("log.line")),
-            (&"rustls::check".into(), None)
-        );
+        assert_eq!((&line["target"], line.get("log.line")), (&"rustls::check".into(), None));
         let text = lines(Shape::Text, emit);
         assert!(text.ends_with(" rustls::check: looked\n"), "{text}");
     }
@@ -267,12 +251,7 @@ mod tests {
         let _outer = outer.enter();
         outer.record("partner.id", tracing::field::display("two"));
         let _inner = tracing::info_span!("inner", topup.id = 3).entered();
-        tracing::warn!(
-            order.id = "own",
-            count = 7,
-            text = "a\nb\x1b[2J\"",
-            "it \n happened"
-        );
+        tracing::warn!(order.id = "own", count = 7, text = "a\nb\x1b[2J\"", "it \n happened");
     }
 
     #[test]
@@ -283,10 +262,7 @@ mod tests {
         assert_eq!(line["text"], "a\nb\x1b[2J\"");
         assert_eq!((&line["count"], &line["level"]), (&7.into(), &"WARN".into()));
         assert_eq!(line["order.id"], "own", "the event's own id counts");
-        assert_eq!(
-            (&line["partner.id"], &line["topup.id"]),
-            (&"two".into(), &"3".into())
-        );
+        assert_eq!((&line["partner.id"], &line["topup.id"]), (&"two".into(), &"3".into()));
         assert!(line.get("http.route").is_none());
         assert_eq!(line["trace_id"].as_str().unwrap().len(), 32);
         assert_eq!(line["span_id"].as_str().unwrap().len(), 16);
@@ -302,13 +278,7 @@ mod tests {
         let text = lines(Shape::Text, emit);
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(!text.contains('\x1b'), "{text}");
-        assert!(
-            text.contains(" WARN ") && text.contains("it \\n happened"),
-            "{text}"
-        );
-        assert!(
-            text.contains(" partner.id=two") && !text.contains("order.id=one"),
-            "{text}"
-        );
+        assert!(text.contains(" WARN ") && text.contains("it \\n happened"), "{text}");
+        assert!(text.contains(" partner.id=two") && !text.contains("order.id=one"), "{text}");
     }
 }

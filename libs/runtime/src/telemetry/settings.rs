@@ -98,10 +98,7 @@ impl Reader<'_> {
 
     /// The variable of a signal, else the one of all signals, with its name.
     fn of(&self, signal: &str, what: &str) -> anyhow::Result<Option<(String, String)>> {
-        for name in [
-            format!("OTEL_EXPORTER_OTLP_{signal}_{what}"),
-            format!("OTEL_EXPORTER_OTLP_{what}"),
-        ] {
+        for name in [format!("OTEL_EXPORTER_OTLP_{signal}_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")] {
             if let Some(value) = self.text(&name)? {
                 return Ok(Some((name, value)));
             }
@@ -121,8 +118,7 @@ impl Reader<'_> {
     fn number<T: FromStr>(&self, name: &str) -> anyhow::Result<Option<T>> {
         self.raw(name)?
             .map(|text| {
-                text.parse()
-                    .map_err(|_| bad(name, format!("{text:?} is not a whole number, or too large")))
+                text.parse().map_err(|_| bad(name, format!("{text:?} is not a whole number, or too large")))
             })
             .transpose()
     }
@@ -156,9 +152,7 @@ impl Reader<'_> {
 
     /// Limits the timeout of a target to the timeout of a whole export.
     fn within(&self, name: &str, mut target: Target) -> anyhow::Result<Target> {
-        target.timeout = target
-            .timeout
-            .min(self.milliseconds(name, Duration::from_secs(30))?);
+        target.timeout = target.timeout.min(self.milliseconds(name, Duration::from_secs(30))?);
         Ok(target)
     }
 
@@ -239,11 +233,7 @@ impl Reader<'_> {
             (None, None, Protocol::Http) => http_endpoint("http://localhost:4318", signal),
             (None, None, Protocol::Grpc) => "http://localhost:4317".into(),
         };
-        Ok(Target {
-            endpoint,
-            protocol,
-            timeout,
-        })
+        Ok(Target { endpoint, protocol, timeout })
     }
 
     fn resource(&self, service: &'static str) -> anyhow::Result<Vec<KeyValue>> {
@@ -276,10 +266,7 @@ impl Reader<'_> {
         if let Some(name) = self.text("OTEL_SERVICE_NAME")? {
             attributes.insert("service.name".into(), name);
         }
-        Ok(attributes
-            .into_iter()
-            .map(|(key, value)| KeyValue::new(key, value))
-            .collect())
+        Ok(attributes.into_iter().map(|(key, value)| KeyValue::new(key, value)).collect())
     }
 }
 
@@ -292,10 +279,7 @@ fn http_endpoint(base: &str, signal: &str) -> String {
 fn check_endpoint(name: &str, endpoint: String, path_is_added: bool) -> anyhow::Result<String> {
     match endpoint_trouble(&endpoint, path_is_added) {
         None => Ok(endpoint),
-        Some(trouble) => Err(bad(
-            name,
-            format!("{trouble}; write it like http://collector:4318"),
-        )),
+        Some(trouble) => Err(bad(name, format!("{trouble}; write it like http://collector:4318"))),
     }
 }
 
@@ -316,9 +300,7 @@ fn endpoint_trouble(endpoint: &str, path_is_added: bool) -> Option<String> {
     }
     if !url.username().is_empty() || url.password().is_some() {
         let headers = "OTEL_EXPORTER_OTLP_HEADERS";
-        return Some(format!(
-            "has a user or a password, which would not be sent: use {headers}"
-        ));
+        return Some(format!("has a user or a password, which would not be sent: use {headers}"));
     }
     let server = rest.split(['/', '?', '#']).next().unwrap_or_default();
     if server.ends_with(':') || url.port() == Some(0) {
@@ -381,25 +363,17 @@ mod tests {
         for nothing in [
             &[][..],
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
-            &[
-                ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
-                ("OTEL_SDK_DISABLED", "True"),
-            ],
+            &[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_SDK_DISABLED", "True")],
         ] {
             let settings = read(nothing).unwrap();
             assert!(settings.traces.is_none() && settings.metrics.is_none() && settings.logs.is_none());
         }
-        let some = read(&[
-            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"),
-            ("OTEL_LOGS_EXPORTER", "none"),
-        ]);
+        let some =
+            read(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318"), ("OTEL_LOGS_EXPORTER", "none")]);
         let some = some.unwrap();
         assert!(some.traces.is_some() && some.metrics.is_some() && some.logs.is_none());
         let standard = read(&[("OTEL_TRACES_EXPORTER", "otlp")]).unwrap();
-        assert_eq!(
-            standard.traces.unwrap().0.endpoint,
-            "http://localhost:4318/v1/traces"
-        );
+        assert_eq!(standard.traces.unwrap().0.endpoint, "http://localhost:4318/v1/traces");
         assert!(standard.metrics.is_none());
     }
 
@@ -408,10 +382,7 @@ mod tests {
         let settings = read(&[
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/otlp/"),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", "2000"),
-            (
-                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
-                "https://metrics/push?tenant=a",
-            ),
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "https://metrics/push?tenant=a"),
             ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://collector:4317"),
             ("OTEL_BLRP_EXPORT_TIMEOUT", "500"),
@@ -419,18 +390,12 @@ mod tests {
         let settings = settings.unwrap();
         let traces = settings.traces.unwrap().0;
         assert_eq!(traces.endpoint, "http://collector:4318/otlp/v1/traces");
-        assert_eq!(
-            (traces.protocol, traces.timeout),
-            (Protocol::Http, Duration::from_secs(2))
-        );
+        assert_eq!((traces.protocol, traces.timeout), (Protocol::Http, Duration::from_secs(2)));
         let metrics = settings.metrics.unwrap();
         assert_eq!(metrics.endpoint, "https://metrics/push?tenant=a");
         let logs = settings.logs.unwrap();
         assert_eq!(logs.endpoint, "http://collector:4317");
-        assert_eq!(
-            (logs.protocol, logs.timeout),
-            (Protocol::Grpc, Duration::from_millis(500))
-        );
+        assert_eq!((logs.protocol, logs.timeout), (Protocol::Grpc, Duration::from_millis(500)));
     }
 
     #[test]
@@ -440,10 +405,7 @@ mod tests {
         assert_eq!(value(&ours, "service.namespace").unwrap(), "esim");
         assert!(value(&ours, "service.instance.id").is_some());
         let theirs = read(&[
-            (
-                "OTEL_RESOURCE_ATTRIBUTES",
-                "service.name=one, deployment.environment.name=a%20b",
-            ),
+            ("OTEL_RESOURCE_ATTRIBUTES", "service.name=one, deployment.environment.name=a%20b"),
             ("OTEL_SERVICE_NAME", "other"),
         ]);
         let theirs = theirs.unwrap();
@@ -472,17 +434,11 @@ mod tests {
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://256.0.0.1:4318"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://col lector:4318"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/a b"),
-            (
-                "OTEL_EXPORTER_OTLP_ENDPOINT",
-                "http://user:password@collector:4318",
-            ),
+            ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://user:password@collector:4318"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318?tenant=a"),
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/#traces"),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "ftp://collector"),
-            (
-                "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
-                "https://collector:70000/push",
-            ),
+            ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "https://collector:70000/push"),
             ("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "https://collector/push#logs"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json"),
             ("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL", "tcp"),
@@ -512,10 +468,7 @@ mod tests {
             let error = read(&[(name, text)]).unwrap_err();
             assert!(error.is::<BadSetting>(), "{error:#}");
             let line = error.to_string();
-            assert!(
-                line.starts_with(name) && !line.contains('\n'),
-                "{name}={text}: {line}"
-            );
+            assert!(line.starts_with(name) && !line.contains('\n'), "{name}={text}: {line}");
         }
     }
 

@@ -220,14 +220,12 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
         let subject = match row.kind.as_str() {
             "topup.failed" => {
                 let topup = row.topup_id.zip(row.external_order_id).zip(row.option_id);
-                topup.map(
-                    |((topup_id, external_order_id), option_id)| Subject::TopupFailed {
-                        topup_id,
-                        external_order_id,
-                        option_id: option_id.into(),
-                        refusal: row.refusal_status.zip(row.refusal_message),
-                    },
-                )
+                topup.map(|((topup_id, external_order_id), option_id)| Subject::TopupFailed {
+                    topup_id,
+                    external_order_id,
+                    option_id: option_id.into(),
+                    refusal: row.refusal_status.zip(row.refusal_message),
+                })
             }
             "key.expiring" => {
                 let ending = row.credential.zip(row.ends_at);
@@ -237,11 +235,7 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
             _ => None,
         };
         let Some((id, subject)) = id.zip(subject) else {
-            tracing::error!(
-                event.id = row.event_id,
-                kind = row.kind,
-                "an event cannot be read"
-            );
+            tracing::error!(event.id = row.event_id, kind = row.kind, "an event cannot be read");
             return None;
         };
         Some(Delivery {
@@ -254,10 +248,7 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
             attempt: unsigned(row.attempt),
             schedule_start: unsigned(row.schedule_start),
             environment: row.environment,
-            content: Content::Event(Event {
-                created_at: row.created_at,
-                subject,
-            }),
+            content: Content::Event(Event { created_at: row.created_at, subject }),
         })
     });
     Ok(read.collect())

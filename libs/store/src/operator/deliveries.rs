@@ -114,9 +114,7 @@ struct Seen {
 
 impl Filter<'_> {
     fn matches(&self, seen: &Seen) -> bool {
-        let at = seen
-            .attempted_at
-            .map_or(seen.created_at, |at| at.max(seen.created_at));
+        let at = seen.attempted_at.map_or(seen.created_at, |at| at.max(seen.created_at));
         self.state.is_none_or(|state| state == seen.state)
             && self.since.is_none_or(|since| at >= since)
             && self.until.is_none_or(|until| at < until)
@@ -124,8 +122,7 @@ impl Filter<'_> {
 
     /// The earliest readiness of a delivery that can match.
     fn reach(&self) -> OffsetDateTime {
-        self.since
-            .map_or(OffsetDateTime::UNIX_EPOCH, |since| since - REACH)
+        self.since.map_or(OffsetDateTime::UNIX_EPOCH, |since| since - REACH)
     }
 }
 

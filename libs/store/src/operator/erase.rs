@@ -78,13 +78,10 @@ pub async fn order(
     mode: Mode<'_>,
 ) -> Result<Erased, NotErased> {
     let mut transaction = connection.begin().await?;
-    sqlx::query_scalar!(
-        "SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE",
-        order_id.uuid()
-    )
-    .fetch_optional(&mut *transaction)
-    .await?
-    .ok_or(NotErased::Unknown("order"))?;
+    sqlx::query_scalar!("SELECT order_id FROM orders WHERE order_id = $1 FOR UPDATE", order_id.uuid())
+        .fetch_optional(&mut *transaction)
+        .await?
+        .ok_or(NotErased::Unknown("order"))?;
     // A replay or a claim that is under way ends before the check.
     sqlx::query!(
         "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
@@ -110,10 +107,7 @@ pub async fn order(
     .fetch_one(&mut *transaction)
     .await?;
     if open.placements + open.units > 0 {
-        return Err(NotErased::Unfinished {
-            placements: open.placements,
-            units: open.units,
-        });
+        return Err(NotErased::Unfinished { placements: open.placements, units: open.units });
     }
     let erased = orders(&mut transaction, &[order_id.uuid()]).await?;
     actions::finish(transaction, mode, erased.orders).await?;
@@ -204,10 +198,7 @@ pub async fn partner_orders(connection: &mut PgConnection, partner_id: PartnerId
     .fetch_one(&mut *connection)
     .await?;
     if open.placements + open.deliveries > 0 {
-        return Err(NotErased::Busy {
-            placements: open.placements,
-            deliveries: open.deliveries,
-        });
+        return Err(NotErased::Busy { placements: open.placements, deliveries: open.deliveries });
     }
     let orders = sqlx::query_scalar!(
         r#"SELECT count(*) AS "orders!" FROM orders WHERE partner_id = $1 AND NOT refused"#,

@@ -197,9 +197,8 @@ pub async fn resolve(
         attempt: unsigned(row.attempt),
         ..Placement::NEW
     };
-    let settled = parked
-        .after(Event::Resolve(resolution))
-        .map_err(|_| NotResolved::NotParked(parked.state))?;
+    let settled =
+        parked.after(Event::Resolve(resolution)).map_err(|_| NotResolved::NotParked(parked.state))?;
     if row.refused && resolution != Resolution::NotBought {
         return Err(NotResolved::Refused);
     }

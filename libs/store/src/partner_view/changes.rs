@@ -21,12 +21,8 @@ async fn commit(
     partner_id: PartnerId,
 ) -> Result<(), Error> {
     if changed {
-        let action = Action {
-            operator: PARTNER,
-            command,
-            target: &format!("partner {partner_id}"),
-            reason: REASON,
-        };
+        let action =
+            Action { operator: PARTNER, command, target: &format!("partner {partner_id}"), reason: REASON };
         actions::record(&mut transaction, action, 1).await?;
     }
     Ok(transaction.commit().await?)

@@ -108,21 +108,12 @@ pub async fn redeliver(
         DeliveryId::Topup(id) => ("topup redeliver", format!("topup {id}")),
         DeliveryId::Event(id) => ("event redeliver", format!("event {id}")),
     };
-    let mode = Mode::Apply(Action {
-        operator: PARTNER,
-        command,
-        target: &target,
-        reason: REASON,
-    });
+    let mode = Mode::Apply(Action { operator: PARTNER, command, target: &target, reason: REASON });
     let until = Some(sending.now - interval);
     let replayed = match id {
         DeliveryId::Topup(topup_id) => {
-            let filter = Filter {
-                topup_id: Some(topup_id),
-                partner_id: Some(partner_id),
-                until,
-                ..Filter::default()
-            };
+            let filter =
+                Filter { topup_id: Some(topup_id), partner_id: Some(partner_id), until, ..Filter::default() };
             deliveries::replay(connection, &filter, 1, mode).await?
         }
         DeliveryId::Event(event_id) => events::replay(connection, event_id, until, mode).await?,

@@ -59,10 +59,7 @@ pub async fn webhooks(
     .await?;
     let read = rows.into_iter().map(|row| {
         Ok(StoredWebhook {
-            position: Position {
-                at: row.created_at,
-                topup_id: row.topup_id.clone(),
-            },
+            position: Position { at: row.created_at, topup_id: row.topup_id.clone() },
             topup_id: row.topup_id.try_into()?,
             option_id: row.option_id.into(),
             external_order_id: row.external_order_id,

@@ -26,9 +26,8 @@ pub(crate) async fn change_webhook(
     new: &NewWebhook<'_>,
     block: Block,
 ) -> Result<bool, Error> {
-    let events: Option<Vec<&str>> = new
-        .events
-        .map(|events| events.iter().copied().map(Kind::as_str).collect());
+    let events: Option<Vec<&str>> =
+        new.events.map(|events| events.iter().copied().map(Kind::as_str).collect());
     let moved = sqlx::query_scalar!(
         r#"WITH was AS MATERIALIZED (
                SELECT webhook_url, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
@@ -69,10 +68,7 @@ pub async fn set_webhook(
     url: Option<&str>,
 ) -> Result<Option<u64>, Error> {
     let mut transaction = sqlx::Connection::begin(&mut *connection).await?;
-    let new = NewWebhook {
-        url: Some(url),
-        events: None,
-    };
+    let new = NewWebhook { url: Some(url), events: None };
     if !change_webhook(&mut transaction, partner_id, &new, Block::End).await? {
         return Ok(None);
     }

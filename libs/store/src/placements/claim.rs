@@ -227,11 +227,7 @@ pub async fn claim(
             Err((placement_id, attempt, error)) => {
                 tracing::error!(placement.id = %placement_id, %error, "parked: its row cannot be read");
                 let reason = format!("its row cannot be read: {error}");
-                let parked = Settlement {
-                    placement_id,
-                    attempt,
-                    outcome: Outcome::Disputed { reason },
-                };
+                let parked = Settlement { placement_id, attempt, outcome: Outcome::Disputed { reason } };
                 settle(connection, &[parked]).await?;
             }
         }

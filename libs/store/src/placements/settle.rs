@@ -136,9 +136,7 @@ async fn settle_rounds(
         Moves::of(of_round()).record(connection, &mut changes).await?;
         Bought::of(of_round()).record(connection, &mut changes).await?;
         for index in round {
-            settled[*index] = changes
-                .remove(&settlements[*index].placement_id)
-                .unwrap_or_default();
+            settled[*index] = changes.remove(&settlements[*index].placement_id).unwrap_or_default();
         }
     }
     Ok(())
@@ -169,13 +167,7 @@ impl Bought {
     fn of<'a>(settlements: impl Iterator<Item = &'a Settlement>) -> Self {
         let mut columns = Self::default();
         for settlement in settlements {
-            let Outcome::Bought {
-                units,
-                collect_in,
-                park,
-                announced,
-            } = &settlement.outcome
-            else {
+            let Outcome::Bought { units, collect_in, park, announced } = &settlement.outcome else {
                 continue;
             };
             let placement = settlement.placement_id.uuid();
@@ -292,9 +284,7 @@ impl Bought {
         for row in rows {
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
-            settled
-                .ready
-                .extend(row.topup_id.map(TopupId::try_from).transpose()?);
+            settled.ready.extend(row.topup_id.map(TopupId::try_from).transpose()?);
         }
         let has_moved = |placement: &Uuid| changes.contains_key(&PlacementId::from(*placement));
         let moved: Vec<bool> = self.failed_placements.iter().map(has_moved).collect();
@@ -354,11 +344,7 @@ impl Bought {
         .fetch_all(connection)
         .await?;
         for placement in rows {
-            let settled = Settled {
-                moved: true,
-                unexpected: true,
-                ready: Vec::new(),
-            };
+            let settled = Settled { moved: true, unexpected: true, ready: Vec::new() };
             changes.insert(placement.into(), settled);
         }
         Ok(())
@@ -392,14 +378,8 @@ impl Moves {
                     let reason = format!("the provider refused: {status} {message}");
                     ("rejected", None, Some(reason))
                 }
-                Outcome::NotFound {
-                    settled: true,
-                    look_in,
-                } => ("settled_not_found", Some(*look_in), None),
-                Outcome::NotFound {
-                    settled: false,
-                    look_in,
-                } => ("not_found", Some(*look_in), None),
+                Outcome::NotFound { settled: true, look_in } => ("settled_not_found", Some(*look_in), None),
+                Outcome::NotFound { settled: false, look_in } => ("not_found", Some(*look_in), None),
                 Outcome::Unknown { look_in, reason } => ("unknown", Some(*look_in), Some(reason.clone())),
                 Outcome::Parked { reason } => ("parked", None, Some(reason.clone())),
                 Outcome::Disputed { reason } => ("disputed", None, Some(reason.clone())),

@@ -32,10 +32,7 @@ pub struct Patience {
 
 impl Default for Patience {
     fn default() -> Self {
-        Self {
-            lock_timeout: Duration::from_millis(500),
-            give_up: Duration::from_mins(15),
-        }
+        Self { lock_timeout: Duration::from_millis(500), give_up: Duration::from_mins(15) }
     }
 }
 
@@ -110,19 +107,13 @@ pub async fn apply(
     set_lock_timeout(connection, patience.lock_timeout).await?;
     // Each statement runs once, and a server may lack the compiler's library.
     sqlx::query("SET jit = off").execute(&mut *connection).await?;
-    let mut tries = Tries {
-        patience,
-        began: Instant::now(),
-        waiting: &mut waiting,
-    };
+    let mut tries = Tries { patience, began: Instant::now(), waiting: &mut waiting };
     while let Err(error) = connection.lock().await {
         tries.again(connection, None, error).await?;
     }
     let applied = apply_missing(connection, migrations, &mut tries).await;
     let unlocked = connection.unlock().await;
-    sqlx::raw_sql("RESET lock_timeout; RESET jit")
-        .execute(&mut *connection)
-        .await?;
+    sqlx::raw_sql("RESET lock_timeout; RESET jit").execute(&mut *connection).await?;
     let version = applied?;
     unlocked?;
     Ok(version)
@@ -216,9 +207,7 @@ async fn drop_unfinished_indexes(
     };
     for (name, drop) in unfinished {
         if named(&name) {
-            sqlx::raw_sql(sqlx::AssertSqlSafe(drop))
-                .execute(&mut *connection)
-                .await?;
+            sqlx::raw_sql(sqlx::AssertSqlSafe(drop)).execute(&mut *connection).await?;
         }
     }
     Ok(())
@@ -257,17 +246,11 @@ impl<F: FnMut(&Wait)> Tries<'_, F> {
             .is_some_and(|code| ["55P03", "40P01"].contains(&code.as_ref()));
         if !locked {
             return Err(match version {
-                Some(version) => MigrationError::Failed {
-                    version,
-                    source: cause,
-                },
+                Some(version) => MigrationError::Failed { version, source: cause },
                 None => cause.into(),
             });
         }
-        let wait = Wait {
-            version,
-            oldest_transaction: oldest_transaction(connection).await?,
-        };
+        let wait = Wait { version, oldest_transaction: oldest_transaction(connection).await? };
         let waited = self.began.elapsed();
         if waited + self.patience.pause() > self.patience.give_up {
             return Err(MigrationError::Locked { wait, waited });

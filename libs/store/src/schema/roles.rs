@@ -29,12 +29,7 @@ macro_rules! role {
     };
 }
 
-pub const ROLES: [Role; 4] = [
-    role!("ingress"),
-    role!("provisioner"),
-    role!("notifier"),
-    role!("operator"),
-];
+pub const ROLES: [Role; 4] = [role!("ingress"), role!("provisioner"), role!("notifier"), role!("operator")];
 
 /// How often a grant is tried again when another session changes the same row of the catalogue.
 const CONFLICTS: u32 = 10;
@@ -97,9 +92,7 @@ async fn retry(connection: &mut PgConnection, statements: &str) -> Result<(), Er
     let mut conflicts = 0;
     loop {
         let mut transaction = connection.begin().await?;
-        let done = sqlx::raw_sql(AssertSqlSafe(statements))
-            .execute(&mut *transaction)
-            .await;
+        let done = sqlx::raw_sql(AssertSqlSafe(statements)).execute(&mut *transaction).await;
         match done {
             Ok(_) => return Ok(transaction.commit().await?),
             Err(error) => {

@@ -15,10 +15,7 @@ use crate::bench::{execute, order};
 
 fn backup(url: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(testkit::workspace().join("deploy/backup"));
-    command
-        .args(arguments)
-        .env("DATABASE_ADMIN_URL", url)
-        .stdin(Stdio::null());
+    command.args(arguments).env("DATABASE_ADMIN_URL", url).stdin(Stdio::null());
     command
 }
 
@@ -54,9 +51,8 @@ async fn restore(
     server.start_again().await.unwrap();
     wait::soon("the end of the recovery", async || {
         let mut connection = PgConnection::connect(server.url()).await?;
-        let recovering: bool = sqlx::query_scalar("SELECT pg_is_in_recovery()")
-            .fetch_one(&mut connection)
-            .await?;
+        let recovering: bool =
+            sqlx::query_scalar("SELECT pg_is_in_recovery()").fetch_one(&mut connection).await?;
         Ok((!recovering).then_some(connection))
     })
     .await
@@ -80,21 +76,13 @@ async fn a_base_backup_and_its_log_restore_the_last_commit_or_a_time_before_it()
     run(&mut backup(server.url(), &["base", backups]));
     buy(&mut connection, partner, "after").await;
     execute(&mut connection, "SELECT pg_sleep(1)").await;
-    let between: String = sqlx::query_scalar("SELECT now()::text")
-        .fetch_one(&mut connection)
-        .await
-        .unwrap();
+    let between: String = sqlx::query_scalar("SELECT now()::text").fetch_one(&mut connection).await.unwrap();
     buy(&mut connection, partner, "last").await;
-    let end: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text")
-        .fetch_one(&mut connection)
-        .await
-        .unwrap();
+    let end: String =
+        sqlx::query_scalar("SELECT pg_current_wal_lsn()::text").fetch_one(&mut connection).await.unwrap();
     wait::soon("the log to be stored", async || {
         let flushed = "SELECT coalesce(max(flush_lsn) >= $1::pg_lsn, false) FROM pg_stat_replication";
-        let flushed: bool = sqlx::query_scalar(flushed)
-            .bind(&end)
-            .fetch_one(&mut connection)
-            .await?;
+        let flushed: bool = sqlx::query_scalar(flushed).bind(&end).fetch_one(&mut connection).await?;
         Ok(flushed.then_some(()))
     })
     .await;

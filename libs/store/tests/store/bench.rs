@@ -47,9 +47,7 @@ pub fn applied() -> Mode<'static> {
 /// The settings of services, except for the number of connections.
 pub fn config(url: &str) -> PoolConfig {
     PoolConfig {
-        server: DatabaseConfig {
-            database_url: SecretString::from(url),
-        },
+        server: DatabaseConfig { database_url: SecretString::from(url) },
         database_connections: 10,
         database_timeout: Duration::from_secs(8),
     }
@@ -122,11 +120,7 @@ impl Bench {
 
     /// The placements of a provider that are due, purchases first; nothing is leased.
     pub async fn find_due(&self, provider: &str, limit: usize) -> Vec<PlacementId> {
-        let page = Page {
-            limit,
-            per_lane: limit,
-            ..Page::default()
-        };
+        let page = Page { limit, per_lane: limit, ..Page::default() };
         let mut due = Vec::new();
         for buys in [true, false] {
             let found = placements::due(&mut *self.connection().await, provider, buys, &page).await;
@@ -231,11 +225,7 @@ impl Bench {
 
     /// Runs a statement on one row: `$1` is its id.
     pub async fn set(&self, statement: &'static str, id: impl ToString) {
-        let done = sqlx::query(statement)
-            .bind(id.to_string())
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        let done = sqlx::query(statement).bind(id.to_string()).execute(&self.pool).await.unwrap();
         assert!(done.rows_affected() > 0, "{statement}");
     }
 
@@ -265,11 +255,7 @@ impl Bench {
     where
         T: Send + Unpin + for<'r> sqlx::Decode<'r, Postgres> + sqlx::Type<Postgres>,
     {
-        sqlx::query_scalar(statement)
-            .bind(id.to_string())
-            .fetch_one(&self.pool)
-            .await
-            .unwrap()
+        sqlx::query_scalar(statement).bind(id.to_string()).fetch_one(&self.pool).await.unwrap()
     }
 
     pub async fn state(&self, placement: PlacementId) -> String {
@@ -315,18 +301,12 @@ pub fn order(partner_id: PartnerId, units: usize) -> NewOrder {
 
 /// An order whose answer has left.
 pub fn answered(partner_id: PartnerId, units: usize) -> NewOrder {
-    NewOrder {
-        answer_within: Duration::ZERO,
-        ..order(partner_id, units)
-    }
+    NewOrder { answer_within: Duration::ZERO, ..order(partner_id, units) }
 }
 
 /// An order of these placements.
 pub fn order_of(placements: Vec<NewPlacement>) -> NewOrder {
-    NewOrder {
-        placements,
-        ..order(PartnerId::new(), 0)
-    }
+    NewOrder { placements, ..order(PartnerId::new(), 0) }
 }
 
 /// The part of an order with these positions in the response.
@@ -355,21 +335,12 @@ pub fn topups(order: &NewOrder) -> Vec<TopupId> {
 }
 
 pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {
-    Settlement {
-        placement_id,
-        attempt,
-        outcome,
-    }
+    Settlement { placement_id, attempt, outcome }
 }
 
 /// A purchase whose units are all known; nothing is left to collect.
 pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announced: bool) -> Settlement {
-    let outcome = Outcome::Bought {
-        units,
-        collect_in: None,
-        park: None,
-        announced,
-    };
+    let outcome = Outcome::Bought { units, collect_in: None, park: None, announced };
     settlement(placement_id, attempt, outcome)
 }
 
@@ -385,65 +356,42 @@ pub fn bought_pending(placement_id: PlacementId, attempt: u32) -> Settlement {
 }
 
 pub fn not_bought(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::NotBought {
-        retry_in: Duration::from_mins(1),
-        reason: "it was not sent".into(),
-    };
+    let outcome = Outcome::NotBought { retry_in: Duration::from_mins(1), reason: "it was not sent".into() };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn rejected(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Rejected {
-        status: "9001".into(),
-        message: "it refused".into(),
-    };
+    let outcome = Outcome::Rejected { status: "9001".into(), message: "it refused".into() };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn unknown(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Unknown {
-        look_in: Duration::from_mins(1),
-        reason: "no answer".into(),
-    };
+    let outcome = Outcome::Unknown { look_in: Duration::from_mins(1), reason: "no answer".into() };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn not_found(placement_id: PlacementId, attempt: u32, settled: bool) -> Settlement {
-    let outcome = Outcome::NotFound {
-        settled,
-        look_in: Duration::from_mins(1),
-    };
+    let outcome = Outcome::NotFound { settled, look_in: Duration::from_mins(1) };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Parked {
-        reason: "the outcome stays unknown".into(),
-    };
+    let outcome = Outcome::Parked { reason: "the outcome stays unknown".into() };
     settlement(placement_id, attempt, outcome)
 }
 
 pub fn disputed(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Disputed {
-        reason: "it conflicts".into(),
-    };
+    let outcome = Outcome::Disputed { reason: "it conflicts".into() };
     settlement(placement_id, attempt, outcome)
 }
 
 /// A unit of a topup that is named after it.
 pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
-    Unit {
-        topup_id: topup_id.clone(),
-        provider_unit_id: format!("unit-{topup_id}"),
-        progress,
-    }
+    Unit { topup_id: topup_id.clone(), provider_unit_id: format!("unit-{topup_id}"), progress }
 }
 
 pub fn ready(topup_id: &TopupId) -> Unit {
-    let progress = Progress::Ready {
-        iccid: iccid(topup_id),
-        profile: b"sealed".to_vec(),
-    };
+    let progress = Progress::Ready { iccid: iccid(topup_id), profile: b"sealed".to_vec() };
     unit(topup_id, progress)
 }
 
@@ -467,9 +415,5 @@ pub fn iccid(topup_id: &TopupId) -> Iccid {
 
 /// A look for at most `limit` deliveries.
 pub fn page(limit: usize, per_partner: usize) -> DeliveryPage {
-    DeliveryPage {
-        limit,
-        per_partner,
-        after: None,
-    }
+    DeliveryPage { limit, per_partner, after: None }
 }

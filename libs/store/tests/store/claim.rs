@@ -61,12 +61,7 @@ async fn no_placement_is_taken_up_twice() {
         let (mut mine, mut after) = (Vec::new(), None);
         let mut connection = bench.connection().await;
         loop {
-            let page = Page {
-                limit: 7,
-                per_lane: 7,
-                after: after.take(),
-                ..Page::default()
-            };
+            let page = Page { limit: 7, per_lane: 7, after: after.take(), ..Page::default() };
             let found = placements::due(&mut connection, PROVIDER, true, &page).await;
             let found = found.unwrap();
             after = found.after;
@@ -96,11 +91,8 @@ async fn repeated_messages_buy_nothing_twice() {
         let named = bench.due(20).await;
         let backwards: Vec<_> = named.iter().rev().copied().collect();
         // Two replicas have the same messages while a third claims due rows.
-        let (one, other, third) = tokio::join!(
-            bench.claim(&named),
-            bench.claim(&backwards),
-            bench.claim_due(PROVIDER, 20),
-        );
+        let (one, other, third) =
+            tokio::join!(bench.claim(&named), bench.claim(&backwards), bench.claim_due(PROVIDER, 20),);
         // A row that the third has leased but that others have claimed is in flight elsewhere.
         let (one, other, third) = (ids(&one), ids(&other), ids(&third));
         assert_eq!(one.len() + other.len() + third.len(), 20);
@@ -198,10 +190,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
     assert!(fresh.topups.iter().all(unnamed));
 
     let units = &new.placements[0].topups;
-    let known = vec![
-        ready(&units[1].topup_id),
-        unit(&units[2].topup_id, Progress::Pending),
-    ];
+    let known = vec![ready(&units[1].topup_id), unit(&units[2].topup_id, Progress::Pending)];
     bench.settle(&[bought(placement(&new), 1, known, false)]).await;
     let sql = "UPDATE placements SET created_at = now() - interval '300 s', attempted_at = now() - interval '200 s',
                  placed_at = now() - interval '100 s'

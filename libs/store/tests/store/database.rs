@@ -27,10 +27,7 @@ struct Relay {
 impl Relay {
     async fn start(server: String) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let relay = Self {
-            address: listener.local_addr().unwrap(),
-            generation: watch::Sender::new(0),
-        };
+        let relay = Self { address: listener.local_addr().unwrap(), generation: watch::Sender::new(0) };
         let generations = relay.generation.subscribe();
         tokio::spawn(async move {
             while let Ok((mut client, _)) = listener.accept().await {
@@ -83,12 +80,8 @@ async fn a_statement_that_takes_too_long_is_ended_by_the_server() {
     let bench = Bench::empty().await;
     let (_relay, database) = through_a_relay(&bench, 1).await;
     let error = sleep(&database, 60.0).await.unwrap_err();
-    let Error::Database(error) = error else {
-        panic!("{error}")
-    };
-    let code = error
-        .as_database_error()
-        .and_then(sqlx::error::DatabaseError::code);
+    let Error::Database(error) = error else { panic!("{error}") };
+    let code = error.as_database_error().and_then(sqlx::error::DatabaseError::code);
     assert_eq!(code.as_deref(), Some("57014"), "{error}");
     sleep(&database, 0.0).await.unwrap();
 }
@@ -109,10 +102,7 @@ async fn one_wait_is_enough_for_all_connections_that_fell_silent() {
         opened.unwrap();
     }
     // The pool pings a connection before it takes it back.
-    soon("the connections to be idle", async || {
-        Ok((database.connections() == (4, 4)).then_some(()))
-    })
-    .await;
+    soon("the connections to be idle", async || Ok((database.connections() == (4, 4)).then_some(()))).await;
     relay.silence();
     let began = Instant::now();
     let error = sleep(&database, 0.0).await.unwrap_err();

@@ -16,11 +16,8 @@ const URL: Option<&str> = Some("https://partner.example/hook");
 /// A whole attempt of a younger delivery ends within the first lease.
 const YOUTH: Duration = Duration::from_secs(10);
 /// Blocks at the third failure.
-const BLOCK_POLICY: BlockPolicy = BlockPolicy {
-    failures: 3,
-    first: Duration::from_secs(10),
-    longest: Duration::from_secs(35),
-};
+const BLOCK_POLICY: BlockPolicy =
+    BlockPolicy { failures: 3, first: Duration::from_secs(10), longest: Duration::from_secs(35) };
 
 impl Bench {
     /// First attempts that are young enough.
@@ -82,11 +79,7 @@ pub fn attempted(id: impl Into<DeliveryId>, attempt: u32, result: AttemptResult)
 
 /// The endpoint answered 500.
 pub fn failure(retry_in: Option<Duration>) -> AttemptResult {
-    AttemptResult::Failed {
-        error: "status 500".into(),
-        retry_in,
-        endpoint: true,
-    }
+    AttemptResult::Failed { error: "status 500".into(), retry_in, endpoint: true }
 }
 
 fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
@@ -104,9 +97,7 @@ async fn a_first_attempt_is_taken_without_a_write() {
     let partner = bench.partner(URL).await;
     let announced = bench.deliveries(partner, 5, true).await;
     let tried = &announced[1..];
-    bench
-        .record(&[failed(&tried[0], 0, Some(300)), delivered(&tried[1], 0)])
-        .await;
+    bench.record(&[failed(&tried[0], 0, Some(300)), delivered(&tried[1], 0)]).await;
     let sql = "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1";
     bench.set(sql, &tried[2]).await;
     let before = bench.delivery(&announced[0]).await;
@@ -230,9 +221,7 @@ async fn an_attempt_is_recorded_once() {
     assert_eq!(bench.summary(other).await, ("delivered".into(), 1, None));
     let before = (bench.delivery(one).await, bench.delivery(other).await);
     bench.record(&batch).await;
-    bench
-        .record(&[failed(one, 0, None), failed(one, 2, None), failed(other, 1, None)])
-        .await;
+    bench.record(&[failed(one, 0, None), failed(one, 2, None), failed(other, 1, None)]).await;
     bench.record(&[delivered(other, 1)]).await;
     bench.record(&[]).await;
     assert_eq!((bench.delivery(one).await, bench.delivery(other).await), before);
@@ -245,9 +234,7 @@ async fn what_arrived_is_delivered_whoever_gave_it_up() {
     let bench = Bench::new().await;
     let partner = bench.partner(URL).await;
     let topups = bench.deliveries(partner, 3, false).await;
-    bench
-        .record(&[failed(&topups[0], 0, None), failed(&topups[2], 0, Some(60))])
-        .await;
+    bench.record(&[failed(&topups[0], 0, None), failed(&topups[2], 0, Some(60))]).await;
     assert_eq!(bench.summary(&topups[0]).await, ("exhausted".into(), 1, None));
     let sql = "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1";
     bench.set(sql, &topups[1]).await;

@@ -41,10 +41,7 @@ impl Bench {
 }
 
 fn of(partner_id: PartnerId, topup: &TopupId, attempt: u32, result: AttemptResult) -> Attempted {
-    Attempted {
-        partner_id,
-        ..attempted(topup.clone(), attempt, result)
-    }
+    Attempted { partner_id, ..attempted(topup.clone(), attempt, result) }
 }
 
 fn failed(partner: PartnerId, topup: &TopupId, attempt: u32) -> Attempted {
@@ -72,11 +69,8 @@ async fn turns_go_round() {
     let next = bench.turns(&page(100, 3)).await;
     assert_eq!(next, HashMap::from([(big, 3), (other, 3)]));
     let host = "SELECT webhook_host FROM partners WHERE partner_id::text = $1";
-    for (partner, expected) in [
-        (big, "shared.example"),
-        (other, "shared.example"),
-        (small, "[2001:db8::1]"),
-    ] {
+    for (partner, expected) in [(big, "shared.example"), (other, "shared.example"), (small, "[2001:db8::1]")]
+    {
         assert_eq!(bench.value::<String>(host, partner).await, expected);
     }
 }
@@ -100,9 +94,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     };
     bench.record(&due.iter().map(ours).collect::<Vec<_>>()).await;
     assert_eq!(bench.endpoint(partner).await.state, "open");
-    bench
-        .record(&[failed(partner, &due[0], 1), failed(partner, &due[1], 1)])
-        .await;
+    bench.record(&[failed(partner, &due[0], 1), failed(partner, &due[1], 1)]).await;
     assert_eq!(bench.endpoint(partner).await.failures, 2);
     bench.record(&[delivered(partner, &due[7])]).await;
     assert_eq!(bench.endpoint(partner).await.failures, 0, "in a row");
@@ -111,10 +103,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
     }
     bench.record(&[failed(partner, &due[2], 1)]).await;
     let blocked = bench.endpoint(partner).await;
-    assert_eq!(
-        (blocked.state.as_str(), bench.block(partner).await),
-        ("blocked", 10)
-    );
+    assert_eq!((blocked.state.as_str(), bench.block(partner).await), ("blocked", 10));
     // Late failures of attempts that began before the block do not extend it.
     bench.record(&[failed(partner, &due[3], 1)]).await;
     assert_eq!(bench.block(partner).await, 10);
@@ -148,19 +137,14 @@ async fn a_pause_ends_only_when_it_is_resumed() {
     let due = bench.deliveries(partner, 4, false).await;
     let mut connection = bench.connection().await;
     endpoints::pause(&mut connection, partner).await.unwrap();
-    bench
-        .record(&[delivered(partner, &due[0]), failed(partner, &due[1], 0)])
-        .await;
+    bench.record(&[delivered(partner, &due[0]), failed(partner, &due[1], 0)]).await;
     let many: Vec<Attempted> = due[2..].iter().map(|topup| failed(partner, topup, 0)).collect();
     bench.record(&many).await;
     assert_eq!(bench.endpoint(partner).await.state, "paused");
     assert!(bench.read_due(&page(9, 9)).await.is_empty());
     let backlog = endpoints::backlog(&mut connection).await.unwrap();
     assert_eq!((backlog.paused, backlog.blocked), (1, 0));
-    assert_eq!(
-        (backlog.overdue_live, backlog.overdue_sandbox),
-        (Duration::ZERO, Duration::ZERO)
-    );
+    assert_eq!((backlog.overdue_live, backlog.overdue_sandbox), (Duration::ZERO, Duration::ZERO));
 
     bench.deliver_in(&due[3..], 3600.0).await;
     assert_eq!(endpoints::resume(&mut connection, partner).await.unwrap(), 3);

@@ -39,10 +39,7 @@ impl Bench {
 
     /// An order whose purchase was rejected.
     async fn failed_order(&self, partner: PartnerId, answer_within: Duration, units: usize) -> NewOrder {
-        let failed = NewOrder {
-            answer_within,
-            ..order(partner, units)
-        };
+        let failed = NewOrder { answer_within, ..order(partner, units) };
         let failed = self.stored(failed).await;
         self.claim(&[placement(&failed)]).await;
         assert!(self.settle(&[rejected(placement(&failed), 1)]).await[0].moved);
@@ -100,10 +97,7 @@ impl Bench {
     }
 
     async fn change(&self, partner: PartnerId, url: &str) -> bool {
-        let new = NewWebhook {
-            url: Some(Some(url)),
-            events: None,
-        };
+        let new = NewWebhook { url: Some(Some(url)), events: None };
         let mut connection = self.connection().await;
         let changed = partner_view::set_webhook(&mut connection, partner, &new, MINUTE).await;
         changed.unwrap()
@@ -134,13 +128,7 @@ async fn a_failed_topup_makes_one_event_for_a_partner_that_asked() {
     let due = bench.all_due().await;
     let mut named: Vec<String> = Vec::new();
     for delivery in &due {
-        let Subject::TopupFailed {
-            topup_id,
-            external_order_id,
-            refusal,
-            ..
-        } = subject(delivery)
-        else {
+        let Subject::TopupFailed { topup_id, external_order_id, refusal, .. } = subject(delivery) else {
             panic!("{delivery:?}");
         };
         assert_eq!(*external_order_id, failed.external_order_id);
@@ -175,10 +163,7 @@ async fn an_order_that_is_answered_with_422_makes_no_event() {
     let partner = bench.listener(&[Kind::TopupFailed]).await;
     let failed = bench.failed_order(partner, HOUR, 1).await;
     assert_eq!(bench.events_of(partner).await, (1, 1));
-    assert!(
-        bench.all_due().await.is_empty(),
-        "it may still be answered with 422"
-    );
+    assert!(bench.all_due().await.is_empty(), "it may still be answered with 422");
     assert!(bench.refuse(&failed).await.is_some());
     bench.make_all_due(partner).await;
     assert!(bench.all_due().await.is_empty());
@@ -191,10 +176,7 @@ async fn keys_that_end_soon_make_one_event_each() {
     let partner = bench.listener(&[Kind::KeyExpiring]).await;
     let silent = bench.partner(Some(URL)).await;
     let rotate = async |partner: PartnerId, key: &str| {
-        let overlap = Overlap {
-            lasts: 24 * HOUR,
-            keep_old: false,
-        };
+        let overlap = Overlap { lasts: 24 * HOUR, keep_old: false };
         let secret = SecretKey::from_bytes(vec![9; 32]).unwrap();
         let mut connection = bench.connection().await;
         let rotated = partner_view::rotate(&mut connection, partner, "keys rotate", async |transaction| {
@@ -224,10 +206,7 @@ async fn keys_that_end_soon_make_one_event_each() {
     let target = format!("partner {partner}");
     let of_partner: Vec<_> = recorded.iter().filter(|one| one.target == target).collect();
     assert_eq!(of_partner.len(), 1);
-    assert_eq!(
-        (of_partner[0].operator.as_str(), of_partner[0].command.as_str()),
-        ("partner", "keys rotate")
-    );
+    assert_eq!((of_partner[0].operator.as_str(), of_partner[0].command.as_str()), ("partner", "keys rotate"));
 }
 
 #[tokio::test]
@@ -330,11 +309,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
 
     // Delivered, exhausted, or waiting for a retry: each starts the schedule again.
     for (attempts, result) in (1..).zip([AttemptResult::Delivered, failure(None), failure(Some(HOUR))]) {
-        let sent = if attempts == 1 {
-            due.clone()
-        } else {
-            bench.all_due().await.remove(0)
-        };
+        let sent = if attempts == 1 { due.clone() } else { bench.all_due().await.remove(0) };
         assert_eq!((sent.attempt, sent.schedule_start), (attempts - 1, attempts - 1));
         bench.attempt(&sent, result).await;
         let Redelivered::TooSoon(left) = again(partner, &due.id).await else {
@@ -348,10 +323,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
         assert_eq!((seen.state.as_str(), seen.delivered_at), ("pending", None));
     }
     let recorded = bench.actions().await;
-    assert_eq!(
-        (recorded.len(), recorded[0].command.as_str()),
-        (3, "event redeliver")
-    );
+    assert_eq!((recorded.len(), recorded[0].command.as_str()), (3, "event redeliver"));
     assert_eq!(recorded[0].target, format!("event {}", due.id));
 
     // An operator's replay has no interval, and a preview changes nothing.
@@ -446,18 +418,13 @@ async fn events_are_listed_in_pages() {
     bench.test(other, Duration::ZERO).await;
     let mut connection = bench.connection().await;
     let mut seen: Vec<String> = Vec::new();
-    let mut next = events::Page {
-        before: None,
-        limit: 2,
-    };
+    let mut next = events::Page { before: None, limit: 2 };
     loop {
         let found = events::list(&mut connection, partner, &next).await.unwrap();
         let Some(last) = found.last() else { break };
         next.before = Some((last.created_at, last.event_id.parse().unwrap()));
         // An event may be gone when the next page is read.
-        bench
-            .set("DELETE FROM events WHERE event_id = $1", &last.event_id)
-            .await;
+        bench.set("DELETE FROM events WHERE event_id = $1", &last.event_id).await;
         seen.extend(found.into_iter().map(|one| one.event_id));
     }
     assert_eq!(seen, made);
@@ -493,10 +460,7 @@ async fn changing_back_and_forth_ends_no_block() {
     assert_eq!(bench.value::<String>(state, partner).await, "8 true");
     let recorded = bench.actions().await;
     assert_eq!(recorded.len(), 4);
-    assert_eq!(
-        (recorded[0].operator.as_str(), recorded[0].command.as_str()),
-        ("partner", "webhook set")
-    );
+    assert_eq!((recorded[0].operator.as_str(), recorded[0].command.as_str()), ("partner", "webhook set"));
     assert!(recorded.iter().all(|one| !one.target.contains("example")));
     drop(due);
 }

@@ -39,11 +39,7 @@ fn rows(placement: Placement) -> Vec<Start> {
         // Outcome unknown; profiles overdue.
         PlacementState::Parked => &[(false, false), (true, true)],
     };
-    let start = |&(placed, due)| Start {
-        placement,
-        placed,
-        due,
-    };
+    let start = |&(placed, due)| Start { placement, placed, due };
     kinds.iter().map(start).collect()
 }
 
@@ -56,12 +52,7 @@ fn starts() -> Vec<Start> {
                 if disputed && state != PlacementState::Parked {
                     continue;
                 }
-                placements.push(Placement {
-                    state,
-                    attempt: ATTEMPT,
-                    not_found,
-                    disputed,
-                });
+                placements.push(Placement { state, attempt: ATTEMPT, not_found, disputed });
             }
         }
     }
@@ -81,14 +72,8 @@ fn events() -> Vec<Event> {
             Event::Bought(attempt),
             Event::Rejected(attempt),
             Event::NotBought(attempt),
-            Event::NotFound {
-                attempt,
-                settled: false,
-            },
-            Event::NotFound {
-                attempt,
-                settled: true,
-            },
+            Event::NotFound { attempt, settled: false },
+            Event::NotFound { attempt, settled: true },
             Event::Park(attempt),
             Event::Dispute(attempt),
         ]);
@@ -133,12 +118,7 @@ impl Bench {
         .fetch_one(&self.pool)
         .await
         .unwrap();
-        Placement {
-            state: state.parse().unwrap(),
-            attempt: attempt.try_into().unwrap(),
-            not_found,
-            disputed,
-        }
+        Placement { state: state.parse().unwrap(), attempt: attempt.try_into().unwrap(), not_found, disputed }
     }
 
     /// Runs the statement of the event; returns whether it applied.
@@ -231,11 +211,7 @@ async fn what_is_due_is_taken_up_as_the_machine_says() {
         let order = bench.at(start).await;
         let claimed = bench.claim_due(PROVIDER, 10).await;
         let row = bench.read(placement(&order)).await;
-        assert_eq!(
-            row,
-            start.placement.after(Event::Claim).unwrap_or(start.placement),
-            "{start:?}"
-        );
+        assert_eq!(row, start.placement.after(Event::Claim).unwrap_or(start.placement), "{start:?}");
         assert_eq!(claimed.len(), usize::from(start.due), "{start:?}");
         for one in claimed {
             assert_eq!((one.was, one.attempt), (start.placement.state, row.attempt));

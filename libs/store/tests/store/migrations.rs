@@ -20,18 +20,14 @@ impl File {
 
     /// The comment lines that the file begins with.
     fn head(&self) -> Vec<&str> {
-        self.sql
-            .lines()
-            .take_while(|line| line.starts_with("--"))
-            .collect()
+        self.sql.lines().take_while(|line| line.starts_with("--")).collect()
     }
 
     /// `-- contract: why`: removes or renames something that no served program uses.
     fn contracts(&self) -> bool {
-        self.head().iter().any(|line| {
-            line.strip_prefix("-- contract:")
-                .is_some_and(|why| !why.trim().is_empty())
-        })
+        self.head()
+            .iter()
+            .any(|line| line.strip_prefix("-- contract:").is_some_and(|why| !why.trim().is_empty()))
     }
 
     /// Its statements in lower case, each on one line without comments. Bodies of functions are left out.
@@ -115,9 +111,7 @@ fn wrong_action(action: &str, contracts: bool) -> Option<&'static str> {
 fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool) -> Option<&'static str> {
     let known = |table: &str| existing.contains(table);
     if statement.starts_with("create index") || statement.starts_with("create unique index") {
-        let table = statement
-            .split_once(" on ")
-            .and_then(|(_, rest)| word_after(rest, ""));
+        let table = statement.split_once(" on ").and_then(|(_, rest)| word_after(rest, ""));
         return table.is_some_and(known).then_some(
             "an index on an existing table is built CONCURRENTLY, by a -- no-transaction migration",
         );
@@ -126,13 +120,8 @@ fn wrong_statement(statement: &str, existing: &BTreeSet<String>, contracts: bool
         if !known(table) {
             return None;
         }
-        let list = statement
-            .split_once(table)
-            .map(|(_, list)| list)
-            .unwrap_or_default();
-        return actions(list)
-            .into_iter()
-            .find_map(|action| wrong_action(action, contracts));
+        let list = statement.split_once(table).map(|(_, list)| list).unwrap_or_default();
+        return actions(list).into_iter().find_map(|action| wrong_action(action, contracts));
     }
     let starts = |words: &[&str]| words.iter().any(|word| statement.starts_with(word));
     if starts(&["update ", "delete ", "truncate "]) {
@@ -169,19 +158,14 @@ fn lint(files: &[File]) -> Vec<String> {
         }
         if version >= FIRST_CHECKED {
             let head = file.head();
-            let serves: Vec<i64> = head
-                .iter()
-                .filter_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok())
-                .collect();
+            let serves: Vec<i64> =
+                head.iter().filter_map(|line| line.strip_prefix("-- serves:")?.trim().parse().ok()).collect();
             if !matches!(serves[..], [serves] if (1..=version).contains(&serves)) {
                 say(
                     "its head has one line `-- serves: N`, the oldest schema version of a program that may run on it",
                 );
             }
-            if head
-                .first()
-                .is_some_and(|line| line.starts_with("-- no-transaction"))
-            {
+            if head.first().is_some_and(|line| line.starts_with("-- no-transaction")) {
                 let alone = matches!(&statements[..], [one] if
                     ["create index concurrently ", "create unique index concurrently ", "drop index concurrently "]
                         .iter().any(|start| one.starts_with(start))
@@ -193,17 +177,13 @@ fn lint(files: &[File]) -> Vec<String> {
                     );
                 }
             } else {
-                let found = statements
-                    .iter()
-                    .filter_map(|one| wrong_statement(one, &existing, file.contracts()));
+                let found =
+                    statements.iter().filter_map(|one| wrong_statement(one, &existing, file.contracts()));
                 found.for_each(&mut say);
             }
         }
-        existing.extend(
-            statements
-                .iter()
-                .filter_map(|one| word_after(one, "create table").map(str::to_owned)),
-        );
+        existing
+            .extend(statements.iter().filter_map(|one| word_after(one, "create table").map(str::to_owned)));
     }
     wrong
 }
@@ -234,10 +214,7 @@ fn each_rule_finds_its_violation() {
     let checked = |sql: &str| {
         let mut files = committed();
         files.truncate(5);
-        files.push(File {
-            name: "0006_next.sql".to_owned(),
-            sql: sql.to_owned(),
-        });
+        files.push(File { name: "0006_next.sql".to_owned(), sql: sql.to_owned() });
         lint(&files)
     };
     let serving = |sql: &str| checked(&format!("-- serves: 5\n{sql}"));
@@ -279,18 +256,12 @@ fn each_rule_finds_its_violation() {
         let found = serving(bad);
         assert!(found.len() == 1 && found[0].contains(part), "{bad}: {found:?}");
     }
-    for bad in [
-        "CREATE TABLE a (b text);",
-        "-- serves: 7\nCREATE TABLE a (b text);",
-    ] {
+    for bad in ["CREATE TABLE a (b text);", "-- serves: 7\nCREATE TABLE a (b text);"] {
         assert!(checked(bad)[0].contains("-- serves: N"), "{bad}");
     }
     let two = format!("{concurrent}\nCREATE INDEX CONCURRENTLY b ON orders (created_at);");
     assert!(checked(&two)[0].contains("holds one"));
     let mut gap = committed();
-    gap.push(File {
-        name: "0099_gap.sql".to_owned(),
-        sql: "-- serves: 5\n".to_owned(),
-    });
+    gap.push(File { name: "0099_gap.sql".to_owned(), sql: "-- serves: 5\n".to_owned() });
     assert!(lint(&gap)[0].contains("gaps"));
 }

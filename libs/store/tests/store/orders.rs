@@ -15,10 +15,7 @@ use crate::bench::{
 };
 
 fn named(partner_id: PartnerId, external_order_id: &str) -> NewOrder {
-    NewOrder {
-        external_order_id: external_order_id.to_owned(),
-        ..order(partner_id, 1)
-    }
+    NewOrder { external_order_id: external_order_id.to_owned(), ..order(partner_id, 1) }
 }
 
 impl Bench {
@@ -28,10 +25,7 @@ impl Bench {
 
     async fn count(&self, table: &str) -> i64 {
         let statement = format!("SELECT count(*) FROM {table}");
-        sqlx::query_scalar(sqlx::AssertSqlSafe(statement))
-            .fetch_one(&self.pool)
-            .await
-            .unwrap()
+        sqlx::query_scalar(sqlx::AssertSqlSafe(statement)).fetch_one(&self.pool).await.unwrap()
     }
 
     pub async fn refuse(&self, order: &NewOrder) -> Option<Vec<Refusal>> {
@@ -60,18 +54,13 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
     };
     let new = bench.stored(new).await;
     let found = bench.found(&new.order_id.to_string().to_uppercase()).await;
-    let [found] = &found[..] else {
-        panic!("{} orders", found.len())
-    };
+    let [found] = &found[..] else { panic!("{} orders", found.len()) };
     assert_eq!(
         (&found.external_order_id, &found.traceparent, found.refused),
         (&new.external_order_id, &new.traceparent, false)
     );
-    let mut units: Vec<_> = new
-        .placements
-        .iter()
-        .flat_map(|part| part.topups.iter().map(move |topup| (part, topup)))
-        .collect();
+    let mut units: Vec<_> =
+        new.placements.iter().flat_map(|part| part.topups.iter().map(move |topup| (part, topup))).collect();
     units.sort_by_key(|(_, topup)| topup.position);
     assert_eq!(found.topups.len(), 4);
     for (stored, (part, topup)) in found.topups.iter().zip(units) {
@@ -90,13 +79,7 @@ async fn an_order_is_stored_with_its_units_in_the_order_of_the_answer() {
 async fn a_batch_stores_each_external_id_of_a_partner_once() {
     let bench = Bench::new().await;
     let (one, other) = (PartnerId::new(), PartnerId::new());
-    let batch = [
-        named(one, "b"),
-        named(one, "a"),
-        named(other, "a"),
-        named(one, "a"),
-        named(one, "a"),
-    ];
+    let batch = [named(one, "b"), named(one, "a"), named(other, "a"), named(one, "a"), named(one, "a")];
     let stored = bench.insert(&batch).await.unwrap();
     assert_eq!((stored[0], stored[2]), (true, true));
     let winners = [1, 3, 4].into_iter().filter(|index| stored[*index]).count();
@@ -121,17 +104,13 @@ async fn two_replicas_that_store_the_same_keys_never_deadlock_and_store_each_onc
     let (mut one, mut other) = (bench.connection().await, bench.connection().await);
     for round in 0..25 {
         let batch = || -> Vec<NewOrder> {
-            (0..KEYS)
-                .map(|key| named(partner, &format!("{round}-{key}-ö")))
-                .collect()
+            (0..KEYS).map(|key| named(partner, &format!("{round}-{key}-ö"))).collect()
         };
         let forwards = batch();
         let mut backwards = batch();
         backwards.reverse();
-        let (stored, stored_by_other) = tokio::join!(
-            orders::insert(&mut one, &forwards),
-            orders::insert(&mut other, &backwards)
-        );
+        let (stored, stored_by_other) =
+            tokio::join!(orders::insert(&mut one, &forwards), orders::insert(&mut other, &backwards));
         let mut stored_by_other = stored_by_other.unwrap();
         stored_by_other.reverse();
         for (key, (one, other)) in stored.unwrap().into_iter().zip(stored_by_other).enumerate() {
@@ -240,11 +219,7 @@ async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
 }
 
 /// The placements with an attempt, their outcomes, and the number of refusals if the order is refused.
-type Row = (
-    &'static [usize],
-    &'static [fn(PlacementId, u32) -> Settlement],
-    Option<usize>,
-);
+type Row = (&'static [usize], &'static [fn(PlacementId, u32) -> Settlement], Option<usize>);
 
 #[tokio::test]
 async fn an_order_is_refused_whole_or_not_at_all() {
@@ -272,10 +247,7 @@ async fn an_order_is_refused_whole_or_not_at_all() {
         let after = bench.everything(order.order_id).await;
         let count = |what: &str| after.iter().flatten().filter(|row| row.contains(what)).count();
         if refused.is_some() {
-            assert_eq!(
-                (count(r#""state": "refused""#), count(r#""state": "failed""#)),
-                (2, 2)
-            );
+            assert_eq!((count(r#""state": "refused""#), count(r#""state": "failed""#)), (2, 2));
             assert_eq!(bench.refuse(&order).await, None, "twice");
             assert_eq!(bench.find_due(PROVIDER, 10).await, []);
         } else {
@@ -302,10 +274,7 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
     }
     let sql = "UPDATE orders SET refusable = true WHERE order_id::text = $1";
     bench.set(sql, order.order_id).await;
-    let said = Refusal::Rejected {
-        status: "9001".into(),
-        message: "it refused".into(),
-    };
+    let said = Refusal::Rejected { status: "9001".into(), message: "it refused".into() };
     assert_eq!(bench.refuse(&order).await, Some(vec![said, Refusal::NotSent]));
 }
 
@@ -322,17 +291,11 @@ async fn an_order_stands_once_it_cannot_be_refused() {
     assert_eq!(stands(&waiting).await, None);
     bench.store(std::slice::from_ref(&waiting)).await;
     let undecided = stands(&waiting).await.unwrap();
-    assert!(
-        !undecided.decided && undecided.undecided_for > Duration::from_secs(2),
-        "{undecided:?}"
-    );
+    assert!(!undecided.decided && undecided.undecided_for > Duration::from_secs(2), "{undecided:?}");
     bench.claim(&[placement(&waiting)]).await;
     bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
     assert!(stands(&waiting).await.unwrap().decided, "it is bought");
-    let answered = NewOrder {
-        refusable: false,
-        ..order(partner, 1)
-    };
+    let answered = NewOrder { refusable: false, ..order(partner, 1) };
     let answered = stands(&bench.stored(answered).await).await.unwrap();
     assert!(answered.decided, "its answer waits for no verdict");
 }

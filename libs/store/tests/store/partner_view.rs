@@ -65,26 +65,17 @@ async fn only_an_order_that_is_certainly_not_bought_is_cancelled() {
     assert!(matches!(bench.cancel(&early).await, Cancelled::Undecided(_)));
 
     let waits = bench.past_answer(2).await;
-    let stranger = NewOrder {
-        partner_id: PartnerId::new(),
-        ..waits.clone()
-    };
+    let stranger = NewOrder { partner_id: PartnerId::new(), ..waits.clone() };
     assert_eq!(bench.cancel(&stranger).await, Cancelled::Unknown);
     assert_eq!(bench.cancel(&waits).await, Cancelled::Done);
     assert_eq!(bench.cancel(&waits).await, Cancelled::Unknown);
-    assert_eq!(
-        bench.seen(&waits).await,
-        (OrderState::Cancelled, vec![UnitState::Failed; 2])
-    );
+    assert_eq!(bench.seen(&waits).await, (OrderState::Cancelled, vec![UnitState::Failed; 2]));
     // Nothing is left to buy, by message or because it is due, and the id is free.
     let id = placement(&waits);
     bench.due_in(&[id], -1.0).await;
     assert!(bench.claim(&[id]).await.is_empty() && bench.claim_due(PROVIDER, 10).await.is_empty());
-    let again = NewOrder {
-        order_id: OrderId::new(),
-        placements: vec![part(PROVIDER, &[0])],
-        ..waits.clone()
-    };
+    let again =
+        NewOrder { order_id: OrderId::new(), placements: vec![part(PROVIDER, &[0])], ..waits.clone() };
     bench.store(&[again]).await;
 
     // An attempt may have bought something until it is recorded that it has not.
@@ -166,10 +157,7 @@ async fn units_are_shown_as_they_are() {
     assert!(unit.profile.is_some(), "{unit:?}");
     assert_eq!(unit.delivery.as_deref(), Some("pending"));
     // Another partner does not see it.
-    let page = OrderPage {
-        limit: 10,
-        ..OrderPage::default()
-    };
+    let page = OrderPage { limit: 10, ..OrderPage::default() };
     for (partner, seen) in [(order.partner_id, true), (PartnerId::new(), false)] {
         let unit = partner_view::unit(&mut connection, partner, &units[0]).await;
         assert_eq!(unit.unwrap().is_some(), seen);
@@ -232,10 +220,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     same.sort();
     let expected = [same[0].clone(), same[1].clone(), topups[0].to_string()];
 
-    let start = Position {
-        at: time::OffsetDateTime::UNIX_EPOCH,
-        topup_id: String::new(),
-    };
+    let start = Position { at: time::OffsetDateTime::UNIX_EPOCH, topup_id: String::new() };
     let (mut after, mut found) = (start.clone(), Vec::new());
     for limit in [1, 1, 10, 10] {
         let page = bench.webhooks(partner, &after, limit).await;
@@ -268,28 +253,12 @@ async fn a_replay_of_one_topup_heeds_its_partner_and_time() {
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
     bench.set(DELIVERED, &topup).await;
     let now = runtime::clock::now();
-    let one = Filter {
-        topup_id: Some(&topup),
-        ..Filter::default()
-    };
-    let mine = Filter {
-        partner_id: Some(partner),
-        since: Some(now - MINUTE),
-        until: Some(now + MINUTE),
-        ..one
-    };
-    let earlier = Filter {
-        until: Some(now - MINUTE),
-        ..one
-    };
-    let later = Filter {
-        since: Some(now + MINUTE),
-        ..one
-    };
-    let anothers = Filter {
-        partner_id: Some(PartnerId::new()),
-        ..one
-    };
+    let one = Filter { topup_id: Some(&topup), ..Filter::default() };
+    let mine =
+        Filter { partner_id: Some(partner), since: Some(now - MINUTE), until: Some(now + MINUTE), ..one };
+    let earlier = Filter { until: Some(now - MINUTE), ..one };
+    let later = Filter { since: Some(now + MINUTE), ..one };
+    let anothers = Filter { partner_id: Some(PartnerId::new()), ..one };
     let mut connection = bench.connection().await;
     for (filter, expected) in [(one, 1), (mine, 1), (earlier, 0), (later, 0), (anothers, 0)] {
         let replayed = replay(&mut connection, &filter, 1, Mode::Preview).await.unwrap();

@@ -30,15 +30,8 @@ const GROWING: [&str; 13] = [
 ];
 
 /// Columns that name one order, or one partner.
-const KEYS: [&str; 7] = [
-    "partner_id",
-    "order_id",
-    "placement_id",
-    "topup_id",
-    "event_id",
-    "provider_unit_id",
-    "iccid",
-];
+const KEYS: [&str; 7] =
+    ["partner_id", "order_id", "placement_id", "topup_id", "event_id", "provider_unit_id", "iccid"];
 
 /// Rows that a scan may be expected to find without a `LIMIT`.
 const MANY: f64 = 2_000.0;
@@ -110,10 +103,7 @@ fn statements() -> Vec<Statement> {
     let read = files.map(|file| {
         let described: Value = serde_json::from_slice(&fs::read(file.unwrap().path()).unwrap()).unwrap();
         let parameters = described["describe"]["parameters"]["Left"].as_array().unwrap();
-        Statement {
-            text: text(&described["query"]),
-            parameters: parameters.iter().map(text).collect(),
-        }
+        Statement { text: text(&described["query"]), parameters: parameters.iter().map(text).collect() }
     });
     // LOCK TABLE has no plan.
     let mut all: Vec<_> = read.filter(|one| !one.text.starts_with("LOCK")).collect();
@@ -150,15 +140,9 @@ async fn plan(connection: &mut PgConnection, statement: &Statement) -> Value {
             kind => value(kind),
         })
         .collect();
-    let values = if values.is_empty() {
-        String::new()
-    } else {
-        format!("({})", values.join(","))
-    };
+    let values = if values.is_empty() { String::new() } else { format!("({})", values.join(",")) };
     let explain = format!("EXPLAIN (FORMAT JSON) EXECUTE tested{values}");
-    let row = sqlx::raw_sql(AssertSqlSafe(explain))
-        .fetch_one(&mut *connection)
-        .await;
+    let row = sqlx::raw_sql(AssertSqlSafe(explain)).fetch_one(&mut *connection).await;
     let row = row.unwrap_or_else(|error| panic!("{error}: {}", statement.text));
     let plan: Value = row.try_get::<Value, _>(0).unwrap();
     execute(connection, "DEALLOCATE tested").await;
@@ -190,10 +174,7 @@ fn walks(node: &Value, limited: bool, found: &mut Vec<String>) {
             "Nested Loop" => limited && index == 0,
             _ => false,
         };
-        let inner = matches!(
-            child["Parent Relationship"].as_str(),
-            Some("SubPlan" | "InitPlan")
-        );
+        let inner = matches!(child["Parent Relationship"].as_str(), Some("SubPlan" | "InitPlan"));
         walks(child, passes && !inner, found);
     }
 }
@@ -220,11 +201,8 @@ fn compare(faults: &BTreeMap<String, Vec<String>>, reviewed: &[(&str, &str)]) ->
     let known = |text: &str| reviewed.iter().any(|(part, _)| text.contains(part));
     let new = faults.iter().filter(|(text, _)| !known(text));
     let new = new.map(|(text, faults)| format!("{}:\n{text}\n", faults.join(", ")));
-    let gone = reviewed
-        .iter()
-        .filter(|(part, _)| !faults.keys().any(|text| text.contains(part)));
-    new.chain(gone.map(|(part, _)| format!("no statement has this fault any more: {part}")))
-        .collect()
+    let gone = reviewed.iter().filter(|(part, _)| !faults.keys().any(|text| text.contains(part)));
+    new.chain(gone.map(|(part, _)| format!("no statement has this fault any more: {part}"))).collect()
 }
 
 async fn migrated() -> (Database, PgConnection) {
@@ -341,11 +319,7 @@ async fn every_statement_finds_its_rows_by_an_index_and_names_a_key() {
         "SELECT FROM placements WHERE state = $1 ORDER BY placement_id LIMIT 10" => "reads all of placements";
         "SELECT FROM deliveries WHERE created_at > now() - interval '100 days'" => "of deliveries";
     } {
-        let parameters = if text.contains('$') {
-            vec!["Text".to_owned()]
-        } else {
-            Vec::new()
-        };
+        let parameters = if text.contains('$') { vec!["Text".to_owned()] } else { Vec::new() };
         let text = text.to_owned();
         let plan = plan(&mut connection, &Statement { text, parameters }).await;
         let mut found = Vec::new();

@@ -59,10 +59,7 @@ async fn relay(mut client: TcpStream, server: String, options: Options) {
     }
     let words: Vec<&[u8]> = parameters.split(|byte| *byte == 0).collect();
     let mut kept = Vec::new();
-    for pair in words
-        .chunks_exact(2)
-        .filter(|pair| !pair[0].is_empty() && pair[0] != b"options")
-    {
+    for pair in words.chunks_exact(2).filter(|pair| !pair[0].is_empty() && pair[0] != b"options") {
         kept.extend([pair[0], b"\0", pair[1], b"\0"].concat());
     }
     kept.push(0);
@@ -101,9 +98,7 @@ async fn a_service_does_not_start_through_a_pooler_that_drops_or_refuses_its_set
 async fn esimctl_is_refused_too() {
     let bench = Bench::new().await;
     let url = through(&bench, Options::Dropped).await;
-    let database = DatabaseConfig {
-        database_url: SecretString::from(url),
-    };
+    let database = DatabaseConfig { database_url: SecretString::from(url) };
     let mut connection = database.options("store tests").unwrap().connect().await.unwrap();
     let error = schema::check(&mut connection).await.unwrap_err();
     assert!(matches!(error, SchemaError::Pooler), "{error}");

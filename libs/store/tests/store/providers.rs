@@ -13,11 +13,8 @@ use crate::bench::{
     topups, unit, unknown,
 };
 
-const LIMITS: BreakerLimits = BreakerLimits {
-    failures: 3,
-    open: Duration::from_secs(10),
-    open_most: Duration::from_secs(35),
-};
+const LIMITS: BreakerLimits =
+    BreakerLimits { failures: 3, open: Duration::from_secs(10), open_most: Duration::from_secs(35) };
 
 impl Bench {
     async fn registered() -> Self {

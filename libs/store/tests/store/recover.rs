@@ -25,10 +25,7 @@ impl Bench {
     }
 
     async fn accepted(&self, answer_within: Duration) -> NewOrder {
-        let order = NewOrder {
-            answer_within,
-            ..order(PartnerId::new(), 1)
-        };
+        let order = NewOrder { answer_within, ..order(PartnerId::new(), 1) };
         self.stored(order).await
     }
 }

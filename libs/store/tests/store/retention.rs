@@ -35,10 +35,8 @@ impl Bench {
         let order = self.ordered_ago(partner_id, days).await;
         let topup = topups(&order).remove(0);
         self.claim(&[placement(&order)]).await;
-        let ready = Progress::Ready {
-            iccid: iccid(&topup),
-            profile: profile().seal(&VAULT, &topup).unwrap(),
-        };
+        let ready =
+            Progress::Ready { iccid: iccid(&topup), profile: profile().seal(&VAULT, &topup).unwrap() };
         let settled = bought(placement(&order), 1, vec![unit(&topup, ready)], true);
         self.settle(&[settled]).await;
         self.backdate(&topup, days).await;
@@ -112,17 +110,13 @@ impl Bench {
     }
 
     async fn has_profile(&self, topup: &TopupId) -> bool {
-        self.value("SELECT profile IS NOT NULL FROM esims WHERE topup_id = $1", topup)
-            .await
+        self.value("SELECT profile IS NOT NULL FROM esims WHERE topup_id = $1", topup).await
     }
 
     /// A dump of everything, as `pg_dump` writes it.
     fn dump(&self) -> String {
         let program = PathBuf::from(std::env::var("PG_BIN").unwrap()).join("pg_dump");
-        let dump = Command::new(program)
-            .args(["--dbname", self.database.url()])
-            .output()
-            .unwrap();
+        let dump = Command::new(program).args(["--dbname", self.database.url()]).output().unwrap();
         assert!(dump.status.success(), "{dump:?}");
         String::from_utf8(dump.stdout).unwrap()
     }
@@ -133,10 +127,7 @@ fn recovered(dump: &str, topup: &TopupId) -> usize {
     let values = dump.split(|c: char| c.is_whitespace()).filter_map(|word| {
         let digits = word.strip_prefix("\\\\x")?;
         let byte = |at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok();
-        (0..digits.len())
-            .step_by(2)
-            .map(byte)
-            .collect::<Option<Vec<u8>>>()
+        (0..digits.len()).step_by(2).map(byte).collect::<Option<Vec<u8>>>()
     });
     let id = topup.clone().into();
     let opens = |value: &Vec<u8>| {
@@ -165,10 +156,7 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
     assert_eq!(dumped(), [0, 2]);
 
     // The external id and the ICCID stay taken, and everything else is still there.
-    let again = NewOrder {
-        external_order_id: old.external_order_id.clone(),
-        ..order(partner, 1)
-    };
+    let again = NewOrder { external_order_id: old.external_order_id.clone(), ..order(partner, 1) };
     let stored = orders::insert(&mut *bench.connection().await, &[again]).await;
     assert_eq!(stored.unwrap(), [false]);
     let sql = "SELECT iccid FROM esims WHERE topup_id = $1";
@@ -227,9 +215,7 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     // All three are looked at again; one is delivered long enough by then.
     let back = "UPDATE deliveries SET state = 'delivered', delivered_at = now() - interval '91 days' WHERE topup_id = $1";
     bench.set(back, &waiting).await;
-    bench
-        .sql("UPDATE retention_due SET at = now() - interval '1 minute'")
-        .await;
+    bench.sql("UPDATE retention_due SET at = now() - interval '1 minute'").await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 1);
     assert!(!bench.has_profile(&waiting).await && bench.has_profile(&late).await);
     let sql = "SELECT at > now() + interval '89 days' FROM retention_due WHERE topup_id = $1";
@@ -268,9 +254,7 @@ async fn a_walk_goes_on_where_it_stopped_and_two_processes_do_not_share_it() {
 async fn old_actions_go_only_if_a_term_is_set() {
     let bench = Bench::new().await;
     bench.keep(Class::Attempts, None, Keep::Days(7)).await;
-    bench
-        .sql("UPDATE operator_actions SET at = now() - interval '3 years'")
-        .await;
+    bench.sql("UPDATE operator_actions SET at = now() - interval '3 years'").await;
     assert_eq!(bench.step(Class::Audit).await, Step::default());
     bench.keep(Class::Audit, None, Keep::Days(365)).await;
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
@@ -296,10 +280,7 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
     let topup = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     bench.step(Class::Profiles).await;
     let mut connection = bench.connection().await;
-    let filter = Filter {
-        topup_id: Some(&topup),
-        ..Filter::default()
-    };
+    let filter = Filter { topup_id: Some(&topup), ..Filter::default() };
     let replayed = store::operator::deliveries::replay(&mut connection, &filter, 10, applied()).await;
     assert_eq!(replayed.unwrap().replayed, 0);
     let listed = store::operator::deliveries::list(&mut connection, &filter, 1).await;
@@ -318,12 +299,7 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     let done = bench.delivered_ago(partner, 1).await;
     let neighbour = topups(&bench.delivered_ago(partner, 1).await).remove(0);
     let topup = topups(&done).remove(0);
-    let one = Erased {
-        orders: 1,
-        profiles: 1,
-        attempts: 1,
-        undelivered: 0,
-    };
+    let one = Erased { orders: 1, profiles: 1, attempts: 1, undelivered: 0 };
     let preview = bench.erase(done.order_id, Mode::Preview).await;
     assert_eq!(preview.unwrap(), one);
     assert!(bench.has_profile(&topup).await);
@@ -366,9 +342,7 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     partners::set_disabled(&mut connection, gone, true).await.unwrap();
     let soon = erase::partner_orders(&mut connection, gone).await;
     assert!(matches!(soon, Err(NotErased::TooSoon)), "{soon:?}");
-    bench
-        .sql("UPDATE sweeps SET up_to = now() + interval '1 minute'")
-        .await;
+    bench.sql("UPDATE sweeps SET up_to = now() + interval '1 minute'").await;
     bench.due_in(&[placement(&theirs[0])], 60.0).await;
     let busy = erase::partner_orders(&mut connection, gone).await.unwrap_err();
     assert!(matches!(busy, NotErased::Busy { placements: 1, .. }), "{busy}");

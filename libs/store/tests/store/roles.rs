@@ -159,9 +159,7 @@ async fn ingress_moves_no_placement_that_may_be_bought() {
 async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/")).await;
-    bench
-        .set_events(partner, &[store::events::Kind::TopupFailed])
-        .await;
+    bench.set_events(partner, &[store::events::Kind::TopupFailed]).await;
     let failed = bench.stored(order(partner, 1)).await;
     let mut provisioner = connect(&bench, "provisioner").await;
     // What the name finds first for the session is not what the trigger writes.
@@ -197,10 +195,7 @@ async fn each_table_has_its_grants() {
         read.extend(tables(role.name).fetch_all(&mut *connection).await.unwrap());
     }
     let unread: Vec<_> = all.iter().filter(|table| !read.contains(*table)).collect();
-    assert!(
-        unread.is_empty(),
-        "no role reads {unread:?}: name them in libs/store/roles"
-    );
+    assert!(unread.is_empty(), "no role reads {unread:?}: name them in libs/store/roles");
 }
 
 /// An older grant, or one that was made by hand, does not stay.

@@ -23,18 +23,9 @@ fn both() -> Vault {
     vault(&format!("{NEW_KEY},{OLD_KEY}"))
 }
 
-const KEEP_OLD: Overlap = Overlap {
-    lasts: DAY,
-    keep_old: true,
-};
-const ANEW: Overlap = Overlap {
-    lasts: DAY,
-    keep_old: false,
-};
-const AT_ONCE: Overlap = Overlap {
-    lasts: Duration::ZERO,
-    keep_old: false,
-};
+const KEEP_OLD: Overlap = Overlap { lasts: DAY, keep_old: true };
+const ANEW: Overlap = Overlap { lasts: DAY, keep_old: false };
+const AT_ONCE: Overlap = Overlap { lasts: Duration::ZERO, keep_old: false };
 
 fn short(rotated: Result<Rotated, store::Error>) -> &'static str {
     match rotated.unwrap() {
@@ -246,12 +237,7 @@ async fn usages(bench: &Bench) -> Vec<(Option<String>, Usage)> {
 }
 
 fn usage(partner_secrets: u64, webhook_secrets: u64, profiles: u64, answers: u64) -> Usage {
-    Usage {
-        partner_secrets,
-        webhook_secrets,
-        profiles,
-        answers,
-    }
+    Usage { partner_secrets, webhook_secrets, profiles, answers }
 }
 
 /// More than two pages of each table, and every kind of value.

@@ -43,21 +43,13 @@ fn with(newer: &[&'static str]) -> Migrator {
     for (version, sql) in (schema::latest() + 1..).zip(newer) {
         let no_tx = sql.starts_with("-- no-transaction");
         let sql = sql.into_sql_str();
-        all.push(Migration::new(
-            version,
-            "newer".into(),
-            MigrationType::Simple,
-            sql,
-            no_tx,
-        ));
+        all.push(Migration::new(version, "newer".into(), MigrationType::Simple, sql, no_tx));
     }
     Migrator::with_migrations(all)
 }
 
-const QUICK: Patience = Patience {
-    lock_timeout: Duration::from_millis(100),
-    give_up: Duration::from_mins(1),
-};
+const QUICK: Patience =
+    Patience { lock_timeout: Duration::from_millis(100), give_up: Duration::from_mins(1) };
 
 async fn upgrade(bench: &Bench, newer: &[&'static str]) -> Result<i64, MigrationError> {
     schema::apply(&mut *bench.connection().await, &with(newer), QUICK, |_| {}).await
@@ -95,10 +87,7 @@ async fn a_newer_schema_that_does_not_serve_this_version_is_refused() {
         };
         assert!(is_ahead(&error), "{error}");
         let error = schema::migrate(&mut *bench.connection().await).await.unwrap_err();
-        assert!(
-            matches!(&error, MigrationError::Schema(error) if is_ahead(error)),
-            "{error}"
-        );
+        assert!(matches!(&error, MigrationError::Schema(error) if is_ahead(error)), "{error}");
     }
 }
 
@@ -111,17 +100,7 @@ async fn a_newer_schema_of_an_old_migrator_is_refused() {
          VALUES (1000, 'of the future', true, '', 0)";
     bench.sql(statements).await;
     let error = schema::wait(&bench.store, &VAULT).await.unwrap_err();
-    assert!(
-        matches!(
-            error,
-            SchemaError::Ahead {
-                found: 1000,
-                serves: 1000,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, SchemaError::Ahead { found: 1000, serves: 1000, .. }), "{error}");
 }
 
 #[tokio::test]
@@ -131,10 +110,7 @@ async fn a_migration_that_was_changed_is_refused() {
     let newer = first.unwrap();
     let second = upgrade(&bench, &["-- serves: 1\nCREATE TABLE other ();"]).await;
     let error = second.unwrap_err();
-    assert!(
-        matches!(error, MigrationError::Changed(version) if version == newer),
-        "{error}"
-    );
+    assert!(matches!(error, MigrationError::Changed(version) if version == newer), "{error}");
 }
 
 /// Like `pg_dump`, which holds every table for hours. Queries would queue behind a waiting migration.
@@ -174,10 +150,7 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
     let mut dump = bench.connection().await;
     let lock = "SET application_name = 'pg_dump'; BEGIN; LOCK TABLE orders IN ACCESS SHARE MODE";
     execute(&mut dump, lock).await;
-    let patience = Patience {
-        give_up: Duration::from_millis(500),
-        ..QUICK
-    };
+    let patience = Patience { give_up: Duration::from_millis(500), ..QUICK };
     let migrator = with(&["-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;"]);
     let error = schema::apply(&mut *bench.connection().await, &migrator, patience, |_| {}).await;
     let error = error.unwrap_err();
@@ -196,11 +169,7 @@ async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
     let build = upgrade(&bench, &newer);
     let orders = async {
         let building = "SELECT count(*) FROM pg_stat_progress_create_index WHERE phase LIKE 'waiting for%'";
-        let count = async || {
-            sqlx::query_scalar::<_, i64>(building)
-                .fetch_one(&bench.pool)
-                .await
-        };
+        let count = async || sqlx::query_scalar::<_, i64>(building).fetch_one(&bench.pool).await;
         while count().await.unwrap() == 0 {
             tokio::task::yield_now().await;
         }

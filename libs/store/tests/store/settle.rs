@@ -36,9 +36,7 @@ impl Bench {
     }
 
     async fn try_settle(&self, settlements: &[Settlement]) -> Result<(), store::Error> {
-        placements::settle(&mut *self.connection().await, settlements)
-            .await
-            .map(drop)
+        placements::settle(&mut *self.connection().await, settlements).await.map(drop)
     }
 }
 
@@ -67,16 +65,11 @@ async fn a_profile_its_topup_and_its_delivery_are_stored_together() {
 async fn a_delivery_is_born_due_after_the_answer() {
     let bench = Bench::new().await;
     // Seconds within which the order is answered, whether it is announced, seconds until it is due.
-    for (answer_within, announced, due) in [
-        (0, false, Some(0.0)),
-        (5, false, Some(5.0)),
-        (0, true, None),
-        (5, true, None),
-    ] {
-        let order = NewOrder {
-            answer_within: Duration::from_secs(answer_within),
-            ..order(PartnerId::new(), 1)
-        };
+    for (answer_within, announced, due) in
+        [(0, false, Some(0.0)), (5, false, Some(5.0)), (0, true, None), (5, true, None)]
+    {
+        let order =
+            NewOrder { answer_within: Duration::from_secs(answer_within), ..order(PartnerId::new(), 1) };
         let order = bench.stored(order).await;
         let id = placement(&order);
         bench.claim(&[id]).await;
@@ -89,10 +82,7 @@ async fn a_delivery_is_born_due_after_the_answer() {
         };
         let after = after.unwrap();
         // The time between the two statements is missing from `answer_by`.
-        assert!(
-            (due - 3.0..=due).contains(&after),
-            "{answer_within} {announced}: {after}"
-        );
+        assert!((due - 3.0..=due).contains(&after), "{answer_within} {announced}: {after}");
         let statement = "SELECT due.at >= o.answer_by FROM delivery_due due
                 JOIN deliveries d USING (topup_id) JOIN orders o USING (order_id) WHERE topup_id = $1";
         assert!(bench.value::<bool>(statement, &topups(&order)[0]).await);
@@ -143,10 +133,8 @@ async fn a_provider_unit_is_assigned_once() {
     let bench = Bench::new().await;
     let order = bench.placing(1).await;
     let (id, topup) = (placement(&order), &topups(&order)[0]);
-    let named = |name: &str, progress: Progress| Unit {
-        provider_unit_id: name.to_owned(),
-        ..unit(topup, progress)
-    };
+    let named =
+        |name: &str, progress: Progress| Unit { provider_unit_id: name.to_owned(), ..unit(topup, progress) };
     let settle = async |units: Vec<Unit>| bench.settle(&[bought(id, 1, units, false)]).await.remove(0);
     settle(vec![named("first", Progress::Pending)]).await;
     settle(vec![named("second", Progress::Pending)]).await;
@@ -169,16 +157,10 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
 
     let second = bench.placing(1).await;
     let topup = &topups(&second)[0];
-    let same_unit = Unit {
-        provider_unit_id: sold.provider_unit_id.clone(),
-        ..ready(topup)
-    };
+    let same_unit = Unit { provider_unit_id: sold.provider_unit_id.clone(), ..ready(topup) };
     let same_iccid = unit(topup, sold.progress.clone());
     let before = bench.everything(second.order_id).await;
-    for (unit, constraint) in [
-        (same_unit, "esims_provider_unit_key"),
-        (same_iccid, "esims_iccid_key"),
-    ] {
+    for (unit, constraint) in [(same_unit, "esims_provider_unit_key"), (same_iccid, "esims_iccid_key")] {
         let purchase = [bought(placement(&second), 1, vec![unit], false)];
         let error = bench.try_settle(&purchase).await.unwrap_err();
         assert_eq!(error.constraint(), Some(constraint));
@@ -190,10 +172,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let third = bench.stored(order_of(vec![part("elsewhere", &[0])])).await;
     let id = placement(&third);
     bench.claim_as("elsewhere", &[id], Claim::Named).await;
-    let unit = Unit {
-        topup_id: topups(&third)[0].clone(),
-        ..sold
-    };
+    let unit = Unit { topup_id: topups(&third)[0].clone(), ..sold };
     let settled = bench.settle(&[bought(id, 1, vec![unit], false)]).await;
     assert_eq!(settled[0].ready.len(), 1);
 }
@@ -330,10 +309,7 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     ];
     // The last one cannot be stored, so none is.
     let mut spoiled = batch.clone();
-    let unit = Unit {
-        topup_id: topups(&orders[6])[0].clone(),
-        ..sold
-    };
+    let unit = Unit { topup_id: topups(&orders[6])[0].clone(), ..sold };
     spoiled[7] = bought(id(6), 1, vec![unit], false);
     let error = bench.try_settle(&spoiled).await.unwrap_err();
     assert!(error.constraint().is_some(), "{error}");
@@ -345,14 +321,9 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     let moved: Vec<bool> = settled.iter().map(|one| one.moved).collect();
     assert_eq!(moved, [true, true, true, true, true, true, true, false]);
     let unexpected: Vec<bool> = settled.iter().map(|one| one.unexpected).collect();
-    assert_eq!(
-        unexpected,
-        [false, false, false, true, false, false, false, false]
-    );
+    assert_eq!(unexpected, [false, false, false, true, false, false, false, false]);
     assert_eq!(settled[1].ready, topups(&orders[0]));
-    let expected = [
-        "placed", "accepted", "failed", "placing", "placing", "parked", "placing", "parked",
-    ];
+    let expected = ["placed", "accepted", "failed", "placing", "placing", "parked", "placing", "parked"];
     for (order, expected) in orders.iter().zip(expected) {
         assert_eq!(bench.state(placement(order)).await, expected);
     }
@@ -374,18 +345,14 @@ async fn a_batch_settles_one_placement_several_times() {
 
     let order = bench.placing_again().await;
     let id = placement(&order);
-    let settled = bench
-        .settle(&[bought_pending(id, 2), bought_pending(id, 1)])
-        .await;
+    let settled = bench.settle(&[bought_pending(id, 2), bought_pending(id, 1)]).await;
     assert_eq!((settled[0].unexpected, settled[1].unexpected), (false, true));
     assert_eq!(bench.state(id).await, "parked");
 
     let order = bench.placing(1).await;
     let (id, topup) = (placement(&order), &topups(&order)[0]);
     let waiting = bought(id, 1, vec![unit(topup, Progress::Pending)], false);
-    let settled = bench
-        .settle(&[waiting.clone(), bought(id, 1, vec![ready(topup)], false), waiting])
-        .await;
+    let settled = bench.settle(&[waiting.clone(), bought(id, 1, vec![ready(topup)], false), waiting]).await;
     let ready: Vec<usize> = settled.iter().map(|one| one.ready.len()).collect();
     assert_eq!(ready, [0, 1, 0]);
 }

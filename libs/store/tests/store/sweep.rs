@@ -55,10 +55,7 @@ async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     assert_eq!(bench.sweep().await.late, 0, "too young");
     bench.age(12).await;
     assert_eq!(bench.sweep().await.late, 2);
-    assert_eq!(
-        bench.find_due(PROVIDER, 10).await,
-        [placement(&accepted), placement(&placing)]
-    );
+    assert_eq!(bench.find_due(PROVIDER, 10).await, [placement(&accepted), placement(&placing)]);
     assert_eq!(bench.sweep().await.late, 0, "they have their due rows");
 
     let mut connection = bench.connection().await;
@@ -74,9 +71,7 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
     let mut slow = bench.database.connect().await.unwrap();
     let mut transaction = slow.begin().await.unwrap();
     let late = order(PartnerId::new(), 1);
-    store::orders::insert(&mut transaction, std::slice::from_ref(&late))
-        .await
-        .unwrap();
+    store::orders::insert(&mut transaction, std::slice::from_ref(&late)).await.unwrap();
     // Its rows are older than the lease before they are visible.
     let aged = "UPDATE placements SET created_at = created_at - interval '20 s'";
     execute(&mut transaction, aged).await;

@@ -8,16 +8,10 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
     let url = "https://127.0.0.1:9000/webhooks";
     let create = format!("partner create --name Acme --environment live --webhook-url {url}");
     let made = operator.json(&words(&create)).await;
-    assert_eq!(
-        (text(&made, "name"), text(&made, "environment")),
-        ("Acme", "live")
-    );
+    assert_eq!((text(&made, "name"), text(&made, "environment")), ("Acme", "live"));
     assert_eq!(text(&made, "webhook_url"), url);
     let access_key = text(&made, "access_key");
-    assert!(
-        access_key.starts_with("ak_") && access_key.len() == 27,
-        "{access_key}"
-    );
+    assert!(access_key.starts_with("ak_") && access_key.len() == 27, "{access_key}");
 
     let mut connection = operator.database.connect().await.unwrap();
     let stored = partners::by_access_key(&mut connection, access_key).await;
@@ -37,17 +31,12 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
         assert_eq!(shown["partner_id"], made["partner_id"]);
         assert!(shown.get("secret_key").is_none() && shown.get("webhook_secret").is_none());
     }
-    let human = operator
-        .run(&["partner", "create", "--name", "B", "--environment", "sandbox"])
-        .await;
+    let human = operator.run(&["partner", "create", "--name", "B", "--environment", "sandbox"]).await;
     assert!(human.text().contains("shown only now"), "{human:?}");
     let list = operator.json(&["partner", "list"]).await;
     assert_eq!(list.as_array().unwrap().len(), 2);
     let list = operator.run(&["partner", "list"]).await;
-    assert!(
-        list.text().contains(access_key) && list.text().contains(url),
-        "{list:?}"
-    );
+    assert!(list.text().contains(access_key) && list.text().contains(url), "{list:?}");
 }
 
 #[tokio::test]
@@ -82,11 +71,7 @@ async fn a_partner_has_limits_of_its_own() {
     assert_eq!(set["units_per_second"], 40);
     let shown = operator.run(&["partner", "show", id]).await;
     assert!(shown.text().contains("orders_per_second"), "{shown:?}");
-    for bad in [
-        &[][..],
-        &["--orders-per-second", "0"],
-        &["--orders-per-second", "many"],
-    ] {
+    for bad in [&[][..], &["--orders-per-second", "0"], &["--orders-per-second", "many"]] {
         let set = [&["partner", "set-limits", id], bad].concat();
         assert!(!operator.run(&set).await.line(2).is_empty());
     }
@@ -97,14 +82,9 @@ async fn a_partner_must_sign_bodies_where_the_operator_wants_it() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    assert_eq!(
-        operator.json(&["partner", "show", id]).await["signed_body_required"],
-        false
-    );
+    assert_eq!(operator.json(&["partner", "show", id]).await["signed_body_required"], false);
     for (body, required) in [("required", true), ("optional", false)] {
-        let set = operator
-            .json(&["partner", "set-signing", id, "--body", body])
-            .await;
+        let set = operator.json(&["partner", "set-signing", id, "--body", body]).await;
         assert_eq!(set["signed_body_required"], required);
         let shown = operator.run(&["partner", "show", id]).await;
         assert_eq!(shown.text().contains("signed body"), required, "{shown:?}");
@@ -132,9 +112,7 @@ async fn a_live_partner_gets_an_http_url_only_on_request() {
     assert!(shown["webhook_url"].is_null());
     let allowed = [&set[..], &["--webhook-http-live"]].concat();
     assert_eq!(operator.json(&allowed).await["webhook_url"], url);
-    let made = operator
-        .json(&[&with_url[..], &["--webhook-http-live=true"]].concat())
-        .await;
+    let made = operator.json(&[&with_url[..], &["--webhook-http-live=true"]].concat()).await;
     assert_eq!(made["webhook_url"], url);
     let sandbox = format!("partner create --name B --environment sandbox --webhook-url {url}");
     assert_eq!(operator.json(&words(&sandbox)).await["webhook_url"], url);

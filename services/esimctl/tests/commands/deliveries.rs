@@ -92,10 +92,7 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     assert!(operator.run(&replay).await.line(2).contains("--reason"));
     let unconfirmed = operator.run(&with(&["--reason", "lost"])).await;
     let line = unconfirmed.line(1);
-    assert!(
-        line.contains("nothing was changed: 3 webhooks") && line.contains("--yes"),
-        "{line}"
-    );
+    assert!(line.contains("nothing was changed: 3 webhooks") && line.contains("--yes"), "{line}");
     let before = with(&["--until", "2020-01-01T00:00:00Z", "--reason", "lost", "--yes"]);
     assert_eq!(operator.json(&before).await["replayed"], 0);
     assert_eq!(exhausted().await, 3);

@@ -108,10 +108,7 @@ async fn terms_are_listed_set_and_removed() {
     let partner = operator.create_partner().await;
     let id = text(&partner, "partner_id");
     let listed = operator.run(&["retention", "list"]).await;
-    assert!(
-        listed.text().contains("90 days") && listed.text().contains("30 days"),
-        "{listed:?}"
-    );
+    assert!(listed.text().contains("90 days") && listed.text().contains("30 days"), "{listed:?}");
     let set = ["retention", "set", "profiles", "--partner", id];
     let terms = async || operator.json(&["retention", "list"]).await;
     let preview = operator.run(&with(&set, &["--days", "7", "--dry-run"])).await;

@@ -108,17 +108,9 @@ async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, nu
             profile: profile.seal(&vault(), &order.topup).unwrap(),
         },
     };
-    let outcome = Outcome::Bought {
-        units: vec![unit],
-        collect_in: None,
-        park: None,
-        announced: true,
-    };
-    let settlement = Settlement {
-        placement_id: order.placement,
-        attempt: claimed.unwrap()[0].attempt,
-        outcome,
-    };
+    let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
+    let settlement =
+        Settlement { placement_id: order.placement, attempt: claimed.unwrap()[0].attempt, outcome };
     let settled = placements::settle(connection, &[settlement]).await.unwrap();
     assert_eq!(settled[0].ready, std::slice::from_ref(&order.topup));
 }
@@ -157,24 +149,15 @@ async fn an_order_is_found_by_each_of_its_ids() {
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, partner, "o\u{1b}[2J-1").await;
     let pending = operator.run(&["order", "show", &order.id.to_string()]).await;
-    assert!(
-        pending.text().contains("accepted") && pending.text().contains("pending"),
-        "{pending:?}"
-    );
+    assert!(pending.text().contains("accepted") && pending.text().contains("pending"), "{pending:?}");
     make_ready(&mut connection, &order).await;
     support::record(&mut connection, partner, &order, 0, Some(Duration::from_secs(5))).await;
 
     // The catalogue names the provider whose ICCIDs are searched.
     let catalogue = json!({ "options": [option("ready")] }).to_string();
-    let imported = operator
-        .run_with_input(&["option", "import", "-"], catalogue)
-        .await;
+    let imported = operator.run_with_input(&["option", "import", "-"], catalogue).await;
     imported.text();
-    let ids = [
-        order.id.to_string(),
-        order.placement.to_string(),
-        order.topup.to_string(),
-    ];
+    let ids = [order.id.to_string(), order.placement.to_string(), order.topup.to_string()];
     let others = ["8981000000000000001", "8981000000000000001F", "o\u{1b}[2J-1"].map(str::to_owned);
     for id in ids.into_iter().chain(others) {
         let shown = operator.json(&["order", "show", &id]).await;
@@ -185,13 +168,8 @@ async fn an_order_is_found_by_each_of_its_ids() {
         assert_eq!(found["topups"][0]["delivery_status"], 500);
     }
     let shown = operator.run(&["order", "show", &order.topup.to_string()]).await;
-    for part in [
-        r"o\u{1b}[2J-1",
-        "placed",
-        "ready",
-        "1 webhook attempt; answered 500; status; next ",
-        " +0.",
-    ] {
+    for part in [r"o\u{1b}[2J-1", "placed", "ready", "1 webhook attempt; answered 500; status; next ", " +0."]
+    {
         assert!(shown.text().contains(part), "{part} in {}", shown.stdout);
     }
     assert!(!shown.stdout.contains("TOP-SECRET") && !shown.stdout.contains('\u{1b}'));
@@ -204,11 +182,8 @@ async fn options_are_imported_whole_or_not_at_all() {
     let operator = Operator::new().await;
     let (mut one, other) = (option("one"), option("other"));
     let catalogue = |options: &[&Value]| json!({ "options": options }).to_string();
-    let import = async |text: String| {
-        operator
-            .run_with_input(&["option", "import", "-", "--json"], text)
-            .await
-    };
+    let import =
+        async |text: String| operator.run_with_input(&["option", "import", "-", "--json"], text).await;
     let counts = |imported: u32, unchanged: u32| json!({ "imported": imported, "unchanged": unchanged });
 
     let folder = tempfile::tempdir().unwrap();
@@ -224,10 +199,7 @@ async fn options_are_imported_whole_or_not_at_all() {
     wrong["environment"] = json!("moon");
     let refused = import(catalogue(&[&one, &wrong, &one])).await;
     let line = refused.line(1);
-    assert!(
-        line.contains("options[1] environment") && line.contains("options[2] option_id"),
-        "{line}"
-    );
+    assert!(line.contains("options[1] environment") && line.contains("options[2] option_id"), "{line}");
     let listed = operator.json(&["option", "list"]).await;
     assert_eq!(listed.as_array().unwrap().len(), 1);
     assert_eq!(text(&listed[0], "name"), "one");
@@ -247,19 +219,14 @@ async fn options_are_imported_whole_or_not_at_all() {
     assert_eq!(listed[1]["details"], json!({}));
     assert!(operator.run(&["option", "list"]).await.text().contains("renamed"));
     let missing = operator.run(&["option", "import", "/nowhere/options.json"]).await;
-    assert!(
-        missing.line(1).contains("cannot open /nowhere/options.json"),
-        "{missing:?}"
-    );
+    assert!(missing.line(1).contains("cannot open /nowhere/options.json"), "{missing:?}");
 }
 
 #[tokio::test]
 async fn standard_input_is_read_to_its_end_before_anything_fails() {
     // More than a pipe holds, for a database without the schema.
     let operator = Operator::on_empty_database().await;
-    let options: Vec<Value> = (0..5_000)
-        .map(|number| option(&format!("option {number}")))
-        .collect();
+    let options: Vec<Value> = (0..5_000).map(|number| option(&format!("option {number}"))).collect();
     let input = json!({ "options": options }).to_string();
     let refused = operator.run_with_input(&["option", "import", "-"], input).await;
     assert!(refused.line(1).contains("esimctl migrate"), "{refused:?}");
@@ -269,10 +236,7 @@ async fn standard_input_is_read_to_its_end_before_anything_fails() {
 async fn a_database_that_is_away_is_one_line_without_its_password() {
     let away = run(esimctl(&["partner", "list"]).env("DATABASE_URL", NOWHERE)).await;
     let line = away.line(1);
-    assert!(
-        line.contains("check DATABASE_URL") && line.matches("refused").count() == 1,
-        "{line}"
-    );
+    assert!(line.contains("check DATABASE_URL") && line.matches("refused").count() == 1, "{line}");
     assert!(!line.contains("hush"), "{line}");
 }
 
@@ -281,10 +245,7 @@ async fn wrong_settings_are_one_line_that_names_them() {
     let no_database = run(&mut esimctl(&["partner", "list"])).await;
     assert!(no_database.line(2).contains("DATABASE_URL"), "{no_database:?}");
     let bad_url = run(esimctl(&["partner", "list"]).env("DATABASE_URL", "mysql//hush")).await;
-    assert!(
-        bad_url.line(2).contains("DATABASE_URL") && !bad_url.stderr.contains("hush"),
-        "{bad_url:?}"
-    );
+    assert!(bad_url.line(2).contains("DATABASE_URL") && !bad_url.stderr.contains("hush"), "{bad_url:?}");
 
     let create = ["partner", "create", "--name", "Acme", "--environment", "sandbox"];
     for (settings, part) in testkit::rows! {
@@ -294,14 +255,8 @@ async fn wrong_settings_are_one_line_that_names_them() {
         &[("MASTER_KEY", "hush")] => "master key number 1";
     } {
         let mut command = esimctl(&create);
-        let refused = run(command
-            .env("DATABASE_URL", NOWHERE)
-            .envs(settings.iter().copied()))
-        .await;
-        assert!(
-            refused.line(2).contains(part) && !refused.stderr.contains("hush"),
-            "{refused:?}"
-        );
+        let refused = run(command.env("DATABASE_URL", NOWHERE).envs(settings.iter().copied())).await;
+        assert!(refused.line(2).contains(part) && !refused.stderr.contains("hush"), "{refused:?}");
     }
     let open = ["provider", "open", "sandbox", "--reason", "test", "--for", "-1h"];
     let refused = run(esimctl(&open).env("DATABASE_URL", NOWHERE)).await;
@@ -313,10 +268,7 @@ async fn wrong_settings_are_one_line_that_names_them() {
     } {
         let arguments = [&create[..4], &words(arguments)].concat();
         let refused = run(esimctl(&arguments).env("DATABASE_URL", NOWHERE)).await;
-        assert!(
-            refused.line(2).contains(part) && !refused.stderr.contains("hush"),
-            "{refused:?}"
-        );
+        assert!(refused.line(2).contains(part) && !refused.stderr.contains("hush"), "{refused:?}");
     }
 }
 
@@ -344,11 +296,7 @@ async fn where_there_is_nothing_a_line_says_so() {
 
 #[tokio::test]
 async fn help_needs_no_settings() {
-    for arguments in [
-        &["--help"][..],
-        &["partner", "--help"],
-        &["option", "import", "--help"],
-    ] {
+    for arguments in [&["--help"][..], &["partner", "--help"], &["option", "import", "--help"]] {
         let help = run(&mut esimctl(arguments)).await;
         assert!(help.text().contains("Examples:"), "{help:?}");
     }

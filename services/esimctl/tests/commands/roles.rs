@@ -19,14 +19,8 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
     let server = PostgresServer::start(folder.path()).await.unwrap();
     let mut admin = PgConnection::connect(server.url()).await.unwrap();
-    sqlx::raw_sql("CREATE ROLE owner LOGIN PASSWORD 'owner'")
-        .execute(&mut admin)
-        .await
-        .unwrap();
-    sqlx::raw_sql("CREATE DATABASE esim OWNER owner")
-        .execute(&mut admin)
-        .await
-        .unwrap();
+    sqlx::raw_sql("CREATE ROLE owner LOGIN PASSWORD 'owner'").execute(&mut admin).await.unwrap();
+    sqlx::raw_sql("CREATE DATABASE esim OWNER owner").execute(&mut admin).await.unwrap();
     let (_, address) = server.url().rsplit_once('@').unwrap();
     let address = address.replace("/postgres", "/esim");
     let owner = format!("postgres://owner:owner@{address}");
@@ -45,20 +39,14 @@ async fn an_owner_that_is_no_superuser_creates_the_roles() {
     assert_eq!(without.json()["roles"], json!([]), "{without:?}");
     assert!(without.stderr.contains("CREATEROLE"), "{without:?}");
 
-    sqlx::raw_sql("ALTER ROLE owner CREATEROLE")
-        .execute(&mut admin)
-        .await
-        .unwrap();
+    sqlx::raw_sql("ALTER ROLE owner CREATEROLE").execute(&mut admin).await.unwrap();
     let with = migrate(&owner, &passwords).await;
     let roles = store::schema::ROLES.map(|role| role.name);
     assert_eq!(with.json()["roles"], json!(roles), "{with:?}");
 
     let as_ingress = |password: &str| format!("postgres://esim_ingress:{password}@{address}");
     let mut ingress = PgConnection::connect(&as_ingress("first")).await.unwrap();
-    sqlx::query("SELECT secret_key FROM partners")
-        .execute(&mut ingress)
-        .await
-        .unwrap();
+    sqlx::query("SELECT secret_key FROM partners").execute(&mut ingress).await.unwrap();
     let hidden = sqlx::query("SELECT erased_at FROM partners");
     assert!(hidden.execute(&mut ingress).await.is_err());
     assert!(PgConnection::connect(&as_ingress("guessed")).await.is_err());

@@ -41,39 +41,24 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     let list = operator.run(&["partner", "list"]).await;
     assert!(list.text().contains("enabled, old keys until "), "{list:?}");
 
-    let refused = operator
-        .run(&["partner", "rotate-keys", id, "--overlap", "1h"])
-        .await;
-    for part in [
-        "nothing was changed",
-        "valid until 20",
-        "`--keep-old`",
-        "`--overlap 0`",
-    ] {
+    let refused = operator.run(&["partner", "rotate-keys", id, "--overlap", "1h"]).await;
+    for part in ["nothing was changed", "valid until 20", "`--keep-old`", "`--overlap 0`"] {
         assert!(refused.line(1).contains(part), "{refused:?}");
     }
-    let both = operator
-        .run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"])
-        .await;
+    let both = operator.run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"]).await;
     assert!(both.line(1).contains("choose one"), "{both:?}");
     let kept = operator.json(&["partner", "rotate-keys", id, "--keep-old"]).await;
     assert_eq!(text(&kept, "old_access_key"), first);
     let lost = partners::by_access_key(&mut connection, second).await.unwrap();
     assert!(lost.is_none(), "{lost:?}");
-    let at_once = operator
-        .json(&["partner", "rotate-keys", id, "--overlap", "0"])
-        .await;
+    let at_once = operator.json(&["partner", "rotate-keys", id, "--overlap", "0"]).await;
     assert!(at_once["old_access_key"].is_null() && at_once["old_keys_until"].is_null());
     for gone in [first, second] {
         let found = partners::by_access_key(&mut connection, gone).await.unwrap();
         assert!(found.is_none(), "{gone}");
     }
     let human = operator.run(&["partner", "rotate-keys", id]).await;
-    for part in [
-        "secret_key is shown only now",
-        text(&at_once, "access_key"),
-        "stay valid until 20",
-    ] {
+    for part in ["secret_key is shown only now", text(&at_once, "access_key"), "stay valid until 20"] {
         assert!(human.text().contains(part), "{human:?}");
     }
     let unknown = operator.run(&["partner", "rotate-keys", "ak_nobody"]).await;
@@ -176,11 +161,7 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
         .await
         .unwrap();
     let failed = run(operator.command(&reencrypt).env("MASTER_KEY", SECOND)).await;
-    assert_eq!(
-        (failed.code, failed.stderr.lines().count()),
-        (Some(1), 1),
-        "{failed:?}"
-    );
+    assert_eq!((failed.code, failed.stderr.lines().count()), (Some(1), 1), "{failed:?}");
     let shown: Value = serde_json::from_str(&failed.stdout).unwrap();
     assert_eq!(shown["left"], 1);
     assert_eq!(shown["failed"].as_array().unwrap().len(), 1);

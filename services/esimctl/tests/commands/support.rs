@@ -1,10 +1,6 @@
 //! Runs the real program on the test's own database.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a helper that fails fails its test"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a helper that fails fails its test")]
 
 use std::{process::Stdio, sync::LazyLock, time::Duration};
 
@@ -100,9 +96,7 @@ pub struct Operator {
 
 impl Operator {
     pub async fn on_empty_database() -> Self {
-        Self {
-            database: Database::empty().await.unwrap(),
-        }
+        Self { database: Database::empty().await.unwrap() }
     }
 
     pub async fn new() -> Self {
@@ -122,9 +116,7 @@ impl Operator {
 
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = esimctl(arguments);
-        command
-            .env("DATABASE_URL", self.database_url(arguments))
-            .env("MASTER_KEY", MASTER_KEY);
+        command.env("DATABASE_URL", self.database_url(arguments)).env("MASTER_KEY", MASTER_KEY);
         command
     }
 
@@ -148,8 +140,7 @@ impl Operator {
     }
 
     pub async fn create_partner(&self) -> Value {
-        self.json(&["partner", "create", "--name", "Acme", "--environment", "sandbox"])
-            .await
+        self.json(&["partner", "create", "--name", "Acme", "--environment", "sandbox"]).await
     }
 }
 
@@ -216,23 +207,13 @@ pub async fn record(
         status: Some(500),
         class: "status_5xx",
         answer: Some(answer.unwrap()),
-        result: AttemptResult::Failed {
-            error: "status".to_owned(),
-            retry_in,
-            endpoint: true,
-        },
+        result: AttemptResult::Failed { error: "status".to_owned(), retry_in, endpoint: true },
     };
     store_attempt(connection, attempted).await;
 }
 
 /// Records an attempt; two failures block the endpoint.
 pub async fn store_attempt(connection: &mut PgConnection, attempted: Attempted) {
-    let policy = BlockPolicy {
-        failures: 2,
-        first: Duration::from_mins(1),
-        longest: Duration::from_mins(1),
-    };
-    deliveries::record(connection, &[attempted], &policy)
-        .await
-        .unwrap();
+    let policy = BlockPolicy { failures: 2, first: Duration::from_mins(1), longest: Duration::from_mins(1) };
+    deliveries::record(connection, &[attempted], &policy).await.unwrap();
 }

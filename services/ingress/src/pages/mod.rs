@@ -24,11 +24,7 @@ const HEAD: &str = "<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\"
 /// The page of an example of the guide.
 macro_rules! example {
     ($name:literal) => {
-        (
-            concat!("/examples/", $name),
-            TEXT,
-            include_str!(concat!("../../../../docs/examples/", $name)),
-        )
+        (concat!("/examples/", $name), TEXT, include_str!(concat!("../../../../docs/examples/", $name)))
     };
 }
 
@@ -39,11 +35,7 @@ fn pages(document: &str) -> [(&'static str, &'static str, String); 12] {
     [
         ("/openapi.json", "application/json", document),
         ("/reference", HTML, include_str!("reference.html")),
-        (
-            "/reference.js",
-            "text/javascript; charset=utf-8",
-            include_str!("reference.js"),
-        ),
+        ("/reference.js", "text/javascript; charset=utf-8", include_str!("reference.js")),
         ("/pages.css", "text/css; charset=utf-8", include_str!("pages.css")),
         (ERRORS, HTML, &errors),
         ("/llms.txt", TEXT, include_str!("llms.txt")),
@@ -68,10 +60,7 @@ pub(crate) fn router(brand: &str, document: &str) -> Router {
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
             (header::REFERRER_POLICY, "no-referrer"),
         ];
-        router = router.route(
-            path,
-            get(move || std::future::ready((headers.clone(), text.clone()))),
-        );
+        router = router.route(path, get(move || std::future::ready((headers.clone(), text.clone()))));
     }
     router
 }
@@ -114,13 +103,9 @@ mod tests {
             assert!(!text.contains("http://") && !text.contains("https://"), "{route}");
             assert_eq!(
                 text.matches("<script").count(),
-                text.matches("<script type=\"module\" src=\"reference.js\">")
-                    .count()
+                text.matches("<script type=\"module\" src=\"reference.js\">").count()
             );
-            assert!(
-                !text.contains(" style=") && !text.contains(" onclick="),
-                "{route}"
-            );
+            assert!(!text.contains(" style=") && !text.contains(" onclick="), "{route}");
         }
         let script = include_str!("reference.js");
         for risky in ["innerHTML", "localStorage", "sessionStorage", "eval(", "cookie"] {

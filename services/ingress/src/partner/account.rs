@@ -69,9 +69,7 @@ pub(super) async fn show(session: Session) -> Result<Response, ApiError> {
             units_per_order: app.largest.units,
             body_bytes: app.max_body(),
         },
-        used: Used {
-            orders_in_flight: app.admission.in_flight(partner.id),
-        },
+        used: Used { orders_in_flight: app.admission.in_flight(partner.id) },
     };
     Ok(json(StatusCode::OK, &account))
 }

@@ -105,10 +105,8 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
         let id: EventId = last.event_id.parse().ok()?;
         Some(timed_cursor(last.created_at, id.uuid()))
     };
-    let shown = Events {
-        next_cursor: cut(&mut found, limit, after),
-        events: found.iter().map(Event::new).collect(),
-    };
+    let shown =
+        Events { next_cursor: cut(&mut found, limit, after), events: found.iter().map(Event::new).collect() };
     Ok(json(StatusCode::OK, &shown))
 }
 
@@ -137,10 +135,7 @@ async fn detail(
     let id = id.clone().into();
     let reading = session.run(async |connection, _| partner_view::attempts(connection, &id).await);
     let made = reading.await?;
-    let shown = EventDetail {
-        event: Event::new(event),
-        attempts: attempts(session.desk(), &id, &made),
-    };
+    let shown = EventDetail { event: Event::new(event), attempts: attempts(session.desk(), &id, &made) };
     Ok(json(status, &shown))
 }
 
@@ -166,10 +161,7 @@ pub(super) struct EventRedelivery<'a> {
         (status = 429, description = "The last attempt began less than a minute ago (`redelivered_recently`)", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<EventId>) -> Result<Response, ApiError> {
     send_again(&session, &id.clone().into()).await?;
-    let redelivery = EventRedelivery {
-        event_id: &id,
-        state: "pending",
-    };
+    let redelivery = EventRedelivery { event_id: &id, state: "pending" };
     Ok(json(StatusCode::ACCEPTED, &redelivery))
 }
 

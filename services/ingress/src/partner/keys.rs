@@ -47,10 +47,6 @@ pub(super) async fn rotate(session: Session) -> Result<Response, ApiError> {
         ));
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its keys");
-    let new = NewKeys {
-        access_key: &access_key,
-        secret_key: secret_key.to_base64(),
-        old_keys_until: until,
-    };
+    let new = NewKeys { access_key: &access_key, secret_key: secret_key.to_base64(), old_keys_until: until };
     Ok(json(StatusCode::CREATED, &new))
 }

@@ -71,9 +71,7 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
     let cursor = query.read("cursor", Code::CursorInvalid, "Cursor is invalid", uncursor);
     let created_after = query.created_after();
     let message = "Wait must be a number of seconds";
-    let wait = query.read("wait", Code::WaitInvalid, message, |text| {
-        text.parse::<u16>().ok()
-    });
+    let wait = query.read("wait", Code::WaitInvalid, message, |text| text.parse::<u16>().ok());
     query.check()?;
     let stop = &session.desk().stop;
     let _place = session.app.admission.listen(&session.partner)?;
@@ -99,20 +97,15 @@ pub(super) async fn listen(session: Session, uri: Uri) -> Result<Response, ApiEr
 }
 
 async fn answer(session: &Session, found: &[StoredWebhook], after: &Position) -> Result<Response, ApiError> {
-    let sealed = if found.is_empty() {
-        Vec::new()
-    } else {
-        session.run(partner_view::webhook_secrets).await?
-    };
+    let sealed =
+        if found.is_empty() { Vec::new() } else { session.run(partner_view::webhook_secrets).await? };
     let desk = session.desk();
     let secrets: Result<Vec<Secret>, _> = sealed
         .iter()
         .map(|sealed| partners::open_webhook_secret(&desk.vault, session.id(), sealed))
         .collect();
     let secrets = secrets.map_err(ApiError::internal)?;
-    let webhooks = found
-        .iter()
-        .filter_map(|stored| webhook(desk, &secrets, stored).transpose());
+    let webhooks = found.iter().filter_map(|stored| webhook(desk, &secrets, stored).transpose());
     let page = Webhooks {
         webhooks: webhooks.collect::<Result<_, _>>()?,
         next_cursor: cursor(found.last().map_or(after, |last| &last.position)),
@@ -135,15 +128,9 @@ fn webhook(desk: &Desk, secrets: &[Secret], stored: &StoredWebhook) -> Result<Op
         ("content-type", "application/json".to_owned()),
         ("webhook-id", id.to_string()),
         ("webhook-timestamp", timestamp.to_string()),
-        (
-            "webhook-signature",
-            signatures(secrets, id.as_str(), timestamp, body.as_bytes()),
-        ),
+        ("webhook-signature", signatures(secrets, id.as_str(), timestamp, body.as_bytes())),
     ];
-    Ok(Some(Webhook {
-        headers: headers.into(),
-        body,
-    }))
+    Ok(Some(Webhook { headers: headers.into(), body }))
 }
 
 /// A position as text: the time in microseconds and the topup.
@@ -159,10 +146,7 @@ fn uncursor(text: &str) -> Option<Position> {
     // Times of PostgreSQL's range only: the cursor is not signed.
     let microseconds: i64 = microseconds.parse().ok().filter(|time| *time >= 0)?;
     let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(microseconds) * 1_000).ok()?;
-    (digits && matches!(topup_id.len(), 0 | 26)).then(|| Position {
-        at,
-        topup_id: topup_id.to_owned(),
-    })
+    (digits && matches!(topup_id.len(), 0 | 26)).then(|| Position { at, topup_id: topup_id.to_owned() })
 }
 
 #[cfg(test)]

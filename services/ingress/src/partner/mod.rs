@@ -56,10 +56,7 @@ use crate::{
 /// The longest wait for a connection.
 const TURN: Duration = Duration::from_secs(2);
 /// After a rotation by the partner, the old keys or the old secret stay valid for a day.
-const OVERLAP: Overlap = Overlap {
-    lasts: Duration::from_hours(24),
-    keep_old: false,
-};
+const OVERLAP: Overlap = Overlap { lasts: Duration::from_hours(24), keep_old: false };
 
 /// The resources of these requests.
 pub(crate) struct Desk {
@@ -84,10 +81,7 @@ pub(crate) struct Desk {
 fn routes() -> [(&'static str, MethodRouter<Arc<App>>); 15] {
     [
         ("/orders", get(orders::list)),
-        (
-            "/orders/{external_order_id}",
-            get(orders::show).delete(orders::cancel),
-        ),
+        ("/orders/{external_order_id}", get(orders::show).delete(orders::cancel)),
         ("/topups/{topup_id}", get(topups::show)),
         ("/topups/{topup_id}/deliveries", get(topups::deliveries)),
         ("/topups/{topup_id}/redeliver", post(topups::redeliver)),

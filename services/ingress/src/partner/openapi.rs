@@ -53,11 +53,7 @@ impl Modify for Signed {
     fn modify(&self, document: &mut utoipa::openapi::OpenApi) {
         let headers = [
             ("access_key", "Access-Key", "Your access key."),
-            (
-                "timestamp",
-                "Timestamp",
-                "Unix time in seconds, at most 300 s from ours.",
-            ),
+            ("timestamp", "Timestamp", "Unix time in seconds, at most 300 s from ours."),
             (
                 "signature",
                 "Signature",
@@ -75,11 +71,9 @@ impl Modify for Signed {
             components.add_security_scheme(name, SecurityScheme::ApiKey(ApiKey::Header(value)));
         }
         let all = |headers: &[(&str, &str, &str)]| {
-            headers
-                .iter()
-                .fold(SecurityRequirement::default(), |all, (name, ..)| {
-                    all.add::<_, [String; 0], String>(*name, [])
-                })
+            headers.iter().fold(SecurityRequirement::default(), |all, (name, ..)| {
+                all.add::<_, [String; 0], String>(*name, [])
+            })
         };
         document.security = Some(vec![all(&headers), all(&headers[..3])]);
     }
@@ -188,10 +182,7 @@ mod tests {
             std::fs::write(path, &generated).unwrap();
         }
         let stored = std::fs::read_to_string(path).unwrap_or_default();
-        assert!(
-            stored == generated,
-            "docs/openapi.json is old: run this test with UPDATE_OPENAPI=1"
-        );
+        assert!(stored == generated, "docs/openapi.json is old: run this test with UPDATE_OPENAPI=1");
     }
 
     #[test]
@@ -201,10 +192,7 @@ mod tests {
         routes.sort_unstable();
         let described: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
         assert_eq!(described, routes);
-        assert_eq!(
-            document["components"]["securitySchemes"]["signature"]["name"],
-            "X-Acme-Signature"
-        );
+        assert_eq!(document["components"]["securitySchemes"]["signature"]["name"], "X-Acme-Signature");
         assert_eq!(document["openapi"], "3.1.0");
     }
 
@@ -213,9 +201,7 @@ mod tests {
         let document: Value = serde_json::from_str(&document("Service").unwrap()).unwrap();
         let paths = document["paths"].as_object().unwrap().values();
         let operations = paths.flat_map(|path| path.as_object().unwrap().values());
-        let ids: Vec<&str> = operations
-            .map(|operation| operation["operationId"].as_str().unwrap())
-            .collect();
+        let ids: Vec<&str> = operations.map(|operation| operation["operationId"].as_str().unwrap()).collect();
         let distinct: std::collections::BTreeSet<&&str> = ids.iter().collect();
         assert_eq!(distinct.len(), ids.len(), "{ids:?}");
     }

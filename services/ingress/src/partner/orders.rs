@@ -124,10 +124,7 @@ fn shown(desk: &Desk, head: &OrderHead, units: &[Unit]) -> Result<Response, ApiE
     let profiles: Vec<Option<Profile>> = profiles.collect::<Result<_, _>>()?;
     let both = units.iter().zip(&profiles);
     let topups = both.map(|(unit, profile)| Topup::new(unit, profile.as_ref(), &desk.qr));
-    let order = Order {
-        summary: Summary::new(head, partner_view::count(units)),
-        topups: topups.collect(),
-    };
+    let order = Order { summary: Summary::new(head, partner_view::count(units)), topups: topups.collect() };
     Ok(json(StatusCode::OK, &order))
 }
 
@@ -170,10 +167,9 @@ pub(super) async fn cancel(session: Session, Id(id): Id<ExternalId>) -> Result<R
             Code::OrderNotWaiting,
             "The order is bought, or may be; it can't be cancelled",
         )),
-        Cancelled::Unknown if head.cancelled_at.is_none() => Err(ApiError::conflict(
-            Code::OrderRefused,
-            "The order was refused; nothing was bought",
-        )),
+        Cancelled::Unknown if head.cancelled_at.is_none() => {
+            Err(ApiError::conflict(Code::OrderRefused, "The order was refused; nothing was bought"))
+        }
         Cancelled::Done | Cancelled::Unknown => shown(session.desk(), &head, &units),
     }
 }
@@ -200,11 +196,7 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
     });
     query.check()?;
     let looked_at = if state.is_some() { LOOKED_AT } else { limit.into() };
-    let page = OrderPage {
-        before: before.map(OrderId::from),
-        created_after,
-        limit: looked_at,
-    };
+    let page = OrderPage { before: before.map(OrderId::from), created_after, limit: looked_at };
     let listing =
         session.run(async |connection, partner| partner_view::orders(connection, partner, &page).await);
     let found = listing.await?;
@@ -221,9 +213,6 @@ pub(super) async fn list(session: Session, uri: Uri) -> Result<Response, ApiErro
         }
     }
     let more = rest.next().is_some() || i64::try_from(found.len()) == Ok(looked_at);
-    let page = Orders {
-        orders,
-        next_cursor: last.filter(|_| more).map(cursor),
-    };
+    let page = Orders { orders, next_cursor: last.filter(|_| more).map(cursor) };
     Ok(json(StatusCode::OK, &page))
 }

@@ -26,10 +26,7 @@ pub(super) struct Query<'a> {
 impl<'a> Query<'a> {
     pub(super) fn of(uri: &'a Uri) -> Self {
         let query = uri.query().unwrap_or_default();
-        Self {
-            parameters: url::form_urlencoded::parse(query.as_bytes()).collect(),
-            faults: Vec::new(),
-        }
+        Self { parameters: url::form_urlencoded::parse(query.as_bytes()).collect(), faults: Vec::new() }
     }
 
     /// Reads a parameter; notes a fault if it can't be read.
@@ -52,8 +49,7 @@ impl<'a> Query<'a> {
     pub(super) fn limit(&mut self) -> u16 {
         let message = format!("Limit must be an integer from 1 to {MOST}");
         let read = |text: &str| text.parse().ok().filter(|limit| (1..=MOST).contains(limit));
-        self.read("limit", Code::LimitInvalid, message, read)
-            .unwrap_or(LIMIT)
+        self.read("limit", Code::LimitInvalid, message, read).unwrap_or(LIMIT)
     }
 
     /// `cursor`: the entry before the page.
@@ -71,19 +67,13 @@ impl<'a> Query<'a> {
         let message = "Created after must be a time such as 2026-11-22T00:00:00Z";
         self.read("created_after", Code::CreatedAfterInvalid, message, |text| {
             // A time just before the year 10000 may have no representation in UTC.
-            OffsetDateTime::parse(text, &Rfc3339)
-                .ok()?
-                .checked_to_offset(UtcOffset::UTC)
+            OffsetDateTime::parse(text, &Rfc3339).ok()?.checked_to_offset(UtcOffset::UTC)
         })
     }
 
     /// A 422 with all faults, if there is one.
     pub(super) fn check(self) -> Result<(), ApiError> {
-        if self.faults.is_empty() {
-            Ok(())
-        } else {
-            Err(ApiError::Unprocessable(self.faults))
-        }
+        if self.faults.is_empty() { Ok(()) } else { Err(ApiError::Unprocessable(self.faults)) }
     }
 }
 
@@ -131,13 +121,7 @@ mod tests {
     fn a_cursor_is_read_as_made_and_nothing_else_is() {
         let id = Uuid::now_v7();
         assert_eq!(uncursor(&cursor(id)), Some(id));
-        for bad in [
-            "",
-            "a",
-            &id.to_string(),
-            &format!("{}=", cursor(id)),
-            &cursor(id)[1..],
-        ] {
+        for bad in ["", "a", &id.to_string(), &format!("{}=", cursor(id)), &cursor(id)[1..]] {
             assert_eq!(uncursor(bad), None, "{bad}");
         }
     }
@@ -146,10 +130,7 @@ mod tests {
     fn a_cursor_with_a_time_is_read_as_made_and_nothing_else_is() {
         let (at, id) = (runtime::clock::now(), Uuid::now_v7());
         let (read, last) = untimed(&timed_cursor(at, id)).unwrap();
-        assert_eq!(
-            (read.unix_timestamp_nanos(), last),
-            (at.unix_timestamp_nanos() / 1_000 * 1_000, id)
-        );
+        assert_eq!((read.unix_timestamp_nanos(), last), (at.unix_timestamp_nanos() / 1_000 * 1_000, id));
         let before_1970 = OffsetDateTime::UNIX_EPOCH - time::Duration::SECOND;
         for bad in [
             String::new(),
@@ -174,9 +155,6 @@ mod tests {
         let uri: Uri = "/?created_after=9999-12-31T23:59:59-23:59".parse().unwrap();
         assert_eq!(Query::of(&uri).created_after(), None);
         let codes: Vec<Code> = faults.iter().map(|fault| fault.code).collect();
-        assert_eq!(
-            codes,
-            [Code::LimitInvalid, Code::CursorInvalid, Code::CreatedAfterInvalid]
-        );
+        assert_eq!(codes, [Code::LimitInvalid, Code::CursorInvalid, Code::CreatedAfterInvalid]);
     }
 }

@@ -68,9 +68,7 @@ pub(super) fn profile(desk: &Desk, unit: &Unit) -> Result<Option<Profile>, ApiEr
     let (UnitState::Ready, Some(sealed)) = (unit.state, &unit.profile) else {
         return Ok(None);
     };
-    Profile::open(&desk.vault, &unit.topup_id, sealed)
-        .map(Some)
-        .map_err(ApiError::internal)
+    Profile::open(&desk.vault, &unit.topup_id, sealed).map(Some).map_err(ApiError::internal)
 }
 
 /// Look up a topup
@@ -184,10 +182,7 @@ pub(super) struct Redelivery<'a> {
         (status = 429, description = "The last attempt began less than a minute ago", body = super::described::Message)))]
 pub(super) async fn redeliver(session: Session, Id(id): Id<TopupId>) -> Result<Response, ApiError> {
     send_again(&session, &id.clone().into()).await?;
-    let redelivery = Redelivery {
-        topup_id: &id,
-        delivery: "pending",
-    };
+    let redelivery = Redelivery { topup_id: &id, delivery: "pending" };
     Ok(json(StatusCode::ACCEPTED, &redelivery))
 }
 

@@ -24,10 +24,7 @@ pub(crate) struct Turn(Option<Arc<Mutex<State>>>);
 
 impl Turns {
     pub(crate) fn new(all: usize) -> Self {
-        Self(Arc::new(Mutex::new(State {
-            free: all,
-            waiting: VecDeque::new(),
-        })))
+        Self(Arc::new(Mutex::new(State { free: all, waiting: VecDeque::new() })))
     }
 
     /// Waits for a turn of this partner. A request that stops waiting loses its place.

@@ -87,10 +87,7 @@ pub(super) async fn set(session: Session, request: Request) -> Result<Response, 
         let removed = matches!(wanted.url, Some(None));
         tracing::info!(partner.id = %session.id(), removed, "a partner set its webhook endpoint");
     }
-    let changed = ChangedEndpoint {
-        endpoint: current(&session).await?,
-        warning,
-    };
+    let changed = ChangedEndpoint { endpoint: current(&session).await?, warning };
     Ok(json(StatusCode::OK, &changed))
 }
 
@@ -207,9 +204,6 @@ pub(super) async fn rotate_secret(session: Session) -> Result<Response, ApiError
         ));
     };
     tracing::info!(partner.id = %session.id(), "a partner replaced its webhook secret");
-    let new = NewSecret {
-        webhook_secret: secret.to_text(),
-        old_secret_until: until,
-    };
+    let new = NewSecret { webhook_secret: secret.to_text(), old_secret_until: until };
     Ok(json(StatusCode::CREATED, &new))
 }

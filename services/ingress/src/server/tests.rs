@@ -50,11 +50,7 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     let shutdown = Shutdown::new();
     let server = Server::new(&limits, router, observer, shutdown.clone());
     shutdown.spawn("server", server.serve(listener));
-    Served {
-        address,
-        departures: reported,
-        shutdown,
-    }
+    Served { address, departures: reported, shutdown }
 }
 
 const LATER: Duration = Duration::from_mins(1);
@@ -105,10 +101,7 @@ async fn a_connection_made_before_a_stop_is_answered_once_more() {
     served.shutdown.stop();
     client.write_all(GET).await.unwrap();
     let answer = until_closed(client).await;
-    assert!(
-        answer.contains("connection: close") && answer.ends_with("answer"),
-        "{answer}"
-    );
+    assert!(answer.contains("connection: close") && answer.ends_with("answer"), "{answer}");
     served.shutdown.finished().await.unwrap();
 }
 
@@ -151,10 +144,7 @@ async fn a_head_is_waited_for_less_long_than_the_next_request() {
     let silent = TcpStream::connect(served.address).await.unwrap();
     assert_eq!(until_closed_early(silent).await, "");
     let late = until_closed_early(send(served.address, b"GET / HT").await).await;
-    assert!(
-        late.starts_with("HTTP/1.1 408 ") && late.ends_with(r#"not arrive in time"}"#),
-        "{late}"
-    );
+    assert!(late.starts_with("HTTP/1.1 408 ") && late.ends_with(r#"not arrive in time"}"#), "{late}");
 
     let mut idle = send(served.address, GET).await;
     assert!(part(&mut idle).await.ends_with("answer"));
@@ -185,20 +175,14 @@ async fn an_answer_before_the_end_of_the_body_closes_the_connection() {
     // All of it is here: the connection goes on.
     let mut client = send(served.address, &[head(4, ""), b"body".to_vec()].concat()).await;
     let answer = part(&mut client).await;
-    assert!(
-        answer.ends_with("refused") && !answer.contains("connection: close"),
-        "{answer}"
-    );
+    assert!(answer.ends_with("refused") && !answer.contains("connection: close"), "{answer}");
     client.write_all(GET).await.unwrap();
     assert!(part(&mut client).await.ends_with("answer"));
 
     for more in ["", "expect: 100-continue\r\n"] {
         let answer = until_closed(send(served.address, &head(4, more)).await).await;
         assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
-        assert!(
-            answer.contains("connection: close") && answer.ends_with("refused"),
-            "{answer}"
-        );
+        assert!(answer.contains("connection: close") && answer.ends_with("refused"), "{answer}");
     }
     // The rest is sent after the response, and the close does not discard the response.
     let mut client = send(served.address, &head(2_000_000, "")).await;

@@ -17,10 +17,7 @@ use crate::support::{Bench, PATIENCE};
 impl Bench {
     async fn test_endpoint(&self, partner: PartnerId) -> EventId {
         let mut connection = self.pool.acquire().await.unwrap();
-        match events::test(&mut connection, partner, Duration::ZERO)
-            .await
-            .unwrap()
-        {
+        match events::test(&mut connection, partner, Duration::ZERO).await.unwrap() {
             Tested::Due(id) => id,
             other => panic!("{other:?}"),
         }
@@ -90,11 +87,7 @@ async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
         bench.delivered(topup).await;
     }
     let received = bench.receiver.received();
-    assert_eq!(
-        received[0].headers["webhook-id"],
-        id.as_str(),
-        "the test came first"
-    );
+    assert_eq!(received[0].headers["webhook-id"], id.as_str(), "the test came first");
     bench.stop().await;
 }
 
@@ -104,9 +97,7 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     let partner = bench.partner_at("/hook").await;
     let mut connection = bench.pool.acquire().await.unwrap();
     let kinds = [Kind::KeyExpiring];
-    partners::set_events(&mut connection, partner, &kinds)
-        .await
-        .unwrap();
+    partners::set_events(&mut connection, partner, &kinds).await.unwrap();
     sqlx::query("UPDATE partners SET old_keys_until = now() + interval '1 hour' WHERE partner_id = $1")
         .bind(partner.uuid())
         .execute(&bench.pool)
@@ -128,12 +119,7 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     assert_eq!(seen.state, "pending");
     bench.receiver.answer("/hook", |_| Answer::status(204));
     bench.event(&id, "delivered").await;
-    let bodies: Vec<_> = bench
-        .receiver
-        .received()
-        .into_iter()
-        .map(|one| one.body)
-        .collect();
+    let bodies: Vec<_> = bench.receiver.received().into_iter().map(|one| one.body).collect();
     assert_eq!(bodies.len(), 2);
     assert_eq!(bodies[0], bodies[1], "a retry has the same body");
     bench.stop().await;
@@ -148,10 +134,7 @@ async fn a_delivery_that_finds_its_host_full_does_not_wait_for_its_lease() {
     .await;
     let slow = bench.partner_at("/slow").await;
     let other = bench.partner_at("/other").await;
-    bench.receiver.answer("/slow", |_| Answer {
-        status: 200,
-        delay: Duration::from_secs(1),
-    });
+    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: Duration::from_secs(1) });
     let first = bench.ready_and_announced(slow).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     // The host of this partner is not known yet, so its lane does not know that the host is full.

@@ -34,9 +34,8 @@ async fn time(bench: &Bench, partner: PartnerId, path: &str, topups: &[TopupId])
     for topup in topups {
         bench.announce(partner, topup).await;
     }
-    let all = bench.receiver.wait_until(PATIENCE, path, |received| {
-        at(received, path) >= before + topups.len()
-    });
+    let all =
+        bench.receiver.wait_until(PATIENCE, path, |received| at(received, path) >= before + topups.len());
     all.await.unwrap();
     began.elapsed()
 }
@@ -46,10 +45,7 @@ async fn a_fast_endpoint_does_not_wait_for_a_slow_one() {
     let bench = bench().await;
     let fast = bench.partner_at("/fast").await;
     let slow = bench.partner_at("/slow").await;
-    bench.receiver.answer("/slow", |_| Answer {
-        status: 200,
-        delay: Duration::from_secs(10),
-    });
+    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: Duration::from_secs(10) });
     let alone = bench.copies(fast, 20, None).await;
     let among = bench.copies(fast, 20, None).await;
     let backlog = bench.copies(slow, 3_000, None).await;
@@ -60,9 +56,7 @@ async fn a_fast_endpoint_does_not_wait_for_a_slow_one() {
     }
     bench
         .receiver
-        .wait_until(PATIENCE, "the slow endpoint to be busy", |received| {
-            at(received, "/slow") >= 64
-        })
+        .wait_until(PATIENCE, "the slow endpoint to be busy", |received| at(received, "/slow") >= 64)
         .await
         .unwrap();
     let took = time(&bench, fast, "/fast", &among).await;

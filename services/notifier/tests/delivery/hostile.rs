@@ -101,9 +101,7 @@ impl Manner {
             Self::Headers => {
                 let header = |n| format!("x-{n}: {}\r\n", "y".repeat(100)).into_bytes();
                 let headers: Vec<u8> = (0..10_000).flat_map(header).collect();
-                connection
-                    .write_all(&[b"HTTP/1.1 200 OK\r\n", &headers[..], b"\r\n"].concat())
-                    .await?;
+                connection.write_all(&[b"HTTP/1.1 200 OK\r\n", &headers[..], b"\r\n"].concat()).await?;
             }
             Self::Interim => {
                 let many = b"HTTP/1.1 102 Wait\r\n\r\n".repeat(1_000);
@@ -136,11 +134,8 @@ fn gzip_of_zeros(size: usize) -> Vec<u8> {
     const HEADER: &[u8] = b"\x1f\x8b\x08\0\0\0\0\0\0\xff";
     // Not the last block, fixed codes; then the code of the byte 0.
     let first = "010".bytes().chain("00110000".bytes());
-    let bits: Vec<bool> = first
-        .chain("1100010100000".bytes().cycle())
-        .map(|bit| bit == b'1')
-        .take((2 + 13) * 8)
-        .collect();
+    let bits: Vec<bool> =
+        first.chain("1100010100000".bytes().cycle()).map(|bit| bit == b'1').take((2 + 13) * 8).collect();
     let byte = |bits: &[bool]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit));
     let bytes: Vec<u8> = bits.chunks(8).map(byte).collect();
     // After two bytes, every thirteen are the same.
@@ -220,9 +215,7 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
                 .await?;
         Ok((left == 0).then_some(()))
     };
-    wait::until(PATIENCE * 6, "every delivery to be attempted", attempted)
-        .await
-        .unwrap();
+    wait::until(PATIENCE * 6, "every delivery to be attempted", attempted).await.unwrap();
     let peak = notifier.peak_memory().unwrap();
     println!("{peak} kB at the peak");
     assert!(peak < MOST_KILOBYTES, "{peak} kB at the peak");
@@ -241,10 +234,7 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
         .fetch_one(&bench.pool)
         .await
         .unwrap();
-    assert!(
-        (1_024..1_200).contains(&kept),
-        "1 KiB of an answer, sealed: {kept}"
-    );
+    assert!((1_024..1_200).contains(&kept), "1 KiB of an answer, sealed: {kept}");
     assert!(notifier.terminate(PATIENCE).await.unwrap().success());
 }
 
@@ -258,10 +248,7 @@ async fn a_flood_of_interim_answers_holds_no_other_webhook_up() {
     let good = bench.partner_at("/good").await;
     let mut notifier = Process::new(program(&bench, folder.path()));
     notifier.start().await.unwrap();
-    wait::soon("the floods", async || {
-        Ok((floods.load(Ordering::Relaxed) >= EACH / 2).then_some(()))
-    })
-    .await;
+    wait::soon("the floods", async || Ok((floods.load(Ordering::Relaxed) >= EACH / 2).then_some(()))).await;
     for _ in 0..5 {
         let began = Instant::now();
         let topup = bench.ready_and_announced(good).await;

@@ -28,12 +28,7 @@ use tokio::{
 
 /// The trace id of a `traceparent` header.
 fn trace_id(received: &Received) -> &str {
-    received.headers[trace::TRACEPARENT]
-        .to_str()
-        .unwrap()
-        .split('-')
-        .nth(1)
-        .unwrap()
+    received.headers[trace::TRACEPARENT].to_str().unwrap().split('-').nth(1).unwrap()
 }
 
 fn topups(received: &[Received]) -> HashSet<&str> {
@@ -46,10 +41,7 @@ async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
     let partner = bench.partner_at("/hook").await;
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.delivered(&topup).await;
-    assert_eq!(
-        (stored.attempt, stored.status, stored.error),
-        (1, Some(200), None)
-    );
+    assert_eq!((stored.attempt, stored.status, stored.error), (1, Some(200), None));
     assert_eq!(stored.due_in, None);
 
     // Late and repeated events are no-ops: the next one is the second webhook.
@@ -57,10 +49,7 @@ async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
     let next = bench.ready_and_announced(partner).await;
     bench.delivered(&next).await;
     let received = bench.receiver.received();
-    assert_eq!(
-        received.iter().map(Received::topup_id).collect::<Vec<_>>(),
-        [topup.as_str(), next.as_str()]
-    );
+    assert_eq!(received.iter().map(Received::topup_id).collect::<Vec<_>>(), [topup.as_str(), next.as_str()]);
 
     let expected = format!(
         concat!(
@@ -90,33 +79,20 @@ async fn a_failed_attempt_is_tried_again_as_scheduled() {
     bench.receiver.answer("/hook", |_| Answer::status(500));
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.attempted(&topup).await;
-    assert_eq!(
-        (stored.state.as_str(), stored.attempt, stored.status),
-        ("pending", 1, Some(500))
-    );
+    assert_eq!((stored.state.as_str(), stored.attempt, stored.status), ("pending", 1, Some(500)));
     assert_eq!(stored.error.as_deref(), Some("answered 500"));
 
     bench.make_due().await;
     let stored = bench.stored(&topup, |stored| stored.attempt == 2).await;
     let due_in = stored.due_in.unwrap();
-    assert!(
-        (265.0..=330.0).contains(&due_in),
-        "the second wait is 5 minutes, give or take 10 %: {due_in}"
-    );
+    assert!((265.0..=330.0).contains(&due_in), "the second wait is 5 minutes, give or take 10 %: {due_in}");
 
     bench.receiver.answer("/hook", |_| Answer::status(204));
     bench.make_due().await;
     let stored = bench.delivered(&topup).await;
-    assert_eq!(
-        (stored.attempt, stored.status, stored.error),
-        (3, Some(204), None)
-    );
+    assert_eq!((stored.attempt, stored.status, stored.error), (3, Some(204), None));
     let received = bench.receiver.received();
-    assert!(
-        received
-            .iter()
-            .all(|one| one.headers["webhook-id"] == topup.as_str())
-    );
+    assert!(received.iter().all(|one| one.headers["webhook-id"] == topup.as_str()));
     assert!(received.iter().all(|one| one.signature == Signature::Valid));
     let traces: HashSet<_> = received.iter().map(trace_id).collect();
     assert_eq!(traces.len(), 3, "each later attempt is a trace of its own");
@@ -152,10 +128,7 @@ async fn a_redirect_is_not_followed_and_retry_after_is_heeded() {
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.attempted(&topup).await;
     assert_eq!((stored.state.as_str(), stored.status), ("pending", Some(307)));
-    assert!(
-        (3_590.0..=3_600.0).contains(&stored.due_in.unwrap()),
-        "{stored:?}"
-    );
+    assert!((3_590.0..=3_600.0).contains(&stored.due_in.unwrap()), "{stored:?}");
     assert_eq!(bench.receiver.received().len(), 0);
     bench.stop().await;
 }
@@ -163,11 +136,7 @@ async fn a_redirect_is_not_followed_and_retry_after_is_heeded() {
 #[tokio::test]
 async fn endpoints_inside_of_our_network_are_refused() {
     let mut bench = Bench::start().await;
-    for url in [
-        "http://[::1]:1/",
-        "http://10.0.0.1/",
-        "http://0xa9fea9fe/latest/meta-data",
-    ] {
+    for url in ["http://[::1]:1/", "http://10.0.0.1/", "http://0xa9fea9fe/latest/meta-data"] {
         let (partner, _) = bench.partner(Some(url)).await;
         let topup = bench.ready_and_announced(partner).await;
         let stored = bench.attempted(&topup).await;
@@ -195,14 +164,8 @@ async fn a_broken_row_or_url_delays_no_other_delivery() {
     let stored = bench.attempted(&broken).await;
     assert_eq!((stored.state.as_str(), stored.status), ("pending", None));
     let error = stored.error.unwrap();
-    assert!(
-        error.contains("profile") && error.contains("cannot be decrypted"),
-        "{error}"
-    );
-    assert_eq!(
-        bench.attempted(&homeless).await.error.as_deref(),
-        Some("unusable URL")
-    );
+    assert!(error.contains("profile") && error.contains("cannot be decrypted"), "{error}");
+    assert_eq!(bench.attempted(&homeless).await.error.as_deref(), Some("unusable URL"));
     bench.stop().await;
 }
 
@@ -212,45 +175,22 @@ async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
     let partner = bench.partner_at("/hook").await;
     let jetstream = jetstream::new(bench.nats.client().clone());
     let subject = bench.nats.ready_batch_subject();
-    let made = async || {
-        Ok(jetstream
-            .get_stream(bench.nats.stream_name("TOPUP_READY"))
-            .await
-            .ok())
-    };
+    let made = async || Ok(jetstream.get_stream(bench.nats.stream_name("TOPUP_READY")).await.ok());
     testkit::wait::soon("the notifier's stream", made).await;
     for garbage in ["{", r#"{"type":"topup.ready.v9","topup_id":"1"}"#] {
-        jetstream
-            .publish(subject.clone(), garbage.into())
-            .await
-            .unwrap()
-            .await
-            .unwrap();
+        jetstream.publish(subject.clone(), garbage.into()).await.unwrap().await.unwrap();
     }
     let topup = bench.ready_and_announced(partner).await;
     bench.delivered(&topup).await;
 
-    let dead = jetstream
-        .get_stream(bench.nats.stream_name("TOPUP_DEAD"))
-        .await
-        .unwrap();
+    let dead = jetstream.get_stream(bench.nats.stream_name("TOPUP_DEAD")).await.unwrap();
     let newest = testkit::wait::soon("two dead letters", async || {
-        let newest = dead
-            .get_last_raw_message_by_subject(&bench.nats.dead_subject("ready"))
-            .await
-            .ok();
+        let newest = dead.get_last_raw_message_by_subject(&bench.nats.dead_subject("ready")).await.ok();
         Ok(newest.filter(|message| message.sequence == 2))
     })
     .await;
     assert_eq!(newest.headers.get("Dead-Subject").unwrap().as_str(), subject);
-    assert!(
-        newest
-            .headers
-            .get("Dead-Reason")
-            .unwrap()
-            .as_str()
-            .contains("topup.ready.v9")
-    );
+    assert!(newest.headers.get("Dead-Reason").unwrap().as_str().contains("topup.ready.v9"));
     bench.stop().await;
 }
 
@@ -259,10 +199,7 @@ async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
     const DELAY: Duration = Duration::from_millis(150);
     let mut bench = Bench::start_with(|config| config.endpoint_concurrency = 2).await;
     let partner = bench.partner_at("/slow").await;
-    bench.receiver.answer("/slow", |_| Answer {
-        status: 200,
-        delay: DELAY,
-    });
+    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: DELAY });
     let mut ready = Vec::new();
     for _ in 0..10 {
         ready.push(bench.ready(partner).await);
@@ -288,9 +225,7 @@ async fn a_stop_finishes_what_is_under_way() {
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/slow").await;
     let delay = Duration::from_millis(300);
-    bench
-        .receiver
-        .answer("/slow", move |_| Answer { status: 200, delay });
+    bench.receiver.answer("/slow", move |_| Answer { status: 200, delay });
     let topup = bench.ready_and_announced(partner).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     bench.stop().await;
@@ -302,20 +237,14 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
     let mut bench = Bench::start().await;
     let partner = bench.partner_at("/hook").await;
     let delay = Duration::from_millis(300);
-    bench
-        .receiver
-        .answer("/hook", move |_| Answer { status: 200, delay });
+    bench.receiver.answer("/hook", move |_| Answer { status: 200, delay });
     let topup = bench.ready_and_announced(partner).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     bench.without_database(bench.says_ready(false)).await;
     bench.says_ready(true).await;
     let stored = testkit::wait::soon("the attempt to be recorded", async || {
         // Connections of the test's own pool were cut, too.
-        Ok(bench
-            .look(&topup)
-            .await
-            .ok()
-            .filter(|stored| stored.state == "delivered"))
+        Ok(bench.look(&topup).await.ok().filter(|stored| stored.state == "delivered"))
     })
     .await;
     assert_eq!(stored.attempt, 1);
@@ -347,10 +276,7 @@ async fn a_webhook_without_its_profile_is_held_and_says_why() {
         .unwrap();
     bench.announce(partner, &topup).await;
     let stored = bench.attempted(&topup).await;
-    assert_eq!(
-        (stored.state.as_str(), stored.status, stored.due_in),
-        ("exhausted", None, None)
-    );
+    assert_eq!((stored.state.as_str(), stored.status, stored.due_in), ("exhausted", None, None));
     assert!(stored.error.unwrap().contains("erased"));
     assert_eq!(bench.receiver.received().len(), 0);
     let metrics = bench.metrics().await;

@@ -80,10 +80,7 @@ pub fn config(settings: &BTreeMap<String, String>) -> Config {
     static TELEMETRY: Once = Once::new();
     TELEMETRY.call_once(|| {
         // Without telemetry there is no trace to continue.
-        let common = CommonConfig {
-            log: "warn".into(),
-            ..CommonConfig::default()
-        };
+        let common = CommonConfig { log: "warn".into(), ..CommonConfig::default() };
         drop(runtime::telemetry::start("notifier", &common).unwrap());
     });
     testkit::settings::parse(settings)
@@ -225,9 +222,7 @@ impl Bench {
             webhook_url: url,
             webhook_secret: &secret,
         };
-        partners::create(&mut self.pool.acquire().await.unwrap(), &self.vault, &new)
-            .await
-            .unwrap();
+        partners::create(&mut self.pool.acquire().await.unwrap(), &self.vault, &new).await.unwrap();
         (partner_id, secret)
     }
 
@@ -263,15 +258,9 @@ impl Bench {
             }],
         };
         assert_eq!(orders::insert(&mut connection, &[order]).await.unwrap(), [true]);
-        let claimed = placements::claim(
-            &mut connection,
-            "sandbox",
-            &[placement_id],
-            Claim::Named,
-            PATIENCE,
-        )
-        .await
-        .unwrap();
+        let claimed = placements::claim(&mut connection, "sandbox", &[placement_id], Claim::Named, PATIENCE)
+            .await
+            .unwrap();
         let unit = Unit {
             topup_id: topup_id.clone(),
             provider_unit_id: topup_id.to_string(),
@@ -280,17 +269,8 @@ impl Bench {
                 profile: profile().seal(&self.vault, &topup_id).unwrap(),
             },
         };
-        let outcome = Outcome::Bought {
-            units: vec![unit],
-            collect_in: None,
-            park: None,
-            announced: true,
-        };
-        let settlement = Settlement {
-            placement_id,
-            attempt: claimed[0].attempt,
-            outcome,
-        };
+        let outcome = Outcome::Bought { units: vec![unit], collect_in: None, park: None, announced: true };
+        let settlement = Settlement { placement_id, attempt: claimed[0].attempt, outcome };
         let settled = placements::settle(&mut connection, &[settlement]).await.unwrap();
         assert_eq!(settled[0].ready, std::slice::from_ref(&topup_id));
         topup_id
@@ -299,12 +279,8 @@ impl Bench {
     /// Publishes the readiness event, as the provisioner does.
     pub async fn announce(&self, partner_id: PartnerId, topup_id: &TopupId) {
         let topup_id = topup_id.clone();
-        let event = TopupReady::V2 {
-            topups: vec![ReadyTopup { topup_id, partner_id }],
-        };
-        self.nats
-            .publish(self.nats.ready_batch_subject(), event, None)
-            .await;
+        let event = TopupReady::V2 { topups: vec![ReadyTopup { topup_id, partner_id }] };
+        self.nats.publish(self.nats.ready_batch_subject(), event, None).await;
     }
 
     /// Stores a ready unit and announces it.
@@ -368,10 +344,7 @@ impl Bench {
         let http = testkit::http::client().unwrap();
         wait::soon(&format!("readiness to be {ready}"), async || {
             let answer = http.get(&url).send().await;
-            Ok(answer
-                .ok()
-                .filter(|answer| answer.status().is_success() == ready)
-                .map(drop))
+            Ok(answer.ok().filter(|answer| answer.status().is_success() == ready).map(drop))
         })
         .await;
     }

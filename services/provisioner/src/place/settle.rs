@@ -91,24 +91,18 @@ impl Placing {
             let progress = match unit.state {
                 UnitState::Pending => Progress::Pending,
                 UnitState::Failed(reason) => Progress::Failed(reason),
-                UnitState::Ready {
-                    iccid,
-                    code,
-                    expired_date,
-                } => match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
-                    Ok(profile) => Progress::Ready { iccid, profile },
-                    Err(error) => {
-                        tracing::error!(topup.id = %topup_id, %error, "a profile cannot be encrypted");
-                        Progress::Pending
+                UnitState::Ready { iccid, code, expired_date } => {
+                    match (Profile { code, expired_date }).seal(&self.vault, &topup_id) {
+                        Ok(profile) => Progress::Ready { iccid, profile },
+                        Err(error) => {
+                            tracing::error!(topup.id = %topup_id, %error, "a profile cannot be encrypted");
+                            Progress::Pending
+                        }
                     }
-                },
+                }
             };
             final_units += usize::from(!matches!(progress, Progress::Pending));
-            known.push(Unit {
-                topup_id,
-                provider_unit_id: unit.unit_id.into(),
-                progress,
-            });
+            known.push(Unit { topup_id, provider_unit_id: unit.unit_id.into(), progress });
         }
         let age = work.placed_age.unwrap_or_default();
         let complete = final_units >= waiting;
@@ -123,19 +117,14 @@ impl Placing {
             announced,
         };
         let settled = self.settle(work, outcome).await;
-        self.metrics
-            .ready(&self.calls.name, settled.ready.len(), since_order);
+        self.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
         (settled, complete)
     }
 
     /// Records an outcome, and retries until the database is back. A crash before that loses nothing:
     /// the recorded attempt is looked up.
     pub(crate) async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
-        let mut settlement = Settlement {
-            placement_id: work.placement_id,
-            attempt: work.attempt,
-            outcome,
-        };
+        let mut settlement = Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome };
         let mut wait = Duration::from_millis(100);
         let mut refusals = 0;
         loop {
@@ -191,14 +180,8 @@ impl Placing {
             Outcome::Bought { units, park, .. } => {
                 let failed = |unit: &&Unit| matches!(unit.progress, Progress::Failed(_));
                 let parks = (park.is_some() && work.was != PlacementState::Parked) || settled.unexpected;
-                let known = units
-                    .iter()
-                    .filter(|unit| !matches!(unit.progress, Progress::Pending));
-                let parked = if parks {
-                    pending.saturating_sub(known.count())
-                } else {
-                    0
-                };
+                let known = units.iter().filter(|unit| !matches!(unit.progress, Progress::Pending));
+                let parked = if parks { pending.saturating_sub(known.count()) } else { 0 };
                 (units.iter().filter(failed).count(), parked)
             }
             Outcome::Rejected { .. } => (pending, 0),

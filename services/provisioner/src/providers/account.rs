@@ -57,18 +57,14 @@ pub(super) fn credentials(
     callback_token: Option<SecretString>,
 ) -> anyhow::Result<Credentials> {
     let missing = |setting: &str| {
-        BadSetting::error(format!(
-            "PROVIDERS names {name}, but {prefix}_{setting} is not set"
-        ))
+        BadSetting::error(format!("PROVIDERS names {name}, but {prefix}_{setting} is not set"))
     };
     let bad = |setting: &str, error: &dyn std::fmt::Display| {
         BadSetting::error(format!("{prefix}_{setting}: {error}"))
     };
     let url = url.ok_or_else(|| missing("URL"))?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(BadSetting::error(format!(
-            "{prefix}_URL is not an http or https address"
-        )));
+        return Err(BadSetting::error(format!("{prefix}_URL is not an http or https address")));
     }
     let secret_key = secret_key.ok_or_else(|| missing("SECRET_KEY"));
     Ok(Credentials {

@@ -132,9 +132,7 @@ impl Trouble {
     /// The wait that the provider asks for, at most `most`; zero if none.
     pub fn after(&self, most: Duration) -> Duration {
         match self {
-            Self::Busy {
-                after: Some(after), ..
-            } => (*after).min(most),
+            Self::Busy { after: Some(after), .. } => (*after).min(most),
             _ => Duration::ZERO,
         }
     }

@@ -32,9 +32,7 @@ const FORMAT: [(char, char); 21] = [
 ];
 
 fn is_format(character: char) -> bool {
-    FORMAT
-        .iter()
-        .any(|(first, last)| (*first..=*last).contains(&character))
+    FORMAT.iter().any(|(first, last)| (*first..=*last).contains(&character))
 }
 
 /// A message as one line of at most 200 characters, without control and format characters. Any run

@@ -18,11 +18,7 @@ async fn what_is_bought_without_an_answer_is_looked_up_and_never_bought_again() 
     for (option, id) in placements {
         let stored = bench.ready(id).await;
         assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 1), "{option}");
-        assert_eq!(
-            (stored.ready, stored.deliveries, stored.due),
-            (2, 2, false),
-            "{option}"
-        );
+        assert_eq!((stored.ready, stored.deliveries, stored.due), (2, 2, false), "{option}");
         assert_eq!(bench.sandbox.bought(id).await, (1, 2), "{option}");
     }
     let looked_up = bench.calls(&["call=\"find\"", "outcome=\"found\""]).await;
@@ -37,10 +33,7 @@ async fn an_unknown_attempt_is_repeated_only_after_two_look_ups_found_nothing() 
     assert_eq!((stored.state.as_str(), stored.attempt), ("placed", 3));
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     let not_found = bench.calls(&["call=\"find\"", "outcome=\"not_found\""]).await;
-    assert!(
-        not_found >= 4.0,
-        "two for each of the two lost attempts: {not_found}"
-    );
+    assert!(not_found >= 4.0, "two for each of the two lost attempts: {not_found}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,9 +65,7 @@ async fn nothing_is_repeated_before_the_settling_delay_is_over() {
 async fn a_busy_provider_is_asked_again_and_its_breaker_stays_closed() {
     let bench = Bench::start(|config| config.breaker_failures = 1).await;
     let id = bench.accept(&["rate-limited"]).await;
-    let refused = bench
-        .until(id, |stored| stored.attempt == 1 && stored.state == "accepted")
-        .await;
+    let refused = bench.until(id, |stored| stored.attempt == 1 && stored.state == "accepted").await;
     assert!(refused.due && refused.reason.unwrap().contains("429"));
     let stored = bench.ready(id).await;
     assert_eq!(stored.attempt, 3);
@@ -88,10 +79,7 @@ async fn what_is_refused_fails_and_is_never_asked_again() {
     for (option, code) in [("refused", "9001"), ("out-of-stock", "9005")] {
         let id = bench.accept(&[option, "ready"]).await;
         let stored = bench.until(id, |stored| stored.failed == 2).await;
-        assert_eq!(
-            (stored.state.as_str(), stored.attempt, stored.due),
-            ("failed", 1, false)
-        );
+        assert_eq!((stored.state.as_str(), stored.attempt, stored.due), ("failed", 1, false));
         assert!(stored.reason.unwrap().contains(code));
         assert_eq!(bench.sandbox.bought(id).await, (0, 0));
     }
@@ -105,9 +93,7 @@ async fn a_provider_that_is_not_reached_is_tried_again() {
     bench.config.accounts.sandbox.url = Some("http://127.0.0.1:9".parse().unwrap());
     bench.run().await;
     let id = bench.accept(&["ready"]).await;
-    let stored = bench
-        .until(id, |stored| stored.attempt > 0 && stored.state == "accepted")
-        .await;
+    let stored = bench.until(id, |stored| stored.attempt > 0 && stored.state == "accepted").await;
     assert!(stored.due && stored.unknowns == 0, "{stored:?}");
     bench.stop().await;
     bench.config.accounts.sandbox.url = reachable;
@@ -139,10 +125,7 @@ async fn a_crash_between_the_call_and_its_record_buys_nothing_twice() {
     process.start().await.unwrap();
     // The provider buys at once and responds after five seconds.
     let id = bench.accept(&["slow"]).await;
-    wait::soon("the purchase", async || {
-        Ok((bench.sandbox.bought(id).await.0 == 1).then_some(()))
-    })
-    .await;
+    wait::soon("the purchase", async || Ok((bench.sandbox.bought(id).await.0 == 1).then_some(()))).await;
     process.kill().await.unwrap();
     assert_eq!(bench.look(id).await.state, "placing");
 
@@ -198,9 +181,5 @@ async fn calls_are_no_more_than_the_rate_allows() {
         assert_eq!(bench.ready(id).await.attempt, 1);
     }
     // A purchase and a collect for each; the first call has no wait.
-    assert!(
-        began.elapsed() >= Duration::from_millis(2_300),
-        "{:?}",
-        began.elapsed()
-    );
+    assert!(began.elapsed() >= Duration::from_millis(2_300), "{:?}", began.elapsed());
 }

@@ -12,17 +12,10 @@ use crate::support::{Bench, PATIENCE, Seller, WRONG_KEY};
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     let bench = Bench::start(|config| config.breaker_failures = 3).await;
-    let mut heartbeats = bench
-        .nats
-        .client()
-        .subscribe(bench.nats.heartbeat_subject("sandbox"))
-        .await
-        .unwrap();
+    let mut heartbeats =
+        bench.nats.client().subscribe(bench.nats.heartbeat_subject("sandbox")).await.unwrap();
     let mut promise = async || {
-        let message = tokio::time::timeout(PATIENCE, heartbeats.next())
-            .await
-            .unwrap()
-            .unwrap();
+        let message = tokio::time::timeout(PATIENCE, heartbeats.next()).await.unwrap().unwrap();
         let Heartbeat::V1 { verdict_ms, .. } = serde_json::from_slice(&message.payload).unwrap();
         verdict_ms
     };
@@ -35,9 +28,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     }
     bench.until_breaker("sandbox", "open").await;
     while promise().await != u64::MAX {}
-    let state = bench
-        .metric("esim_provider_breaker", &["provider=\"sandbox\""])
-        .await;
+    let state = bench.metric("esim_provider_breaker", &["provider=\"sandbox\""]).await;
     assert!((state - 1.0).abs() < 0.1, "{state}");
 
     // While the breaker is open, jobs are acknowledged, due rows stay and nothing is attempted.
@@ -62,18 +53,12 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
     assert!((bench.calls(&["call=\"place\""]).await - before).abs() < 0.1);
     for id in &kept {
         let stored = bench.look(*id).await;
-        assert_eq!(
-            (stored.state.as_str(), stored.attempt, stored.due),
-            ("accepted", 0, true)
-        );
+        assert_eq!((stored.state.as_str(), stored.attempt, stored.due), ("accepted", 0, true));
     }
 
     // A failed probe opens it again; a successful one closes it.
     bench.half_open("sandbox").await;
-    wait::soon("a probe", async || {
-        Ok((bench.breaker("sandbox").await.1 > 1).then_some(()))
-    })
-    .await;
+    wait::soon("a probe", async || Ok((bench.breaker("sandbox").await.1 > 1).then_some(()))).await;
     bench.sandbox.faults(json!({})).await;
     bench.half_open("sandbox").await;
     let mut attempts = 0;
@@ -81,10 +66,7 @@ async fn a_dead_providers_work_is_kept_and_goes_on_when_it_is_back() {
         attempts += bench.hurry(id, |stored| stored.ready == 1).await.attempt;
         assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     }
-    assert!(
-        attempts <= 5 + 1,
-        "open, it consumes no attempt but the probe's: {attempts}"
-    );
+    assert!(attempts <= 5 + 1, "open, it consumes no attempt but the probe's: {attempts}");
     for id in failed {
         bench.hurry(id, |stored| stored.ready == 1).await;
         assert_eq!(bench.sandbox.bought(id).await, (1, 1));
@@ -116,9 +98,7 @@ async fn being_denied_opens_it_at_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operator_keeps_work_from_a_provider() {
     let bench = Bench::start(|_| {}).await;
-    let opened = bench
-        .esimctl("provider open sandbox --for 1h --reason maintenance")
-        .await;
+    let opened = bench.esimctl("provider open sandbox --for 1h --reason maintenance").await;
     assert_eq!(opened["state"], "open", "{opened}");
     let id = bench.accept(&["ready"]).await;
     let listed = bench.esimctl("provider list").await;
@@ -171,18 +151,12 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     bench.until_breaker("usimsa", "open").await;
     let known = time_of_orders(&bench, 20).await;
     let allowed = alone + Duration::from_secs(2);
-    assert!(
-        trying < allowed && known < allowed,
-        "{alone:?} alone, {trying:?}, {known:?}"
-    );
+    assert!(trying < allowed && known < allowed, "{alone:?} alone, {trying:?}, {known:?}");
 
     let attempted: i64 =
         sqlx::query_scalar("SELECT count(*) FROM placements WHERE provider = 'usimsa' AND attempt > 0")
             .fetch_one(&bench.pool)
             .await
             .unwrap();
-    assert!(
-        attempted < 1_000,
-        "{attempted} of the dead provider's placements were attempted"
-    );
+    assert!(attempted < 1_000, "{attempted} of the dead provider's placements were attempted");
 }

@@ -22,9 +22,7 @@ async fn a_callback_brings_the_next_look_forward() {
     bench.set(tomorrow, id).await;
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.deliveries), ("placed", 1));
-    let hinted = bench
-        .metric("esim_provider_callbacks_total", &["outcome=\"hinted\""])
-        .await;
+    let hinted = bench.metric("esim_provider_callbacks_total", &["outcome=\"hinted\""]).await;
     assert!(hinted >= 1.0, "{hinted}");
     let shown = bench.metrics().await;
     for documented in [
@@ -65,20 +63,12 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
     .to_string();
     let path = format!("/callbacks/sandbox/{TOKEN}");
     for (path, body, status) in [
-        (
-            "/callbacks/sandbox/another-token-of-some-length".into(),
-            forged.clone(),
-            404,
-        ),
+        ("/callbacks/sandbox/another-token-of-some-length".into(), forged.clone(), 404),
         (format!("/callbacks/usimsa/{TOKEN}"), forged.clone(), 404),
         ("/".into(), forged.clone(), 404),
         (path.clone(), "no JSON".into(), 400),
         (path.clone(), json!({ "topupId": "nul\0" }).to_string(), 400),
-        (
-            path.clone(),
-            json!({ "topupId": "x".repeat(6_000) }).to_string(),
-            400,
-        ),
+        (path.clone(), json!({ "topupId": "x".repeat(6_000) }).to_string(), 400),
         (path.clone(), " ".repeat(64 * 1024 + 1), 413),
         (path.clone(), json!({ "topupId": "unknown" }).to_string(), 200),
         (path.clone(), forged, 200),
@@ -88,10 +78,7 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
     let collected = bench.calls(&["call=\"collect\""]).await;
     assert!(collected >= 1.0);
     let stored = bench.look(id).await;
-    assert_eq!(
-        (stored.state.as_str(), stored.pending, stored.deliveries),
-        ("placed", 1, 0)
-    );
+    assert_eq!((stored.state.as_str(), stored.pending, stored.deliveries), ("placed", 1, 0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -107,10 +94,7 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
     let mut unfinished = vec![begin().await];
     let third = async || {
         let mut connection = TcpStream::connect(bench.config.listen).await.unwrap();
-        connection
-            .write_all(format!("{head}not JSON.").as_bytes())
-            .await
-            .unwrap();
+        connection.write_all(format!("{head}not JSON.").as_bytes()).await.unwrap();
         let mut answer = vec![0; 1024];
         let read = connection.read(&mut answer).await.unwrap_or_default();
         String::from_utf8_lossy(&answer[..read]).to_ascii_lowercase()
@@ -124,13 +108,8 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
     })
     .await;
     drop(unfinished);
-    wait::soon("room", async || {
-        Ok(third().await.starts_with("http/1.1 400").then_some(()))
-    })
-    .await;
-    let shed = bench
-        .metric("esim_provider_callbacks_total", &["outcome=\"shed\""])
-        .await;
+    wait::soon("room", async || Ok(third().await.starts_with("http/1.1 400").then_some(()))).await;
+    let shed = bench.metric("esim_provider_callbacks_total", &["outcome=\"shed\""]).await;
     assert!(shed >= 1.0, "{shed}");
 }
 
@@ -163,17 +142,9 @@ async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
                     break;
                 }
                 // Half of them name a unit of their own, which nobody has.
-                let unit = if caller % 2 == 0 {
-                    unit.clone()
-                } else {
-                    format!("{caller}-{round}")
-                };
+                let unit = if caller % 2 == 0 { unit.clone() } else { format!("{caller}-{round}") };
                 // A closed connection is fine, too.
-                let _ = http
-                    .post(&url)
-                    .body(json!({ "topupId": unit }).to_string())
-                    .send()
-                    .await;
+                let _ = http.post(&url).body(json!({ "topupId": unit }).to_string()).send().await;
             }
         });
     }
@@ -181,10 +152,7 @@ async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
     bench.ready(good).await;
     flood.join_all().await;
     let seconds = began.elapsed().as_secs_f64();
-    let hints: i64 = sqlx::query_scalar("SELECT count(*) FROM hints")
-        .fetch_one(&bench.pool)
-        .await
-        .unwrap();
+    let hints: i64 = sqlx::query_scalar("SELECT count(*) FROM hints").fetch_one(&bench.pool).await.unwrap();
     assert!(
         (1.0..=seconds + 2.0).contains(&f64::from(i32::try_from(hints).unwrap())),
         "{hints} updates in {seconds} s"
@@ -204,15 +172,8 @@ async fn callbacks_beyond_the_rate_cost_no_statement() {
     let mut shed = 0;
     for round in 0..100 {
         // Every other one names the same unit again.
-        let unit = if round % 2 == 0 {
-            "same".to_owned()
-        } else {
-            round.to_string()
-        };
-        match bench
-            .call_back(&path, json!({ "topupId": unit }).to_string())
-            .await
-        {
+        let unit = if round % 2 == 0 { "same".to_owned() } else { round.to_string() };
+        match bench.call_back(&path, json!({ "topupId": unit }).to_string()).await {
             200 => {}
             503 => shed += 1,
             other => panic!("{other}"),
@@ -224,8 +185,5 @@ async fn callbacks_beyond_the_rate_cost_no_statement() {
         statements >= 10.0 && statements <= 10.0 * (seconds + 1.0),
         "{statements} statements in {seconds} s"
     );
-    assert!(
-        shed > 0 && count("repeated").await > 0.0,
-        "{shed} shed in {seconds} s"
-    );
+    assert!(shed > 0 && count("repeated").await > 0.0, "{shed} shed in {seconds} s");
 }

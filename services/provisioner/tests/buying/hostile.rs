@@ -86,14 +86,10 @@ fn broken() -> Vec<Row> {
 /// Statuses, with a body that would be a rejection.
 fn statuses() -> Vec<Row> {
     let body = br#"{"code":"9001","message":"no such product"}"#;
-    let unknown = [
-        300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503, 504, 599,
-    ];
+    let unknown =
+        [300, 301, 302, 307, 308, 304, 400, 404, 405, 408, 409, 418, 422, 451, 500, 501, 502, 503, 504, 599];
     let others = [(401, "denied"), (403, "denied"), (429, "busy")];
-    let all = unknown
-        .map(|status| (status, "unknown"))
-        .into_iter()
-        .chain(others);
+    let all = unknown.map(|status| (status, "unknown")).into_iter().chain(others);
     let mut rows: Vec<Row> = all
         .map(|(status, class)| {
             let status = format!("{status} X");
@@ -101,12 +97,7 @@ fn statuses() -> Vec<Row> {
             row(status, response, class)
         })
         .collect();
-    for wait in [
-        "-1",
-        "1e99",
-        "99999999999999999999",
-        "Fri, 20 Nov 2026 06:00:00 GMT",
-    ] {
+    for wait in ["-1", "1e99", "99999999999999999999", "Fri, 20 Nov 2026 06:00:00 GMT"] {
         let response = http("429 Busy", &format!("retry-after: {wait}\r\n"), b"");
         rows.push(row(format!("429 with {wait:?}"), response, "busy"));
     }
@@ -178,9 +169,7 @@ fn bodies() -> Vec<Row> {
         "activateCode" => &["", "A1$B2", r"A1\r\nX: 1", "<script>"];
         "expiredDate" => &["2027-02-30", "1999-12-31", "2027-01-31x", "31.01.2027", "9999999-01-01"];
     };
-    for (field, value) in unreadable
-        .iter()
-        .flat_map(|(field, all)| all.iter().map(move |one| (*field, *one)))
+    for (field, value) in unreadable.iter().flat_map(|(field, all)| all.iter().map(move |one| (*field, *one)))
     {
         let fields = good.map(|(name, good)| {
             let value = if name == field { value } else { good };
@@ -194,11 +183,7 @@ fn bodies() -> Vec<Row> {
 
 /// What the protocol says, at its edges.
 fn edges() -> Vec<Row> {
-    let deep = format!(
-        r#"{{"code":"9001","x":{}{}}}"#,
-        "[".repeat(20_000),
-        "]".repeat(20_000)
-    );
+    let deep = format!(r#"{{"code":"9001","x":{}{}}}"#, "[".repeat(20_000), "]".repeat(20_000));
     let hidden = r"x\u0000\u202e\n".repeat(3_000);
     let message = format!(r#"{{"code":"9005","message":"{hidden}"}}"#);
     let units: Vec<String> = (0..1_500).map(|n| format!(r#"{{"topupId":"{n}"}}"#)).collect();
@@ -213,9 +198,7 @@ fn edges() -> Vec<Row> {
         "depth in a field that is not read", ok(deep) => "rejected", "unknown";
         "many units", ok(units) => "1500 pending", "1500 pending";
     };
-    edges
-        .map(|(name, response, place, find)| (name.into(), response, place, find))
-        .into()
+    edges.map(|(name, response, place, find)| (name.into(), response, place, find)).into()
 }
 
 fn class(units: &[ProviderUnit]) -> String {
@@ -227,10 +210,7 @@ fn class(units: &[ProviderUnit]) -> String {
 fn trouble(trouble: &Trouble) -> String {
     let reason = trouble.reason();
     let is_hidden = |character: char| character.is_control() || character == '\u{202e}';
-    assert!(
-        reason.len() <= LONGEST && !reason.contains(is_hidden),
-        "{reason:?}"
-    );
+    assert!(reason.len() <= LONGEST && !reason.contains(is_hidden), "{reason:?}");
     assert!(trouble.after(Duration::from_mins(10)) <= Duration::from_mins(10));
     trouble.class().to_owned()
 }
@@ -247,10 +227,7 @@ async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
             let _ = connection.shutdown().await;
         }
     });
-    let limits = Limits {
-        timeout: Duration::from_secs(5),
-        answer_max: ANSWER_MAX,
-    };
+    let limits = Limits { timeout: Duration::from_secs(5), answer_max: ANSWER_MAX };
     let account = Account {
         url: Some(base.parse().unwrap()),
         access_key: Some("key".into()),
@@ -263,16 +240,10 @@ async fn provider(response: Vec<u8>) -> Arc<dyn Provider> {
 #[tokio::test]
 async fn no_response_is_taken_for_what_it_is_not() {
     testkit::http::client().unwrap(); // This installs the TLS provider.
-    let rows: Vec<Row> = [broken(), statuses(), bodies(), edges()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let rows: Vec<Row> = [broken(), statuses(), bodies(), edges()].into_iter().flatten().collect();
     println!("{} responses", rows.len());
     assert!(rows.len() >= LEAST);
-    let purchase = Purchase {
-        placement_id: PlacementId::new(),
-        items: vec![("option".into(), 1)],
-    };
+    let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
     let mut wrong = Vec::new();
     for (name, response, place, find) in rows {
         let provider = provider(response).await;

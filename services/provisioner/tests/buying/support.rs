@@ -98,13 +98,8 @@ impl Seller {
 
     /// Replaces the faults of the whole provider.
     pub async fn faults(&self, faults: Value) {
-        let answer = self
-            .http
-            .put(format!("{}/faults", self.base))
-            .body(faults.to_string())
-            .send()
-            .await
-            .unwrap();
+        let answer =
+            self.http.put(format!("{}/faults", self.base)).body(faults.to_string()).send().await.unwrap();
         assert!(answer.status().is_success(), "{answer:?}");
     }
 
@@ -116,10 +111,7 @@ impl Seller {
     /// The number of purchases of a placement, and their units in total.
     pub async fn bought(&self, placement: PlacementId) -> (u64, u64) {
         let ledger = self.ledger(&format!("?order_id={placement}")).await;
-        (
-            ledger["purchases"].as_u64().unwrap(),
-            ledger["units"].as_u64().unwrap(),
-        )
+        (ledger["purchases"].as_u64().unwrap(), ledger["units"].as_u64().unwrap())
     }
 
     /// The number of all purchases.
@@ -177,10 +169,7 @@ fn address() -> SocketAddr {
 async fn answers(http: &reqwest::Client, url: &str) {
     wait::soon(url, async || {
         let answer = http.get(url).send().await;
-        Ok(answer
-            .ok()
-            .filter(|answer| answer.status().is_success())
-            .map(drop))
+        Ok(answer.ok().filter(|answer| answer.status().is_success()).map(drop))
     })
     .await;
 }
@@ -198,10 +187,7 @@ impl Bench {
         static TELEMETRY: Once = Once::new();
         TELEMETRY.call_once(|| {
             // Without telemetry there are no metrics to read.
-            let common = CommonConfig {
-                log: "warn".into(),
-                ..CommonConfig::default()
-            };
+            let common = CommonConfig { log: "warn".into(), ..CommonConfig::default() };
             drop(runtime::telemetry::start("provisioner", &common).unwrap());
         });
         let http = testkit::http::client().unwrap();
@@ -252,10 +238,7 @@ impl Bench {
     /// Starts the provisioner in this process.
     pub async fn run(&mut self) {
         let shutdown = Shutdown::new();
-        let ending = Some(tokio::spawn(provisioner::run(
-            self.config.clone(),
-            shutdown.clone(),
-        )));
+        let ending = Some(tokio::spawn(provisioner::run(self.config.clone(), shutdown.clone())));
         self.running = Some(Running { shutdown, ending });
         answers(&self.http, &format!("http://{}/readyz", self.config.admin_listen)).await;
     }
@@ -342,13 +325,8 @@ impl Bench {
                 partner_id: partner.into(),
                 lane,
             });
-            let job = TopupJob::V2 {
-                placements: placements.collect(),
-                verdict_to: None,
-            };
-            self.nats
-                .publish(self.nats.job_subject(provider), job, None)
-                .await;
+            let job = TopupJob::V2 { placements: placements.collect(), verdict_to: None };
+            self.nats.publish(self.nats.job_subject(provider), job, None).await;
         }
     }
 
@@ -384,8 +362,7 @@ impl Bench {
 
     /// Reads a placement when `condition` holds; every wait is due at once.
     pub async fn hurry(&self, id: PlacementId, condition: impl Fn(&Stored) -> bool) -> Stored {
-        self.until_after(id, async || self.make_due(id).await, condition)
-            .await
+        self.until_after(id, async || self.make_due(id).await, condition).await
     }
 
     async fn until_after(
@@ -407,8 +384,7 @@ impl Bench {
 
     /// Waits until every unit has its profile.
     pub async fn ready(&self, id: PlacementId) -> Stored {
-        self.until(id, |stored| stored.pending == 0 && stored.ready > 0)
-            .await
+        self.until(id, |stored| stored.pending == 0 && stored.ready > 0).await
     }
 
     /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
@@ -441,11 +417,7 @@ impl Bench {
 
     /// Runs a statement on a placement (`$1`), leased or not.
     pub async fn set(&self, statement: &'static str, id: PlacementId) {
-        let done = sqlx::query(statement)
-            .bind(id.uuid())
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        let done = sqlx::query(statement).bind(id.uuid()).execute(&self.pool).await.unwrap();
         assert_eq!(done.rows_affected(), 1, "{statement}");
     }
 
@@ -532,10 +504,6 @@ impl Bench {
 
 fn esimctl() -> impl AsRef<std::ffi::OsStr> {
     let binary = testkit::bin_dir().join("esimctl");
-    assert!(
-        Path::new(&binary).exists(),
-        "{} is missing; tests/run builds it",
-        binary.display()
-    );
+    assert!(Path::new(&binary).exists(), "{} is missing; tests/run builds it", binary.display());
     binary
 }

@@ -22,10 +22,8 @@ async fn an_unreadable_answer_parks_its_placement_with_a_reason_and_others_go_on
         ("slow", "no_json", "not the protocol's JSON"),
         ("duplicate-callback", "huge", "more than 1048576 bytes"),
     ];
-    let faults: serde_json::Map<_, _> = garbled
-        .iter()
-        .map(|(option, garble, _)| ((*option).to_owned(), json!(garble)))
-        .collect();
+    let faults: serde_json::Map<_, _> =
+        garbled.iter().map(|(option, garble, _)| ((*option).to_owned(), json!(garble))).collect();
     bench.sandbox.faults(json!({ "garbled": faults })).await;
     let mut bad = Vec::new();
     for (option, garble, reason) in garbled {
@@ -47,28 +45,19 @@ async fn an_unreadable_answer_parks_its_placement_with_a_reason_and_others_go_on
 #[tokio::test(flavor = "multi_thread")]
 async fn a_message_reaches_the_database_as_one_clean_line() {
     let bench = Bench::start(|_| {}).await;
-    bench
-        .sandbox
-        .faults(json!({ "garbled": { "refused": "odd_message" } }))
-        .await;
+    bench.sandbox.faults(json!({ "garbled": { "refused": "odd_message" } })).await;
     let id = bench.accept(&["refused"]).await;
     let stored = bench.until(id, |stored| stored.failed == 1).await;
     assert_eq!(
         (stored.state.as_str(), stored.reason.as_deref()),
-        (
-            "failed",
-            Some("the provider refused: 9001 sold out [31m X-Injected: 1 gnp.exe")
-        )
+        ("failed", Some("the provider refused: 9001 sold out [31m X-Injected: 1 gnp.exe"))
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
     let bench = Bench::start(|_| {}).await;
-    bench
-        .sandbox
-        .faults(json!({ "garbled": { "duplicate-callback": "bad_date" } }))
-        .await;
+    bench.sandbox.faults(json!({ "garbled": { "duplicate-callback": "bad_date" } })).await;
     let id = bench.accept(&["duplicate-callback"]).await;
     let collected = async || {
         let looks = bench.calls(&["call=\"collect\"", "outcome=\"found\""]).await;
@@ -77,10 +66,7 @@ async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
     };
     wait::soon("three looks", collected).await;
     let stored = bench.look(id).await;
-    assert_eq!(
-        (stored.state.as_str(), stored.pending, stored.deliveries),
-        ("placed", 1, 0)
-    );
+    assert_eq!((stored.state.as_str(), stored.pending, stored.deliveries), ("placed", 1, 0));
     bench.sandbox.faults(json!({})).await;
     let stored = bench.hurry(id, |stored| stored.ready == 1).await;
     assert_eq!(stored.deliveries, 1);
@@ -94,10 +80,7 @@ async fn huge_answers_cost_no_memory_also_after_a_restart() {
         config.settle = Duration::from_mins(1);
     })
     .await;
-    bench
-        .sandbox
-        .faults(json!({ "garbled": { "never-ready": "huge" } }))
-        .await;
+    bench.sandbox.faults(json!({ "garbled": { "never-ready": "huge" } })).await;
     let mut process = bench.process();
     process.start().await.unwrap();
     let mut placements = Vec::new();
@@ -135,10 +118,7 @@ async fn refuse(bench: &Bench, id: PlacementId, code: &str) {
          CREATE TRIGGER {name} BEFORE UPDATE ON placements FOR EACH ROW
          WHEN (NEW.placement_id = '{id}' AND NEW.state = 'placed') EXECUTE FUNCTION {name}()"
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(statement))
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&bench.pool).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -19,12 +19,10 @@ async fn partner() -> (String, mpsc::UnboundedReceiver<Value>) {
     let router = Router::new()
         .route(
             PATH,
-            post(
-                |State(sender): State<mpsc::UnboundedSender<Value>>, Json(body): Json<Value>| async move {
-                    sender.send(body).unwrap();
-                    StatusCode::INTERNAL_SERVER_ERROR
-                },
-            ),
+            post(|State(sender): State<mpsc::UnboundedSender<Value>>, Json(body): Json<Value>| async move {
+                sender.send(body).unwrap();
+                StatusCode::INTERNAL_SERVER_ERROR
+            }),
         )
         .with_state(sender);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -34,10 +32,7 @@ async fn partner() -> (String, mpsc::UnboundedReceiver<Value>) {
 }
 
 async fn next(callbacks: &mut mpsc::UnboundedReceiver<Value>) -> Value {
-    tokio::time::timeout(Duration::from_secs(10), callbacks.recv())
-        .await
-        .unwrap()
-        .unwrap()
+    tokio::time::timeout(Duration::from_secs(10), callbacks.recv()).await.unwrap().unwrap()
 }
 
 #[tokio::test]
@@ -49,9 +44,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     let sandbox = Started::with(settings).await;
     let caller: &Caller = &sandbox;
 
-    let duplicate = caller
-        .order("order-1", &[(&option("duplicate-callback"), 2)])
-        .await;
+    let duplicate = caller.order("order-1", &[(&option("duplicate-callback"), 2)]).await;
     let mut counts: HashMap<String, u32> = HashMap::new();
     for _ in 0..4 {
         let topup = next(&mut callbacks).await["topupId"].as_str().unwrap().to_owned();
@@ -62,16 +55,12 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     }
 
     let canceled = caller.order("order-4", &[(&option("delayed"), 1)]).await;
-    caller
-        .cancel(canceled["products"][0]["topupId"].as_str().unwrap())
-        .await;
+    caller.cancel(canceled["products"][0]["topupId"].as_str().unwrap()).await;
     let begun = Instant::now();
     caller.order("order-2", &[(&option("delayed"), 2)]).await;
     caller.order("order-3", &[(&option("partly"), 2)]).await;
     // Not called back: ready at the first GET, never ready; and failed and canceled units above.
-    caller
-        .order("order-5", &[(&option("ready"), 2), (&option("never-ready"), 1)])
-        .await;
+    caller.order("order-5", &[(&option("ready"), 2), (&option("never-ready"), 1)]).await;
     let mut called = Vec::new();
     for _ in 0..3 {
         let callback = next(&mut callbacks).await;
@@ -117,9 +106,7 @@ async fn an_absent_partner_delays_no_order() {
     let sandbox = Started::with(settings).await;
     let begun = Instant::now();
     for n in 0..20 {
-        let answer = sandbox
-            .order(&format!("order-{n}"), &[(&option("duplicate-callback"), 100)])
-            .await;
+        let answer = sandbox.order(&format!("order-{n}"), &[(&option("duplicate-callback"), 100)]).await;
         assert_eq!(answer["code"], "0000");
     }
     assert!(begun.elapsed() < Duration::from_secs(5));

@@ -33,9 +33,8 @@ async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
     let sandbox = Started::fresh().await;
     let caller: &Caller = &sandbox;
     assert_eq!(caller.get("/faults").await, none());
-    let (status, set) = caller
-        .faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false }))
-        .await;
+    let (status, set) =
+        caller.faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false })).await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(
         (&set["latency_ms"], &set["error_rate"], &set["detect_duplicates"]),
@@ -47,10 +46,7 @@ async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
         (json!([]), "not a set of faults"),
     ] {
         let (status, answer) = caller.faults(body).await;
-        assert_eq!(
-            (status, &answer["code"]),
-            (StatusCode::BAD_REQUEST, &json!("9000"))
-        );
+        assert_eq!((status, &answer["code"]), (StatusCode::BAD_REQUEST, &json!("9000")));
         assert!(answer["message"].as_str().unwrap().contains(message), "{answer}");
     }
     assert_eq!(caller.get("/faults").await, set);
@@ -68,17 +64,10 @@ async fn down_closes_connections_and_buys_nothing() {
     caller.faults(json!({ "down": true })).await;
     let begun = Instant::now();
     for _ in 0..3 {
-        let error = caller
-            .ordering("order-1", &[(&ready, 1)])
-            .send()
-            .await
-            .unwrap_err();
+        let error = caller.ordering("order-1", &[(&ready, 1)]).send().await.unwrap_err();
         assert!(error.is_request() && !error.is_timeout(), "{error:?}");
     }
-    for (method, path) in [
-        (Method::GET, "/api/v2/order/order-1"),
-        (Method::POST, "/api/v2/cancel/1"),
-    ] {
+    for (method, path) in [(Method::GET, "/api/v2/order/order-1"), (Method::POST, "/api/v2/cancel/1")] {
         let request = caller.http.request(method, format!("{}{path}", caller.base));
         assert!(request.send().await.is_err(), "{path}");
     }
@@ -104,24 +93,16 @@ async fn errors_buy_or_do_not_as_asked() {
     assert_eq!(order_many(caller, "bought", 5).await, [error; 5]);
     assert_eq!(caller.ledger().await["purchases"], 5);
     let fetched = caller.send(Method::GET, "/api/v2/order/bought-0", "").await;
-    assert_eq!(
-        fetched,
-        (error, json!({ "code": "9999", "message": "Server error" }))
-    );
+    assert_eq!(fetched, (error, json!({ "code": "9999", "message": "Server error" })));
 
     // 200 tosses of a coin: more than 40 of each, but once in 10^17 runs.
-    caller
-        .faults(json!({ "error_rate": 0.5, "error_buys": 0.5 }))
-        .await;
+    caller.faults(json!({ "error_rate": 0.5, "error_buys": 0.5 })).await;
     let statuses = order_many(caller, "some", 200).await;
     let errors = statuses.iter().filter(|status| **status == error).count();
     assert!((40..160).contains(&errors), "{errors} errors");
     let bought = usize::try_from(caller.ledger().await["purchases"].as_u64().unwrap()).unwrap() - 5;
     let unsaid = bought - (200 - errors);
-    assert!(
-        0 < unsaid && unsaid < errors,
-        "{unsaid} of {errors} errors bought"
-    );
+    assert!(0 < unsaid && unsaid < errors, "{unsaid} of {errors} errors bought");
 }
 
 #[tokio::test]
@@ -181,9 +162,7 @@ async fn a_fresh_purchase_is_not_found_for_a_while() {
         assert_eq!(fetched["code"], "9002");
     }
     assert_eq!(caller.code("order-1", &[(&ready, 1)]).await, "9003");
-    caller
-        .fetch_until("order-1", |answer| answer["code"] == "0000")
-        .await;
+    caller.fetch_until("order-1", |answer| answer["code"] == "0000").await;
     assert!(begun.elapsed() >= Duration::from_millis(799));
 }
 
@@ -195,14 +174,10 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
     let sandbox = Started::with(settings).await;
     let caller: &Caller = &sandbox;
     let ready = option("ready");
-    let answers = [
-        caller.order("order-1", &[(&ready, 2)]).await,
-        caller.order("order-1", &[(&ready, 2)]).await,
-    ];
-    let topups: HashSet<_> = answers
-        .iter()
-        .flat_map(|answer| sorted(&answer["products"], "topupId"))
-        .collect();
+    let answers =
+        [caller.order("order-1", &[(&ready, 2)]).await, caller.order("order-1", &[(&ready, 2)]).await];
+    let topups: HashSet<_> =
+        answers.iter().flat_map(|answer| sorted(&answer["products"], "topupId")).collect();
     assert_eq!(topups.len(), 4);
     let fetched = caller.fetch("order-1").await;
     let found: HashSet<_> = sorted(&fetched["products"], "topupId").into_iter().collect();
@@ -240,9 +215,7 @@ async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
         ("empty_unit_id", |id| id.is_empty()),
         ("nul_unit_id", |id| id.ends_with('\0')),
     ] {
-        caller
-            .faults(json!({ "garbled": { "never-ready": garble } }))
-            .await;
+        caller.faults(json!({ "garbled": { "never-ready": garble } })).await;
         let ordered = caller.order(garble, &[(&garbled, 1)]).await;
         let fetched = caller.fetch(garble).await;
         for answer in [ordered, fetched] {
@@ -259,16 +232,12 @@ async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
     let fetched = caller.fetch("date").await;
     assert_eq!(sorted(&fetched["products"], "expiredDate"), ["9999-99-99"]);
 
-    caller
-        .faults(json!({ "garbled": { "refused": "odd_message" } }))
-        .await;
+    caller.faults(json!({ "garbled": { "refused": "odd_message" } })).await;
     let refused = caller.order("odd", &[(&option("refused"), 1)]).await;
     assert_eq!(refused["code"], "9001");
     assert!(refused["message"].as_str().unwrap().contains('\0'));
 
-    caller
-        .faults(json!({ "garbled": { "ready": "huge", "slow": "no_json" } }))
-        .await;
+    caller.faults(json!({ "garbled": { "ready": "huge", "slow": "no_json" } })).await;
     let mut answer = caller.ordering("huge", &[(&ready, 1)]).send().await.unwrap();
     let mut read = 0;
     while read < 2_000_000 {

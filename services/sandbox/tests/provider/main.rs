@@ -21,10 +21,7 @@ async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
     let sandbox = Started::fresh().await;
     let (ready, other) = (option("ready"), "live-option-that-nobody-scripted");
     let answer = sandbox.order("order-1", &[(&ready, 2), (other, 1)]).await;
-    assert_eq!(
-        (&answer["code"], &answer["message"]),
-        (&json!("0000"), &json!(""))
-    );
+    assert_eq!((&answer["code"], &answer["message"]), (&json!("0000"), &json!("")));
     assert_eq!(strings(&answer["products"], "optionId"), [&ready, &ready, other]);
     let topups = strings(&answer["products"], "topupId");
     assert_eq!(topups.iter().collect::<HashSet<_>>().len(), 3);
@@ -32,10 +29,7 @@ async fn a_ready_order_is_bought_and_its_profiles_are_there_at_the_first_get() {
 
     let fetched = sandbox.fetch("order-1").await;
     assert_eq!(fetched["code"], "0000");
-    assert_eq!(
-        sorted(&fetched["products"], "topupId"),
-        sorted(&answer["products"], "topupId")
-    );
+    assert_eq!(sorted(&fetched["products"], "topupId"), sorted(&answer["products"], "topupId"));
     assert_eq!(strings(&fetched["products"], "status"), ["READY"; 3]);
     let iccids: HashSet<_> = strings(&fetched["products"], "iccid").into_iter().collect();
     assert_eq!(iccids.len(), 3);
@@ -74,10 +68,7 @@ async fn a_refused_product_refuses_the_whole_order_and_buys_nothing() {
         sandbox.fetch("order-1").await,
         json!({ "products": [], "code": "9002", "message": "Order not found" })
     );
-    assert_eq!(
-        sandbox.ledger().await,
-        json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] })
-    );
+    assert_eq!(sandbox.ledger().await, json!({ "purchases": 0, "units": 0, "canceled": 0, "orders": [] }));
     // The id bought nothing, so it is still free.
     assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "0000");
 }
@@ -108,10 +99,7 @@ async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
     let answer = sandbox.order("order-1", &[(&option("ready"), 2)]).await;
     let topup = answer["products"][1]["topupId"].as_str().unwrap();
     for _ in 0..2 {
-        assert_eq!(
-            sandbox.cancel(topup).await,
-            json!({ "code": "0000", "message": "" })
-        );
+        assert_eq!(sandbox.cancel(topup).await, json!({ "code": "0000", "message": "" }));
     }
     let unknown = json!({ "code": "9002", "message": "Topup not found" });
     assert_eq!(sandbox.cancel("1").await, unknown);
@@ -142,10 +130,7 @@ async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
         let response = request.send().await.unwrap();
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
         let answer: Value = response.json().await.unwrap();
-        assert_eq!(
-            answer,
-            json!({ "code": "9010", "message": "x-gat-timestamp is missing" })
-        );
+        assert_eq!(answer, json!({ "code": "9010", "message": "x-gat-timestamp is missing" }));
     }
     assert_eq!(caller.ledger().await["purchases"], 0);
     sandbox.stop().await;
@@ -155,9 +140,8 @@ async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
 async fn what_is_not_the_protocol_is_answered_in_json() {
     let sandbox = Started::fresh().await;
     let caller: &Caller = &sandbox;
-    let (status, answer) = caller
-        .send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#)
-        .await;
+    let (status, answer) =
+        caller.send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#).await;
     let expected = json!({ "products": [], "code": "9000", "message": "products is empty" });
     assert_eq!((status, answer), (StatusCode::OK, expected));
     let large = vec![b' '; 1024 * 1024 + 1];
@@ -178,9 +162,7 @@ async fn a_restart_remembers_everything_but_a_torn_line() {
     let sandbox = Started::new(&path).await;
     let ready = option("ready");
     let bought = sandbox.order("order-1", &[(&ready, 2)]).await;
-    sandbox
-        .cancel(bought["products"][0]["topupId"].as_str().unwrap())
-        .await;
+    sandbox.cancel(bought["products"][0]["topupId"].as_str().unwrap()).await;
     let codes = async |caller: &Caller| {
         let fetched = caller.fetch("order-1").await;
         let mut units = units(&fetched).clone();
@@ -249,8 +231,5 @@ fn the_command_line_says_what_it_needs() {
         .unwrap();
     assert_eq!(bad.status.code(), Some(2));
     let line = String::from_utf8(bad.stderr).unwrap();
-    assert!(
-        line.contains("SANDBOX_SECRET_KEY") && !line.contains("no*base64"),
-        "{line}"
-    );
+    assert!(line.contains("SANDBOX_SECRET_KEY") && !line.contains("no*base64"), "{line}");
 }

@@ -18,9 +18,7 @@ fn by_topup(answer: &Value) -> Vec<&Value> {
 }
 
 fn all_ready(answer: &Value) -> bool {
-    strings(&answer["products"], "status")
-        .iter()
-        .all(|status| *status == "READY")
+    strings(&answer["products"], "status").iter().all(|status| *status == "READY")
 }
 
 #[tokio::test]
@@ -32,26 +30,19 @@ async fn delayed_units_come_one_by_one_after_two_seconds() {
     sandbox.order("order-1", &products).await;
     let first = sandbox.fetch("order-1").await;
     if begun.elapsed() < Duration::from_secs(2) {
-        assert_eq!(
-            sorted(&first["products"], "status"),
-            ["PENDING", "PENDING", "PENDING", "READY"]
-        );
+        assert_eq!(sorted(&first["products"], "status"), ["PENDING", "PENDING", "PENDING", "READY"]);
         for unit in units(&first) {
             assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
         }
     }
     for (unit, after) in [(0, 2000), (1, 2200), (2, 2400)] {
-        let answer = sandbox
-            .fetch_until("order-1", |answer| by_topup(answer)[unit]["status"] == "READY")
-            .await;
+        let answer =
+            sandbox.fetch_until("order-1", |answer| by_topup(answer)[unit]["status"] == "READY").await;
         // The sandbox counts whole milliseconds.
         assert!(begun.elapsed() >= Duration::from_millis(after - 1), "unit {unit}");
         if begun.elapsed() < Duration::from_millis(after + 150) {
             let delayed = &by_topup(&answer)[..3];
-            assert!(
-                delayed[unit + 1..].iter().all(|unit| unit["status"] == "PENDING"),
-                "{answer}"
-            );
+            assert!(delayed[unit + 1..].iter().all(|unit| unit["status"] == "PENDING"), "{answer}");
         }
     }
     assert!(all_ready(&sandbox.fetch("order-1").await));
@@ -64,10 +55,7 @@ async fn units_are_listed_in_any_order() {
     let mut orders = HashSet::new();
     for _ in 0..3 {
         let fetched = sandbox.fetch("order-1").await;
-        assert_eq!(
-            sorted(&fetched["products"], "topupId"),
-            sorted(&answer["products"], "topupId")
-        );
+        assert_eq!(sorted(&fetched["products"], "topupId"), sorted(&answer["products"], "topupId"));
         orders.insert(strings(&fetched["products"], "topupId").join(" "));
     }
     assert!(orders.len() > 1, "three times the same order of 20! orders");
@@ -81,10 +69,7 @@ async fn bought_then_error_buys_and_does_not_say_so() {
     let products: &[(&str, u32)] = &[(&option, 2)];
     let response = caller.ordering("order-1", products).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(
-        response.json::<Value>().await.unwrap(),
-        json!({ "code": "9999", "message": "Server error" })
-    );
+    assert_eq!(response.json::<Value>().await.unwrap(), json!({ "code": "9999", "message": "Server error" }));
     assert_eq!(caller.bought("order-1").await, (1, 2));
     assert!(all_ready(&caller.fetch("order-1").await));
     assert_eq!(caller.code("order-1", products).await, "9003");
@@ -102,12 +87,8 @@ async fn bought_then_silent_buys_and_never_answers() {
     assert_eq!(caller.code("order-1", &[(&silent, 1)]).await, "9003");
 
     // A client that waits longer is sent away when the sandbox stops.
-    let waiting = tokio::spawn(
-        caller
-            .ordering("order-2", &[(&silent, 1)])
-            .timeout(Duration::from_mins(1))
-            .send(),
-    );
+    let waiting =
+        tokio::spawn(caller.ordering("order-2", &[(&silent, 1)]).timeout(Duration::from_mins(1)).send());
     caller.until_bought("order-2").await;
     assert!(!waiting.is_finished());
     let stopping = Instant::now();
@@ -145,10 +126,7 @@ async fn partly_fails_one_unit_and_delivers_the_others() {
     let settled = |answer: &Value| !strings(&answer["products"], "status").contains(&"PENDING");
     let answer = caller.fetch_until("order-1", settled).await;
     assert!(begun.elapsed() >= Duration::from_millis(999));
-    assert_eq!(
-        sorted(&answer["products"], "status"),
-        ["FAILED", "READY", "READY"]
-    );
+    assert_eq!(sorted(&answer["products"], "status"), ["FAILED", "READY", "READY"]);
     for unit in units(&answer) {
         assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
     }

@@ -35,10 +35,7 @@ impl Caller {
             secret: SecretKey::from_base64(SECRET).unwrap(),
         };
         let faults = format!("{}/faults", caller.base);
-        wait::soon("the sandbox", async || {
-            Ok(caller.http.get(&faults).send().await.ok())
-        })
-        .await;
+        wait::soon("the sandbox", async || Ok(caller.http.get(&faults).send().await.ok())).await;
         caller
     }
 
@@ -142,10 +139,8 @@ impl Caller {
 }
 
 fn order_body(order_id: &str, products: &[(&str, u32)]) -> String {
-    let products: Vec<_> = products
-        .iter()
-        .map(|(option, qty)| json!({ "optionId": option, "qty": qty }))
-        .collect();
+    let products: Vec<_> =
+        products.iter().map(|(option, qty)| json!({ "optionId": option, "qty": qty })).collect();
     json!({ "orderId": order_id, "products": products }).to_string()
 }
 
@@ -195,21 +190,13 @@ impl Started {
         let shutdown = Shutdown::new();
         let address = config.listen;
         let running = tokio::spawn(sandbox::run(config, shutdown.clone()));
-        Self {
-            caller: Caller::new(address).await,
-            shutdown,
-            running,
-            folder: None,
-        }
+        Self { caller: Caller::new(address).await, shutdown, running, folder: None }
     }
 
     /// With a new ledger.
     pub async fn fresh() -> Self {
         let (folder, path) = ledger_file();
-        Self {
-            folder: Some(folder),
-            ..Self::new(&path).await
-        }
+        Self { folder: Some(folder), ..Self::new(&path).await }
     }
 
     pub async fn stop(self) {

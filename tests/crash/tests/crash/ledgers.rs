@@ -64,11 +64,8 @@ pub async fn compare(walk: &Walk) -> Result<Vec<String>> {
     let placements: BTreeSet<&str> = stored.iter().map(|row| row.placement_id.as_str()).collect();
     let strangers = purchases.keys().filter(|id| !placements.contains(id.as_str()));
     wrong.extend(strangers.map(|id| format!("bought, but not stored: {id}")));
-    wrong.extend(
-        webhooks
-            .difference(&known)
-            .map(|webhook| format!("delivered, but not stored: {webhook:?}")),
-    );
+    wrong
+        .extend(webhooks.difference(&known).map(|webhook| format!("delivered, but not stored: {webhook:?}")));
     wrong.extend(answers(walk, &stored));
     Ok(wrong)
 }
@@ -88,11 +85,7 @@ fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
         let order = (partner, asked.external_order_id.as_str());
         let topups = standing.get(&order);
         let state = ended.get(&order).copied().unwrap_or("not stored");
-        let expected = if asked.option == "refused" {
-            "failed"
-        } else {
-            "placed"
-        };
+        let expected = if asked.option == "refused" { "failed" } else { "placed" };
         let fits = match &asked.answer {
             Some(Said::Created(answered)) => topups == Some(answered) && state == expected,
             Some(Said::Taken) => state == expected,
@@ -108,10 +101,7 @@ fn answers(walk: &Walk, stored: &[Stored]) -> Vec<String> {
                 Some(Said::Taken) => "taken".into(),
                 None => "none".into(),
             };
-            wrong.push(format!(
-                "{}: answered {answer}, but it is {state}",
-                asked.external_order_id
-            ));
+            wrong.push(format!("{}: answered {answer}, but it is {state}", asked.external_order_id));
         }
     }
     wrong

@@ -142,9 +142,7 @@ impl Walk {
                 }
             }
         };
-        let signal = tokio::time::timeout(REACH, walking)
-            .await
-            .context("never reached")??;
+        let signal = tokio::time::timeout(REACH, walking).await.context("never reached")??;
         ensure!(signal == Some(KILLED), "it ended otherwise: signal {signal:?}");
         Ok(waves)
     }
@@ -155,10 +153,7 @@ impl Walk {
             let prefix = &self.stack.prefix;
             for subject in ["topup.job.sandbox", "topup.ready.nobody"] {
                 let subject = format!("{prefix}{subject}");
-                self.jetstream
-                    .publish(subject, "unreadable".into())
-                    .await?
-                    .await?;
+                self.jetstream.publish(subject, "unreadable".into()).await?.await?;
             }
         }
         let orders = WAVE.map(|option| (0, option)).into_iter().chain([(1, "ready")]);
@@ -167,12 +162,7 @@ impl Walk {
             async move {
                 let external_order_id = format!("{point} {wave} {option}");
                 let answer = ask(stack, client, &external_order_id, option).await?;
-                Ok(Asked {
-                    partner,
-                    external_order_id,
-                    option,
-                    answer,
-                })
+                Ok(Asked { partner, external_order_id, option, answer })
             }
         });
         let asked: Result<Vec<Asked>> = futures_util::future::try_join_all(sent).await;
@@ -246,9 +236,7 @@ async fn ready_or_dead(process: &mut Process) -> Result<bool> {
             return Ok(Some(false));
         }
         let answer = client.get(&url).timeout(Duration::from_secs(1)).send().await;
-        Ok(answer
-            .is_ok_and(|answer| answer.status().is_success())
-            .then_some(true))
+        Ok(answer.is_ok_and(|answer| answer.status().is_success()).then_some(true))
     })
     .await
 }

@@ -17,9 +17,7 @@ async fn options_are_listed_and_cached() {
     let mut cursor = String::new();
     let mut offered = Vec::new();
     loop {
-        let page = get(&shop.client, &format!("/options?limit=1{cursor}"))
-            .await
-            .unwrap();
+        let page = get(&shop.client, &format!("/options?limit=1{cursor}")).await.unwrap();
         offered.extend(page["options"].as_array().unwrap().clone());
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
@@ -30,10 +28,7 @@ async fn options_are_listed_and_cached() {
     let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": {}});
     assert!(offered.contains(&ready), "{offered:?}");
     let whole = ask(&shop.client, "GET", "/options?limit=100").await.unwrap();
-    assert_eq!(
-        whole.json().unwrap(),
-        json!({"options": offered, "next_cursor": null})
-    );
+    assert_eq!(whole.json().unwrap(), json!({"options": offered, "next_cursor": null}));
 
     let etag = header(&whole, "etag").to_owned();
     let since = async |etag: &str| {
@@ -66,10 +61,7 @@ async fn options_are_listed_and_cached() {
     // No live option is configured.
     let live = stack.create_partner("live", None).await.unwrap();
     let live = stack.client(&live).unwrap();
-    assert_eq!(
-        get(&live, "/options").await.unwrap(),
-        json!({"options": [], "next_cursor": null})
-    );
+    assert_eq!(get(&live, "/options").await.unwrap(), json!({"options": [], "next_cursor": null}));
 }
 
 /// Orders one unit.
@@ -99,9 +91,7 @@ async fn the_webhook_is_changed_by_the_partner() {
         Ok((topup["delivery"] == "no_endpoint").then_some(()))
     };
     wait::soon("a webhook without an endpoint", held).await;
-    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver"))
-        .await
-        .unwrap();
+    let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver")).await.unwrap();
     assert_refused(&redeliver, 409, "webhook_url_missing");
     let put = async |url: Value| {
         let request = client.post(json!({"url": url}).to_string());
@@ -111,10 +101,7 @@ async fn the_webhook_is_changed_by_the_partner() {
         (json!("http://10.1.2.3/hook"), "url_forbidden; parameter=url"),
         (json!("http://127.0.0.1:22/hook"), "url_forbidden; parameter=url"),
         (json!("ftp://example.com"), "url_invalid; parameter=url"),
-        (
-            json!("https://user:pass@example.com"),
-            "url_invalid; parameter=url",
-        ),
+        (json!("https://user:pass@example.com"), "url_invalid; parameter=url"),
         (json!(7), "url_invalid; parameter=url"),
     ] {
         let answer = put(url.clone()).await.unwrap();
@@ -128,10 +115,7 @@ async fn the_webhook_is_changed_by_the_partner() {
     // Both secrets sign during the overlap.
     let rotated = ask(&client, "POST", "/webhook/secret").await.unwrap();
     assert_eq!(rotated.status, 201);
-    let new_secret = rotated.json().unwrap()["webhook_secret"]
-        .as_str()
-        .unwrap()
-        .to_owned();
+    let new_secret = rotated.json().unwrap()["webhook_secret"].as_str().unwrap().to_owned();
     receiver.verify(PATH, &new_secret).unwrap();
     let second = ask(&client, "POST", "/webhook/secret").await.unwrap();
     assert_refused(&second, 409, "rotation_under_way");
@@ -143,10 +127,7 @@ async fn the_webhook_is_changed_by_the_partner() {
         };
         received.iter().any(two)
     };
-    receiver
-        .wait_until(SOON, "a webhook with two signatures", signed)
-        .await
-        .unwrap();
+    receiver.wait_until(SOON, "a webhook with two signatures", signed).await.unwrap();
 }
 
 #[tokio::test]
@@ -178,18 +159,10 @@ async fn a_webhook_url_is_judged_by_what_its_name_resolves_to() {
     for (host, warns) in [("good.test", false), ("none.test", true), ("a.silent.test", true)] {
         let began = Instant::now();
         let answer = put(host).await;
-        assert!(
-            began.elapsed() < Duration::from_secs(5),
-            "{host}: {:?}",
-            began.elapsed()
-        );
+        assert!(began.elapsed() < Duration::from_secs(5), "{host}: {:?}", began.elapsed());
         let endpoint: Value = answer.json().unwrap();
         let url = format!("http://{host}/hook");
-        assert_eq!(
-            (answer.status, &endpoint["url"]),
-            (200, &json!(url)),
-            "{endpoint}"
-        );
+        assert_eq!((answer.status, &endpoint["url"]), (200, &json!(url)), "{endpoint}");
         assert_eq!(endpoint["warning"].is_string(), warns, "{endpoint}");
     }
     // The stored URL again is not resolved again.
@@ -204,10 +177,7 @@ async fn keys_are_changed_by_the_partner() {
     let client = stack.client(&partner).unwrap();
     // Both pairs of keys are valid during the overlap.
     let rotated = ask(&client, "POST", "/keys").await.unwrap();
-    assert_eq!(
-        (rotated.status, header(&rotated, "cache-control")),
-        (201, "no-store")
-    );
+    assert_eq!((rotated.status, header(&rotated, "cache-control")), (201, "no-store"));
     let keys = rotated.json().unwrap();
     let text = |name: &str| keys[name].as_str().unwrap();
     let renewed = Client::new(&stack.base_url, text("access_key"), text("secret_key")).unwrap();

@@ -12,29 +12,21 @@ use url::Url;
 
 /// A stack whose services reach their database through a forwarder; esimctl and this test don't.
 pub async fn start() -> Result<(Stack, Forwarder)> {
-    let builder = Stage::OURS
-        .into_iter()
-        .fold(Stack::builder(), testkit::stack::Builder::without);
+    let builder = Stage::OURS.into_iter().fold(Stack::builder(), testkit::stack::Builder::without);
     let settings = [("SETTLE", "6s"), ("PROVIDER_TIMEOUT", "2s")];
     let mut stack = settings
         .into_iter()
-        .fold(builder, |builder, (name, value)| {
-            builder.env(Stage::Provisioner, name, value)
-        })
+        .fold(builder, |builder, (name, value)| builder.env(Stage::Provisioner, name, value))
         .start()
         .await?;
     let mut url: Url = stack.database.url().parse()?;
     let server = url.socket_addrs(|| Some(5432))?;
     let forwarder = Forwarder::to(*server.first().context("no address of PostgreSQL")?).await?;
     url.set_host(Some("127.0.0.1"))?;
-    url.set_port(Some(forwarder.port()))
-        .map_err(|()| anyhow::anyhow!("no port in {url}"))?;
+    url.set_port(Some(forwarder.port())).map_err(|()| anyhow::anyhow!("no port in {url}"))?;
     for stage in Stage::OURS {
         let process = stack.process(stage)?;
-        process
-            .program_mut()
-            .env
-            .insert("DATABASE_URL".into(), url.to_string());
+        process.program_mut().env.insert("DATABASE_URL".into(), url.to_string());
         process.start().await?;
     }
     Ok((stack, forwarder))
@@ -68,23 +60,13 @@ async fn without_postgresql_the_answer_is_500_and_everything_recovers() {
         answer.took
     );
     let ready_url = stack.process(Stage::Ingress).unwrap().program().ready_url.clone();
-    let readiness = http::client()
-        .unwrap()
-        .get(ready_url)
-        .send()
-        .await
-        .unwrap()
-        .status();
-    assert_eq!(
-        readiness, 200,
-        "partners see the specified 500, not a proxy's 503"
-    );
+    let readiness = http::client().unwrap().get(ready_url).send().await.unwrap().status();
+    assert_eq!(readiness, 200, "partners see the specified 500, not a proxy's 503");
 
     forwarder.restore().await.unwrap();
     let recovered = async || Ok(shop.client.order("away", &items).await?.products().ok());
-    let products = wait::until(Duration::from_secs(15), "ingress to recover by itself", recovered)
-        .await
-        .unwrap();
+    let products =
+        wait::until(Duration::from_secs(15), "ingress to recover by itself", recovered).await.unwrap();
     topup_ids.extend(ids(&products));
 
     // A 5xx leaves the result open; sending the order again gives a definite one.

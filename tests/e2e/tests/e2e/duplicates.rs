@@ -36,26 +36,17 @@ fn counted(answers: &[Answer]) -> BTreeMap<String, usize> {
     for Answer { status, body, .. } in answers {
         // What a 201 says differs from order to order.
         let body = if *status == 201 { &Bytes::new() } else { body };
-        *counts
-            .entry(format!("{status} {}", String::from_utf8_lossy(body)))
-            .or_default() += 1;
+        *counts.entry(format!("{status} {}", String::from_utf8_lossy(body))).or_default() += 1;
     }
     counts
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_sixteen_simultaneous_creates_one_wins() {
-    let stack = Stack::builder()
-        .replicas(Stage::Ingress, 2)
-        .start()
-        .await
-        .unwrap();
+    let stack = Stack::builder().replicas(Stage::Ingress, 2).start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let both: Vec<Client> = stack
-        .base_urls()
-        .iter()
-        .map(|base_url| Client::of(base_url, &shop.partner).unwrap())
-        .collect();
+    let both: Vec<Client> =
+        stack.base_urls().iter().map(|base_url| Client::of(base_url, &shop.partner).unwrap()).collect();
     for client in &both {
         verdicts_come(&stack, client).await.unwrap();
     }
@@ -73,10 +64,7 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
     assert_eq!(topup_ids.len(), 2 * ROUNDS);
     let received = shop.delivered(&topup_ids, Duration::from_secs(30)).await.unwrap();
     assert_eq!(received.len(), 2 * ROUNDS, "webhooks of orders without an answer");
-    assert_eq!(
-        stack.ledger().await.unwrap().units,
-        u64::try_from(2 * ROUNDS).unwrap()
-    );
+    assert_eq!(stack.ledger().await.unwrap().units, u64::try_from(2 * ROUNDS).unwrap());
 
     // A refused order frees its id, perhaps while other requests use it; nothing is bought for any.
     let refusal = json!({"errors": ["eSIM Request failed - Status: 9001, Message: Option is not on sale"]});
@@ -87,8 +75,5 @@ async fn of_sixteen_simultaneous_creates_one_wins() {
         let taken = counts.get(TAKEN).copied().unwrap_or_default();
         assert!(refused >= 1 && refused + taken == CREATES, "{counts:?}");
     }
-    assert_eq!(
-        stack.ledger().await.unwrap().units,
-        u64::try_from(2 * ROUNDS).unwrap()
-    );
+    assert_eq!(stack.ledger().await.unwrap().units, u64::try_from(2 * ROUNDS).unwrap());
 }

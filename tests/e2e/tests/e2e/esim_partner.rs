@@ -36,9 +36,7 @@ struct Tool {
 
 impl Tool {
     async fn login(base_url: &str, partner: &Partner) -> Result<Self> {
-        let tool = Self {
-            home: tempfile::tempdir()?,
-        };
+        let tool = Self { home: tempfile::tempdir()? };
         let keys = json!({"access_key": partner.access_key, "secret_key": partner.secret_key,
             "webhook_secret": partner.webhook_secret});
         let mut login = tool
@@ -51,11 +49,7 @@ impl Tool {
         input.write_all(keys.to_string().as_bytes()).await?;
         drop(input);
         let output = tokio::time::timeout(SOON, login.wait_with_output()).await??;
-        ensure!(
-            output.status.success(),
-            "login: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        ensure!(output.status.success(), "login: {}", String::from_utf8_lossy(&output.stderr));
         let shown = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
         ensure!(
             !shown.contains(&partner.secret_key) && !shown.contains(&partner.webhook_secret),
@@ -87,11 +81,7 @@ impl Tool {
     /// The standard output of a successful command.
     async fn text(&self, arguments: &[&str]) -> Result<String> {
         let output = self.run(arguments).await?;
-        ensure!(
-            output.status.success(),
-            "{arguments:?}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        ensure!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(String::from_utf8(output.stdout)?)
     }
 
@@ -109,11 +99,7 @@ impl Tool {
     /// Starts `listen`, and waits until it has begun.
     async fn listen(&self, url: &str, count: &str) -> Result<(Child, BufReader<ChildStderr>)> {
         let arguments = ["listen", "--forward-to", url, "--count", count];
-        let mut listening = self
-            .command(&arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let mut listening = self.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         let mut errors = BufReader::new(listening.stderr.take().context("stderr")?);
         let mut line = String::new();
         tokio::time::timeout(SOON, errors.read_line(&mut line)).await??;
@@ -133,10 +119,8 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
 
     // Wrong keys change nothing.
     let file = tool.home.path().join("wrong.env");
-    let lines = format!(
-        "BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n",
-        stack.base_url, partner.access_key
-    );
+    let lines =
+        format!("BASE_URL={}\nACCESS_KEY={}\nSECRET_KEY=d3Jvbmc=\n", stack.base_url, partner.access_key);
     std::fs::write(&file, lines).unwrap();
     let path = file.display().to_string();
     let shown = tool.failure(&["login", "--from", &path]).await.unwrap();
@@ -165,9 +149,7 @@ async fn loses_the_first_response(ingress: SocketAddr) -> Result<SocketAddr> {
             tokio::spawn(async move {
                 let mut upstream = TcpStream::connect(ingress).await?;
                 if !first {
-                    return tokio::io::copy_bidirectional(&mut client, &mut upstream)
-                        .await
-                        .map(|_| ());
+                    return tokio::io::copy_bidirectional(&mut client, &mut upstream).await.map(|_| ());
                 }
                 let (mut from, mut to) = (client.split(), upstream.split());
                 let mut answer = [0; 1024];
@@ -200,21 +182,12 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
     let ordered = tool.run(&["--keys", &file, "order", &id, ready]).await.unwrap();
     let said = String::from_utf8(ordered.stderr).unwrap();
     assert!(ordered.status.success(), "{said}");
-    assert!(
-        said.contains("no answer") && said.contains("not bought again"),
-        "{said}"
-    );
+    assert!(said.contains("no answer") && said.contains("not bought again"), "{said}");
     let order: Value = serde_json::from_slice(&ordered.stdout).unwrap();
-    assert_eq!(
-        (&order["external_order_id"], &order["topups"][0]["option_id"]),
-        (&json!(id), &json!(ready))
-    );
+    assert_eq!((&order["external_order_id"], &order["topups"][0]["option_id"]), (&json!(id), &json!(ready)));
     // Another order with the same id is a failure.
     let said = tool.failure(&["order", &id, ready, "--qty", "2"]).await.unwrap();
-    assert!(
-        said.contains("other units") && said.contains("external_order_id_taken"),
-        "{said}"
-    );
+    assert!(said.contains("other units") && said.contains("external_order_id_taken"), "{said}");
     let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
     let ledger = wait::soon("the purchase", bought).await;
     assert_eq!(ledger.purchases, 1);
@@ -237,11 +210,7 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     }
     // A reader that leaves, such as `head`, is no failure.
     let mut command = tool.command(&["trigger"]);
-    let mut unread = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut unread = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(unread.stdout.take());
     let unread = unread.wait_with_output().await.unwrap();
     assert!(unread.status.success() && unread.stderr.is_empty(), "{unread:?}");
@@ -258,9 +227,7 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
     let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
     let delivered = async || {
         let log = tool.text(&["logs", "tail", "--once"]).await?;
-        Ok(log
-            .contains(&format!("webhook {topup_id} delivered"))
-            .then_some(log))
+        Ok(log.contains(&format!("webhook {topup_id} delivered")).then_some(log))
     };
     let log = wait::soon("the delivery in the log", delivered).await;
     for part in [
@@ -292,11 +259,8 @@ async fn the_log_is_followed() {
     let ready = stack.option("ready").unwrap();
     let before = fresh("before");
     shop.buy(&before, ready, 1).await.unwrap();
-    let mut following = tool
-        .command(&["logs", "tail", "--lines", "1"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut following =
+        tool.command(&["logs", "tail", "--lines", "1"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(following.stdout.take().unwrap()).lines();
     let mut until = async |part: &str| -> Result<()> {
         while let Some(line) = tokio::time::timeout(SOON, lines.next_line()).await?? {
@@ -310,9 +274,7 @@ async fn the_log_is_followed() {
     let after = fresh("after");
     let bought = shop.buy(&after, ready, 1).await.unwrap();
     until(&format!("order   {after:?}")).await.unwrap();
-    until(&format!("webhook {} delivered", bought[0].topup_id))
-        .await
-        .unwrap();
+    until(&format!("webhook {} delivered", bought[0].topup_id)).await.unwrap();
 }
 
 #[tokio::test]
@@ -340,10 +302,7 @@ async fn the_example_receivers_pass_certify() {
         let report = tool.json(&["certify", &url, "--json"]).await.unwrap();
         let checks = report["checks"].as_array().unwrap();
         let failed: Vec<_> = checks.iter().filter(|check| check["passed"] != true).collect();
-        assert!(
-            failed.is_empty() && report["passed"] == true,
-            "{file}: {failed:?}"
-        );
+        assert!(failed.is_empty() && report["passed"] == true, "{file}: {failed:?}");
         // The endpoint passes, but this is no live account, and no https.
         let item = |name: &str| {
             let items = report["checklist"].as_array().unwrap();

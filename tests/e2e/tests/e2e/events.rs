@@ -9,9 +9,7 @@ use testkit::wait;
 
 #[tokio::test]
 async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
-    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_TEST_INTERVAL", "1h")])
-        .await
-        .unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_TEST_INTERVAL", "1h")]).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let tested = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
     let good: Value = tested.json().unwrap();
@@ -34,11 +32,7 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
     broken.receiver.answer(PATH, |_| receiver::Answer::status(503));
     let tested = ask(&broken.client, "POST", "/webhook/test", "").await.unwrap();
     let failed: Value = tested.json().unwrap();
-    assert_eq!(
-        (tested.status, &failed["state"]),
-        (200, &json!("exhausted")),
-        "{failed}"
-    );
+    assert_eq!((tested.status, &failed["state"]), (200, &json!("exhausted")), "{failed}");
     assert_eq!(failed["attempts"][0]["status"], 503);
     assert_eq!(failed["attempts"][0]["outcome"], "status_5xx");
     assert!(failed["attempts"][0]["duration_ms"].is_number(), "{failed}");
@@ -59,16 +53,11 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
         get(&stranger.client, "/webhook/events").await.unwrap(),
         json!({"events": [], "next_cursor": null})
     );
-    let shown: Value = stack
-        .esimctl
-        .run(&["delivery", "show", failed["event_id"].as_str().unwrap()])
-        .await
-        .unwrap();
+    let shown: Value =
+        stack.esimctl.run(&["delivery", "show", failed["event_id"].as_str().unwrap()]).await.unwrap();
     assert_eq!(shown["attempts"][0]["class"], "status_5xx", "{shown}");
 
-    let removed = ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#)
-        .await
-        .unwrap();
+    let removed = ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#).await.unwrap();
     assert_eq!(removed.status, 200);
     let answer = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
     assert_refused(&answer, 409, "webhook_url_missing");
@@ -84,20 +73,12 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
 
 #[tokio::test]
 async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
-    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "5s")])
-        .await
-        .unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "5s")]).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let silent = Shop::open(&stack).await.unwrap();
     for (body, code) in [
-        (
-            r#"{"events": ["webhook.test"]}"#,
-            "events_invalid; parameter=events",
-        ),
-        (
-            r#"{"events": "topup.failed"}"#,
-            "events_invalid; parameter=events",
-        ),
+        (r#"{"events": ["webhook.test"]}"#, "events_invalid; parameter=events"),
+        (r#"{"events": "topup.failed"}"#, "events_invalid; parameter=events"),
         (r#"{"events": [1]}"#, "events_invalid; parameter=events"),
         ("{}", "url_missing; parameter=url"),
     ] {
@@ -106,14 +87,9 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     }
     let before = get(&shop.client, "/webhook").await.unwrap();
     assert_eq!(before["events"], json!([]));
-    let asked = ask(&shop.client, "PUT", "/webhook", r#"{"events": ["topup.failed"]}"#)
-        .await
-        .unwrap();
+    let asked = ask(&shop.client, "PUT", "/webhook", r#"{"events": ["topup.failed"]}"#).await.unwrap();
     let endpoint: Value = asked.json().unwrap();
-    assert_eq!(
-        (&endpoint["events"], &endpoint["url"]),
-        (&json!(["topup.failed"]), &before["url"])
-    );
+    assert_eq!((&endpoint["events"], &endpoint["url"]), (&json!(["topup.failed"]), &before["url"]));
 
     let partly = stack.option("partly").unwrap();
     let id = fresh("partly");
@@ -129,10 +105,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     assert_eq!(data["external_order_id"], id.as_str());
     let topup_id = data["topup_id"].as_str().unwrap();
     let topup = get(&shop.client, &format!("/topups/{topup_id}")).await.unwrap();
-    assert_eq!(
-        (&topup["state"], &topup["error"]),
-        (&json!("failed"), &data["error"])
-    );
+    assert_eq!((&topup["state"], &topup["error"]), (&json!("failed"), &data["error"]));
     let listed = delivered(&shop).await;
     assert_eq!(listed["topup_id"], topup_id);
     let event_id = listed["event_id"].as_str().unwrap();
@@ -140,10 +113,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
 
     is_sent_again(&stack, &shop, &silent, event).await;
     assert!(!told(&silent.receiver.received()));
-    assert_eq!(
-        get(&silent.client, "/webhook/events").await.unwrap()["events"],
-        json!([])
-    );
+    assert_eq!(get(&silent.client, "/webhook/events").await.unwrap()["events"], json!([]));
 }
 
 /// The newest event of this partner, once it is delivered.
@@ -168,9 +138,7 @@ async fn is_sent_again(stack: &Stack, shop: &Shop, stranger: &Shop, event: &rece
     assert_eq!(answer, json!({"event_id": event_id, "state": "pending"}));
     let sent = async |count: usize| {
         let waiting = shop.receiver.wait_until(SOON, "the event again", |received| {
-            let times = received
-                .iter()
-                .filter(|one| one.headers["webhook-id"] == event_id);
+            let times = received.iter().filter(|one| one.headers["webhook-id"] == event_id);
             times.count() == count
         });
         let mut received = waiting.await.unwrap();

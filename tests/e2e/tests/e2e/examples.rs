@@ -78,9 +78,7 @@ impl Example<'_> {
         let listens = async || Ok(TcpStream::connect(address).await.ok());
         wait::until(SOON, "the example's receiver", listens).await?;
         // A forged webhook is refused and not printed.
-        let forged = testkit::http::client()?
-            .post(format!("http://{address}/"))
-            .body("{}");
+        let forged = testkit::http::client()?.post(format!("http://{address}/")).body("{}");
         ensure!(forged.send().await?.status() == 401, "{}: forged", self.file);
 
         let redelivers = async || {
@@ -95,22 +93,14 @@ impl Example<'_> {
         };
         wait::until(SOON, "a redelivery", redelivers).await?;
         let line = tokio::time::timeout(SOON, lines.next_line()).await??;
-        ensure!(
-            line == Some(format!("ready {id} {topup_id}")),
-            "{}: {line:?}",
-            self.file
-        );
+        ensure!(line == Some(format!("ready {id} {topup_id}")), "{}: {line:?}", self.file);
         // A further event is acknowledged, and is no eSIM.
         let path = "/api/v1/api_partner/webhook/test";
         let tested = self.shop.client.post("").path(path).send().await?.json()?;
         ensure!(tested["state"] == "delivered", "{}: {tested}", self.file);
         let line = tokio::time::timeout(SOON, lines.next_line()).await??;
         let event = tested["event_id"].as_str().unwrap_or_default();
-        ensure!(
-            line == Some(format!("event webhook.test {event}")),
-            "{}: {line:?}",
-            self.file
-        );
+        ensure!(line == Some(format!("event webhook.test {event}")), "{}: {line:?}", self.file);
         Ok(())
     }
 }
@@ -130,15 +120,9 @@ async fn prepared(file: &str, folder: &Path) -> PathBuf {
     let mut build = Command::new("go");
     build.args(["build", "-o"]).arg(&built).arg(source);
     // Go needs a folder for its cache.
-    build
-        .env("GOCACHE", folder.join("go-cache"))
-        .env("GOPROXY", "off");
+    build.env("GOCACHE", folder.join("go-cache")).env("GOPROXY", "off");
     let output = build.output().await.unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     built
 }
 
@@ -162,12 +146,8 @@ async fn the_examples_order_look_up_and_recover_a_lost_webhook() {
         }
         run += 1;
         let shop = Shop::open(&stack).await.unwrap();
-        let example = Example {
-            file,
-            program: prepared(file, folder.path()).await,
-            stack: &stack,
-            shop: &shop,
-        };
+        let example =
+            Example { file, program: prepared(file, folder.path()).await, stack: &stack, shop: &shop };
         let address = format!("127.0.0.1:{}", ports::free().unwrap());
         if receives {
             let url = format!("http://{address}/webhooks");
@@ -182,19 +162,14 @@ async fn the_examples_order_look_up_and_recover_a_lost_webhook() {
             let order = example.json(&["show", &id]).await?;
             Ok((order["state"] == "ready").then_some(order))
         };
-        let order = wait::until(Duration::from_mins(1), "the order to be ready", shown)
-            .await
-            .unwrap();
+        let order = wait::until(Duration::from_mins(1), "the order to be ready", shown).await.unwrap();
         assert_eq!(order["topups"][0]["esim"]["topup_id"], topup_id);
         if receives {
             example.recovers(&address, &id, topup_id).await.unwrap();
         }
         let options = example.json(&["options"]).await.unwrap();
         let offered = options["options"].as_array().unwrap();
-        assert!(
-            offered.iter().any(|option| option["option_id"] == ready),
-            "{options}"
-        );
+        assert!(offered.iter().any(|option| option["option_id"] == ready), "{options}");
 
         // A repeated order is not a failure: it is looked up. The shell client shows the code instead.
         let again = example.output(&["order", &id, ready, "1"]).await.unwrap();
@@ -219,10 +194,7 @@ fn block<'a>(guide: &'a str, marker: &str) -> Vec<&'a str> {
 
 /// The value of a line `name: value` of a block.
 fn value<'a>(block: &[&'a str], name: &str) -> &'a str {
-    block
-        .iter()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
-        .expect(name)
+    block.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(": ")).expect(name)
 }
 
 #[test]
@@ -242,11 +214,7 @@ fn the_guides_test_vectors_are_true() {
     let vector = block(&guide, "<!-- webhook vector -->");
     let secret = Secret::parse(value(&vector, "webhook secret")).unwrap();
     let timestamp: i64 = value(&vector, "webhook-timestamp").parse().unwrap();
-    let signature = secret.sign(
-        value(&vector, "webhook-id"),
-        timestamp,
-        value(&vector, "body").as_bytes(),
-    );
+    let signature = secret.sign(value(&vector, "webhook-id"), timestamp, value(&vector, "body").as_bytes());
     assert_eq!(value(&vector, "webhook-signature"), signature);
 }
 

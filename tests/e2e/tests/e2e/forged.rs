@@ -19,9 +19,7 @@ async fn provisioners_client() -> Result<async_nats::Client> {
 async fn forge_a_refusal(mut jobs: async_nats::Subscriber, stack: &Stack, sold: u64) -> Result<()> {
     let job = jobs.next().await.context("no job")?;
     let job: Value = serde_json::from_slice(&job.payload)?;
-    let placement_id = job["placements"][0]["placement_id"]
-        .as_str()
-        .context("no placement")?;
+    let placement_id = job["placements"][0]["placement_id"].as_str().context("no placement")?;
     let verdict_to = job["verdict_to"].as_str().context("nobody waits")?.to_owned();
     let mut database = stack.database.connect().await?;
     let order_id: String =
@@ -50,20 +48,12 @@ async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
     let shop = Shop::open(&stack).await.unwrap();
     verdicts_come(&stack, &shop.client).await.unwrap();
     let sold = stack.ledger().await.unwrap().purchases;
-    let operator = nats::connect(&std::env::var("TEST_NATS_URL").unwrap())
-        .await
-        .unwrap();
-    let jobs = operator
-        .subscribe(format!("{}topup.job.sandbox", stack.prefix))
-        .await
-        .unwrap();
+    let operator = nats::connect(&std::env::var("TEST_NATS_URL").unwrap()).await.unwrap();
+    let jobs = operator.subscribe(format!("{}topup.job.sandbox", stack.prefix)).await.unwrap();
     operator.flush().await.unwrap();
     let id = fresh("forged");
     let items = [(stack.option("slow").unwrap(), 1)];
-    let (answer, forged) = tokio::join!(
-        shop.client.order(&id, &items),
-        forge_a_refusal(jobs, &stack, sold)
-    );
+    let (answer, forged) = tokio::join!(shop.client.order(&id, &items), forge_a_refusal(jobs, &stack, sold));
     forged.unwrap();
     let topup_ids = ids(&answer.unwrap().products().unwrap());
     shop.delivered(&topup_ids, SOON).await.unwrap();
@@ -80,16 +70,11 @@ async fn forged_heartbeats_do_not_fill_ingress_memory() {
     let pid = stack.process(Stage::Ingress).unwrap().pid().unwrap();
     let before = resident(pid).unwrap();
     let client = provisioners_client().await.unwrap();
-    let lanes: Vec<Value> = (0..500)
-        .map(|lane| json!({"lane": format!("lane-{lane:050}"), "verdict_ms": 1}))
-        .collect();
+    let lanes: Vec<Value> =
+        (0..500).map(|lane| json!({"lane": format!("lane-{lane:050}"), "verdict_ms": 1})).collect();
     for number in 0..1_000 {
         let known = number % 2 == 0;
-        let provider = if known {
-            "sandbox".to_owned()
-        } else {
-            format!("invented{number}")
-        };
+        let provider = if known { "sandbox".to_owned() } else { format!("invented{number}") };
         let heartbeat = json!({
             "type": "heartbeat.v1",
             "provider": provider,
@@ -98,10 +83,7 @@ async fn forged_heartbeats_do_not_fill_ingress_memory() {
             "lanes": lanes,
         });
         let subject = format!("{}topup.heartbeat.{provider}", stack.prefix);
-        client
-            .publish(subject, heartbeat.to_string().into())
-            .await
-            .unwrap();
+        client.publish(subject, heartbeat.to_string().into()).await.unwrap();
     }
     client.flush().await.unwrap();
     // Ingress has passed the flood once it hears the real provisioner again.

@@ -21,10 +21,7 @@ async fn send(client: &Client, option: &str, per_second: u32) -> Vec<(String, In
     let orders = (0..per_second * u32::try_from(SENDING.as_secs()).unwrap()).map(async |number| {
         let at = began + interval * number;
         tokio::time::sleep_until(at.into()).await;
-        let products = client
-            .order(&fresh("isolated"), &[(option, 1)])
-            .await?
-            .products()?;
+        let products = client.order(&fresh("isolated"), &[(option, 1)]).await?.products()?;
         anyhow::Ok((products[0].topup_id.clone(), at))
     });
     let answered = futures_util::future::join_all(orders).await;
@@ -37,27 +34,18 @@ async fn good_beside(stack: &Stack, good: &Shop, bad: &[(&str, u32)]) -> Result<
     let other = stack.create_partner("sandbox", Some(&sink.url("/bad"))).await?;
     let other = stack.client(&other)?;
     let ready = stack.option("ready")?;
-    let disturbing = bad
-        .iter()
-        .map(async |(name, rate)| send(&other, stack.option(name).unwrap(), *rate).await);
+    let disturbing =
+        bad.iter().map(async |(name, rate)| send(&other, stack.option(name).unwrap(), *rate).await);
     let disturbing = futures_util::future::join_all(disturbing);
     let (sent, _) = tokio::join!(send(&good.client, ready, 10), disturbing);
     ensure!(sent.len() >= 149, "only {} good orders were accepted", sent.len());
     // The rest is judged below, once it is late.
     let _ = good.receiver.wait_for(sent.len(), IN_TIME).await;
     let received = good.receiver.received();
-    let arrived: HashMap<&str, Instant> = received
-        .iter()
-        .rev()
-        .map(|one| (one.topup_id(), one.at))
-        .collect();
+    let arrived: HashMap<&str, Instant> = received.iter().rev().map(|one| (one.topup_id(), one.at)).collect();
     let late: Vec<_> = sent
         .iter()
-        .filter(|(topup, at)| {
-            arrived
-                .get(topup.as_str())
-                .is_none_or(|arrived| *arrived - *at > IN_TIME)
-        })
+        .filter(|(topup, at)| arrived.get(topup.as_str()).is_none_or(|arrived| *arrived - *at > IN_TIME))
         .collect();
     ensure!(
         late.len() * 100 <= sent.len(),
@@ -70,17 +58,7 @@ async fn good_beside(stack: &Stack, good: &Shop, bad: &[(&str, u32)]) -> Result<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn options_that_hang_or_fail_leave_the_others_alone() {
-    let stack = Stack::builder()
-        .replicas(Stage::Provisioner, 2)
-        .start()
-        .await
-        .unwrap();
+    let stack = Stack::builder().replicas(Stage::Provisioner, 2).start().await.unwrap();
     let good = Shop::open(&stack).await.unwrap();
-    good_beside(
-        &stack,
-        &good,
-        &[("bought-then-silent", 5), ("flapping", 10), ("slow", 20)],
-    )
-    .await
-    .unwrap();
+    good_beside(&stack, &good, &[("bought-then-silent", 5), ("flapping", 10), ("slow", 20)]).await.unwrap();
 }

@@ -17,10 +17,7 @@ use tokio::net::TcpStream;
 const SOON: Duration = Duration::from_secs(10);
 
 async fn partners(stack: &Stack) -> Result<(Partner, Partner)> {
-    tokio::try_join!(
-        stack.create_partner("sandbox", None),
-        stack.create_partner("sandbox", None)
-    )
+    tokio::try_join!(stack.create_partner("sandbox", None), stack.create_partner("sandbox", None))
 }
 
 async fn one(stack: &Stack, client: &Client) -> Answer {
@@ -31,21 +28,15 @@ async fn one(stack: &Stack, client: &Client) -> Answer {
 /// A request whose body doesn't come, and the first bytes of its answer.
 async fn unfinished(stack: &Stack, partner: &Partner) -> Result<TcpStream> {
     let mut connection = raw::connect(&stack.base_url).await?;
-    connection
-        .write_all(&raw::head(partner, "Content-Length: 100")?)
-        .await?;
+    connection.write_all(&raw::head(partner, "Content-Length: 100")?).await?;
     Ok(connection)
 }
 
 /// All sums of a metric's series that hold `text`.
 async fn metric(stack: &mut Stack, name: &str, text: &str) -> Result<f64> {
     let metrics = stack.process(Stage::Ingress)?.metrics().await?;
-    let series = metrics
-        .lines()
-        .filter(|line| line.starts_with(name) && line.contains(text));
-    Ok(series
-        .filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok())
-        .sum())
+    let series = metrics.lines().filter(|line| line.starts_with(name) && line.contains(text));
+    Ok(series.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
 }
 
 async fn in_flight(stack: &mut Stack, orders: f64) {
@@ -58,9 +49,8 @@ async fn in_flight(stack: &mut Stack, orders: f64) {
 
 #[tokio::test]
 async fn a_flood_of_one_partner_leaves_room_for_the_others() {
-    let mut stack = Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")])
-        .await
-        .unwrap();
+    let mut stack =
+        Stack::with(Stage::Ingress, &[("MAX_IN_FLIGHT", "16"), ("BODY_TIMEOUT", "3s")]).await.unwrap();
     let (flooding, other) = partners(&stack).await.unwrap();
     let flood = (0..24).map(|_| unfinished(&stack, &flooding));
     let flood = try_join_all(flood).await.unwrap();
@@ -71,34 +61,17 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
     assert_eq!(answer.status, 201, "{answer:?}");
 
     let answers = try_join_all(flood.into_iter().map(raw::answer)).await.unwrap();
-    let with = |status| {
-        answers
-            .iter()
-            .filter(|(answer, _)| answer.status == status)
-            .count()
-    };
+    let with = |status| answers.iter().filter(|(answer, _)| answer.status == status).count();
     assert_eq!((with(503), with(408)), (16, 8), "half of the places, then 503");
-    assert!(
-        answers
-            .iter()
-            .all(|(answer, _)| answer.json && answer.identified && answer.closes)
-    );
+    assert!(answers.iter().all(|(answer, _)| answer.json && answer.identified && answer.closes));
     let (refused, bytes) = answers.iter().find(|(answer, _)| answer.status == 503).unwrap();
     let body = json!({"error": "Too many orders in progress; try again later"});
-    assert_eq!(
-        serde_json::from_slice::<serde_json::Value>(&bytes[refused.body.clone()]).unwrap(),
-        body
-    );
+    assert_eq!(serde_json::from_slice::<serde_json::Value>(&bytes[refused.body.clone()]).unwrap(), body);
     assert!(String::from_utf8_lossy(bytes).contains("retry-after: 1\r\n"));
     // The places are free again.
     let answer = one(&stack, &stack.client(&flooding).unwrap()).await;
     assert_eq!(answer.status, 201, "{answer:?}");
-    let share = metric(
-        &mut stack,
-        "esim_requests_refused_total",
-        "reason=\"in_flight_share\"",
-    )
-    .await;
+    let share = metric(&mut stack, "esim_requests_refused_total", "reason=\"in_flight_share\"").await;
     assert!((share.unwrap() - 16.0).abs() < 0.5);
 }
 
@@ -106,11 +79,7 @@ async fn a_flood_of_one_partner_leaves_room_for_the_others() {
 async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
     let stack = Stack::with(
         Stage::Ingress,
-        &[
-            ("PARTNER_ORDERS_PER_SECOND", "1"),
-            ("PARTNER_UNITS_PER_SECOND", "2"),
-            ("MAX_UNITS", "2"),
-        ],
+        &[("PARTNER_ORDERS_PER_SECOND", "1"), ("PARTNER_UNITS_PER_SECOND", "2"), ("MAX_UNITS", "2")],
     )
     .await
     .unwrap();
@@ -119,10 +88,7 @@ async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
     let answers = join_all((0..5).map(|_| one(&stack, &client))).await;
     let accepted = answers.iter().filter(|answer| answer.status == 201).count();
     let limited: Vec<&Answer> = answers.iter().filter(|answer| answer.status == 429).collect();
-    assert!(
-        (1..5).contains(&accepted) && accepted + limited.len() == 5,
-        "{answers:?}"
-    );
+    assert!((1..5).contains(&accepted) && accepted + limited.len() == 5, "{answers:?}");
     for answer in limited {
         let body = json!({"error": "Rate limit exceeded: at most 1 orders per second"});
         assert_eq!(answer.json().unwrap(), body);
@@ -134,10 +100,8 @@ async fn a_partner_beyond_its_rate_gets_429_and_buys_nothing() {
     }
     assert_eq!(one(&stack, &stack.client(&other).unwrap()).await.status, 201);
     let mut database = stack.database.connect().await.unwrap();
-    let stored: i64 = sqlx::query_scalar("SELECT count(*) FROM orders")
-        .fetch_one(&mut database)
-        .await
-        .unwrap();
+    let stored: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut database).await.unwrap();
     assert_eq!(usize::try_from(stored).unwrap(), accepted + 1);
 }
 
@@ -150,10 +114,7 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
         stack.esimctl.run::<serde_json::Value>(&arguments).await.unwrap()
     };
     let shown = set(&["--orders-per-second", "1", "--units-per-second", "1000"]).await;
-    assert_eq!(
-        (&shown["orders_per_second"], &shown["max_in_flight"]),
-        (&json!(1), &json!(null))
-    );
+    assert_eq!((&shown["orders_per_second"], &shown["max_in_flight"]), (&json!(1), &json!(null)));
     let client = stack.client(&small).unwrap();
     let limited = async || {
         let answers = join_all((0..3).map(|_| one(&stack, &client))).await;
@@ -189,12 +150,8 @@ async fn a_partner_has_limits_of_its_own_within_a_second() {
 /// gone.
 #[tokio::test]
 async fn an_order_that_queues_too_long_is_not_stored_later() {
-    let mut stack = Stack::with(
-        Stage::Ingress,
-        &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")],
-    )
-    .await
-    .unwrap();
+    let mut stack =
+        Stack::with(Stage::Ingress, &[("QUEUE_DEADLINE", "2s"), ("PLACEMENT_WAIT", "0s")]).await.unwrap();
     let (partner, _) = partners(&stack).await.unwrap();
     let client = stack.client(&partner).unwrap();
     assert_eq!(one(&stack, &client).await.status, 201);
@@ -207,9 +164,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
     let send = async |id: &str| {
         let body = order(id, &[(&ready, 1)]).to_string();
         let mut connection = raw::connect(&base_url).await?;
-        connection
-            .write_all(&raw::create_order(&partner, body.as_bytes())?)
-            .await?;
+        connection.write_all(&raw::create_order(&partner, body.as_bytes())?).await?;
         anyhow::Ok(connection)
     };
     // The first one is in the statement, the others queue behind it.
@@ -230,10 +185,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
     for (answer, bytes) in try_join_all(queued.into_iter().map(raw::answer)).await.unwrap() {
         let text = String::from_utf8_lossy(&bytes);
         assert_eq!(answer.status, 503, "{text}");
-        assert!(
-            text.contains("retry-after: 1\r\n") && text.contains("nothing was bought"),
-            "{text}"
-        );
+        assert!(text.contains("retry-after: 1\r\n") && text.contains("nothing was bought"), "{text}");
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut database).await.unwrap();
     let (answer, _) = raw::answer(first).await.unwrap();
@@ -247,23 +199,16 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
 
 #[tokio::test]
 async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
-    let mut stack = Stack::with(
-        Stage::Ingress,
-        &[("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")],
-    )
-    .await
-    .unwrap();
-    let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url)))
-        .await
-        .unwrap();
+    let mut stack =
+        Stack::with(Stage::Ingress, &[("MAX_CONNECTIONS_PER_SOURCE", "3"), ("HEAD_TIMEOUT", "2s")])
+            .await
+            .unwrap();
+    let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url))).await.unwrap();
     let refused = raw::answer(raw::connect(&stack.base_url).await.unwrap()).await;
     let (answer, bytes) = refused.unwrap();
     assert!(answer.status == 503 && answer.json && answer.closes);
     let body: serde_json::Value = serde_json::from_slice(&bytes[answer.body]).unwrap();
-    assert_eq!(
-        body,
-        json!({"error": "Too many connections are open; try again later"})
-    );
+    assert_eq!(body, json!({"error": "Too many connections are open; try again later"}));
     // They make room by themselves.
     for connection in &mut silent {
         let closed = tokio::time::timeout(SOON, connection.read(&mut [0; 16])).await;
@@ -304,16 +249,9 @@ async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
         let [line] = lines[..] else {
             panic!("not one line with {id}: {lines:?}");
         };
-        assert!(
-            line.contains("request refused") && line.contains(&status.to_string()),
-            "{line}"
-        );
+        assert!(line.contains("request refused") && line.contains(&status.to_string()), "{line}");
         assert!(line.contains(reason), "{line}");
-        assert_eq!(
-            line.contains(&format!("partner.id={}", partner.partner_id)),
-            known,
-            "{line}"
-        );
+        assert_eq!(line.contains(&format!("partner.id={}", partner.partner_id)), known, "{line}");
         let of = if known { partner.partner_id.as_str() } else { "" };
         let series = format!("{{partner=\"{of}\",reason=\"{reason}\"");
         let counted = metric(&mut stack, "esim_requests_refused_total", &series[1..]).await;
@@ -323,17 +261,12 @@ async fn refused_requests_leave_a_line_with_the_id_of_the_answer() {
 
 #[tokio::test]
 async fn pictures_wait_for_their_turn_and_then_get_503() {
-    let stack = Stack::with(Stage::Ingress, &[("QR_RATE", "1"), ("QR_WAIT", "200ms")])
-        .await
-        .unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("QR_RATE", "1"), ("QR_WAIT", "200ms")]).await.unwrap();
     let url = format!("{}/qr/LPA%3A1%24smdp.example%24AB12/300", stack.base_url);
     let http = testkit::http::client().unwrap();
     let draw = || async {
         let answer = http.get(&url).send().await?;
-        let (status, retry) = (
-            answer.status().as_u16(),
-            answer.headers().contains_key("retry-after"),
-        );
+        let (status, retry) = (answer.status().as_u16(), answer.headers().contains_key("retry-after"));
         anyhow::Ok((status, retry, answer.bytes().await?))
     };
     let drawn = try_join_all((0..10).map(|_| draw())).await.unwrap();
@@ -341,8 +274,5 @@ async fn pictures_wait_for_their_turn_and_then_get_503() {
     let (_, _, png) = good.first().context("none was drawn").unwrap();
     assert_eq!(png[24], 1, "one bit for a pixel");
     assert!(!refused.is_empty());
-    assert!(
-        refused.iter().all(|(status, retry, _)| *status == 503 && *retry),
-        "{refused:?}"
-    );
+    assert!(refused.iter().all(|(status, retry, _)| *status == 503 && *retry), "{refused:?}");
 }

@@ -18,11 +18,7 @@
 //! - [`tampered`]: changed and repeated requests are refused.
 //! - [`settings`]: invalid settings are refused.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on panics"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 mod account;
 mod database_away;

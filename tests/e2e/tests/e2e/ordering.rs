@@ -63,16 +63,8 @@ impl Line {
     async fn open(number: usize, base_url: &str) -> Result<Self> {
         let stream = raw::connect(base_url).await?.into_std()?;
         let eye = stream.try_clone()?;
-        let read = Read {
-            eye,
-            answered: 0,
-            buffer: Vec::new(),
-        };
-        Ok(Self {
-            number,
-            stream: TcpStream::from_std(stream)?,
-            read: Arc::new(Mutex::new(read)),
-        })
+        let read = Read { eye, answered: 0, buffer: Vec::new() };
+        Ok(Self { number, stream: TcpStream::from_std(stream)?, read: Arc::new(Mutex::new(read)) })
     }
 
     /// Orders one after the other until `left` is zero.
@@ -84,9 +76,7 @@ impl Line {
             }
             let id = format!("{}/{order}", self.number);
             let body = testkit::client::order(&id, &[(option_id, 1)]).to_string();
-            self.stream
-                .write_all(&raw::create_order(partner, body.as_bytes())?)
-                .await?;
+            self.stream.write_all(&raw::create_order(partner, body.as_bytes())?).await?;
             while !self.read_on(order)? {
                 tokio::time::timeout(Duration::from_secs(30), self.stream.readable())
                     .await
@@ -151,10 +141,7 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
     let ids: Vec<String> = (0..LINES).map(|number| format!("first {number}")).collect();
     let first = ids.iter().map(|id| shop.buy(id, &option, 1));
     futures_util::future::try_join_all(first).await.unwrap();
-    shop.receiver
-        .wait_for(LINES, Duration::from_secs(30))
-        .await
-        .unwrap();
+    shop.receiver.wait_for(LINES, Duration::from_secs(30)).await.unwrap();
 
     let opening = (0..LINES).map(|number| Line::open(number, &stack.base_url));
     let lines = futures_util::future::try_join_all(opening).await.unwrap();
@@ -163,37 +150,28 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
     shop.receiver.answer(PATH, {
         let overtaken = Arc::clone(&overtaken);
         move |webhook| {
-            let looked = place(webhook)
-                .context("an unknown order")
-                .and_then(|(line, order)| {
-                    let read = reads
-                        .get(line)
-                        .context("an unknown line")?
-                        .lock()
-                        .expect("no thread panics with the lock");
-                    ensure!(read.readable(order)?, "the answer was not readable yet");
-                    Ok(())
-                });
+            let looked = place(webhook).context("an unknown order").and_then(|(line, order)| {
+                let read = reads
+                    .get(line)
+                    .context("an unknown line")?
+                    .lock()
+                    .expect("no thread panics with the lock");
+                ensure!(read.readable(order)?, "the answer was not readable yet");
+                Ok(())
+            });
             if let Err(error) = looked {
                 let id = &webhook.json["external_order_id"];
-                overtaken
-                    .lock()
-                    .expect("no thread panics with the lock")
-                    .push(format!("{id}: {error:#}"));
+                overtaken.lock().expect("no thread panics with the lock").push(format!("{id}: {error:#}"));
             }
             Acknowledgement::status(200)
         }
     });
 
     let left = AtomicUsize::new(orders);
-    let ordering = lines
-        .into_iter()
-        .map(|line| line.order(&shop.partner, &option, &left));
+    let ordering = lines.into_iter().map(|line| line.order(&shop.partner, &option, &left));
     let all = async {
         futures_util::future::try_join_all(ordering).await?;
-        shop.receiver
-            .wait_for(LINES + orders, Duration::from_mins(1))
-            .await
+        shop.receiver.wait_for(LINES + orders, Duration::from_mins(1)).await
     };
     let ingress = stack.process(Stage::Ingress).unwrap();
     let received = tokio::select! {
@@ -204,11 +182,7 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
     let received = received.unwrap();
     let overtaken = overtaken.lock().unwrap();
     let some = &overtaken[..overtaken.len().min(10)];
-    assert!(
-        overtaken.is_empty(),
-        "{} webhooks came before the answer: {some:?}",
-        overtaken.len()
-    );
+    assert!(overtaken.is_empty(), "{} webhooks came before the answer: {some:?}", overtaken.len());
     let delivered: BTreeSet<_> = received.iter().filter_map(place).collect();
     assert_eq!((delivered.len(), received.len()), (orders, LINES + orders));
 }

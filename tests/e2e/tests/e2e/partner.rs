@@ -22,10 +22,7 @@ pub async fn send(client: &Client, method: &str, path: &str, body: &str) -> Resu
         None => request.path(&format!("{API}{path}")),
     };
     let answer = request.send().await?;
-    ensure!(
-        answer.headers.contains_key("x-request-id"),
-        "{method} {path}: no X-Request-Id"
-    );
+    ensure!(answer.headers.contains_key("x-request-id"), "{method} {path}: no X-Request-Id");
     Ok(answer)
 }
 
@@ -54,11 +51,7 @@ pub fn assert_refused(answer: &Answer, status: u16, code: &str) {
 
 /// The status, the code in the error header, and the body.
 fn refusal(answer: &Answer) -> (u16, &str, Value) {
-    (
-        answer.status,
-        header(answer, "x-service-error"),
-        answer.json().unwrap_or_default(),
-    )
+    (answer.status, header(answer, "x-service-error"), answer.json().unwrap_or_default())
 }
 
 /// The delivery of a topup, once it is recorded.
@@ -118,11 +111,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
     // The repeated request names the stored order.
     assert_eq!(
         refusal(&answer),
-        (
-            422,
-            "external_order_id_taken",
-            json!({"errors": ["External order id has already been taken"]})
-        )
+        (422, "external_order_id_taken", json!({"errors": ["External order id has already been taken"]}))
     );
     let location = header(&answer, "location");
     let path = location.strip_prefix("/v1/api_partner").unwrap();
@@ -144,10 +133,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
         // One topup looks like its part of the order, apart from the webhook's progress.
         let alone = get(&shop.client, &format!("/topups/{topup_id}")).await.unwrap();
         assert_eq!(alone["esim"], webhook.json);
-        assert_eq!(
-            (&alone["state"], &alone["external_order_id"]),
-            (&json!("ready"), &json!(id))
-        );
+        assert_eq!((&alone["state"], &alone["external_order_id"]), (&json!("ready"), &json!(id)));
     }
     let short = shop.client.get(location).send().await.unwrap();
     assert_eq!((short.status, header(&short, "cache-control")), (200, "no-store"));
@@ -171,14 +157,9 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
     assert_refused(&answer, 422, "provider_rejected");
     assert_eq!(header(&answer, "location"), "");
     let order = get(&shop.client, &format!("/orders/{id}")).await.unwrap();
-    assert_eq!(
-        (&order["state"], &order["topups"][0]["state"]),
-        (&json!("refused"), &json!("failed"))
-    );
+    assert_eq!((&order["state"], &order["topups"][0]["state"]), (&json!("refused"), &json!("failed")));
     assert_eq!(order["topups"][0]["error"], answer.json().unwrap()["errors"][0]);
-    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}"))
-        .await
-        .unwrap();
+    let cancelled = ask(&shop.client, "DELETE", &format!("/orders/{id}")).await.unwrap();
     assert_refused(&cancelled, 409, "order_refused");
 
     // Each item at fault is named by its index; the body stays as specified.
@@ -188,30 +169,18 @@ async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
         {"option_id": ready, "qty": 0},
     ]});
     let answer = shop.client.post(body.to_string()).send().await.unwrap();
-    let messages = [
-        "Products[2] qty must be a positive integer",
-        "Product with option_id not found",
-    ];
+    let messages = ["Products[2] qty must be a positive integer", "Product with option_id not found"];
     assert_eq!(
         refusal(&answer),
-        (
-            422,
-            "qty_invalid; item=2, option_not_found; item=1",
-            json!({"errors": messages})
-        )
+        (422, "qty_invalid; item=2, option_not_found; item=1", json!({"errors": messages}))
     );
 }
 
 #[tokio::test]
 async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
-    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")])
-        .await
-        .unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("REDELIVER_INTERVAL", "2s")]).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let bought = shop
-        .buy(&fresh("again"), stack.option("ready").unwrap(), 1)
-        .await
-        .unwrap();
+    let bought = shop.buy(&fresh("again"), stack.option("ready").unwrap(), 1).await.unwrap();
     let ids = testkit::shop::ids(&bought);
     let topup_id = &bought[0].topup_id;
     let first = shop.delivered(&ids, SOON).await.unwrap().remove(0);
@@ -238,10 +207,7 @@ async fn failed_attempts_show_the_partners_own_answer() {
     let stack = Stack::start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     shop.receiver.fail_first(PATH, 500);
-    let bought = shop
-        .buy(&fresh("failing"), stack.option("ready").unwrap(), 1)
-        .await
-        .unwrap();
+    let bought = shop.buy(&fresh("failing"), stack.option("ready").unwrap(), 1).await.unwrap();
     let delivery = delivered(&shop.client, &bought[0].topup_id).await;
     let attempts = delivery["attempts"].as_array().unwrap().iter();
     let outcomes = attempts.map(|one| json!([one["attempt"], one["status"], one["outcome"]]));
@@ -251,11 +217,7 @@ async fn failed_attempts_show_the_partners_own_answer() {
 
 #[tokio::test]
 async fn an_order_that_waits_is_cancelled_and_never_bought() {
-    let mut stack = Stack::builder()
-        .without(Stage::Provisioner)
-        .start()
-        .await
-        .unwrap();
+    let mut stack = Stack::builder().without(Stage::Provisioner).start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let ready = stack.option("ready").unwrap().to_owned();
     let id = fresh("cancelled");
@@ -268,10 +230,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
         Ok((answer.status == 200).then_some(answer.json()?))
     };
     let order = wait::soon("the cancelled order", cancelled).await;
-    assert_eq!(
-        (&order["state"], &order["topups"][1]["state"]),
-        (&json!("cancelled"), &json!("failed"))
-    );
+    assert_eq!((&order["state"], &order["topups"][1]["state"]), (&json!("cancelled"), &json!("failed")));
     assert!(order["cancelled_at"].is_string(), "{order}");
     // Once more changes nothing.
     let again = ask(&shop.client, "DELETE", &path).await.unwrap();
@@ -306,9 +265,7 @@ async fn orders_are_listed_by_pages() {
     for number in 0..5 {
         let id = fresh(&number.to_string());
         shop.buy(&id, ready, 1).await.unwrap();
-        reach(&shop.client, &format!("/orders/{id}"), "ready")
-            .await
-            .unwrap();
+        reach(&shop.client, &format!("/orders/{id}"), "ready").await.unwrap();
         ids.insert(0, id);
     }
     // Another partner's orders are not among them.
@@ -318,35 +275,23 @@ async fn orders_are_listed_by_pages() {
     let listed = async |query: &str| -> Result<(Vec<String>, Option<String>)> {
         let page = get(&shop.client, &format!("/orders?{query}")).await?;
         let orders = page["orders"].as_array().context("orders")?;
-        let ids = orders
-            .iter()
-            .filter_map(|order| order["external_order_id"].as_str());
+        let ids = orders.iter().filter_map(|order| order["external_order_id"].as_str());
         let cursor = page["next_cursor"].as_str().map(str::to_owned);
         Ok((ids.map(str::to_owned).collect(), cursor))
     };
     let (first, cursor) = listed("limit=2").await.unwrap();
     assert_eq!(first, ids[..2]);
-    let (second, cursor) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
-        .await
-        .unwrap();
+    let (second, cursor) = listed(&format!("limit=2&cursor={}", cursor.unwrap())).await.unwrap();
     assert_eq!(second, ids[2..4]);
-    let (third, end) = listed(&format!("limit=2&cursor={}", cursor.unwrap()))
-        .await
-        .unwrap();
+    let (third, end) = listed(&format!("limit=2&cursor={}", cursor.unwrap())).await.unwrap();
     assert_eq!((third.as_slice(), end), (&ids[4..], None));
     assert_eq!(listed("state=ready&limit=3").await.unwrap().0, ids[..3]);
     assert_eq!(listed("state=failed").await.unwrap(), (Vec::new(), None));
 
     let third = get(&shop.client, &format!("/orders/{}", ids[2])).await.unwrap();
     let since = third["created_at"].as_str().unwrap();
-    assert_eq!(
-        listed(&format!("created_after={since}")).await.unwrap().0,
-        ids[..2]
-    );
-    assert_eq!(
-        listed("created_after=2999-01-01T00:00:00Z").await.unwrap(),
-        (Vec::new(), None)
-    );
+    assert_eq!(listed(&format!("created_after={since}")).await.unwrap().0, ids[..2]);
+    assert_eq!(listed("created_after=2999-01-01T00:00:00Z").await.unwrap(), (Vec::new(), None));
 }
 
 #[tokio::test]
@@ -362,21 +307,9 @@ async fn another_partners_ids_look_unknown() {
     for (method, theirs, unknown) in [
         ("GET", format!("/orders/{id}"), format!("/orders/{no_order}")),
         ("DELETE", format!("/orders/{id}"), format!("/orders/{no_order}")),
-        (
-            "GET",
-            format!("/topups/{topup_id}"),
-            format!("/topups/{no_topup}"),
-        ),
-        (
-            "GET",
-            format!("/topups/{topup_id}/deliveries"),
-            format!("/topups/{no_topup}/deliveries"),
-        ),
-        (
-            "POST",
-            format!("/topups/{topup_id}/redeliver"),
-            format!("/topups/{no_topup}/redeliver"),
-        ),
+        ("GET", format!("/topups/{topup_id}"), format!("/topups/{no_topup}")),
+        ("GET", format!("/topups/{topup_id}/deliveries"), format!("/topups/{no_topup}/deliveries")),
+        ("POST", format!("/topups/{topup_id}/redeliver"), format!("/topups/{no_topup}/redeliver")),
     ] {
         let seen = async |path: &str| {
             let mut answer = ask(&stranger.client, method, path).await.unwrap();
@@ -386,15 +319,9 @@ async fn another_partners_ids_look_unknown() {
         };
         let (theirs, unknown) = (seen(&theirs).await, seen(&unknown).await);
         assert_eq!(theirs, unknown, "{method}");
-        assert_eq!(
-            (theirs.0, theirs.2.as_ref()),
-            (404, br#"{"error":"Not found"}"#.as_slice())
-        );
+        assert_eq!((theirs.0, theirs.2.as_ref()), (404, br#"{"error":"Not found"}"#.as_slice()));
     }
-    assert_eq!(
-        get(&stranger.client, "/orders").await.unwrap(),
-        json!({"orders": [], "next_cursor": null})
-    );
+    assert_eq!(get(&stranger.client, "/orders").await.unwrap(), json!({"orders": [], "next_cursor": null}));
     // Nothing was sent again.
     assert_eq!(shop.receiver.received().len(), 1);
 }

@@ -34,10 +34,7 @@ async fn status(url: &str) -> u16 {
     let body = answer.bytes().await.unwrap();
     match status {
         200 => assert_eq!(kind, "image/png"),
-        _ => assert_eq!(
-            (&kind[..], &body[..]),
-            ("application/json", &br#"{"error":"Not found"}"#[..])
-        ),
+        _ => assert_eq!((&kind[..], &body[..]), ("application/json", &br#"{"error":"Not found"}"#[..])),
     }
     status
 }

@@ -49,9 +49,7 @@ async fn stop(stack: &mut Stack, stages: &[Stage]) -> Result<()> {
 /// How often the provider sold each placement.
 async fn sold(stack: &Stack) -> Result<BTreeMap<String, u64>> {
     let orders = stack.ledger().await?.orders.into_iter();
-    Ok(orders
-        .map(|order| (order.order_id, order.purchased_times))
-        .collect())
+    Ok(orders.map(|order| (order.order_id, order.purchased_times)).collect())
 }
 
 async fn placement(stack: &Stack, external_order_id: &str) -> Result<(String, String)> {
@@ -115,26 +113,14 @@ async fn restored() -> Result<Story> {
     let external = fresh("lost");
     let lost = ids(&shop.buy(&external, &option, 1).await?);
     let lost_placement = placement(&stack, &external).await?.0;
-    shop.delivered(&open.union(&lost).cloned().collect(), LONG)
-        .await?;
+    shop.delivered(&open.union(&lost).cloned().collect(), LONG).await?;
     let refused = stack.esimctl.run::<Value>(&RECOVER).await.unwrap_err();
-    ensure!(
-        format!("{refused:#}").contains("stop all provisioners"),
-        "{refused:#}"
-    );
+    ensure!(format!("{refused:#}").contains("stop all provisioners"), "{refused:#}");
 
     stop(&mut stack, &Stage::OURS).await?;
     let arguments = ["--clean", "--if-exists", "--single-transaction"];
     postgres("pg_restore", &stack, &arguments, &dump).await?;
-    Ok(Story {
-        stack,
-        shop,
-        before,
-        open,
-        accepted,
-        placing,
-        lost: (external, lost_placement),
-    })
+    Ok(Story { stack, shop, before, open, accepted, placing, lost: (external, lost_placement) })
 }
 
 impl Story {
@@ -149,9 +135,7 @@ impl Story {
     async fn delivered_again(&self) -> Result<Vec<Received>> {
         let again = |received: &[Received]| self.open.iter().all(|id| count(received, id) >= 2);
         let receiver = &self.shop.receiver;
-        receiver
-            .wait_until(LONG, "every webhook to come again", again)
-            .await
+        receiver.wait_until(LONG, "every webhook to come again", again).await
     }
 }
 
@@ -164,15 +148,9 @@ fn count(received: &[Received], topup_id: &str) -> usize {
 fn consistent(received: &[Received]) -> Result<()> {
     let mut told: BTreeMap<&str, (&str, &str)> = BTreeMap::new();
     for one in received {
-        ensure!(
-            (one.path.as_str(), one.signature) == (PATH, Signature::Valid),
-            "{one:?}"
-        );
+        ensure!((one.path.as_str(), one.signature) == (PATH, Signature::Valid), "{one:?}");
         let id = one.headers.get("webhook-id").and_then(|id| id.to_str().ok());
-        let of_this = (
-            id.context("webhook-id")?,
-            one.json["iccid"].as_str().context("iccid")?,
-        );
+        let of_this = (id.context("webhook-id")?, one.json["iccid"].as_str().context("iccid")?);
         let first = told.entry(one.topup_id()).or_insert(of_this);
         ensure!(*first == of_this, "another eSIM, or another webhook-id: {one:?}");
     }
@@ -187,10 +165,7 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let done: Value = stack.esimctl.run(&RECOVER).await.unwrap();
     for (answer, dry_run) in [(&dry, true), (&done, false)] {
         let numbers = ["moved", "accepted", "placing", "parked"].map(|name| answer[name].as_i64().unwrap());
-        assert_eq!(
-            (numbers, answer["dry_run"].as_bool()),
-            ([6, 4, 2, 0], Some(dry_run))
-        );
+        assert_eq!((numbers, answer["dry_run"].as_bool()), ([6, 4, 2, 0], Some(dry_run)));
     }
     let again: Value = stack.esimctl.run(&RECOVER).await.unwrap();
     assert_eq!(again["accepted"], 0, "{again}");
@@ -220,11 +195,7 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     let option = story.stack.option("ready").unwrap();
     let client: &Client = &story.shop.client;
     let answer = client.order(external, &[(option, 1)]).await.unwrap();
-    story
-        .shop
-        .delivered(&ids(&answer.products().unwrap()), LONG)
-        .await
-        .unwrap();
+    story.shop.delivered(&ids(&answer.products().unwrap()), LONG).await.unwrap();
     let sold = self::sold(&story.stack).await.unwrap();
     assert_eq!((sold.len(), sold[placement_id]), (9, 1));
 }

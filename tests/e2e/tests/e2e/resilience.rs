@@ -32,9 +32,7 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
             }
             let body = testkit::client::order(&format!("hangs up {client}"), &[(option, 1)]).to_string();
             let mut stream = raw::connect(&stack.base_url).await?;
-            stream
-                .write_all(&raw::create_order(&shop.partner, body.as_bytes())?)
-                .await?;
+            stream.write_all(&raw::create_order(&shop.partner, body.as_bytes())?).await?;
             // The client's patience, not a wait for a condition.
             tokio::time::sleep(Duration::from_millis(client % 21)).await;
             if client.is_multiple_of(2) {
@@ -50,10 +48,7 @@ async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     assert!(ended.success(), "ingress ended with {ended}");
     let topup_ids = stored_ids(&stack).await.unwrap();
     println!("{} of {clients} orders were stored", topup_ids.len());
-    assert!(
-        !topup_ids.is_empty(),
-        "no order was stored: the test proves nothing"
-    );
+    assert!(!topup_ids.is_empty(), "no order was stored: the test proves nothing");
     shop.delivered(&topup_ids, Duration::from_mins(2)).await.unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
@@ -77,30 +72,17 @@ async fn a_wiped_jetstream_with_a_backlog_loses_nothing() {
     let jetstream = async_nats::jetstream::new(nats);
     let announced = async || {
         let ready = stored(&stack).await?.iter().all(|row| row.topup == "ready");
-        let waiting = jetstream
-            .get_stream(&stream)
-            .await?
-            .get_info()
-            .await?
-            .state
-            .messages;
+        let waiting = jetstream.get_stream(&stream).await?.get_info().await?.state.messages;
         Ok((ready && waiting >= topups / 32).then_some(waiting))
     };
     let waiting = wait::until(Duration::from_mins(1), "the backlog", announced);
-    println!(
-        "{} topups, {} events in the stream",
-        topup_ids.len(),
-        waiting.await.unwrap()
-    );
+    println!("{} topups, {} events in the stream", topup_ids.len(), waiting.await.unwrap());
 
     let server = stack.nats().unwrap();
     server.kill().await.unwrap();
     server.wipe().unwrap();
     server.start_again().await.unwrap();
-    assert!(
-        shop.receiver.received().is_empty(),
-        "the notifier doesn't run yet"
-    );
+    assert!(shop.receiver.received().is_empty(), "the notifier doesn't run yet");
     stack.process(Stage::Notifier).unwrap().start().await.unwrap();
     shop.delivered(&topup_ids, Duration::from_mins(3)).await.unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
@@ -165,17 +147,10 @@ impl TwoProviders {
         stack.esimctl.import(catalogue).await?;
 
         let mut shop = Shop::open(&stack).await?;
-        shop.partner = stack
-            .create_partner("live", Some(&shop.receiver.url(PATH)))
-            .await?;
+        shop.partner = stack.create_partner("live", Some(&shop.receiver.url(PATH))).await?;
         shop.receiver.verify(PATH, &shop.partner.webhook_secret)?;
         shop.client = Client::of(&stack.base_url, &shop.partner)?;
-        Ok(Self {
-            stack,
-            shop,
-            other,
-            other_url,
-        })
+        Ok(Self { stack, shop, other, other_url })
     }
 
     /// Orders one unit of each provider, by its option and the provider's latency in milliseconds. Returns the
@@ -197,25 +172,15 @@ impl TwoProviders {
             before[number] = purchases(url).await?;
         }
         let id = fresh("both");
-        let answer = self
-            .shop
-            .client
-            .order(&id, &[(&items[0], 1), (&items[1], 1)])
-            .await?;
+        let answer = self.shop.client.order(&id, &[(&items[0], 1), (&items[1], 1)]).await?;
         let units = async || {
-            let rows: Vec<Stored> = stored(&self.stack)
-                .await?
-                .into_iter()
-                .filter(|row| row.external_order_id == id)
-                .collect();
+            let rows: Vec<Stored> =
+                stored(&self.stack).await?.into_iter().filter(|row| row.external_order_id == id).collect();
             let settled = |row: &Stored| match row.topup.as_str() {
                 "ready" => row.delivery.as_deref() == Some("delivered"),
                 other => other == "failed",
             };
-            Ok(rows
-                .iter()
-                .all(settled)
-                .then(|| rows.into_iter().map(|row| row.topup).collect::<Vec<_>>()))
+            Ok(rows.iter().all(settled).then(|| rows.into_iter().map(|row| row.topup).collect::<Vec<_>>()))
         };
         let units = wait::until(Duration::from_secs(30), "the units to be settled", units).await?;
         let mut bought = [0; 2];

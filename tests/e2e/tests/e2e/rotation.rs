@@ -127,10 +127,7 @@ async fn a_master_key_is_replaced_step_by_step() {
     let settings = [("DATABASE_URL", stack.database.url()), ("MASTER_KEY", &both)];
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let esimctl = Esimctl::new(settings);
-    let done: Value = esimctl
-        .run(&["master-key", "reencrypt", "--replicas-restarted"])
-        .await
-        .unwrap();
+    let done: Value = esimctl.run(&["master-key", "reencrypt", "--replicas-restarted"]).await.unwrap();
     // A partner's two secrets and the profiles of its units.
     assert_eq!(
         (&done["reencrypted"], &done["failed"], &done["left"]),
@@ -140,22 +137,9 @@ async fn a_master_key_is_replaced_step_by_step() {
 
     restart(&mut stack, NEW).await.unwrap();
     let partner = shop.partner.partner_id.as_str();
-    let replay = [
-        "delivery",
-        "replay",
-        "--partner",
-        partner,
-        "--since",
-        "1h",
-        "--state",
-        "all",
-    ];
+    let replay = ["delivery", "replay", "--partner", partner, "--since", "1h", "--state", "all"];
     let confirmed = ["--yes", "--reason", "a test"];
-    let _: Value = stack
-        .esimctl
-        .run(&[&replay[..], &confirmed].concat())
-        .await
-        .unwrap();
+    let _: Value = stack.esimctl.run(&[&replay[..], &confirmed].concat()).await.unwrap();
     let after = ids(&shop.buy(&fresh("after"), &ready, 1).await.unwrap());
     let received = shop.receiver.wait_for(5, PATIENCE).await.unwrap();
     assert!(received.iter().all(Received::is_valid));

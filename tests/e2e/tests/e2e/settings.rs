@@ -81,16 +81,8 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (&["notifier"], "ENDPOINT_CONCURRENCY", Some("none")),
     (&["sandbox"], "SANDBOX_LEDGER", None),
     (&["sandbox"], "SANDBOX_ACCESS_KEY", Some("")),
-    (
-        &["ingress"],
-        "OTEL_EXPORTER_OTLP_ENDPOINT",
-        Some("collector:4317"),
-    ),
-    (
-        &["ingress"],
-        "OTEL_EXPORTER_OTLP_ENDPOINT",
-        Some("http://collector:99999"),
-    ),
+    (&["ingress"], "OTEL_EXPORTER_OTLP_ENDPOINT", Some("collector:4317")),
+    (&["ingress"], "OTEL_EXPORTER_OTLP_ENDPOINT", Some("http://collector:99999")),
     (&["ingress"], "OTEL_EXPORTER_OTLP_PROTOCOL", Some("http/json")),
     (&["provisioner"], "OTEL_TRACES_SAMPLER", Some("sometimes")),
     (&["provisioner"], "OTEL_TRACES_SAMPLER_ARG", Some("2")),

@@ -25,25 +25,15 @@ async fn a_plain_shell_client_orders() {
     let shop = Shop::open(&stack).await.unwrap();
 
     let output = order(&stack, &shop, &shop.partner.secret_key, "2").await.unwrap();
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     let products = answer["products"].as_array().unwrap();
     assert_eq!(products.len(), 2, "{answer}");
-    let topup_ids = products
-        .iter()
-        .map(|product| product["topup_id"].as_str().unwrap().to_owned());
-    shop.delivered(&topup_ids.collect(), Duration::from_secs(20))
-        .await
-        .unwrap();
+    let topup_ids = products.iter().map(|product| product["topup_id"].as_str().unwrap().to_owned());
+    shop.delivered(&topup_ids.collect(), Duration::from_secs(20)).await.unwrap();
 
     // A wrong signature is refused.
-    let output = order(&stack, &shop, "c29tZWJvZHkgZWxzZSdzIHNlY3JldA==", "2")
-        .await
-        .unwrap();
+    let output = order(&stack, &shop, "c29tZWJvZHkgZWxzZSdzIHNlY3JldA==", "2").await.unwrap();
     assert_eq!(output.status.code(), Some(1));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(answer["error"]["message"], "Invalid signature.");

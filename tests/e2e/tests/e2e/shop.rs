@@ -38,11 +38,7 @@ pub async fn stored_ids(stack: &Stack) -> Result<BTreeSet<String>> {
 
 /// Checks that the provider sold nothing more than once.
 pub fn bought_once(ledger: &Ledger) -> Result<()> {
-    let twice: Vec<_> = ledger
-        .orders
-        .iter()
-        .filter(|order| order.purchased_times != 1)
-        .collect();
+    let twice: Vec<_> = ledger.orders.iter().filter(|order| order.purchased_times != 1).collect();
     ensure!(twice.is_empty(), "bought more than once: {twice:?}");
     Ok(())
 }

@@ -96,9 +96,7 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
     const ROUNDS: usize = 2;
     /// The orders that are answered after one restart, before the next.
     const BETWEEN: usize = 50;
-    let builder = Stage::OURS
-        .into_iter()
-        .fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
+    let builder = Stage::OURS.into_iter().fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
     // A slow machine may take a while to connect to the database anew.
     let builder = builder.env(Stage::Ingress, "QUEUE_DEADLINE", "8s");
     let mut stack = builder.start().await.unwrap();
@@ -136,23 +134,12 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
         all.refused.extend(line.refused);
         all.connections += line.connections;
     }
-    println!(
-        "{} orders over {} connections",
-        all.topup_ids.len(),
-        all.connections
-    );
-    assert!(
-        all.cut.is_empty(),
-        "{} were cut: {:?}",
-        all.cut.len(),
-        all.cut.first()
-    );
+    println!("{} orders over {} connections", all.topup_ids.len(), all.connections);
+    assert!(all.cut.is_empty(), "{} were cut: {:?}", all.cut.len(), all.cut.first());
     assert!(all.refused.is_empty(), "{:?}", all.refused);
     let stored = stored_ids(&stack).await.unwrap();
     assert_eq!(stored, all.topup_ids, "stored and answered are the same");
-    shop.delivered(&all.topup_ids, Duration::from_mins(1))
-        .await
-        .unwrap();
+    shop.delivered(&all.topup_ids, Duration::from_mins(1)).await.unwrap();
     bought_once(&stack.ledger().await.unwrap()).unwrap();
 }
 
@@ -191,17 +178,10 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     println!("{placed} placed, {accepted} left");
     assert_eq!(placed + accepted, ORDERS, "none is under way any more");
     assert!(placed > 0 && accepted > 0, "it was stopped in the middle");
-    let nats = testkit::nats::connect(&std::env::var("TEST_NATS_URL").unwrap())
-        .await
-        .unwrap();
-    let jobs = async_nats::jetstream::new(nats)
-        .get_stream(format!("{}TOPUP_JOBS", stack.prefix))
-        .await
-        .unwrap();
-    let mut consumer = jobs
-        .get_consumer::<pull::Config>("provisioner-sandbox")
-        .await
-        .unwrap();
+    let nats = testkit::nats::connect(&std::env::var("TEST_NATS_URL").unwrap()).await.unwrap();
+    let jobs =
+        async_nats::jetstream::new(nats).get_stream(format!("{}TOPUP_JOBS", stack.prefix)).await.unwrap();
+    let mut consumer = jobs.get_consumer::<pull::Config>("provisioner-sandbox").await.unwrap();
     let held = consumer.info().await.unwrap().num_ack_pending;
     assert_eq!(held, 0, "jobs that the stopped process keeps");
 

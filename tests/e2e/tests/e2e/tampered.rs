@@ -110,10 +110,7 @@ impl Sent {
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let headers = self
-            .headers
-            .iter()
-            .map(|(name, value)| format!("{name}: {value}\r\n"));
+        let headers = self.headers.iter().map(|(name, value)| format!("{name}: {value}\r\n"));
         let head = format!(
             "{} {} HTTP/1.1\r\nhost: partner-api\r\n{}content-length: {}\r\n\r\n",
             self.method,
@@ -128,10 +125,7 @@ impl Sent {
     async fn send(&self, stack: &Stack) -> Result<(u16, String)> {
         let (answer, bytes) = raw::exchange(&stack.base_url, &self.bytes()).await?;
         let head = String::from_utf8_lossy(&bytes[..answer.body.start]).to_ascii_lowercase();
-        let code = head
-            .lines()
-            .find_map(|line| line.strip_prefix("x-service-error: "))
-            .unwrap_or_default();
+        let code = head.lines().find_map(|line| line.strip_prefix("x-service-error: ")).unwrap_or_default();
         Ok((answer.status, code.to_owned()))
     }
 }
@@ -160,14 +154,9 @@ fn uncovered(sent: &mut Sent, known: &Known, method: &str, path: &str) {
 
 /// What an accepted attack would have changed.
 async fn stored(stack: &Stack, known: &Known) -> Result<Value> {
-    let partner: Value = stack
-        .esimctl
-        .run(&["partner", "show", &known.victim.partner_id])
-        .await?;
+    let partner: Value = stack.esimctl.run(&["partner", "show", &known.victim.partner_id]).await?;
     let mut database = stack.database.connect().await?;
-    let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders")
-        .fetch_one(&mut database)
-        .await?;
+    let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut database).await?;
     let sent: String =
         sqlx::query_scalar("SELECT string_agg(state || attempt || schedule_start, ' ') FROM deliveries")
             .fetch_one(&mut database)
@@ -183,18 +172,12 @@ async fn known(stack: &Stack) -> Result<Known> {
     let topup = bought.first().context("one unit")?.topup_id.clone();
     let mut database = stack.database.connect().await?;
     let delivered = async || {
-        let state: Option<String> = sqlx::query_scalar("SELECT state FROM deliveries")
-            .fetch_optional(&mut database)
-            .await?;
+        let state: Option<String> =
+            sqlx::query_scalar("SELECT state FROM deliveries").fetch_optional(&mut database).await?;
         Ok((state.as_deref() == Some("delivered")).then_some(()))
     };
     wait::until(SOON, "the record of the delivery", delivered).await?;
-    Ok(Known {
-        option,
-        victim: shop.partner,
-        own: stack.create_partner("sandbox", None).await?,
-        topup,
-    })
+    Ok(Known { option, victim: shop.partner, own: stack.create_partner("sandbox", None).await?, topup })
 }
 
 async fn require_signed_bodies(stack: &Stack, known: &Known, body: &str) -> Result<()> {
@@ -264,22 +247,14 @@ async fn a_signed_query_and_body_work_on_every_kind_of_request() {
     // A body that the endpoint has no use for is checked, too.
     assert_eq!(send("GET", "/account", "{}").await.0, 200);
     assert_eq!(send("PUT", "/webhook", r#"{"url": null}"#).await.0, 200);
-    assert_eq!(
-        send("POST", "/orders", "{").await,
-        (400, "invalid_json".to_owned())
-    );
+    assert_eq!(send("POST", "/orders", "{").await, (400, "invalid_json".to_owned()));
     let large = " ".repeat(70_000);
-    assert_eq!(
-        send("GET", "/account", &large).await,
-        (413, "body_too_large".to_owned())
-    );
+    assert_eq!(send("GET", "/account", &large).await, (413, "body_too_large".to_owned()));
 }
 
 #[tokio::test]
 async fn a_used_signature_is_refused_where_the_operator_wants_it() {
-    let stack = Stack::with(Stage::Ingress, &[("REPLAYS_REMEMBERED", "1000")])
-        .await
-        .unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("REPLAYS_REMEMBERED", "1000")]).await.unwrap();
     let known = known(&stack).await.unwrap();
     let replayed = (401, "signature_replayed".to_owned());
     let order = known.request(true);

@@ -40,13 +40,7 @@ fn newer(count: usize) -> Migrator {
         let no_tx = statement.contains("CONCURRENTLY");
         let head = if no_tx { "-- no-transaction\n" } else { "" };
         let sql = sqlx::AssertSqlSafe(format!("{head}-- serves: {known}\n{statement}")).into_sql_str();
-        all.push(Migration::new(
-            version,
-            "newer".into(),
-            MigrationType::Simple,
-            sql,
-            no_tx,
-        ));
+        all.push(Migration::new(version, "newer".into(), MigrationType::Simple, sql, no_tx));
     }
     Migrator::with_migrations(all)
 }
@@ -64,10 +58,7 @@ async fn upgrade(stack: &Stack, count: usize) -> Result<i64> {
         let _ = waits.send(wait.version);
     });
     let dumped = async {
-        waited
-            .recv()
-            .await
-            .context("the migration didn't wait for the dump")?;
+        waited.recv().await.context("the migration didn't wait for the dump")?;
         sqlx::raw_sql("COMMIT").execute(&mut dump).await?;
         anyhow::Ok(())
     };
@@ -106,11 +97,7 @@ impl Load {
                 Ok(bought)
             });
         }
-        Self {
-            workers,
-            serving,
-            stop,
-        }
+        Self { workers, serving, stop }
     }
 
     /// Every unit that was ordered, if no order failed.
@@ -148,16 +135,10 @@ async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
     }
     let mut stack = builder.start().await.unwrap();
     let receiver = Receiver::start().await.unwrap();
-    let partner = stack
-        .create_partner("sandbox", Some(&receiver.url(PATH)))
-        .await
-        .unwrap();
+    let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await.unwrap();
     receiver.verify(PATH, &partner.webhook_secret).unwrap();
-    let clients: Vec<Client> = stack
-        .base_urls()
-        .iter()
-        .map(|url| Client::of(url, &partner).unwrap())
-        .collect();
+    let clients: Vec<Client> =
+        stack.base_urls().iter().map(|url| Client::of(url, &partner).unwrap()).collect();
     let load = Load::start(&clients, stack.option("ready").unwrap());
 
     let known = schema::latest();
@@ -182,14 +163,7 @@ async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
     assert!(received.iter().all(Received::is_valid));
     let ledger = stack.ledger().await.unwrap();
     let once = ledger.orders.iter().all(|order| order.purchased_times == 1);
-    assert!(
-        once && ledger.orders.len() == bought.len(),
-        "{} bought",
-        ledger.orders.len()
-    );
+    assert!(once && ledger.orders.len() == bought.len(), "{} bought", ledger.orders.len());
     let unit = bought.iter().next().unwrap();
-    assert_eq!(
-        show(&stack, unit).await.unwrap()["topups"][0]["delivery"],
-        "delivered"
-    );
+    assert_eq!(show(&stack, unit).await.unwrap()["topups"][0]["delivery"], "delivered");
 }

@@ -73,33 +73,21 @@ async fn show(settings: &Settings) -> Result<()> {
     let endpoint = Receiver::start().await?;
     let esimctl = Esimctl::new([]);
     let name = format!("demo {}", Uuid::now_v7());
-    let partner = esimctl
-        .create_partner(&name, "sandbox", Some(&endpoint.url(PATH)))
-        .await?;
+    let partner = esimctl.create_partner(&name, "sandbox", Some(&endpoint.url(PATH))).await?;
     endpoint.verify(PATH, &partner.webhook_secret)?;
-    println!(
-        "Partner     {} with access key {}",
-        partner.partner_id, partner.access_key
-    );
+    println!("Partner     {} with access key {}", partner.partner_id, partner.access_key);
     println!("Webhooks    {}", endpoint.url(PATH));
 
     let order = place(settings, &esimctl, &Client::of(&settings.base_url, &partner)?).await?;
     let webhooks = follow(&endpoint, &order, Duration::from_secs(settings.timeout)).await;
 
     let expected = order.products.len();
-    if let Some(link) = webhooks
-        .first()
-        .and_then(|webhook| webhook.json["download_link"].as_str())
-    {
+    if let Some(link) = webhooks.first().and_then(|webhook| webhook.json["download_link"].as_str()) {
         println!("\nThe first eSIM, for a phone's camera:\n\n{}", draw(link)?);
     }
     println!("{} of {expected} webhooks arrived", webhooks.len());
     report(&order, &webhooks);
-    ensure!(
-        webhooks.len() == expected,
-        "{} webhooks are missing",
-        expected - webhooks.len()
-    );
+    ensure!(webhooks.len() == expected, "{} webhooks are missing", expected - webhooks.len());
     let invalid = webhooks.iter().filter(|webhook| !webhook.is_valid()).count();
     ensure!(invalid == 0, "{invalid} webhooks carry no valid signature");
     // All webhooks have arrived, so a failure here is not a failure of the demo.
@@ -114,22 +102,12 @@ async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Resul
     for (name, qty) in ORDER {
         items.push((esimctl.sandbox_option(name).await?.option_id, qty));
     }
-    let items: Vec<(&str, u32)> = items
-        .iter()
-        .map(|(option_id, qty)| (option_id.as_str(), *qty))
-        .collect();
+    let items: Vec<(&str, u32)> = items.iter().map(|(option_id, qty)| (option_id.as_str(), *qty)).collect();
     let external_order_id = format!("demo-{}", Uuid::now_v7());
-    println!(
-        "\nPOST {}{ORDERS}\n{}",
-        settings.base_url,
-        testkit::client::order(&external_order_id, &items)
-    );
+    println!("\nPOST {}{ORDERS}\n{}", settings.base_url, testkit::client::order(&external_order_id, &items));
 
     let sent = Instant::now();
-    let answer = client
-        .order(&external_order_id, &items)
-        .await
-        .context("the order got no answer")?;
+    let answer = client.order(&external_order_id, &items).await.context("the order got no answer")?;
     println!("\n{} after {}", answer.status, millis(answer.took));
     let products = answer.products()?;
     for product in &products {
@@ -139,21 +117,12 @@ async fn place(settings: &Settings, esimctl: &Esimctl, client: &Client) -> Resul
     if products.len() != expected {
         bail!("the answer has {} topups instead of {expected}", products.len());
     }
-    Ok(Order {
-        external_order_id,
-        products,
-        sent,
-        answer_took: answer.took,
-    })
+    Ok(Order { external_order_id, products, sent, answer_took: answer.took })
 }
 
 /// Prints each topup's first webhook on arrival; ends when all have arrived or after `timeout`.
 async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Received> {
-    let topups: HashSet<&str> = order
-        .products
-        .iter()
-        .map(|product| product.topup_id.as_str())
-        .collect();
+    let topups: HashSet<&str> = order.products.iter().map(|product| product.topup_id.as_str()).collect();
     let mut first: Vec<Received> = Vec::new();
     let mut progress = Progress::start();
     println!();
@@ -181,70 +150,43 @@ async fn follow(receiver: &Receiver, order: &Order, timeout: Duration) -> Vec<Re
 }
 
 fn describe(webhook: &Received, number: usize, of: usize, after: Duration) -> String {
-    let verdict = if webhook.is_valid() {
-        "signature valid"
-    } else {
-        "SIGNATURE INVALID"
-    };
+    let verdict = if webhook.is_valid() { "signature valid" } else { "SIGNATURE INVALID" };
     let fields = FIELDS.map(|field| {
         let value = webhook.json[field].as_str().unwrap_or("(missing)");
         format!("  {field:<18}{value}\n")
     });
     let fields = fields.concat();
-    format!(
-        "Webhook {number} of {of}, {} after the order, {verdict}\n{fields}",
-        millis(after)
-    )
+    format!("Webhook {number} of {of}, {} after the order, {verdict}\n{fields}", millis(after))
 }
 
 /// Draws a QR code in half blocks, light modules drawn: readable on a dark terminal.
 fn draw(text: &str) -> Result<String> {
     let code = QrCode::new(text).context("the download link doesn't fit a QR code")?;
-    Ok(code
-        .render()
-        .dark_color(Dense1x2::Light)
-        .light_color(Dense1x2::Dark)
-        .build())
+    Ok(code.render().dark_color(Dense1x2::Light).light_color(Dense1x2::Dark).build())
 }
 
 /// Prints the latencies that the partner sees.
 fn report(order: &Order, received: &[Received]) {
     let after: Vec<Duration> = received.iter().map(|webhook| webhook.at - order.sent).collect();
-    println!(
-        "  answer         {:>8} after the order was sent",
-        millis(order.answer_took)
-    );
+    println!("  answer         {:>8} after the order was sent", millis(order.answer_took));
     if let (Some(first), Some(last)) = (after.iter().min(), after.iter().max()) {
         println!("  first webhook  {:>8}", millis(*first));
-        println!(
-            "  last webhook   {:>8}   (option `delayed` takes the provider about 2 s)",
-            millis(*last)
-        );
+        println!("  last webhook   {:>8}   (option `delayed` takes the provider about 2 s)", millis(*last));
     }
 }
 
 /// Prints how long each stage took, by the times stored with the order.
 async fn report_stages(esimctl: &Esimctl, order: &Order) -> Result<()> {
     // The acknowledgement is stored a moment after the endpoint sends it.
-    let stored = wait::until(
-        Duration::from_secs(5),
-        "the deliveries to be stored",
-        async || {
-            let orders = esimctl.order_times(&order.external_order_id).await?;
-            let delivered = |one: &OrderTimes| one.topups.iter().all(|topup| topup.delivered_at.is_some());
-            Ok(orders.into_iter().find(delivered))
-        },
-    );
+    let stored = wait::until(Duration::from_secs(5), "the deliveries to be stored", async || {
+        let orders = esimctl.order_times(&order.external_order_id).await?;
+        let delivered = |one: &OrderTimes| one.topups.iter().all(|topup| topup.delivered_at.is_some());
+        Ok(orders.into_iter().find(delivered))
+    });
     let stored = stored.await?;
-    println!(
-        "\nBy the times stored with the order, in ms:\n  {:<28}bought   ready  delivered",
-        "topup"
-    );
+    println!("\nBy the times stored with the order, in ms:\n  {:<28}bought   ready  delivered", "topup");
     for topup in &stored.topups {
-        let placement = stored
-            .placements
-            .iter()
-            .find(|one| one.placement_id == topup.placement_id);
+        let placement = stored.placements.iter().find(|one| one.placement_id == topup.placement_id);
         let placed_at = placement.and_then(|one| one.placed_at);
         println!(
             "  {:<26}{:>8}{:>8}{:>11}",
@@ -258,9 +200,7 @@ async fn report_stages(esimctl: &Esimctl, order: &Order) -> Result<()> {
 }
 
 fn between(from: Option<OffsetDateTime>, until: Option<OffsetDateTime>) -> String {
-    let took = from
-        .zip(until)
-        .map(|(from, until)| (until - from).whole_milliseconds());
+    let took = from.zip(until).map(|(from, until)| (until - from).whole_milliseconds());
     took.map_or("?".to_owned(), |millis| millis.to_string())
 }
 

@@ -22,10 +22,7 @@ const ORDERS: usize = 40;
 async fn no_collector_and_one_that_hangs_cost_nothing() {
     let unreachable = format!("http://127.0.0.1:{}", testkit::ports::free().unwrap());
     let port = testkit::ports::free().unwrap();
-    let (hangs, held) = (
-        format!("http://127.0.0.1:{port}"),
-        trouble_on(port, Trouble::Hangs).await.unwrap(),
-    );
+    let (hangs, held) = (format!("http://127.0.0.1:{port}"), trouble_on(port, Trouble::Hangs).await.unwrap());
     let mut builder = Stack::builder()
         .env(Stage::Ingress, "OTEL_EXPORTER_OTLP_ENDPOINT", &unreachable)
         .env(Stage::Provisioner, "OTEL_EXPORTER_OTLP_ENDPOINT", &hangs)
@@ -49,10 +46,7 @@ async fn no_collector_and_one_that_hangs_cost_nothing() {
     for answer in try_join_all(orders).await.unwrap() {
         answer.products().unwrap();
     }
-    shop.receiver
-        .wait_for(ORDERS, Duration::from_secs(20))
-        .await
-        .unwrap();
+    shop.receiver.wait_for(ORDERS, Duration::from_secs(20)).await.unwrap();
     drop(shop);
 
     for stage in Stage::OURS {
@@ -93,9 +87,9 @@ async fn trouble_on(port: u16, trouble: Trouble) -> Result<JoinHandle<()>> {
                 held.push(connection);
             }
         }),
-        Trouble::Refuses => http::serve(listener, async |_| {
-            Ok(Response::builder().status(503).body(Empty::new())?)
-        }),
+        Trouble::Refuses => {
+            http::serve(listener, async |_| Ok(Response::builder().status(503).body(Empty::new())?))
+        }
     })
 }
 
@@ -108,14 +102,8 @@ fn sender(port: u16, protocol: &str) -> Result<(Process, String, tempfile::TempD
         ("LISTEN", url.trim_start_matches("http://")),
         ("ADMIN_LISTEN", &admin),
         ("SANDBOX_ACCESS_KEY", "key"),
-        (
-            "SANDBOX_SECRET_KEY",
-            "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw==",
-        ),
-        (
-            "SANDBOX_LEDGER",
-            &folder.path().join("ledger").display().to_string(),
-        ),
+        ("SANDBOX_SECRET_KEY", "c2FuZGJveC1zZWNyZXQta2V5LW9mLXRoZS10ZXN0cw=="),
+        ("SANDBOX_LEDGER", &folder.path().join("ledger").display().to_string()),
         ("LOG_FORMAT", "json"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &format!("http://127.0.0.1:{port}")),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", protocol),

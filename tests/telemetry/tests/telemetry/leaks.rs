@@ -34,10 +34,7 @@ struct Heard {
 impl Echo {
     async fn start() -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
-        let url = format!(
-            "http://{}/echo?key=endpoint-key-in-the-url",
-            listener.local_addr()?
-        );
+        let url = format!("http://{}/echo?key=endpoint-key-in-the-url", listener.local_addr()?);
         let heard = Arc::new(Mutex::new(Vec::new()));
         let shared = Arc::clone(&heard);
         drop(http::serve(listener, move |request| {
@@ -63,10 +60,7 @@ fn echo(heard: &Mutex<Vec<Heard>>, request: Request<Bytes>) -> Result<Response<F
     let response = Response::builder()
         .status(500)
         .header("x-echo-signature", signature)
-        .header(
-            "location",
-            format!("/{}", utf8_percent_encode(&text, NON_ALPHANUMERIC)),
-        );
+        .header("location", format!("/{}", utf8_percent_encode(&text, NON_ALPHANUMERIC)));
     Ok(response.body(Full::new(body))?)
 }
 
@@ -119,9 +113,7 @@ async fn rows(stack: &Stack) -> Result<Vec<String>> {
     for table in tables {
         // A profile is sealed, and text in bytes is searched for as well.
         let all = format!("SELECT one::text FROM {table} one");
-        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all))
-            .fetch_all(&mut database)
-            .await?;
+        let all: Vec<String> = sqlx::query_scalar(sqlx::AssertSqlSafe(all)).fetch_all(&mut database).await?;
         rows.extend(all);
     }
     Ok(rows)
@@ -136,10 +128,11 @@ async fn start(sink: &Sink) -> Result<Stack> {
         .env(Stage::Provisioner, "PARK_AFTER", "1s")
         .env(Stage::Notifier, "RETRY_SCHEDULE", "200ms,200ms");
     for stage in Stage::ALL {
-        builder = builder
-            .env(stage, "LOG", "debug")
-            .env(stage, "LOG_FORMAT", "json")
-            .env(stage, "OTEL_EXPORTER_OTLP_HEADERS", &headers);
+        builder = builder.env(stage, "LOG", "debug").env(stage, "LOG_FORMAT", "json").env(
+            stage,
+            "OTEL_EXPORTER_OTLP_HEADERS",
+            &headers,
+        );
     }
     builder.start().await
 }
@@ -189,10 +182,7 @@ async fn no_secret_is_in_logs_metrics_traces_or_messages() {
         Stage::ALL.iter().map(|stage| stage.name()).all(logs)
             && book.spans.iter().any(|span| span.name == "GET /qr/{text}/{size}")
             && book.spans.iter().any(|span| span.service == "sandbox")
-            && book
-                .spans
-                .iter()
-                .any(|span| span.failed && span.name == "POST webhook")
+            && book.spans.iter().any(|span| span.failed && span.name == "POST webhook")
     });
     heard.await.unwrap();
     for stage in Stage::ALL {
@@ -290,17 +280,10 @@ async fn traffic(
     let echoed = async || Ok((echo.heard().len() >= 3).then_some(()));
     wait::until(Duration::from_secs(20), "three attempts to be echoed", echoed).await?;
     // The partner looks its order up, and what its endpoint answered.
-    let order = shop
-        .client
-        .get("/api/v1/api_partner/orders/arrives")
-        .send()
-        .await?;
+    let order = shop.client.get("/api/v1/api_partner/orders/arrives").send().await?;
     anyhow::ensure!(order.json()?["topups"][0]["esim"]["activate_code"].is_string());
     let echoed = echo.heard()[0].body["topup_id"].clone();
-    let path = format!(
-        "/v1/api_partner/topups/{}/deliveries",
-        echoed.as_str().context("no topup")?
-    );
+    let path = format!("/v1/api_partner/topups/{}/deliveries", echoed.as_str().context("no topup")?);
     let asked = stack.client(careless)?.get(&path);
     anyhow::ensure!(asked.send().await?.status == 200);
     // Pictures: as the webhook says, and in ways that don't work.

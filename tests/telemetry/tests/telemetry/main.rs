@@ -6,11 +6,7 @@
 //! - [`collectors`]: an unreachable or hanging collector costs nothing.
 //! - [`metrics`]: docs/metrics.md lists exactly the existing metrics.
 
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on panics"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 mod collectors;
 mod leaks;

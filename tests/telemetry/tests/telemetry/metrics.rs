@@ -31,10 +31,8 @@ fn documented() -> Result<Metrics> {
         anyhow::ensure!(!meaning.is_empty(), "{name} means nothing");
         anyhow::ensure!((unit == "s") == name.contains("_seconds"), "{name} in {unit:?}");
         let labels = labels.split(", ").map(|label| label.trim_matches('`').to_owned());
-        let metric = Metric {
-            kind: kind.to_owned(),
-            labels: labels.filter(|label| !label.is_empty()).collect(),
-        };
+        let metric =
+            Metric { kind: kind.to_owned(), labels: labels.filter(|label| !label.is_empty()).collect() };
         for service in services.split(", ") {
             metrics.insert((service.to_owned(), name.to_owned()), metric.clone());
         }
@@ -95,9 +93,7 @@ fn differences(documented: &Metrics, shown: &Metrics) -> Vec<String> {
             }
             // A label may be one of another service's series.
             Some(shown) if shown.kind != metric.kind || !shown.labels.is_subset(&metric.labels) => {
-                differences.push(format!(
-                    "{service}: {name} is {shown:?}, documented is {metric:?}"
-                ));
+                differences.push(format!("{service}: {name} is {shown:?}, documented is {metric:?}"));
             }
             Some(_) => {}
         }
@@ -147,14 +143,10 @@ async fn the_table_is_what_there_is() {
     }
 
     let mut last = Vec::new();
-    let same = wait::until(
-        Duration::from_secs(20),
-        "the table to be what there is",
-        async || {
-            last = differences(&documented, &shown(&mut stack).await?);
-            Ok(last.is_empty().then_some(()))
-        },
-    );
+    let same = wait::until(Duration::from_secs(20), "the table to be what there is", async || {
+        last = differences(&documented, &shown(&mut stack).await?);
+        Ok(last.is_empty().then_some(()))
+    });
     let same = same.await;
     same.unwrap_or_else(|error| panic!("{error:#}\n{}", last.join("\n")));
 }

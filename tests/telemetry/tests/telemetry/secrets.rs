@@ -45,17 +45,11 @@ impl Secrets {
 
     /// What a webhook's body and its signature hold.
     pub fn add_webhook(&mut self, body: &Value, signature: &str) {
-        for (what, field) in [
-            ("an activation code", "activate_code"),
-            ("a download link", "download_link"),
-        ] {
+        for (what, field) in [("an activation code", "activate_code"), ("a download link", "download_link")] {
             self.add(what, body[field].as_str().expect(field));
         }
         for one in signature.split(' ') {
-            self.add(
-                "a webhook's signature",
-                one.strip_prefix("v1,").expect("version 1"),
-            );
+            self.add("a webhook's signature", one.strip_prefix("v1,").expect("version 1"));
         }
     }
 

@@ -136,16 +136,11 @@ fn take(book: &Mutex<Book>, request: &Request<Bytes>) -> Result<Response<Body>> 
     let is_grpc = header("content-type").is_some_and(|kind| kind.starts_with("application/grpc"));
     let (path, body) = (request.uri().path(), request.body());
     // A message of gRPC has a byte that says whether it is compressed, and four of its length.
-    let message = if is_grpc {
-        body.slice(5.min(body.len())..)
-    } else {
-        body.clone()
-    };
+    let message = if is_grpc { body.slice(5.min(body.len())..) } else { body.clone() };
     let protocol = if is_grpc { "grpc" } else { "http/protobuf" };
     let mut book = lock(book);
     book.raw.push(message.clone());
-    book.authorization
-        .extend(header("authorization").map(str::to_owned));
+    book.authorization.extend(header("authorization").map(str::to_owned));
     if let Err(error) = book.read(path, protocol, message) {
         eprintln!("the sink cannot read {path}: {error:#}");
         return Ok(Response::builder().status(400).body(Full::default().boxed())?);
@@ -154,15 +149,10 @@ fn take(book: &Mutex<Book>, request: &Request<Bytes>) -> Result<Response<Body>> 
         let response = Response::builder().header("content-type", "application/x-protobuf");
         return Ok(response.body(Full::default().boxed())?);
     }
-    let status = (
-        HeaderName::from_static("grpc-status"),
-        HeaderValue::from_static("0"),
-    );
+    let status = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
     let trailers = async { Some(Ok(HeaderMap::from_iter([status]))) };
     let empty = Full::new(Bytes::from_static(&[0; 5])).with_trailers(trailers);
-    Ok(Response::builder()
-        .header("content-type", "application/grpc")
-        .body(empty.boxed())?)
+    Ok(Response::builder().header("content-type", "application/grpc").body(empty.boxed())?)
 }
 
 impl Book {
@@ -184,9 +174,7 @@ impl Book {
                                 .map(|link| (hex::encode(&link.trace_id), hex::encode(&link.span_id)))
                                 .collect(),
                             attributes: attributes(span.attributes),
-                            failed: span
-                                .status
-                                .is_some_and(|status| status.code() == SpanStatus::Error),
+                            failed: span.status.is_some_and(|status| status.code() == SpanStatus::Error),
                             events: span.events.len(),
                         });
                     }
@@ -209,8 +197,7 @@ impl Book {
                 for group in ExportMetricsServiceRequest::decode(message)?.resource_metrics {
                     let service = self.service(group.resource, protocol)?;
                     let metrics = group.scope_metrics.into_iter().flat_map(|scope| scope.metrics);
-                    self.metrics
-                        .extend(metrics.map(|metric| (service.clone(), metric.name)));
+                    self.metrics.extend(metrics.map(|metric| (service.clone(), metric.name)));
                 }
             }
             other => anyhow::bail!("nothing is sent to {other}"),
@@ -228,10 +215,7 @@ impl Book {
 }
 
 fn attributes(pairs: Vec<KeyValue>) -> Attributes {
-    pairs
-        .into_iter()
-        .map(|pair| (pair.key, pair.value.map(text).unwrap_or_default()))
-        .collect()
+    pairs.into_iter().map(|pair| (pair.key, pair.value.map(text).unwrap_or_default())).collect()
 }
 
 fn text(value: AnyValue) -> String {

@@ -78,19 +78,14 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     let shop = Shop::open(&stack).await.unwrap();
     verdicts_come(&stack, &shop.client).await.unwrap();
 
-    let items = [
-        (stack.option("ready").unwrap(), 2),
-        (stack.option("delayed").unwrap(), 1),
-    ];
+    let items = [(stack.option("ready").unwrap(), 2), (stack.option("delayed").unwrap(), 1)];
     let order = testkit::client::order("traced", &items).to_string();
     let request = shop.client.post(order).header("traceparent", INBOUND);
     let products = request.send().await.unwrap().products().unwrap();
     assert_eq!(products.len(), 3);
     let told = shop.receiver.wait_for(3, Duration::from_secs(20)).await.unwrap();
     let (trace, _) = trace_of(&told[0]);
-    let [_, inbound, caller, _] = INBOUND.split('-').collect::<Vec<_>>()[..] else {
-        panic!("{INBOUND}")
-    };
+    let [_, inbound, caller, _] = INBOUND.split('-').collect::<Vec<_>>()[..] else { panic!("{INBOUND}") };
     assert_ne!(trace, inbound, "an inbound trace is not trusted");
 
     let whole = |book: &Book| {
@@ -118,10 +113,7 @@ async fn an_order_is_one_trace_and_a_retried_webhook_one_of_its_own() {
     assert_eq!(elsewhere, 0, "all of the order is in its trace");
     for webhook in &told {
         let (of, span) = trace_of(webhook);
-        let sent = spans
-            .iter()
-            .find(|one| one.id == span)
-            .expect("the webhook's span");
+        let sent = spans.iter().find(|one| one.id == span).expect("the webhook's span");
         assert_eq!((&of, sent.name.as_str()), (&trace, "POST webhook"));
     }
     attributes_follow_the_conventions(&spans);
@@ -173,11 +165,7 @@ fn attributes_follow_the_conventions(spans: &[Span]) {
 
 fn everybody_is_heard(book: &Book) {
     for service in Stage::ALL.map(Stage::name) {
-        let protocol = if service == "notifier" {
-            "grpc"
-        } else {
-            "http/protobuf"
-        };
+        let protocol = if service == "notifier" { "grpc" } else { "http/protobuf" };
         let known = book.protocols.contains(&(service.into(), protocol));
         assert!(known, "{:?}", book.protocols);
         let resource = &book.resources[service];
@@ -186,10 +174,7 @@ fn everybody_is_heard(book: &Book) {
         let revision = resource.get("vcs.ref.head.revision").map(String::as_str);
         assert_eq!(revision, runtime::version::COMMIT);
         assert!(!resource["service.instance.id"].is_empty());
-        assert!(
-            book.logs.iter().any(|log| log.service == service),
-            "logs of {service}"
-        );
+        assert!(book.logs.iter().any(|log| log.service == service), "logs of {service}");
     }
     for (service, metric) in [
         ("ingress", "esim.orders"),
@@ -219,47 +204,26 @@ async fn retried_webhook(sink: &Sink, stack: &mut Stack, shop: &Shop) {
         has("redrive delivery", &second_trace)
             && has("UPDATE deliveries", &second_trace)
             && has("process TOPUP_READY", &trace)
-            && book
-                .logs
-                .iter()
-                .any(|log| log.service == "notifier" && log.trace == trace)
+            && book.logs.iter().any(|log| log.service == "notifier" && log.trace == trace)
     };
-    let book = sink
-        .wait_until("both traces of the webhook", whole)
-        .await
-        .unwrap();
+    let book = sink.wait_until("both traces of the webhook", whole).await.unwrap();
     let post = post_of(&book, &trace);
-    let [redrive] = named(&book, "redrive delivery", &second_trace)[..] else {
-        panic!("one attempt")
-    };
-    assert_eq!(
-        (redrive.kind, redrive.parent.as_str()),
-        (Internal, ""),
-        "it is a root"
-    );
+    let [redrive] = named(&book, "redrive delivery", &second_trace)[..] else { panic!("one attempt") };
+    assert_eq!((redrive.kind, redrive.parent.as_str()), (Internal, ""), "it is a root");
     let order = (trace.clone(), post.id.clone());
     assert_eq!(redrive.links, [order], "linked to the order");
-    let [attempt] = named(&book, "POST webhook", &second_trace)[..] else {
-        panic!("one request")
-    };
+    let [attempt] = named(&book, "POST webhook", &second_trace)[..] else { panic!("one request") };
     assert_eq!((&attempt.parent, &attempt.id), (&redrive.id, &second_span));
     assert_eq!(attempt.attributes["http.request.resend_count"], "1");
-    let [first] = named(&book, "POST webhook", &trace)[..] else {
-        panic!("one request")
-    };
+    let [first] = named(&book, "POST webhook", &trace)[..] else { panic!("one request") };
     assert!(first.failed && !attempt.failed);
     assert_eq!(first.attributes["error.type"], "503");
-    let roots = book
-        .spans
-        .iter()
-        .filter(|span| span.trace == second_trace && span.parent.is_empty());
+    let roots = book.spans.iter().filter(|span| span.trace == second_trace && span.parent.is_empty());
     assert_eq!(roots.count(), 1);
 
     // Its line on standard error has the same trace as the log record.
     let log = stack.process(Stage::Notifier).unwrap().log().unwrap();
-    let mut lines = log
-        .lines()
-        .map(|line| serde_json::from_str::<Value>(line).expect(line));
+    let mut lines = log.lines().map(|line| serde_json::from_str::<Value>(line).expect(line));
     let line = lines.find(|line| line["trace_id"] == trace.as_str());
     let line = line.expect("a line of the attempt");
     let record = book.logs.iter().find(|log| log.trace == trace).unwrap();

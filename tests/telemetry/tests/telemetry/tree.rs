@@ -49,11 +49,7 @@ pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
     for span in spans {
         let rule = rules.iter().find(|rule| rule.is_of(span));
         let rule = rule.with_context(|| format!("nothing is known of {span:?}"))?;
-        ensure!(
-            span.service == rule.service,
-            "it is not of {}: {span:?}",
-            rule.service
-        );
+        ensure!(span.service == rule.service, "it is not of {}: {span:?}", rule.service);
         if rule.parents.is_empty() {
             ensure!(span.parent.is_empty(), "it has a parent: {span:?}");
             continue;
@@ -65,24 +61,14 @@ pub fn check(rules: &[Rule], spans: &[Span]) -> Result<()> {
             "its parent is {}: {span:?}",
             parent.name
         );
-        ensure!(
-            span.kind != SpanKind::Server || parent.kind == SpanKind::Client,
-            "no caller: {span:?}"
-        );
+        ensure!(span.kind != SpanKind::Server || parent.kind == SpanKind::Client, "no caller: {span:?}");
         let link = (parent.trace.clone(), parent.id.clone());
-        ensure!(
-            !rule.linked || span.links.contains(&link),
-            "it is not linked: {span:?}"
-        );
+        ensure!(!rule.linked || span.links.contains(&link), "it is not linked: {span:?}");
     }
     for rule in rules {
         let count = spans.iter().filter(|span| rule.is_of(span)).count();
         let (least, most) = rule.count;
-        ensure!(
-            (least..=most).contains(&count),
-            "{count} spans {}, not {least} to {most}",
-            rule.name
-        );
+        ensure!((least..=most).contains(&count), "{count} spans {}, not {least} to {most}", rule.name);
     }
     Ok(())
 }

@@ -35,12 +35,7 @@ const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]")
 /// No eSIM expires before this year.
 const FIRST_YEAR: i32 = 2000;
 
-account!(
-    "usimsa",
-    "USIMSA",
-    "USIMSA",
-    "Base URL of USIMSA: scheme and host, without `/api`"
-);
+account!("usimsa", "USIMSA", "USIMSA", "Base URL of USIMSA: scheme and host, without `/api`");
 
 pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
     adapter(account.credentials()?, limits)
@@ -69,10 +64,7 @@ pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Co
         access_key_header,
         answer_max: limits.answer_max,
     };
-    Ok(Connected {
-        provider: Arc::new(provider),
-        callback_token: account.callback_token,
-    })
+    Ok(Connected { provider: Arc::new(provider), callback_token: account.callback_token })
 }
 
 /// An account at a provider of this protocol.
@@ -153,10 +145,7 @@ impl Usimsa {
             error.type = field::Empty,
         );
         let mut status = None;
-        let answer = self
-            .exchange(call, &span, &mut status)
-            .instrument(span.clone())
-            .await;
+        let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
         if let Some(status) = status {
             span.record("http.response.status_code", status.as_u16());
         }
@@ -178,13 +167,8 @@ impl Usimsa {
             span.record("url.full", call.url.as_str());
         }
         let timestamp = runtime::clock::unix_milliseconds().to_string();
-        let signature = usimsa::sign(
-            &self.secret_key,
-            call.method.as_str(),
-            call.path,
-            &timestamp,
-            &self.access_key,
-        );
+        let signature =
+            usimsa::sign(&self.secret_key, call.method.as_str(), call.path, &timestamp, &self.access_key);
         let mut request = self
             .client
             .request(call.method, call.url)
@@ -227,15 +211,8 @@ impl Usimsa {
         let path = format!("{ORDER}/{placement_id}");
         let mut url = self.order_url.clone();
         url.set_path(&path);
-        let answer = self
-            .call(Call {
-                method: Method::GET,
-                url,
-                path: &path,
-                route: FETCH,
-                body: None,
-            })
-            .await?;
+        let answer =
+            self.call(Call { method: Method::GET, url, path: &path, route: FETCH, body: None }).await?;
         match answer.code.as_str() {
             "0000" => Ok(FindAnswer::Found(units(answer.products)?)),
             "9002" => Ok(FindAnswer::NotFound),
@@ -247,15 +224,9 @@ impl Usimsa {
 impl Provider for Usimsa {
     fn place<'a>(&'a self, purchase: &'a Purchase) -> BoxFuture<'a, Result<PlaceAnswer, Trouble>> {
         async move {
-            let products = purchase
-                .items
-                .iter()
-                .map(|(option_id, qty)| OrderProduct { option_id, qty: *qty })
-                .collect();
-            let request = OrderRequest {
-                order_id: purchase.placement_id,
-                products,
-            };
+            let products =
+                purchase.items.iter().map(|(option_id, qty)| OrderProduct { option_id, qty: *qty }).collect();
+            let request = OrderRequest { order_id: purchase.placement_id, products };
             let answer = self
                 .call(Call {
                     method: Method::POST,
@@ -291,21 +262,16 @@ impl Provider for Usimsa {
 
 /// Reads a response of at most `most` bytes.
 async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
-    let too_large = || {
-        Trouble::Unknown(format!(
-            "the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"
-        ))
-    };
+    let too_large =
+        || Trouble::Unknown(format!("the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"));
     let announced = response.content_length().unwrap_or_default();
     let announced = usize::try_from(announced).map_err(|_| too_large())?;
     if announced > most {
         return Err(too_large());
     }
     let mut body = Vec::with_capacity(announced);
-    while let Some(chunk) = response
-        .chunk()
-        .await
-        .map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
+    while let Some(chunk) =
+        response.chunk().await.map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
     {
         if chunk.len() > most - body.len() {
             return Err(too_large());
@@ -331,11 +297,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 fn failure(error: reqwest::Error) -> Trouble {
     let error = error.without_url();
     let reason = describe(&error);
-    if error.is_connect() || error.is_builder() {
-        Trouble::NotSent(reason)
-    } else {
-        Trouble::Unknown(reason)
-    }
+    if error.is_connect() || error.is_builder() { Trouble::NotSent(reason) } else { Trouble::Unknown(reason) }
 }
 
 fn describe(error: &reqwest::Error) -> String {
@@ -353,10 +315,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
     let mut units = Vec::with_capacity(products.len());
     for (index, product) in products.into_iter().enumerate() {
         let bad = |field: &str, error: BadId| {
-            Trouble::Unknown(format!(
-                "the response is unreadable: {field} of unit {} {error}",
-                index + 1
-            ))
+            Trouble::Unknown(format!("the response is unreadable: {field} of unit {} {error}", index + 1))
         };
         let state = state(&product);
         let unit_id = ProviderId::parse(product.topup_id).map_err(|error| bad("topupId", error))?;
@@ -374,11 +333,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
             );
             UnitState::Pending
         });
-        units.push(ProviderUnit {
-            unit_id,
-            option_id,
-            state,
-        });
+        units.push(ProviderUnit { unit_id, option_id, state });
     }
     Ok(units)
 }
@@ -386,12 +341,7 @@ fn units(products: Option<Vec<Product>>) -> Result<Vec<ProviderUnit>, Trouble> {
 /// The state of a unit, or the name of the field that is unreadable. A unit is ready when it has its
 /// whole profile, because the names of statuses differ from account to account.
 fn state(product: &Product) -> Result<UnitState, &'static str> {
-    let profile = (
-        &product.iccid,
-        &product.smdp,
-        &product.activate_code,
-        &product.expired_date,
-    );
+    let profile = (&product.iccid, &product.smdp, &product.activate_code, &product.expired_date);
     if let (Some(iccid), Some(smdp), Some(code), Some(date)) = profile {
         return Ok(UnitState::Ready {
             iccid: Iccid::parse(iccid).map_err(|_| "iccid")?,
@@ -430,14 +380,7 @@ mod tests {
 
     #[test]
     fn a_unit_is_ready_only_with_its_whole_profile() {
-        let Ok(UnitState::Ready {
-            iccid,
-            code,
-            expired_date,
-        }) = product(WHOLE)
-        else {
-            panic!("not ready")
-        };
+        let Ok(UnitState::Ready { iccid, code, expired_date }) = product(WHOLE) else { panic!("not ready") };
         assert_eq!(iccid.as_str(), "8982123456789012345");
         assert_eq!(code.download_link(), "LPA:1$smdp.example$AB-12");
         assert_eq!(expired_date, "2026-12-31");
@@ -475,11 +418,7 @@ mod tests {
             let odd = WHOLE.replace(from, to);
             assert_eq!(product(&odd).unwrap_err(), field, "{odd}");
         }
-        for date in [
-            "2026-12-31",
-            "2028-02-29 23:59:59",
-            "9999-12-31T00:00:00.000+09:00",
-        ] {
+        for date in ["2026-12-31", "2028-02-29 23:59:59", "9999-12-31T00:00:00.000+09:00"] {
             let whole = WHOLE.replace("2026-12-31T00:00:00Z", date);
             let Ok(UnitState::Ready { expired_date, .. }) = product(&whole) else {
                 panic!("{date} is not accepted")
@@ -513,16 +452,10 @@ mod tests {
 
     #[test]
     fn a_wait_is_honoured_within_a_bound() {
-        let busy = |after| Trouble::Busy {
-            after,
-            reason: String::new(),
-        };
+        let busy = |after| Trouble::Busy { after, reason: String::new() };
         let most = Duration::from_mins(10);
         assert_eq!(busy(None).after(most), Duration::ZERO);
-        assert_eq!(
-            busy(Some(Duration::from_secs(7))).after(most),
-            Duration::from_secs(7)
-        );
+        assert_eq!(busy(Some(Duration::from_secs(7))).after(most), Duration::from_secs(7));
         assert_eq!(busy(Some(Duration::MAX)).after(most), most);
         assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
     }

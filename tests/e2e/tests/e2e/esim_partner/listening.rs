@@ -93,9 +93,7 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
     // The hinted command brings it back, with the same bytes.
     laptop.answer("/hook", |_| receiver::Answer::status(200));
     let url = laptop.url("/hook");
-    tool.text(&["redeliver", topup_id, "--forward-to", &url])
-        .await
-        .unwrap();
+    tool.text(&["redeliver", topup_id, "--forward-to", &url]).await.unwrap();
     let received = laptop.received();
     assert_eq!(received.len(), 2);
     assert_eq!(received[0].body, received[1].body);
@@ -114,48 +112,31 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
 
 #[tokio::test]
 async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
-    let stack = Stack::with(Stage::Ingress, &[("LISTENERS", "1"), ("LISTEN_WAIT", "3s")])
-        .await
-        .unwrap();
+    let stack = Stack::with(Stage::Ingress, &[("LISTENERS", "1"), ("LISTEN_WAIT", "3s")]).await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
-    let bought = shop
-        .buy(&fresh("paged"), stack.option("ready").unwrap(), 3)
-        .await
-        .unwrap();
+    let bought = shop.buy(&fresh("paged"), stack.option("ready").unwrap(), 3).await.unwrap();
     let all = listened(&shop.client, 3).await.unwrap();
     let stranger = Shop::open(&stack).await.unwrap();
 
     // Page by page, each webhook once.
-    let hour_ago = (runtime::clock::now() - Duration::from_hours(1))
-        .format(&Rfc3339)
-        .unwrap();
+    let hour_ago = (runtime::clock::now() - Duration::from_hours(1)).format(&Rfc3339).unwrap();
     let mut query = format!("created_after={hour_ago}");
     let (mut found, mut cursors) = (Vec::new(), Vec::new());
     for _ in 0..3 {
-        let answer = listen(&shop.client, &format!("limit=1&wait=0&{query}"))
-            .await
-            .unwrap();
+        let answer = listen(&shop.client, &format!("limit=1&wait=0&{query}")).await.unwrap();
         let (webhooks, cursor) = page(&answer).unwrap();
         assert_eq!(webhooks.len(), 1);
         found.push(webhooks[0]["headers"]["webhook-id"].clone());
         query = format!("cursor={cursor}");
         cursors.push(cursor);
     }
-    let expected: Vec<_> = all
-        .iter()
-        .map(|one| one["headers"]["webhook-id"].clone())
-        .collect();
+    let expected: Vec<_> = all.iter().map(|one| one["headers"]["webhook-id"].clone()).collect();
     assert_eq!(found, expected);
     assert_eq!(found.len(), testkit::shop::ids(&bought).len());
 
     // Another partner finds nothing, with these cursors and without.
-    for query in [
-        format!("created_after={hour_ago}"),
-        format!("cursor={}", cursors[0]),
-    ] {
-        let answer = listen(&stranger.client, &format!("wait=0&{query}"))
-            .await
-            .unwrap();
+    for query in [format!("created_after={hour_ago}"), format!("cursor={}", cursors[0])] {
+        let answer = listen(&stranger.client, &format!("wait=0&{query}")).await.unwrap();
         assert_eq!(page(&answer).unwrap().0, [Value::Null; 0], "{query}");
     }
     // An empty answer comes after the service's longest wait, however long the partner would wait.
@@ -178,20 +159,12 @@ async fn listening_is_paged_bounded_and_shows_no_other_partners_webhooks() {
 
     let live = stack.create_partner("live", None).await.unwrap();
     let refused = listen(&stack.client(&live).unwrap(), "").await.unwrap();
-    assert_eq!(
-        (
-            refused.status,
-            refused.headers["x-service-error"].to_str().unwrap()
-        ),
-        (403, "sandbox_only")
-    );
+    assert_eq!((refused.status, refused.headers["x-service-error"].to_str().unwrap()), (403, "sandbox_only"));
 }
 
 #[tokio::test]
 async fn a_waiting_listener_is_answered_when_ingress_stops() {
-    let mut stack = Stack::with(Stage::Ingress, &[("LISTEN_WAIT", "10m")])
-        .await
-        .unwrap();
+    let mut stack = Stack::with(Stage::Ingress, &[("LISTEN_WAIT", "10m")]).await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let client = stack.client(&partner).unwrap();
     let waiting = tokio::spawn(async move { listen(&client, "").await });

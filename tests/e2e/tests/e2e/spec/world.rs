@@ -113,9 +113,7 @@ impl World {
 
     /// An order of options by name.
     pub fn items(&self, items: &[(&str, u32)]) -> Request {
-        let items = items
-            .iter()
-            .map(|(name, qty)| json!({"option_id": self.option(name), "qty": qty}));
+        let items = items.iter().map(|(name, qty)| json!({"option_id": self.option(name), "qty": qty}));
         self.products(items.collect::<Vec<_>>())
     }
 
@@ -134,9 +132,7 @@ impl World {
         let secret =
             signing::SecretKey::from_base64(&self.partner.secret_key).expect("esimctl prints Base64");
         let signature = signing::request::sign(&secret, &method, &path, &signed_timestamp, &access_key);
-        self.order()
-            .timestamp(&timestamp)
-            .header(testkit::client::SIGNATURE, signature)
+        self.order().timestamp(&timestamp).header(testkit::client::SIGNATURE, signature)
     }
 }
 
@@ -154,10 +150,7 @@ async fn import_live_option(stack: &Stack) -> Result<()> {
 /// A partner that an operator disabled, once ingress knows.
 async fn disabled(stack: &Stack) -> Result<Client> {
     let partner = stack.create_partner("sandbox", None).await?;
-    let _: Value = stack
-        .esimctl
-        .run(&["partner", "disable", &partner.partner_id])
-        .await?;
+    let _: Value = stack.esimctl.run(&["partner", "disable", &partner.partner_id]).await?;
     let client = stack.client(&partner)?;
     known(&client, 401).await?;
     Ok(client)
@@ -168,13 +161,9 @@ async fn changed(stack: &Stack, secret_key: &str, status: u16) -> Result<Client>
     let partner = stack.create_partner("sandbox", None).await?;
     let statement = format!("UPDATE partners SET secret_key = {secret_key} WHERE access_key = $1");
     let mut database = stack.database.connect().await?;
-    let changed = sqlx::query(sqlx::AssertSqlSafe(statement))
-        .bind(&partner.access_key)
-        .execute(&mut database);
-    anyhow::ensure!(
-        changed.await?.rows_affected() == 1,
-        "the partner is not in the database"
-    );
+    let changed =
+        sqlx::query(sqlx::AssertSqlSafe(statement)).bind(&partner.access_key).execute(&mut database);
+    anyhow::ensure!(changed.await?.rows_affected() == 1, "the partner is not in the database");
     let client = stack.client(&partner)?;
     known(&client, status).await?;
     Ok(client)
@@ -183,11 +172,7 @@ async fn changed(stack: &Stack, secret_key: &str, status: u16) -> Result<Client>
 /// A revoked partner stops within a second; a test machine may be slower.
 async fn known(client: &Client, status: u16) -> Result<()> {
     let answered = async || Ok((client.post("{}").send().await?.status == status).then_some(()));
-    wait::until(
-        Duration::from_secs(5),
-        "ingress to know of a changed partner",
-        answered,
-    )
-    .await
-    .with_context(|| format!("expected {status}"))
+    wait::until(Duration::from_secs(5), "ingress to know of a changed partner", answered)
+        .await
+        .with_context(|| format!("expected {status}"))
 }
