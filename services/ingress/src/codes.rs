@@ -110,8 +110,8 @@ pub(crate) enum Code {
     /// The item has no `option_id`.
     #[strum(props(status = "422", bought = "no, now or later"))]
     OptionIdBlank,
-    /// No option that you may order has this id. `GET /options` lists them. Sandbox accounts order sandbox options,
-    /// live accounts live ones.
+    /// No option that you may order has this id. `GET /options` lists them. A sandbox account may order
+    /// every enabled option, a live account the live ones of connected providers.
     #[strum(props(status = "422", bought = "no, now or later"))]
     OptionNotFound,
     /// `qty` is not a positive integer, written in digits only.
