@@ -2,6 +2,7 @@
 //! [`Trouble::Unknown`]: that costs a look-up. A wrong guess may cost money.
 
 mod account;
+mod http;
 pub mod sandbox;
 mod text;
 pub mod usimsa;
@@ -47,7 +48,7 @@ macro_rules! providers {
                 match name {
                     $(stringify!($name) => $name::connect(&self.$name, limits),)*
                     other => {
-                        let known = NAMES.join(" and ");
+                        let known = NAMES.join(", ");
                         Err(BadSetting::error(format!("PROVIDERS names {other:?}: known are {known}")))
                     }
                 }
@@ -73,7 +74,8 @@ pub struct Purchase {
 pub enum PlaceAnswer {
     /// The provider has the purchase, perhaps from an earlier attempt. The list may be incomplete.
     Bought(Vec<ProviderUnit>),
-    /// The provider refuses for good: no such product, out of stock, no balance.
+    /// The provider refuses for good: no such product, out of stock, no balance. No attempt of this placement has
+    /// bought: a response "this id was used" is `Bought`, with an empty list.
     Rejected {
         status: String,
         /// The provider's message: one short line without control and format characters.
@@ -86,7 +88,8 @@ pub enum PlaceAnswer {
 pub enum FindAnswer {
     /// The provider has the purchase, with these units.
     Found(Vec<ProviderUnit>),
-    /// The provider states that there is no such purchase.
+    /// The provider states that there is no such purchase, in a form that no proxy sends: a wrong one may buy twice. A
+    /// 404 without the protocol's body is [`Trouble::Unknown`].
     NotFound,
 }
 
@@ -173,6 +176,23 @@ pub trait Provider: Send + Sync + 'static {
         self.find(placement_id)
     }
     /// The unit that a callback names; `None` if the body is unreadable. The body is not authenticated, so the
-    /// rest is ignored.
-    fn parse_callback(&self, body: &[u8]) -> Option<ProviderId>;
+    /// rest is ignored. By default there are no callbacks.
+    fn parse_callback(&self, _body: &[u8]) -> Option<ProviderId> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_honoured_within_a_bound() {
+        let busy = |after| Trouble::Busy { after, reason: String::new() };
+        let most = Duration::from_mins(10);
+        assert_eq!(busy(None).after(most), Duration::ZERO);
+        assert_eq!(busy(Some(Duration::from_secs(7))).after(most), Duration::from_secs(7));
+        assert_eq!(busy(Some(Duration::MAX)).after(most), most);
+        assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
+    }
 }

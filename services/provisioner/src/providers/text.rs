@@ -1,6 +1,11 @@
 //! Texts of a provider, checked before anything else reads them: they reach PostgreSQL, logs and, as
 //! the message of a refusal, partners.
 
+use time::{Date, format_description::StaticFormatDescription, macros::format_description};
+
+const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
+/// No eSIM expires before this year.
+const FIRST_YEAR: i32 = 2000;
 /// The longest message that is kept, in characters.
 const MAX_MESSAGE: usize = 200;
 /// The longest id of a unit or an option, in bytes. An index row of PostgreSQL holds 2.7 kB.
@@ -59,6 +64,16 @@ pub fn one_line(message: &str) -> String {
         length += 1;
     }
     line
+}
+
+/// The day of a date or of a date with time, `YYYY-MM-DD`.
+pub fn day(text: &str) -> Option<String> {
+    let (day, time) = text.split_at_checked(10)?;
+    if !(time.is_empty() || time.starts_with(['T', ' '])) {
+        return None;
+    }
+    let date = Date::parse(day, DAY).ok()?;
+    (date.year() >= FIRST_YEAR).then(|| day.to_owned())
 }
 
 /// An id that a provider gave to a unit or an option: 1 to 128 visible ASCII characters.

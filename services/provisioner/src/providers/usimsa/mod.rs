@@ -6,34 +6,31 @@
 //! the purchase is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all
 //! responses.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use anyhow::Context;
 use domain::{ActivationCode, Iccid, PlacementId};
 use futures_util::{FutureExt, future::BoxFuture};
-use pipeline::trace;
 use reqwest::{
-    Client, Method, Response, StatusCode, Url,
-    header::{self, HeaderMap, HeaderValue},
-    redirect,
+    Method, StatusCode,
+    header::{HeaderMap, HeaderName, HeaderValue},
 };
 use serde::{Deserialize, Serialize};
 use signing::{SecretKey, usimsa};
-use time::{Date, format_description::StaticFormatDescription, macros::format_description};
-use tracing::{Instrument, Span, field, info_span};
 
 use super::{
     Connected, FindAnswer, Limits, PlaceAnswer, Provider, ProviderId, ProviderUnit, Purchase, Trouble,
     UnitState,
     account::{Credentials, account},
-    text::{BadId, one_line},
+    http::{Call, Http, parse},
+    text::{BadId, day, one_line},
 };
 
 const ORDER: &str = "/api/v2/order";
 const FETCH: &str = "/api/v2/order/{orderId}";
-const DAY: StaticFormatDescription = format_description!("[year]-[month]-[day]");
-/// No eSIM expires before this year.
-const FIRST_YEAR: i32 = 2000;
+const TIMESTAMP: HeaderName = HeaderName::from_static("x-gat-timestamp");
+const ACCESS_KEY: HeaderName = HeaderName::from_static("x-gat-access-key");
+const SIGNATURE: HeaderName = HeaderName::from_static("x-gat-signature");
 
 account!("usimsa", "USIMSA", "USIMSA", "Base URL of USIMSA: scheme and host, without `/api`");
 
@@ -44,40 +41,24 @@ pub fn connect(account: &Account, limits: Limits) -> anyhow::Result<Connected> {
 /// Creates the adapter of an account at any provider of this protocol. Fails if the access key does not fit into a
 /// header.
 pub(super) fn adapter(account: Credentials, limits: Limits) -> anyhow::Result<Connected> {
-    let base = &account.url;
-    let client = Client::builder()
-        .timeout(limits.timeout)
-        .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
-        .redirect(redirect::Policy::none())
-        .no_proxy()
-        .build()
-        .context("cannot build the provider's HTTP client")?;
     let mut access_key_header = HeaderValue::from_str(&account.access_key)
         .context("the access key has characters that no header may have")?;
     access_key_header.set_sensitive(true);
     let provider = Usimsa {
-        client,
-        order_url: base.join(ORDER).context("the provider's address takes no path")?,
-        is_plain: base.username().is_empty() && base.password().is_none() && base.query().is_none(),
+        http: Http::new(&account.url, limits, StatusCode::is_success)?,
         access_key: account.access_key,
         secret_key: account.secret_key,
         access_key_header,
-        answer_max: limits.answer_max,
     };
     Ok(Connected { provider: Arc::new(provider), callback_token: account.callback_token })
 }
 
 /// An account at a provider of this protocol.
 struct Usimsa {
-    client: Client,
-    /// The URL of orders, parsed once.
-    order_url: Url,
-    /// Whether spans may show URLs: the base has no user, password or query.
-    is_plain: bool,
+    http: Http,
     access_key: String,
     access_key_header: HeaderValue,
     secret_key: SecretKey,
-    answer_max: usize,
 }
 
 #[derive(Serialize)]
@@ -120,99 +101,30 @@ struct Callback {
     topup_id: String,
 }
 
-/// A request: method, path and the span's route.
-struct Call<'a> {
-    method: Method,
-    url: Url,
-    path: &'a str,
-    route: &'static str,
-    body: Option<&'a OrderRequest<'a>>,
-}
-
 impl Usimsa {
-    async fn call(&self, call: Call<'_>) -> Result<Answer, Trouble> {
-        let span = info_span!(
-            "provider call",
-            otel.name = format!("{} {}", call.method, call.route),
-            otel.kind = "client",
-            otel.status_code = field::Empty,
-            http.request.method = %call.method,
-            url.template = call.route,
-            url.full = field::Empty,
-            server.address = self.order_url.host_str(),
-            server.port = self.order_url.port_or_known_default(),
-            http.response.status_code = field::Empty,
-            error.type = field::Empty,
-        );
-        let mut status = None;
-        let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
-        if let Some(status) = status {
-            span.record("http.response.status_code", status.as_u16());
-        }
-        if let Err(trouble) = &answer {
-            let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
-            span.record("error.type", refused.map_or(trouble.class(), StatusCode::as_str));
-            span.record("otel.status_code", "ERROR");
-        }
-        answer
-    }
-
-    async fn exchange(
+    async fn call(
         &self,
-        call: Call<'_>,
-        span: &Span,
-        answered: &mut Option<StatusCode>,
+        method: Method,
+        path: &str,
+        route: &'static str,
+        json: Option<&OrderRequest<'_>>,
     ) -> Result<Answer, Trouble> {
-        if self.is_plain {
-            span.record("url.full", call.url.as_str());
-        }
-        let timestamp = runtime::clock::unix_milliseconds().to_string();
-        let signature =
-            usimsa::sign(&self.secret_key, call.method.as_str(), call.path, &timestamp, &self.access_key);
-        let mut request = self
-            .client
-            .request(call.method, call.url)
-            .header("x-gat-timestamp", timestamp)
-            .header("x-gat-access-key", self.access_key_header.clone())
-            .header("x-gat-signature", signature);
-        if let Some(context) = trace::context_of(span) {
-            request = request.header(trace::TRACEPARENT, context);
-        }
-        if let Some(body) = call.body {
-            request = request.json(body);
-        }
-        let response = request.send().await.map_err(failure)?;
-        let status = response.status();
-        *answered = Some(status);
-        match status {
-            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                let reason = format!("the provider denies access (HTTP {})", status.as_u16());
-                return Err(Trouble::Denied(reason));
-            }
-            StatusCode::TOO_MANY_REQUESTS => {
-                return Err(Trouble::Busy {
-                    after: retry_after(response.headers()),
-                    reason: "the provider is busy (HTTP 429)".into(),
-                });
-            }
-            // This includes 503, with or without Retry-After: a proxy may send it for an order that went through.
-            status if !status.is_success() => {
-                return Err(Trouble::Unknown(format!("HTTP {}", status.as_u16())));
-            }
-            _ => {}
-        }
-        let body = read(response, self.answer_max).await?;
-        // serde's message would quote the response, which may hold activation codes.
-        serde_json::from_slice(&body)
-            .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
+        let now = runtime::clock::unix_milliseconds().to_string();
+        let signature = usimsa::sign(&self.secret_key, method.as_str(), path, &now, &self.access_key);
+        let text =
+            |text: String| HeaderValue::try_from(text).map_err(|_| Trouble::NotSent("no header".into()));
+        let headers = HeaderMap::from_iter([
+            (TIMESTAMP, text(now)?),
+            (ACCESS_KEY, self.access_key_header.clone()),
+            (SIGNATURE, text(signature)?),
+        ]);
+        let (_, body) = self.http.call(Call { method, path, route, headers, json }).await?;
+        parse(&body)
     }
 
     async fn get(&self, placement_id: PlacementId) -> Result<FindAnswer, Trouble> {
         let path = format!("{ORDER}/{placement_id}");
-        let mut url = self.order_url.clone();
-        url.set_path(&path);
-        let answer =
-            self.call(Call { method: Method::GET, url, path: &path, route: FETCH, body: None }).await?;
+        let answer = self.call(Method::GET, &path, FETCH, None).await?;
         match answer.code.as_str() {
             "0000" => Ok(FindAnswer::Found(units(answer.products)?)),
             "9002" => Ok(FindAnswer::NotFound),
@@ -227,15 +139,7 @@ impl Provider for Usimsa {
             let products =
                 purchase.items.iter().map(|(option_id, qty)| OrderProduct { option_id, qty: *qty }).collect();
             let request = OrderRequest { order_id: purchase.placement_id, products };
-            let answer = self
-                .call(Call {
-                    method: Method::POST,
-                    url: self.order_url.clone(),
-                    path: ORDER,
-                    route: ORDER,
-                    body: Some(&request),
-                })
-                .await?;
+            let answer = self.call(Method::POST, ORDER, ORDER, Some(&request)).await?;
             match answer.code.as_str() {
                 "0000" => Ok(PlaceAnswer::Bought(units(answer.products)?)),
                 // An earlier attempt bought it: its units are collected.
@@ -260,53 +164,10 @@ impl Provider for Usimsa {
     }
 }
 
-/// Reads a response of at most `most` bytes.
-async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
-    let too_large =
-        || Trouble::Unknown(format!("the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"));
-    let announced = response.content_length().unwrap_or_default();
-    let announced = usize::try_from(announced).map_err(|_| too_large())?;
-    if announced > most {
-        return Err(too_large());
-    }
-    let mut body = Vec::with_capacity(announced);
-    while let Some(chunk) =
-        response.chunk().await.map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
-    {
-        if chunk.len() > most - body.len() {
-            return Err(too_large());
-        }
-        body.extend_from_slice(&chunk);
-    }
-    Ok(body)
-}
-
 /// The trouble of a code that is not in the table or that means "outcome unknown".
 fn unknown_code(answer: &Answer) -> Trouble {
     let message = answer.message.as_deref().unwrap_or_default();
     Trouble::Unknown(format!("code {}: {}", one_line(&answer.code), one_line(message)))
-}
-
-/// `Retry-After` in seconds. A date is ignored: it would need the provider's clock.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
-    value.trim().parse().ok().map(Duration::from_secs)
-}
-
-/// Classifies a request that got no response. It was certainly not sent only if there was no connection.
-fn failure(error: reqwest::Error) -> Trouble {
-    let error = error.without_url();
-    let reason = describe(&error);
-    if error.is_connect() || error.is_builder() { Trouble::NotSent(reason) } else { Trouble::Unknown(reason) }
-}
-
-fn describe(error: &reqwest::Error) -> String {
-    let kind = if error.is_timeout() { "timed out: " } else { "" };
-    let mut source: &dyn std::error::Error = error;
-    while let Some(deeper) = source.source() {
-        source = deeper;
-    }
-    one_line(&format!("{kind}{source}"))
 }
 
 /// The units of a response. One bad id makes the whole response unreadable: no unit of it is used.
@@ -355,16 +216,6 @@ fn state(product: &Product) -> Result<UnitState, &'static str> {
         }
         _ => UnitState::Pending,
     })
-}
-
-/// The day of a date or of a date with time, `YYYY-MM-DD`.
-fn day(text: &str) -> Option<String> {
-    let (day, time) = text.split_at_checked(10)?;
-    if !(time.is_empty() || time.starts_with(['T', ' '])) {
-        return None;
-    }
-    let date = Date::parse(day, DAY).ok()?;
-    (date.year() >= FIRST_YEAR).then(|| day.to_owned())
 }
 
 #[cfg(test)]
@@ -433,30 +284,5 @@ mod tests {
         assert!(matches!(failed, Ok(UnitState::Failed(_))));
         let unknown = product(r#"{"topupId":"1","optionId":"o","status":"SOMETHING"}"#);
         assert!(matches!(unknown, Ok(UnitState::Pending)));
-    }
-
-    #[test]
-    fn retry_after_is_read_in_seconds() {
-        let read = |value: &'static str| {
-            retry_after(&HeaderMap::from_iter([(
-                header::RETRY_AFTER,
-                header::HeaderValue::from_static(value),
-            )]))
-        };
-        assert_eq!(read(" 7 "), Some(Duration::from_secs(7)));
-        for odd in ["", "-1", "soon", "Fri, 20 Nov 2026 06:00:00 GMT"] {
-            assert_eq!(read(odd), None, "{odd}");
-        }
-        assert_eq!(retry_after(&HeaderMap::new()), None);
-    }
-
-    #[test]
-    fn a_wait_is_honoured_within_a_bound() {
-        let busy = |after| Trouble::Busy { after, reason: String::new() };
-        let most = Duration::from_mins(10);
-        assert_eq!(busy(None).after(most), Duration::ZERO);
-        assert_eq!(busy(Some(Duration::from_secs(7))).after(most), Duration::from_secs(7));
-        assert_eq!(busy(Some(Duration::MAX)).after(most), most);
-        assert_eq!(Trouble::Unknown(String::new()).after(most), Duration::ZERO);
     }
 }

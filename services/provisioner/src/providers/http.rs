@@ -1,0 +1,193 @@
+//! The HTTP calls of all adapters: their span, their deadline, and the classes of a response that the protocol does not
+//! define.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use pipeline::trace;
+use reqwest::{
+    Client, Method, Response, StatusCode, Url,
+    header::{self, HeaderMap},
+    redirect,
+};
+use serde::{Serialize, de::DeserializeOwned};
+use tracing::{Instrument, Span, field, info_span};
+
+use super::{Limits, Trouble, text::one_line};
+
+/// The HTTP interface of a provider.
+pub(super) struct Http {
+    client: Client,
+    base: Url,
+    /// Whether spans may show URLs: the base has no user, password or query.
+    is_plain: bool,
+    answer_max: usize,
+    /// The statuses whose bodies the protocol defines.
+    defined: fn(&StatusCode) -> bool,
+}
+
+/// A request. `route` is its path as spans show it.
+pub(super) struct Call<'a, B> {
+    pub(super) method: Method,
+    pub(super) path: &'a str,
+    pub(super) route: &'static str,
+    pub(super) headers: HeaderMap,
+    pub(super) json: Option<&'a B>,
+}
+
+impl Http {
+    /// The interface at `base`. The body of a response is read only if its status is `defined`. Follows no redirect and
+    /// uses no proxy.
+    pub(super) fn new(base: &Url, limits: Limits, defined: fn(&StatusCode) -> bool) -> anyhow::Result<Self> {
+        let client = Client::builder()
+            .timeout(limits.timeout)
+            .connect_timeout(limits.timeout.min(Duration::from_secs(3)))
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .build()
+            .context("cannot build the provider's HTTP client")?;
+        Ok(Self {
+            client,
+            base: base.join("/").context("the provider's address takes no path")?,
+            is_plain: base.username().is_empty() && base.password().is_none() && base.query().is_none(),
+            answer_max: limits.answer_max,
+            defined,
+        })
+    }
+
+    /// Sends a request. Returns status and body of a response that the protocol defines. 401 and 403 are
+    /// [`Trouble::Denied`], 429 is [`Trouble::Busy`]. The outcome of any other response is unknown: a proxy may send 503
+    /// for an order that went through.
+    pub(super) async fn call<B: Serialize>(
+        &self,
+        call: Call<'_, B>,
+    ) -> Result<(StatusCode, Vec<u8>), Trouble> {
+        let span = info_span!(
+            "provider call",
+            otel.name = format!("{} {}", call.method, call.route),
+            otel.kind = "client",
+            otel.status_code = field::Empty,
+            http.request.method = %call.method,
+            url.template = call.route,
+            url.full = field::Empty,
+            server.address = self.base.host_str(),
+            server.port = self.base.port_or_known_default(),
+            http.response.status_code = field::Empty,
+            error.type = field::Empty,
+        );
+        let mut status = None;
+        let answer = self.exchange(call, &span, &mut status).instrument(span.clone()).await;
+        if let Some(status) = status {
+            span.record("http.response.status_code", status.as_u16());
+        }
+        if let Err(trouble) = &answer {
+            let refused = status.as_ref().filter(|status| status.as_u16() >= 400);
+            span.record("error.type", refused.map_or(trouble.class(), StatusCode::as_str));
+            span.record("otel.status_code", "ERROR");
+        }
+        answer
+    }
+
+    async fn exchange<B: Serialize>(
+        &self,
+        call: Call<'_, B>,
+        span: &Span,
+        answered: &mut Option<StatusCode>,
+    ) -> Result<(StatusCode, Vec<u8>), Trouble> {
+        let mut url = self.base.clone();
+        url.set_path(call.path);
+        if self.is_plain {
+            span.record("url.full", url.as_str());
+        }
+        let mut request = self.client.request(call.method, url).headers(call.headers);
+        if let Some(context) = trace::context_of(span) {
+            request = request.header(trace::TRACEPARENT, context);
+        }
+        if let Some(body) = call.json {
+            request = request.json(body);
+        }
+        let response = request.send().await.map_err(failure)?;
+        let status = response.status();
+        *answered = Some(status);
+        match status {
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                Err(Trouble::Denied(format!("the provider denies access (HTTP {})", status.as_u16())))
+            }
+            StatusCode::TOO_MANY_REQUESTS => Err(Trouble::Busy {
+                after: retry_after(response.headers()),
+                reason: "the provider is busy (HTTP 429)".into(),
+            }),
+            status if !(self.defined)(&status) => Err(Trouble::Unknown(format!("HTTP {}", status.as_u16()))),
+            _ => Ok((status, read(response, self.answer_max).await?)),
+        }
+    }
+}
+
+/// Reads a body of the protocol. serde's message would quote it, and it may hold activation codes.
+pub(super) fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, Trouble> {
+    serde_json::from_slice(body)
+        .map_err(|_| Trouble::Unknown("the response is unreadable: not the protocol's JSON".into()))
+}
+
+/// Reads a response of at most `most` bytes.
+async fn read(mut response: Response, most: usize) -> Result<Vec<u8>, Trouble> {
+    let too_large =
+        || Trouble::Unknown(format!("the response has more than {most} bytes (PROVIDER_ANSWER_MAX)"));
+    let announced = response.content_length().unwrap_or_default();
+    let announced = usize::try_from(announced).map_err(|_| too_large())?;
+    if announced > most {
+        return Err(too_large());
+    }
+    let mut body = Vec::with_capacity(announced);
+    while let Some(chunk) =
+        response.chunk().await.map_err(|error| Trouble::Unknown(describe(&error.without_url())))?
+    {
+        if chunk.len() > most - body.len() {
+            return Err(too_large());
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+/// `Retry-After` in seconds. A date is ignored: it would need the provider's clock.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get(header::RETRY_AFTER)?.to_str().ok()?;
+    value.trim().parse().ok().map(Duration::from_secs)
+}
+
+/// Classifies a request that got no response. It was certainly not sent only if there was no connection.
+fn failure(error: reqwest::Error) -> Trouble {
+    let error = error.without_url();
+    let reason = describe(&error);
+    if error.is_connect() || error.is_builder() { Trouble::NotSent(reason) } else { Trouble::Unknown(reason) }
+}
+
+fn describe(error: &reqwest::Error) -> String {
+    let kind = if error.is_timeout() { "timed out: " } else { "" };
+    let mut source: &dyn std::error::Error = error;
+    while let Some(deeper) = source.source() {
+        source = deeper;
+    }
+    one_line(&format!("{kind}{source}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_read_in_seconds() {
+        let read = |value: &'static str| {
+            retry_after(&HeaderMap::from_iter([(
+                header::RETRY_AFTER,
+                header::HeaderValue::from_static(value),
+            )]))
+        };
+        assert_eq!(read(" 7 "), Some(Duration::from_secs(7)));
+        for odd in ["", "-1", "soon", "Fri, 20 Nov 2026 06:00:00 GMT"] {
+            assert_eq!(read(odd), None, "{odd}");
+        }
+        assert_eq!(retry_after(&HeaderMap::new()), None);
+    }
+}
