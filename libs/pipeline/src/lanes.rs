@@ -35,7 +35,7 @@ pub struct Limits {
     pub per_partner: usize,
     /// A queue whose head has waited for this long is slow: no fresh tickets are added to it.
     pub slow: Duration,
-    /// An overdue ticket that has waited for this long is dropped: its lease is about to end.
+    /// An overdue ticket that has waited for this long is [given back](Lanes::stale): its lease is about to end.
     pub stale: Duration,
 }
 
@@ -78,6 +78,8 @@ struct Book<T> {
     turns: [VecDeque<Tags>; 2],
     waiting: [usize; 2],
     granted: [Vec<(T, Slot)>; 2],
+    /// Overdue tickets that waited too long.
+    stale: Vec<T>,
     /// Fresh grants since the last overdue one.
     fresh_turns: usize,
 }
@@ -136,6 +138,7 @@ impl<T: Send + 'static> Lanes<T> {
                 turns: Default::default(),
                 waiting: [0; 2],
                 granted: Default::default(),
+                stale: Vec::new(),
                 fresh_turns: 0,
             }),
             granted: Default::default(),
@@ -145,7 +148,7 @@ impl<T: Send + 'static> Lanes<T> {
     }
 
     /// Queues tickets; returns the refused ones. A queue takes at most half of the room that is free to it.
-    /// Fresh tickets of a slow or blocked lane are refused.
+    /// Fresh tickets of a slow or blocked lane are refused, also while single tickets test it: due rows come first.
     pub fn offer(self: &Arc<Self>, class: Class, tickets: impl Iterator<Item = (Tags, T)>) -> Vec<T> {
         let now = Instant::now();
         let mut book = lock(&self.book);
@@ -170,7 +173,7 @@ impl<T: Send + 'static> Lanes<T> {
         let waiting = book.queues.get(tags).map(|queue| &queue.waiting[0]);
         let (count, head) = waiting.map_or((0, None), |waiting| (waiting.len(), waiting.front()));
         let slow = head.is_some_and(|(since, _)| now.duration_since(*since) >= self.limits.slow);
-        count < free && !slow && self.most(&tags.0) > 0
+        count < free && !slow && (self.most)(&tags.0) > 1
     }
 
     fn most(&self, lane: &str) -> usize {
@@ -207,6 +210,11 @@ impl<T: Send + 'static> Lanes<T> {
             }
             self.granted[class as usize].notified().await;
         }
+    }
+
+    /// Takes the overdue tickets that waited too long.
+    pub fn stale(&self) -> Vec<T> {
+        std::mem::take(&mut lock(&self.book).stale)
     }
 
     /// Waits until a queue of overdue tickets is empty.
@@ -348,7 +356,7 @@ impl<T> Book<T> {
             return;
         };
         while waiting.front().is_some_and(|(since, _)| since.elapsed() >= stale) {
-            waiting.pop_front();
+            self.stale.extend(waiting.pop_front().map(|(_, ticket)| ticket));
             self.waiting[1] -= 1;
         }
     }
@@ -534,11 +542,12 @@ mod tests {
     }
 
     #[test]
-    fn an_overdue_ticket_that_waited_too_long_is_dropped() {
+    fn an_overdue_ticket_that_waited_too_long_is_given_back() {
         let stale = Limits { stale: Duration::ZERO, ..limits(1, 1, 1) };
         let lanes = Lanes::new(stale, |_| usize::MAX);
         offer(&lanes, Class::Overdue, &tags("a", PartnerId::new()), 5);
         assert!(granted(&lanes, Class::Overdue).is_empty() && lanes.is_idle());
+        assert_eq!(lanes.stale(), [0, 1, 2, 3, 4]);
         assert!(lock(&lanes.book).queues.is_empty());
         assert!(lanes.drained().now_or_never().is_some());
     }

@@ -212,6 +212,7 @@ impl<S: Stage> Worker<S> {
             }
             // A breaker may have closed since.
             self.lanes.look();
+            self.give_back().await;
             let began_anew = after.is_none();
             let found = match self.lease_due(&mut after).await {
                 Ok(found) => found,
@@ -232,8 +233,19 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Looks for due rows whose queue has no waiting due rows, leases them and offers them to the lanes.
-    /// Returns whether any row was due.
+    /// Ends the leases of due rows that waited too long for a slot, so that any process leases them again.
+    async fn give_back(&self) {
+        let rows: Vec<S::Id> = self.lanes.stale().into_iter().map(|(row, _)| row).collect();
+        if !rows.is_empty()
+            && let Err(error) = self.stage.give_back(&rows).await
+        {
+            let (error, rows) = (format!("{error:#}"), rows.len());
+            tracing::warn!(error, rows, "cannot give leases back; the rows are due when their leases end");
+        }
+    }
+
+    /// Looks for due rows whose queue has no waiting due rows, leases them and offers them to the lanes: of a lane that
+    /// is tested, no more than the test needs. Returns whether any row was due.
     async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
         let limit = self.lanes.room(Class::Overdue).min(DUE);
         if limit == 0 {
@@ -245,7 +257,13 @@ impl<S: Stage> Worker<S> {
         *after = found.after;
         let any = !found.due.is_empty();
         let tagged = found.due.into_iter().map(|row| (row.id, (row.lane, row.partner)));
-        let mut due: HashMap<S::Id, Tags> = tagged.filter(|(_, tags)| !self.lanes.waits(tags)).collect();
+        let mut of_lane: HashMap<Arc<str>, usize> = HashMap::new();
+        let fits = |(_, tags): &(S::Id, Tags)| {
+            let before = of_lane.entry(Arc::clone(&tags.0)).or_default();
+            *before += 1;
+            *before <= self.stage.most(&tags.0) && !self.lanes.waits(tags)
+        };
+        let mut due: HashMap<S::Id, Tags> = tagged.filter(fits).collect();
         if due.is_empty() {
             return Ok(any);
         }

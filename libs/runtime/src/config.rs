@@ -19,11 +19,28 @@ pub struct CommonConfig {
     /// How long a stop may take to finish the work in flight
     #[arg(long, env = "SHUTDOWN_TIMEOUT", value_parser = duration, default_value = "25s")]
     pub shutdown_timeout: Duration,
+    /// Threads that run tasks. Default: half of the processors, at least one; the other half is for PostgreSQL and the
+    /// other programs
+    #[arg(long, env = "WORKER_THREADS", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub worker_threads: Option<u16>,
+}
+
+impl CommonConfig {
+    pub(crate) fn worker_threads(&self) -> usize {
+        let half =
+            || std::thread::available_parallelism().map_or(1, |processors| processors.get().div_ceil(2));
+        self.worker_threads.map_or_else(half, usize::from)
+    }
 }
 
 impl Default for CommonConfig {
     fn default() -> Self {
-        Self { log: "info".into(), log_format: LogFormat::Auto, shutdown_timeout: Duration::from_secs(25) }
+        Self {
+            log: "info".into(),
+            log_format: LogFormat::Auto,
+            shutdown_timeout: Duration::from_secs(25),
+            worker_threads: None,
+        }
     }
 }
 

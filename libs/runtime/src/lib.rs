@@ -50,6 +50,7 @@ where
         }
     };
     let outcome = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(common.worker_threads())
         .enable_all()
         .build()
         .map_err(anyhow::Error::from)

@@ -139,18 +139,21 @@ pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<
     })
 }
 
-/// Ends the lease of a due row of this process: it is due now.
-pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result<(), Error> {
-    sqlx::query!(
-        "UPDATE delivery_due
-         SET at = CASE WHEN EXISTS (SELECT FROM events WHERE event_id = $1 AND kind = 'webhook.test')
-                       THEN '-infinity'::timestamptz ELSE now() END
-         WHERE topup_id = $1 AND at > now()",
-        id.as_str()
-    )
-    .execute(connection)
-    .await?;
-    Ok(())
+/// Ends leases of this process: the deliveries are due now.
+pub async fn give_back(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<(), Error> {
+    let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
+    retry_conflicts!(async {
+        sqlx::query!(
+            "UPDATE delivery_due d
+             SET at = CASE WHEN EXISTS (SELECT FROM events e WHERE e.event_id = d.topup_id AND e.kind = 'webhook.test')
+                           THEN '-infinity'::timestamptz ELSE now() END
+             WHERE d.topup_id = ANY ($1) AND d.at > now()",
+            &ids as &[&str]
+        )
+        .execute(&mut *connection)
+        .await?;
+        Ok::<_, Error>(())
+    })
 }
 
 /// Inserts a due row for each delivery without an outcome after its first lease of `lag`.

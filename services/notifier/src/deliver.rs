@@ -148,16 +148,17 @@ impl Deliver {
 
     /// Makes a delivery due at once whose host was full. Its lane is known now, so it waits there for a slot.
     async fn make_due(&self, id: &DeliveryId, leased: bool) {
-        let making_due = self.database.run(async |connection| {
-            if leased {
-                deliveries::give_back(connection, id).await
-            } else {
-                deliveries::defer(connection, std::slice::from_ref(id)).await
-            }
-        });
-        if let Err(error) = making_due.await {
+        let row = std::slice::from_ref(id);
+        let made_due = if leased { self.give_back(row).await } else { self.defer(row).await };
+        if let Err(error) = made_due {
             let (topup_id, event_id) = ids(id);
-            tracing::warn!(topup.id = topup_id, event.id = event_id, %error, "cannot defer; the delivery is due when its lease ends");
+            let error = format!("{error:#}");
+            tracing::warn!(
+                topup.id = topup_id,
+                event.id = event_id,
+                error,
+                "cannot defer; the delivery is due when its lease ends"
+            );
         }
     }
 
@@ -345,6 +346,10 @@ impl Stage for Deliver {
         let lease = lease(self.settings.timeout);
         let leasing = self.database.run(async |connection| deliveries::lease(connection, ids, lease).await);
         Ok(leasing.await?)
+    }
+
+    async fn give_back(&self, ids: &[DeliveryId]) -> anyhow::Result<()> {
+        Ok(self.database.run(async |connection| deliveries::give_back(connection, ids).await).await?)
     }
 
     async fn claim(&self, ids: &[DeliveryId], overdue: bool) -> anyhow::Result<Vec<Delivery>> {

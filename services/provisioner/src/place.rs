@@ -144,6 +144,11 @@ impl Stage for Queue {
         self.placing.lease(rows, self.placing.lease + WAIT).await
     }
 
+    async fn give_back(&self, rows: &[PlacementId]) -> anyhow::Result<()> {
+        let database = &self.placing.database;
+        Ok(database.run(async |connection| placements::give_back(connection, rows).await).await?)
+    }
+
     async fn claim(&self, rows: &[PlacementId], overdue: bool) -> anyhow::Result<Vec<Claimed>> {
         let claim = if overdue { Claim::Overdue } else { Claim::Named };
         self.placing.claim(rows, claim).await

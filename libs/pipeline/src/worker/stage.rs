@@ -37,6 +37,8 @@ pub trait Stage: Send + Sync + 'static {
     fn due(&self, look: Look) -> impl Future<Output = anyhow::Result<Found<Self::Id>>> + Send;
     /// Leases due rows; returns those whose lease this process got.
     fn lease(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<Vec<Self::Id>>> + Send;
+    /// Makes leased rows due at once that no slot was free for. On an error, they are due when their leases end.
+    fn give_back(&self, rows: &[Self::Id]) -> impl Future<Output = anyhow::Result<()>> + Send;
     /// Claims the rows of messages or, if `overdue`, due rows that this process has leased. Returns those
     /// that still need work.
     fn claim(

@@ -127,6 +127,20 @@ pub async fn lease(
     Ok(leased.into_iter().map(PlacementId::from).collect())
 }
 
+/// Ends leases of this process: the placements are due now.
+pub async fn give_back(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<(), Error> {
+    let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
+    retry_conflicts!(async {
+        sqlx::query!(
+            "UPDATE placement_due SET at = now() WHERE placement_id = ANY ($1) AND at > now()",
+            &ids
+        )
+        .execute(&mut *connection)
+        .await?;
+        Ok::<_, Error>(())
+    })
+}
+
 /// The placements that a provisioner claims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {

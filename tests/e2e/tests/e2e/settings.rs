@@ -42,6 +42,7 @@ const ROWS: &[(&[&str], &str, Option<&str>)] = &[
     (ALL, "LOG", Some("a=b=c")),
     (ALL, "LOG_FORMAT", Some("xml")),
     (ALL, "SHUTDOWN_TIMEOUT", Some("soon")),
+    (ALL, "WORKER_THREADS", Some("0")),
     (&["ingress"], "BRAND", Some("My Brand")),
     (&["ingress"], "BRAND", Some("")),
     (&["ingress"], "PLACEMENT_WAIT", Some("2")),
