@@ -1,6 +1,5 @@
-//! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor
-//! more than one request per attempt, nor others their webhooks. The notifier is a process of its own
-//! here.
+//! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor more than
+//! one request per attempt, nor others their webhooks. The notifier is a process of its own here.
 
 use std::{
     sync::{

@@ -272,8 +272,7 @@ impl Bench {
         })
     }
 
-    /// Stores orders that are answered already, each of these options of the sandbox, from this
-    /// provider.
+    /// Stores orders that are answered already, each of these options of the sandbox, from this provider.
     pub async fn store(&self, provider: &str, orders: usize, options: &[&str]) -> Vec<PlacementId> {
         let new: Vec<NewOrder> = (0..orders).map(|_| self.order(provider, options)).collect();
         for batch in new.chunks(500) {
