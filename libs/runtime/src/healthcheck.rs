@@ -97,11 +97,8 @@ fn reasons(body: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{Read, Write},
-        net::TcpListener,
-        thread,
-    };
+    use std::io::{Read, Write};
+    use std::{net::TcpListener, thread};
 
     use super::*;
 

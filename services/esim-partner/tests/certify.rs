@@ -2,19 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Mutex,
-    time::Duration,
-};
+use std::collections::{HashMap, HashSet};
+use std::{sync::Mutex, time::Duration};
 
 use esim_partner::certify::{Check, checks};
 use signing::webhook::Secret;
 use testkit::receiver::{Answer, Received, Receiver};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 const PATH: &str = "/hook";
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -105,10 +105,8 @@ fn found(answer: &FindAnswer) -> &'static str {
 #[cfg(test)]
 mod tests {
     use futures_util::future::BoxFuture;
-    use store::{
-        config::{DatabaseConfig, PoolConfig},
-        providers::BreakerLimits,
-    };
+    use store::config::{DatabaseConfig, PoolConfig};
+    use store::providers::BreakerLimits;
 
     use super::*;
     use crate::{lanes::tests::lanes, providers::ProviderId};

@@ -1,22 +1,15 @@
 //! Streams for one test, and a stage whose rows are numbers.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
-use pipeline::{
-    Nats, NatsAccess, NatsConfig,
-    lanes::{Limits, Slot},
-    streams::Source,
-    worker::{self, Found, Look, Settings, Stage, Ticket, Trigger},
-};
+use pipeline::lanes::{Limits, Slot};
+use pipeline::worker::{self, Found, Look, Settings, Stage, Ticket, Trigger};
+use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
 use runtime::Shutdown;
 use secrecy::SecretString;
 use serde::Deserialize;

@@ -3,10 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use domain::{OrderId, PlacementId};
-use pipeline::{
-    handshake::{Hint, Release},
-    payload::{MOST, Releases, Said, Verdict, Verdicts},
-};
+use pipeline::handshake::{Hint, Release};
+use pipeline::payload::{MOST, Releases, Said, Verdict, Verdicts};
 use runtime::Shutdown;
 use serde::de::DeserializeOwned;
 

@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, TopupIds};
-use pipeline::{
-    Nats, NatsAccess, NatsConfig,
-    payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
-    publish::{Job, Ready},
-    trace,
-};
+use pipeline::payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady};
+use pipeline::publish::{Job, Ready};
+use pipeline::{Nats, NatsAccess, NatsConfig, trace};
 use runtime::Shutdown;
 use secrecy::SecretString;
 use serde_json::json;

@@ -1,10 +1,8 @@
 //! Streams, consumers and servers that disappear under a running stage.
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::{Config, RetentionPolicy};
 use futures_util::StreamExt;

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::{
-    consumer::AckPolicy,
-    stream::{Config, DiscardPolicy, RetentionPolicy, StorageType},
-};
+use async_nats::jetstream::consumer::AckPolicy;
+use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
 
 use crate::bench::{Bench, DURABLE, Rows};
 

@@ -189,10 +189,8 @@ fn text(members: &Members, level: Level, mut writer: Writer<'_>) -> fmt::Result 
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-    };
+    use std::io;
+    use std::sync::{Arc, Mutex};
 
     use opentelemetry::trace::TracerProvider;
     use opentelemetry_sdk::trace::SdkTracerProvider;

@@ -6,17 +6,13 @@ use domain::{DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, Place
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
-use store::{
-    config::{DatabaseConfig, PoolConfig},
-    deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read},
-    events::Kind,
-    operator::actions::{Action, Mode},
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    partners::{self, NewPartner},
-    placements::{self, Claim, Claimed, Outcome, Page, Progress, Settled, Settlement, Unit},
-    schema,
-    vault::Vault,
-};
+use store::config::{DatabaseConfig, PoolConfig};
+use store::deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read};
+use store::operator::actions::{Action, Mode};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::partners::{self, NewPartner};
+use store::placements::{self, Claim, Claimed, Outcome, Page, Progress, Settled, Settlement, Unit};
+use store::{events::Kind, schema, vault::Vault};
 use testkit::database::Database;
 
 /// The provider of every placement, unless a test is about several.

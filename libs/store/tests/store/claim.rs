@@ -4,10 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
-use store::{
-    orders::NewOrder,
-    placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress},
-};
+use store::orders::NewOrder;
+use store::placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress};
 
 use crate::bench::{
     Bench, LEASE, PROVIDER, bought, bought_pending, order, order_of, parked, part, placement, ready,

@@ -4,10 +4,8 @@ use std::collections::HashMap;
 
 use domain::{Environment, OptionId, PartnerId};
 use sqlx::Connection;
-use store::{
-    options::{self, ProductOption},
-    partners,
-};
+use store::options::{self, ProductOption};
+use store::partners;
 use uuid::Uuid;
 
 use crate::bench::Bench;

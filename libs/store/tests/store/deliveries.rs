@@ -4,11 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
-use store::{
-    deliveries::{self, AttemptResult, Attempted, Delivery, Read},
-    endpoints::BlockPolicy,
-    partners,
-};
+use store::deliveries::{self, AttemptResult, Attempted, Delivery, Read};
+use store::{endpoints::BlockPolicy, partners};
 
 use crate::bench::{Bench, LEASE, esim, iccid, ids, page};
 

@@ -3,15 +3,11 @@
 use std::{collections::HashMap, time::Duration};
 
 use domain::{PartnerId, TopupId};
-use store::{
-    deliveries::{self, AttemptResult, Attempted, DeliveryPage, Read},
-    endpoints::{self, Endpoint},
-};
+use store::deliveries::{self, AttemptResult, Attempted, DeliveryPage, Read};
+use store::endpoints::{self, Endpoint};
 
-use crate::{
-    bench::{Bench, esim, ids, page},
-    deliveries::{attempted, failure},
-};
+use crate::bench::{Bench, esim, ids, page};
+use crate::deliveries::{attempted, failure};
 
 impl Bench {
     /// The number of claimed deliveries per partner.

@@ -4,23 +4,16 @@ use std::time::Duration;
 
 use domain::{DeliveryId, EventId, PartnerId};
 use signing::SecretKey;
-use store::{
-    deliveries::{self, AttemptResult, Attempted, Content, Delivery},
-    endpoints,
-    events::{self, Kind, Subject, Tested},
-    operator::{
-        actions::{self, Mode, Recorded},
-        deliveries::Replayed,
-    },
-    orders::NewOrder,
-    partner_view::{self, Redelivered},
-    partners::{self, NewWebhook, Overlap, Rotated},
-};
+use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
+use store::events::{self, Kind, Subject, Tested};
+use store::operator::actions::{self, Mode, Recorded};
+use store::operator::deliveries::Replayed;
+use store::partner_view::{self, Redelivered};
+use store::partners::{self, NewWebhook, Overlap, Rotated};
+use store::{endpoints, orders::NewOrder};
 
-use crate::{
-    bench::{Bench, VAULT, execute, ids, order, page, placement, rejected, topups},
-    deliveries::{attempted, failure},
-};
+use crate::bench::{Bench, VAULT, execute, ids, order, page, placement, rejected, topups};
+use crate::deliveries::{attempted, failure};
 
 /// An operator revives a topup; it fails again.
 const REVIVE: &str = "UPDATE topups SET state = 'pending' WHERE topup_id = $1";

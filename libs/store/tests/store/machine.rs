@@ -1,14 +1,10 @@
 //! Every statement that moves a placement, in every state, against [`Placement::after`].
 
-use domain::{
-    PartnerId, PlacementId, PlacementState,
-    placement::{Event, Placement, Resolution},
-};
-use store::{
-    operator::placements::{self as operated, NotResolved},
-    orders::{Cancelled, NewOrder},
-    recover,
-};
+use domain::placement::{Event, Placement, Resolution};
+use domain::{PartnerId, PlacementId, PlacementState};
+use store::operator::placements::{self as operated, NotResolved};
+use store::orders::{Cancelled, NewOrder};
+use store::recover;
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked, placement,

@@ -1,11 +1,8 @@
 //! Operators' lists, searches and changes.
 
 use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
-use store::{
-    operator::placements::{self, NotResolved, Resolved},
-    orders::NewOrder,
-    placements::Progress,
-};
+use store::operator::placements::{self, NotResolved, Resolved};
+use store::{orders::NewOrder, placements::Progress};
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement, ready,

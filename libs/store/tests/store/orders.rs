@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, PlacementState};
-use store::{
-    operator::{self, orders::OrderView},
-    orders::{self, NewOrder, Refusal},
-    placements::{Claim, Settlement},
-};
+use store::operator::{self, orders::OrderView};
+use store::orders::{self, NewOrder, Refusal};
+use store::placements::{Claim, Settlement};
 
 use crate::bench::{
     Bench, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected,

@@ -3,14 +3,10 @@
 use std::time::Duration;
 
 use domain::{OrderId, PartnerId, TopupId};
-use store::{
-    operator::{
-        actions::Mode,
-        deliveries::{Filter, replay},
-    },
-    orders::{self, Cancelled, NewOrder},
-    partner_view::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState},
-};
+use store::operator::actions::Mode;
+use store::operator::deliveries::{Filter, replay};
+use store::orders::{self, Cancelled, NewOrder};
+use store::partner_view::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState};
 
 use crate::bench::{
     Bench, PROVIDER, answered, bought, bought_pending, disputed, not_bought, order, parked, part, placement,

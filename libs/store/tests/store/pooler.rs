@@ -5,14 +5,10 @@ use std::net::SocketAddr;
 
 use secrecy::SecretString;
 use sqlx::ConnectOptions;
-use store::{
-    config::DatabaseConfig,
-    schema::{self, SchemaError},
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
-    net::{TcpListener, TcpStream},
-};
+use store::config::DatabaseConfig;
+use store::schema::{self, SchemaError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
 use crate::bench::{Bench, VAULT, config};

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId};
-use store::{
-    placements::{self, Claim, Outcome, Progress},
-    providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker},
-};
+use store::placements::{self, Claim, Outcome, Progress};
+use store::providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker};
 
 use crate::bench::{
     Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement, settlement,

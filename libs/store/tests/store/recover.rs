@@ -2,17 +2,12 @@
 
 use std::time::Duration;
 
-use domain::{
-    PartnerId, PlacementState,
-    placement::{Event, Placement},
-};
+use domain::placement::{Event, Placement};
+use domain::{PartnerId, PlacementState};
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use store::{
-    operator::actions::Mode,
-    orders::NewOrder,
-    placements::{self, Claim},
-    recover::{self, NotRecovered, Recovered},
-};
+use store::placements::{self, Claim};
+use store::recover::{self, NotRecovered, Recovered};
+use store::{operator::actions::Mode, orders::NewOrder};
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, unknown,

@@ -3,21 +3,13 @@
 use std::{path::PathBuf, process::Command};
 
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
-use store::{
-    deliveries::{self, Read},
-    operator::{
-        actions::Mode,
-        deliveries::Filter,
-        erase::{self, Erased, NotErased},
-        terms::{self, Keep, NotSet},
-    },
-    orders::{self, NewOrder},
-    partners,
-    placements::Progress,
-    profile::Profile,
-    retention::{self, Backlog, Class, Step},
-    vault::Purpose,
-};
+use store::deliveries::{self, Read};
+use store::operator::erase::{self, Erased, NotErased};
+use store::operator::terms::{self, Keep, NotSet};
+use store::operator::{actions::Mode, deliveries::Filter};
+use store::orders::{self, NewOrder};
+use store::retention::{self, Backlog, Class, Step};
+use store::{partners, placements::Progress, profile::Profile, vault::Purpose};
 use time::Duration;
 
 use crate::bench::{Bench, VAULT, applied, bought, esim, execute, iccid, order, placement, topups, unit};

@@ -4,15 +4,11 @@ use std::time::Duration;
 
 use domain::{ActivationCode, PartnerId, TopupId};
 use signing::{SecretKey, webhook::Secret};
-use store::{
-    deliveries::{self, Delivery, Read},
-    master_key::{self, Pass, Usage},
-    operator,
-    partners::{self, Credentials, Overlap, Partner, Rotated},
-    profile::Profile,
-    schema,
-    vault::{Purpose, Vault},
-};
+use store::deliveries::{self, Delivery, Read};
+use store::master_key::{self, Pass, Usage};
+use store::partners::{self, Credentials, Overlap, Partner, Rotated};
+use store::vault::{Purpose, Vault};
+use store::{operator, profile::Profile, schema};
 
 use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, esim, ids, page, vault};
 

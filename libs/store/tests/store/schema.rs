@@ -1,19 +1,13 @@
 //! Migrations, and the check of every service at its start.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use domain::PartnerId;
-use sqlx::{
-    SqlSafeStr,
-    migrate::{Migration, MigrationType, Migrator},
-};
-use store::{
-    schema::{self, MigrationError, Patience, SchemaError},
-    vault::Purpose,
-};
+use sqlx::SqlSafeStr;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use store::schema::{self, MigrationError, Patience, SchemaError};
+use store::vault::Purpose;
 use tokio::time::timeout;
 
 use crate::bench::{Bench, NEW_KEY, VAULT, execute, order, vault};

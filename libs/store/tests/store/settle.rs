@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use domain::PartnerId;
-use store::{
-    orders::NewOrder,
-    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
-};
+use store::orders::NewOrder;
+use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 
 use crate::bench::{
     Bench, bought, bought_pending, iccid, not_bought, not_found, order, order_of, parked, part, placement,

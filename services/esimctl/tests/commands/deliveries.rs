@@ -5,11 +5,8 @@ use std::time::Duration;
 use domain::PartnerId;
 use serde_json::json;
 
-use crate::{
-    make_ready, make_unit_ready,
-    support::{CONFIRMED, Operator, record, run, store_order, words},
-    text,
-};
+use crate::support::{CONFIRMED, Operator, record, run, store_order, words};
+use crate::{make_ready, make_unit_ready, text};
 
 #[tokio::test]
 async fn a_delivery_is_shown_with_its_attempts_and_replayed() {

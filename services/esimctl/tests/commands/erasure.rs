@@ -6,11 +6,8 @@ use domain::PartnerId;
 use serde_json::{Value, json};
 use store::deliveries::{AttemptResult, Attempted};
 
-use crate::{
-    make_ready,
-    support::{CONFIRMED, Operator, Order, record, store_attempt, store_order},
-    text,
-};
+use crate::support::{CONFIRMED, Operator, Order, record, store_attempt, store_order};
+use crate::{make_ready, text};
 
 async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> Order {
     let id: PartnerId = text(partner, "partner_id").parse().unwrap();

@@ -13,15 +13,10 @@ use std::time::Duration;
 
 use domain::{ActivationCode, Iccid, PartnerId};
 use serde_json::{Value, json};
-use store::{
-    deliveries as stored, partners,
-    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
-    profile::Profile,
-};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader, copy_bidirectional},
-    net::{TcpListener, TcpStream},
-};
+use store::{deliveries as stored, partners, profile::Profile};
+use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
+use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
 use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vault, words};

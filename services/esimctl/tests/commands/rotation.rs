@@ -4,11 +4,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use store::partners;
 
-use crate::{
-    make_ready,
-    support::{MASTER_KEY, Operator, record, run, store_order, vault},
-    text,
-};
+use crate::support::{MASTER_KEY, Operator, record, run, store_order, vault};
+use crate::{make_ready, text};
 
 const SECOND: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 

@@ -6,19 +6,13 @@ use std::{process::Stdio, sync::LazyLock, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use serde_json::Value;
-use store::{
-    PgConnection,
-    deliveries::{self, AttemptResult, Attempted},
-    endpoints::BlockPolicy,
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    vault::{Purpose, Vault},
-};
+use store::deliveries::{self, AttemptResult, Attempted};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::vault::{Purpose, Vault};
+use store::{PgConnection, endpoints::BlockPolicy};
 use testkit::database::Database;
-use tokio::{
-    io::AsyncWriteExt,
-    process::{Child, Command},
-    time::timeout,
-};
+use tokio::process::{Child, Command};
+use tokio::{io::AsyncWriteExt, time::timeout};
 
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
 /// The arguments that a confirmed command needs in a script.

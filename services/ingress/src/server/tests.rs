@@ -1,17 +1,10 @@
 use std::time::Instant;
 
-use axum::{
-    Extension,
-    extract::Request,
-    http::StatusCode,
-    middleware,
-    routing::{get, post},
-};
+use axum::routing::{get, post};
+use axum::{Extension, extract::Request, http::StatusCode, middleware};
 use clap::Parser;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    sync::{mpsc, oneshot},
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::{connection::answer_body, metrics::Metrics, observe::observe};

@@ -2,13 +2,9 @@
 
 use std::time::Duration;
 
-use store::{
-    endpoints,
-    operator::{
-        actions::{Action, Mode},
-        deliveries::{self, Filter},
-    },
-};
+use store::endpoints;
+use store::operator::actions::{Action, Mode};
+use store::operator::deliveries::{self, Filter};
 use testkit::receiver::Answer;
 
 use crate::support::Bench;

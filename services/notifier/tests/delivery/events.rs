@@ -3,14 +3,10 @@
 use std::time::{Duration, Instant};
 
 use domain::{DeliveryId, EventId, PartnerId};
-use store::{
-    events::{self, Kind, Tested, View},
-    partner_view, partners,
-};
-use testkit::{
-    receiver::{Answer, Received, Signature},
-    wait,
-};
+use store::events::{self, Kind, Tested, View};
+use store::{partner_view, partners};
+use testkit::receiver::{Answer, Received, Signature};
+use testkit::wait;
 
 use crate::support::{Bench, PATIENCE};
 

@@ -1,22 +1,14 @@
 //! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor more than
 //! one request per attempt, nor others their webhooks. The notifier is a process of its own here.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use testkit::{
-    process::{Process, Program},
-    wait,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
+use testkit::process::{Process, Program};
+use testkit::wait;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use self::Manner::{Last, Sends};
 use crate::support::{Bench, PATIENCE};

@@ -17,14 +17,10 @@ use domain::TopupId;
 use pipeline::trace;
 use runtime::Shutdown;
 use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id, settings};
-use testkit::{
-    database::Database,
-    receiver::{Answer, Received, Signature},
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+use testkit::database::Database;
+use testkit::receiver::{Answer, Received, Signature};
+use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The trace id of a `traceparent` header.
 fn trace_id(received: &Received) -> &str {

@@ -3,11 +3,8 @@
 
 use std::time::Duration;
 
-use testkit::{
-    names::{NameServer, Zone},
-    process::Process,
-    wait,
-};
+use testkit::names::{NameServer, Zone};
+use testkit::{process::Process, wait};
 use tokio::time::Instant;
 use webhooks::{dns::NameServers, guard::Networks};
 

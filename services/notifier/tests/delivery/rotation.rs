@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use domain::PartnerId;
 use signing::webhook::Secret;
-use store::{
-    partners::{self, Overlap, Rotated},
-    vault::Keyring,
-};
+use store::partners::{self, Overlap, Rotated};
+use store::vault::Keyring;
 use testkit::receiver::{Received, Signature};
 
 use crate::support::Bench;

@@ -6,23 +6,17 @@ use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
 use notifier::Config;
-use pipeline::{
-    Nats,
-    payload::{ReadyTopup, TopupReady},
-};
+use pipeline::Nats;
+use pipeline::payload::{ReadyTopup, TopupReady};
 use runtime::{CommonConfig, Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
-use store::{
-    endpoints,
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    partners::{self, NewPartner},
-    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
-    profile::Profile,
-    schema,
-    vault::{Keyring, Vault},
-};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::partners::{self, NewPartner};
+use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
+use store::vault::{Keyring, Vault};
+use store::{endpoints, profile::Profile, schema};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 

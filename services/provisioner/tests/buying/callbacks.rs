@@ -4,11 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testkit::wait;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    task::JoinSet,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{net::TcpStream, task::JoinSet};
 
 use crate::support::{Bench, TOKEN};
 

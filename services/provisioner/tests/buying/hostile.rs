@@ -9,10 +9,8 @@ use provisioner::providers::{
     FindAnswer, Limits, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState,
     usimsa::{Account, connect},
 };
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 /// The least number of responses.
 const LEAST: usize = 60;

@@ -1,35 +1,21 @@
 //! A provisioner with its own database, streams, ports and sandbox providers.
 
-use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr},
-    path::Path,
-    sync::Once,
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::{collections::BTreeMap, path::Path, sync::Once, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
-use pipeline::{
-    Nats,
-    payload::{JobPlacement, TopupJob},
-};
+use pipeline::Nats;
+use pipeline::payload::{JobPlacement, TopupJob};
 use provisioner::Config;
 use runtime::{CommonConfig, Shutdown, clock};
 use sandbox::script;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
-use store::{
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    schema,
-};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::schema;
 use tempfile::TempDir;
-use testkit::{
-    database::Database,
-    nats::OwnStreams,
-    ports,
-    process::{Process, Program},
-    wait,
-};
+use testkit::process::{Process, Program};
+use testkit::{database::Database, nats::OwnStreams, ports, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 

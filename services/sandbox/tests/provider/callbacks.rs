@@ -1,9 +1,7 @@
 //! Callbacks, as a partner's server gets them.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
 use serde_json::Value;

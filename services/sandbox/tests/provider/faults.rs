@@ -1,9 +1,7 @@
 //! Faults of the whole provider, and duplicates that are not detected.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};

@@ -1,9 +1,7 @@
 //! What the options do that don't simply sell.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use reqwest::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};

@@ -1,12 +1,9 @@
 //! Starts sandboxes and calls them.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    ops::Deref,
-    path::{Path, PathBuf},
-    process::{Child, Command as Process, Stdio},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command as Process, Stdio};
+use std::{ops::Deref, time::Duration};
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use runtime::{CommonConfig, Shutdown, clock};

@@ -5,10 +5,9 @@ use crate::shop::{PATH, SOON, Shop, fresh};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Client, Product};
-use testkit::names::NameServer;
 use testkit::receiver::{self, Receiver, Signature};
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{names::NameServer, wait};
 
 #[tokio::test]
 async fn options_are_listed_and_cached() {

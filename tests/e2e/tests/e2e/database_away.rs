@@ -5,9 +5,8 @@ use crate::shop::{Shop, fresh, ids, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::time::Duration;
-use testkit::client::Answer;
 use testkit::stack::{Stack, Stage};
-use testkit::{http, wait};
+use testkit::{client::Answer, http, wait};
 use url::Url;
 
 /// A stack whose services reach their database through a forwarder; esimctl and this test don't.

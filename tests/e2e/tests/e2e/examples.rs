@@ -7,12 +7,10 @@ use signing::{SecretKey, webhook::Secret};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
-use testkit::process::output;
 use testkit::stack::{Stack, Stage};
-use testkit::{ports, wait, workspace};
+use testkit::{ports, process::output, wait, workspace};
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::TcpStream;
-use tokio::process::Command;
+use tokio::{net::TcpStream, process::Command};
 
 /// The examples: file, a program that they need, whether they receive webhooks.
 const EXAMPLES: [(&str, &str, bool); 5] = [

@@ -2,8 +2,7 @@
 
 use crate::shop::{SOON, Shop, ids, verdicts_come};
 use anyhow::Result;
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 use testkit::http;
 use testkit::stack::{Stack, Stage};
 

@@ -4,9 +4,8 @@ use crate::shop::{Shop, fresh};
 use anyhow::{Result, ensure};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use testkit::client::Client;
-use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
+use testkit::{client::Client, receiver::Receiver};
 
 /// How long orders are sent.
 const SENDING: Duration = Duration::from_secs(15);

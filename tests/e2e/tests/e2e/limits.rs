@@ -1,16 +1,13 @@
 //! Overload is answered, costs the others nothing, and is seen in logs and metrics.
 
-use crate::partner::header;
-use crate::shop::fresh;
+use crate::{partner::header, shop::fresh};
 use anyhow::{Context, Result};
 use futures_util::future::{join_all, try_join_all};
 use serde_json::json;
 use std::time::Duration;
 use testkit::client::{Answer, Client, order};
-use testkit::esimctl::Partner;
-use testkit::raw;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{esimctl::Partner, raw, wait};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

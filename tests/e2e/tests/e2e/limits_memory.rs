@@ -3,9 +3,8 @@
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use testkit::raw;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{raw, wait};
 use tokio::io::AsyncWriteExt;
 
 /// `resources.limits.memory` of ingress in deploy/kubernetes.

@@ -6,20 +6,14 @@
 
 use crate::shop::{PATH, Shop, size, verdicts_come};
 use anyhow::{Context, Result, ensure};
-use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::io::ErrorKind;
-use std::net::TcpStream as Eye;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-use testkit::esimctl::Partner;
-use testkit::process::Process;
+use std::{collections::BTreeSet, convert::Infallible, io::ErrorKind, net::TcpStream as Eye, time::Duration};
 use testkit::raw::{self, Answer};
 use testkit::receiver::{Answer as Acknowledgement, Received};
 use testkit::stack::{Stack, Stage};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use testkit::{esimctl::Partner, process::Process};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 const LINES: usize = 32;
 

@@ -3,9 +3,7 @@
 use crate::shop::Shop;
 use anyhow::{Context, Result};
 use serde_json::Value;
-use testkit::raw;
-use testkit::stack::Stack;
-use testkit::workspace;
+use testkit::{raw, stack::Stack, workspace};
 
 /// The body of a page, and its value of a header.
 async fn page(url: &str, header: &str) -> Result<(String, String)> {

@@ -4,9 +4,8 @@ use crate::shop::{PATH, SOON, Shop, fresh};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
-use testkit::receiver::Signature;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{receiver::Signature, wait};
 
 pub const API: &str = "/api/v1/api_partner";
 

@@ -6,11 +6,9 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use testkit::client::Client;
-use testkit::process::output;
 use testkit::receiver::{Received, Signature};
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{client::Client, process::output, wait};
 use tokio::process::Command;
 
 const RECOVER: [&str; 4] = ["recover", "--yes", "--reason", "a dump was restored"];

@@ -4,14 +4,10 @@
 use crate::shop::{PATH, Shop, bought_once, fresh, ids, size, stored, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-use testkit::client::Client;
-use testkit::process::Process;
-use testkit::raw;
+use std::{collections::BTreeSet, time::Duration};
 use testkit::stack::{Ledger, Stack, Stage, Stored};
-use testkit::{http, ports, wait};
+use testkit::{client::Client, http, ports, process::Process, raw, wait};
 use tokio::io::AsyncWriteExt;
 
 /// `HANG_UPS` creates, 64 at a time; each client is gone 0 to 20 ms after its request was sent, some

@@ -6,11 +6,8 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Answer, Client};
-use testkit::esimctl::Esimctl;
-use testkit::receiver::Received;
-use testkit::settings::MASTER_KEY as OLD;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{esimctl::Esimctl, receiver::Received, settings::MASTER_KEY as OLD, wait};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -3,11 +3,8 @@
 use crate::shop::Shop;
 use anyhow::Result;
 use serde_json::Value;
-use std::process::Output;
-use std::time::Duration;
-use testkit::process::output;
-use testkit::stack::Stack;
-use testkit::workspace;
+use std::{process::Output, time::Duration};
+use testkit::{process::output, stack::Stack, workspace};
 use tokio::process::Command;
 
 /// Runs `tests/shell/order.sh` for `qty` units of an option.

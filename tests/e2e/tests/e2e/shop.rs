@@ -2,8 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 use testkit::stack::{Ledger, Stack, Stored};
 
 pub use testkit::shop::{PATH, Shop, fresh, ids, verdicts_come};

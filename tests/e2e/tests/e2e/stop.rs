@@ -4,17 +4,11 @@
 use crate::shop::{Shop, bought_once, ids, stored, stored_ids};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::pull;
-use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
-use testkit::client::products;
-use testkit::esimctl::Partner;
-use testkit::raw;
+use std::{collections::BTreeSet, io::ErrorKind, time::Duration};
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use testkit::{client::products, esimctl::Partner, raw, wait};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 const STOP: Duration = Duration::from_secs(25);
 /// What a partner does between two orders.

@@ -8,10 +8,8 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use signing::{SecretKey, request};
 use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, SIGNATURE, TIMESTAMP, order};
-use testkit::esimctl::Partner;
-use testkit::raw;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{esimctl::Partner, raw, wait};
 
 const API: &str = "/api/v1/api_partner";
 /// The least number of tampered requests.

@@ -9,15 +9,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use store::schema::{self, Patience};
 use testkit::client::Client;
 use testkit::receiver::{Received, Receiver};
 use testkit::stack::{Stack, Stage};
-use tokio::sync::RwLock;
-use tokio::task::JoinSet;
+use tokio::{sync::RwLock, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_mins(2);

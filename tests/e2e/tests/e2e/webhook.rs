@@ -6,10 +6,9 @@ use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
-use testkit::client::Product;
 use testkit::receiver::{Received, Receiver, Signature};
 use testkit::stack::{Stack, Stage};
-use testkit::{http, wait};
+use testkit::{client::Product, http, wait};
 use url::Url;
 
 const FIELDS: [&str; 9] = [

@@ -1,8 +1,7 @@
 //! Section 5, and the 401 messages of section 7.
 
 use super::Expected::{Created, Denied, Error};
-use super::Row;
-use super::world::World;
+use super::{Row, world::World};
 use runtime::clock::unix_seconds;
 use signing::SecretKey;
 use testkit::client::{ACCESS_KEY, ORDERS_SHORT, SIGNATURE, TIMESTAMP};

@@ -4,8 +4,7 @@ use super::Expected::{Bare, Created, Denied, Error, Unprocessable};
 use super::Row;
 use anyhow::Result;
 use testkit::client::{ACCESS_KEY, ORDERS_SHORT, SIGNATURE, TIMESTAMP};
-use testkit::raw;
-use testkit::rows;
+use testkit::{raw, rows};
 
 const NOT_FOUND: super::Expected = Error(404, "Not found");
 const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");

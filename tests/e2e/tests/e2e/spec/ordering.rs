@@ -1,8 +1,7 @@
 //! The rules of section 4.1 on entries, and what the provider refuses.
 
 use super::Expected::{Created, Unprocessable};
-use super::Row;
-use super::world::World;
+use super::{Row, world::World};
 use serde_json::json;
 use testkit::rows;
 

@@ -4,12 +4,9 @@ use crate::shop::{fresh, verdicts_come};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 use testkit::client::{Client, ORDERS, Request};
-use testkit::esimctl::Partner;
-use testkit::stack::Stack;
-use testkit::wait;
+use testkit::{esimctl::Partner, stack::Stack, wait};
 use uuid::Uuid;
 
 /// A live option of a provider that isn't configured.
