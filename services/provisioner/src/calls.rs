@@ -149,7 +149,6 @@ mod tests {
         };
         let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
         let (lane, send_by) = ("lane".into(), Instant::now());
-        let sent = calls.place(&lane, &purchase, Duration::ZERO, send_by).await;
-        assert!(sent.is_none());
+        assert!(calls.place(&lane, &purchase, Duration::ZERO, send_by).await.is_none());
     }
 }

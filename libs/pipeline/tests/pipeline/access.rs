@@ -22,8 +22,7 @@ async fn server(folder: &Path) -> NatsServer {
     for user in USERS {
         std::fs::write(folder.join(user), format!("{user}-secret\n")).unwrap();
     }
-    let conf = folder.join("nats.conf");
-    NatsServer::start_with(folder, Some(&conf)).await.unwrap()
+    NatsServer::start_with(folder, Some(&folder.join("nats.conf"))).await.unwrap()
 }
 
 fn access(folder: &Path, user: &str) -> NatsAccess {
@@ -87,8 +86,7 @@ async fn a_stage_has_what_it_needs() {
         }
     }
     let streams = jetstream::new(operator);
-    let jobs = streams.get_stream("TOPUP_JOBS").await.unwrap();
-    assert_eq!(jobs.cached_info().state.messages, 1);
+    assert_eq!(streams.get_stream("TOPUP_JOBS").await.unwrap().cached_info().state.messages, 1);
 }
 
 #[tokio::test]
@@ -206,16 +204,13 @@ async fn the_certificate_is_checked() {
     std::fs::write(path.join("tls.conf"), conf).unwrap();
     let server = NatsServer::start_with(path, Some(&path.join("tls.conf"))).await.unwrap();
     let trusting = |name: &str| NatsAccess { nats_ca_file: Some(path.join(name)), ..NatsAccess::default() };
-    let connected = trusting("server.pem").options("ingress").unwrap();
-    connected.connect(server.url()).await.unwrap();
-    let other = trusting("other.pem").options("ingress").unwrap();
-    assert!(other.connect(server.url()).await.is_err());
+    trusting("server.pem").options("ingress").unwrap().connect(server.url()).await.unwrap();
+    assert!(trusting("other.pem").options("ingress").unwrap().connect(server.url()).await.is_err());
 
     // Without TLS on the server there is no connection.
     let plain_folder = tempfile::tempdir().unwrap();
     let plain = NatsServer::start(plain_folder.path()).await.unwrap();
-    let strict = trusting("server.pem").options("ingress").unwrap();
-    assert!(strict.connect(plain.url()).await.is_err());
+    assert!(trusting("server.pem").options("ingress").unwrap().connect(plain.url()).await.is_err());
     let missing = trusting("missing.pem").options("ingress").unwrap_err();
     assert!(missing.to_string().contains("NATS_CA_FILE"), "{missing}");
 }

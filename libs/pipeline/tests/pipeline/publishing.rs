@@ -108,8 +108,7 @@ async fn a_stream_that_is_missing_is_made_and_the_message_kept() {
     for _ in 0..2 {
         bench.announce(1).await;
         bench.until_messages(1).await;
-        let name = bench.nats.stream_name("TOPUP_JOBS");
-        bench.jetstream.delete_stream(name).await.unwrap();
+        bench.jetstream.delete_stream(bench.nats.stream_name("TOPUP_JOBS")).await.unwrap();
     }
 }
 

@@ -29,8 +29,7 @@ async fn a_stream_or_consumer_that_is_deleted_comes_back() {
     bench.announce(2).await;
     rows.until_done(3).await;
 
-    let stream = bench.jetstream.get_stream(&name).await.unwrap();
-    stream.delete_consumer(DURABLE).await.unwrap();
+    bench.jetstream.get_stream(&name).await.unwrap().delete_consumer(DURABLE).await.unwrap();
     bench.announce(3).await;
     rows.until_done(4).await;
     assert_eq!(rows.done_rows(), [0, 1, 2, 3]);
@@ -73,8 +72,7 @@ async fn the_stream_of_the_unreadable_comes_back_too() {
     bench.until_pulled().await;
     let name = bench.nats.stream_name("TOPUP_DEAD");
     bench.jetstream.delete_stream(&name).await.unwrap();
-    let published = bench.jetstream.publish(bench.subject(), "unreadable".into());
-    published.await.unwrap().await.unwrap();
+    bench.jetstream.publish(bench.subject(), "unreadable".into()).await.unwrap().await.unwrap();
     until("the message to be put aside", async || bench.messages("TOPUP_DEAD").await == 1).await;
     bench.until_messages(0).await;
     stage.stop().await;
@@ -97,8 +95,7 @@ impl io::Write for Log {
 impl Log {
     fn lines_with(&self, part: &str) -> Vec<String> {
         let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        let lines = log.lines().filter(|line| line.contains(part));
-        lines.map(String::from).collect()
+        log.lines().filter(|line| line.contains(part)).map(String::from).collect()
     }
 }
 

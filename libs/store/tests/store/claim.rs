@@ -43,11 +43,9 @@ async fn what_is_due_is_claimed_once_by_its_provider() {
     bench.due_in(&[placement(&later)], 60.0).await;
     bench.due_in(&[placement(&elsewhere)], 0.0).await;
     assert!(bench.claim_due(PROVIDER, 0).await.is_empty());
-    let claimed = ids(&bench.claim_due(PROVIDER, 10).await);
-    assert_eq!(claimed, placements.into_iter().collect());
+    assert_eq!(ids(&bench.claim_due(PROVIDER, 10).await), placements.into_iter().collect());
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty(), "leased");
-    let claimed = ids(&bench.claim_due("elsewhere", 10).await);
-    assert_eq!(claimed, HashSet::from([placement(&elsewhere)]));
+    assert_eq!(ids(&bench.claim_due("elsewhere", 10).await), HashSet::from([placement(&elsewhere)]));
 }
 
 #[tokio::test]
@@ -60,8 +58,7 @@ async fn no_placement_is_taken_up_twice() {
         let mut connection = bench.connection().await;
         loop {
             let page = Page { limit: 7, per_lane: 7, after: after.take(), ..Page::default() };
-            let found = placements::due(&mut connection, PROVIDER, true, &page).await;
-            let found = found.unwrap();
+            let found = placements::due(&mut connection, PROVIDER, true, &page).await.unwrap();
             after = found.after;
             let found: Vec<_> = found.due.into_iter().map(|one| one.placement_id).collect();
             if found.is_empty() && after.is_none() {
@@ -117,8 +114,7 @@ async fn what_another_has_locked_is_left_to_it() {
     assert_eq!(rest.await.unwrap(), placements[..2].iter().copied().collect());
     held.rollback().await.unwrap();
     bench.due_in(&placements[2..], 0.0).await;
-    let claimed = ids(&bench.claim_due(PROVIDER, 3).await);
-    assert_eq!(claimed, HashSet::from([placements[2]]));
+    assert_eq!(ids(&bench.claim_due(PROVIDER, 3).await), HashSet::from([placements[2]]));
 }
 
 #[tokio::test]
@@ -160,8 +156,7 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
         for leased in [&named[..], &[]] {
-            let lease = placements::lease(&mut connection, &found, LEASE).await;
-            assert_eq!(lease.unwrap(), leased);
+            assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), leased);
         }
         let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Overdue, Duration::ZERO);
         let again = claim.await.unwrap();
@@ -194,8 +189,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
                  placed_at = now() - interval '100 s'
              WHERE placement_id::text = $1";
     bench.set(sql, placement(&new)).await;
-    let sql = "UPDATE orders SET answer_by = now() WHERE order_id::text = $1";
-    bench.set(sql, new.order_id).await;
+    bench.set("UPDATE orders SET answer_by = now() WHERE order_id::text = $1", new.order_id).await;
     bench.due_in(&[placement(&new)], -1.0).await;
     let later = bench.claim_due(PROVIDER, 1).await.remove(0);
     assert_eq!((later.was, later.attempt), (PlacementState::Placed, 1));

@@ -227,8 +227,7 @@ async fn a_cancellation_refuses_as_the_machine_says() {
         let cancelled = bench.cancel(&order).await == Cancelled::Done;
         let after = start.placement.after(Event::Refuse);
         assert_eq!(cancelled, after.is_ok(), "{start:?}");
-        let row = bench.read(placement(&order)).await;
-        assert_eq!(row, after.unwrap_or(start.placement), "{start:?}");
+        assert_eq!(bench.read(placement(&order)).await, after.unwrap_or(start.placement), "{start:?}");
     }
 }
 
@@ -263,8 +262,7 @@ async fn an_unknown_outcome_moves_only_the_next_look() {
             let applies = looked_at && attempt == ATTEMPT;
             assert_eq!(settled[0].moved, applies, "{start:?}");
             assert_eq!(bench.read(placement(&order)).await, start.placement);
-            let after = bench.everything(order.order_id).await;
-            assert_eq!(after != before, applies, "{attempt} of {start:?}");
+            assert_eq!(bench.everything(order.order_id).await != before, applies, "{attempt} of {start:?}");
         }
     }
 }

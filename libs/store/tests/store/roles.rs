@@ -10,16 +10,14 @@ use crate::bench::{Bench, execute, order};
 
 /// A connection as a stage has it.
 async fn connect(bench: &Bench, stage: &str) -> PgConnection {
-    let url = bench.database.url_of(stage).unwrap();
-    PgConnection::connect(&url).await.unwrap()
+    PgConnection::connect(&bench.database.url_of(stage).unwrap()).await.unwrap()
 }
 
 /// The SQLSTATE of a statement that fails.
 async fn refused(connection: &mut PgConnection, statement: &'static str) -> String {
     let done = sqlx::raw_sql(statement).execute(connection).await;
     let error = done.err().unwrap_or_else(|| panic!("allowed: {statement}"));
-    let code = error.as_database_error().unwrap().code();
-    code.unwrap().into_owned()
+    error.as_database_error().unwrap().code().unwrap().into_owned()
 }
 
 /// What somebody with the credentials of one stage may not do.
@@ -123,8 +121,7 @@ async fn a_stage_may_not_do_the_work_of_another() {
             if stage == "operator" && statement.starts_with("SET ROLE") {
                 continue;
             }
-            let code = refused(&mut connection, statement).await;
-            assert_eq!(code, "42501", "{stage}: {statement}");
+            assert_eq!(refused(&mut connection, statement).await, "42501", "{stage}: {statement}");
         }
     }
 }

@@ -14,8 +14,7 @@ async fn a_new_partner_is_stored_sealed_and_its_secrets_shown_once() {
     assert!(access_key.starts_with("ak_") && access_key.len() == 27, "{access_key}");
 
     let mut connection = operator.database.connect().await.unwrap();
-    let stored = partners::by_access_key(&mut connection, access_key).await;
-    let stored = stored.unwrap().unwrap();
+    let stored = partners::by_access_key(&mut connection, access_key).await.unwrap().unwrap();
     assert_eq!(stored.partner_id.to_string(), text(&made, "partner_id"));
     let sealed = stored.keys[0].secret_key.as_deref().unwrap();
     let key = partners::open_secret_key(&vault(), stored.partner_id, sealed).unwrap();
@@ -108,8 +107,7 @@ async fn a_live_partner_gets_an_http_url_only_on_request() {
     let set = ["partner", "set-webhook", text(&made, "partner_id"), "--url", url];
     let refused = operator.run(&set).await;
     assert!(refused.line(1).contains("https://"), "{refused:?}");
-    let shown = operator.json(&["partner", "show", set[2]]).await;
-    assert!(shown["webhook_url"].is_null());
+    assert!(operator.json(&["partner", "show", set[2]]).await["webhook_url"].is_null());
     let allowed = [&set[..], &["--webhook-http-live"]].concat();
     assert_eq!(operator.json(&allowed).await["webhook_url"], url);
     let made = operator.json(&[&with_url[..], &["--webhook-http-live=true"]].concat()).await;

@@ -42,8 +42,7 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     assert_eq!(operator.json(&confirmed).await["replayed"], 1);
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert_eq!(shown["delivery"]["state"], "pending");
-    let attempts = shown["attempts"].as_array().unwrap().len();
-    assert_eq!(attempts, 2, "what was tried is still known");
+    assert_eq!(shown["attempts"].as_array().unwrap().len(), 2, "what was tried is still known");
     let again = operator.run(&confirmed).await;
     assert!(again.text().contains("nothing to replay"), "{again:?}");
 
@@ -52,8 +51,7 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     let all = ["delivery", "replay", "--partner", access_key, "--since", "1h"];
     let confirmed = [&all[..], &CONFIRMED].concat();
     assert_eq!(operator.json(&confirmed).await["replayed"], 1);
-    let refused = operator.run(&[&all[..4], &CONFIRMED].concat()).await;
-    assert!(refused.line(2).contains("--since"));
+    assert!(operator.run(&[&all[..4], &CONFIRMED].concat()).await.line(2).contains("--since"));
     let unknown = ["delivery", "replay", "20250129123456618033988749"];
     let unknown = operator.run(&[&unknown[..], &CONFIRMED].concat()).await;
     assert!(unknown.line(1).contains("no delivery"), "{unknown:?}");
@@ -75,10 +73,8 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
         make_unit_ready(&mut connection, &order, number).await;
         record(&mut connection, partner, &order, 0, None).await;
     }
-    let exhausted = async || {
-        let list = ["delivery", "list", "--state", "exhausted"];
-        operator.json(&list).await.as_array().unwrap().len()
-    };
+    let exhausted =
+        async || operator.json(&["delivery", "list", "--state", "exhausted"]).await.as_array().unwrap().len();
     let replay = ["delivery", "replay", "--partner", id, "--since", "1h"];
     let with = |more: &[&'static str]| [&replay[..], more].concat();
 
@@ -96,8 +92,7 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     assert_eq!(operator.json(&["action", "list"]).await, json!([]));
 
     let limited = with(&["--limit", "2", "--reason", "endpoint lost them", "--yes"]);
-    let limited = [&limited[..], &["--operator", "ada"]].concat();
-    let replayed = operator.json(&limited).await;
+    let replayed = operator.json(&[&limited[..], &["--operator", "ada"]].concat()).await;
     assert_eq!(replayed["replayed"], 2);
     assert_eq!(replayed["dry_run"], false);
     assert_eq!(exhausted().await, 1);
@@ -126,16 +121,14 @@ async fn a_purchase_is_not_retried_without_a_confirmation() {
     let id = order.placement.to_string();
     let resolve = ["placement", "resolve", &id, "--retry"];
     let state = async || operator.json(&["placement", "list"]).await["placements"][0]["state"].clone();
-    let unconfirmed = [&resolve[..], &["--reason", "not there"]].concat();
-    let refused = operator.run(&unconfirmed).await;
+    let refused = operator.run(&[&resolve[..], &["--reason", "not there"]].concat()).await;
     let expected = "BUYS 1 units from sandbox by attempt 2";
     assert!(refused.line(1).contains(expected), "{refused:?}");
     let preview = operator.run(&[&resolve[..], &["--dry-run"]].concat()).await;
     assert!(preview.text().contains("BUYS 1 units"), "{preview:?}");
     assert!(operator.run(&resolve).await.line(2).contains("--reason"));
     assert_eq!(state().await, "parked");
-    let done = operator.json(&[&resolve[..], &CONFIRMED].concat()).await;
-    assert_eq!(done["state"], "accepted");
+    assert_eq!(operator.json(&[&resolve[..], &CONFIRMED].concat()).await["state"], "accepted");
     assert_eq!(state().await, "accepted");
     let action = &operator.json(&["action", "list"]).await[0];
     assert_eq!(text(action, "command"), "placement resolve --retry");
@@ -157,8 +150,7 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
     let partner: PartnerId = id.parse().unwrap();
-    let set = format!("partner set-webhook {id} --url https://acme.example/hooks");
-    operator.json(&words(&set)).await;
+    operator.json(&words(&format!("partner set-webhook {id} --url https://acme.example/hooks"))).await;
     let state = async || operator.json(&["endpoint", "list"]).await[0]["state"].clone();
     assert_eq!(state().await, "open");
 

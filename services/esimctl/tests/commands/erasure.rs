@@ -88,8 +88,7 @@ async fn a_partner_is_erased_after_it_was_disabled() {
         .execute(&mut connection)
         .await
         .unwrap();
-    let preview = operator.json(&with(&erase, &["--dry-run"])).await;
-    assert_eq!(preview["orders"], 1);
+    assert_eq!(operator.json(&with(&erase, &["--dry-run"])).await["orders"], 1);
     let erased = operator.json(&with(&erase, &CONFIRMED)).await;
     assert_eq!((&erased["orders"], &erased["profiles"]), (&json!(1), &json!(1)));
     let shown = operator.json(&["partner", "show", &id]).await;
@@ -122,7 +121,6 @@ async fn terms_are_listed_set_and_removed() {
     let wrong = ["retention", "set", "audit", "--partner", id, "--days", "7"];
     let refused = operator.run(&with(&wrong, &CONFIRMED)).await;
     assert!(refused.line(1).contains("--partner"), "{refused:?}");
-    let wrong = ["retention", "set", "logs", "--days", "7"];
-    let refused = operator.run(&with(&wrong, &CONFIRMED)).await;
+    let refused = operator.run(&with(&["retention", "set", "logs", "--days", "7"], &CONFIRMED)).await;
     assert!(refused.line(2).contains("there is no class"), "{refused:?}");
 }

@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use domain::{ActivationCode, Iccid, PartnerId};
 use serde_json::{Value, json};
-use store::{deliveries as stored, partners, profile::Profile};
 use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
+use store::{deliveries as stored, partners, profile::Profile};
 use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
@@ -24,8 +24,7 @@ use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vau
 const NOWHERE: &str = "postgres://esim:hush@127.0.0.1:1/esim";
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
-    let text = value[field].as_str();
-    text.unwrap_or_else(|| panic!("no {field} in {value}"))
+    value[field].as_str().unwrap_or_else(|| panic!("no {field} in {value}"))
 }
 
 fn option(name: &str) -> Value {
@@ -119,8 +118,7 @@ async fn a_url_makes_waiting_webhooks_due() {
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, partner, "o-1").await;
     make_ready(&mut connection, &order).await;
-    let held = stored::set_no_endpoint(&mut connection, &[order.topup.into()]).await;
-    assert_eq!(held.unwrap(), 1);
+    assert_eq!(stored::set_no_endpoint(&mut connection, &[order.topup.into()]).await.unwrap(), 1);
 
     let set = format!("partner set-webhook {id} --url https://acme.example/hooks");
     let set = words(&set);
@@ -150,8 +148,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
 
     // The catalogue names the provider whose ICCIDs are searched.
     let catalogue = json!({ "options": [option("ready")] }).to_string();
-    let imported = operator.run_with_input(&["option", "import", "-"], catalogue).await;
-    imported.text();
+    operator.run_with_input(&["option", "import", "-"], catalogue).await.text();
     let ids = [order.id.to_string(), order.placement.to_string(), order.topup.to_string()];
     let others = ["8981000000000000001", "8981000000000000001F", "o\u{1b}[2J-1"].map(str::to_owned);
     for id in ids.into_iter().chain(others) {
@@ -186,8 +183,7 @@ async fn options_are_imported_whole_or_not_at_all() {
     std::fs::write(&file, catalogue(&[&one])).unwrap();
     let file = file.to_str().unwrap();
     assert_eq!(operator.json(&["option", "import", file]).await, counts(1, 0));
-    let again = operator.run(&["option", "import", file]).await;
-    assert_eq!(again.text(), "0 imported, 1 unchanged\n");
+    assert_eq!(operator.run(&["option", "import", file]).await.text(), "0 imported, 1 unchanged\n");
 
     one["name"] = json!("renamed");
     let mut wrong = option("wrong");
@@ -210,8 +206,7 @@ async fn options_are_imported_whole_or_not_at_all() {
     assert_eq!(operator.json(&["option", "list"]).await, Value::Array(expected));
     plain.as_object_mut().unwrap().remove("details");
     assert_eq!(import(catalogue(&[&plain])).await.json(), counts(1, 0));
-    let listed = operator.json(&["option", "list"]).await;
-    assert_eq!(listed[1]["details"], json!({}));
+    assert_eq!(operator.json(&["option", "list"]).await[1]["details"], json!({}));
     assert!(operator.run(&["option", "list"]).await.text().contains("renamed"));
     let missing = operator.run(&["option", "import", "/nowhere/options.json"]).await;
     assert!(missing.line(1).contains("cannot open /nowhere/options.json"), "{missing:?}");
@@ -279,8 +274,7 @@ async fn where_there_is_nothing_a_line_says_so() {
     let partner = operator.create_partner().await;
     let id = text(&partner, "partner_id");
     let since = ["delivery", "list", "--partner", id, "--since", "1h"];
-    let listed = operator.run(&since).await;
-    assert_eq!(listed.text(), "There are no such deliveries.\n");
+    assert_eq!(operator.run(&since).await.text(), "There are no such deliveries.\n");
     assert_eq!(operator.json(&since).await, json!([]));
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, id.parse().unwrap(), "o-1").await;

@@ -22,8 +22,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     assert_ne!(rotated["secret_key"], made["secret_key"]);
 
     let mut connection = operator.database.connect().await.unwrap();
-    let stored = partners::by_access_key(&mut connection, second).await;
-    let stored = stored.unwrap().unwrap();
+    let stored = partners::by_access_key(&mut connection, second).await.unwrap().unwrap();
     for (keys, made) in stored.keys.iter().zip([&rotated, &made]) {
         assert_eq!(keys.access_key, text(made, "access_key"));
         let key = partners::open_secret_key(&vault(), stored.partner_id, keys.secret_key.as_deref().unwrap());
@@ -51,8 +50,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     let at_once = operator.json(&["partner", "rotate-keys", id, "--overlap", "0"]).await;
     assert!(at_once["old_access_key"].is_null() && at_once["old_keys_until"].is_null());
     for gone in [first, second] {
-        let found = partners::by_access_key(&mut connection, gone).await.unwrap();
-        assert!(found.is_none(), "{gone}");
+        assert!(partners::by_access_key(&mut connection, gone).await.unwrap().is_none(), "{gone}");
     }
     let human = operator.run(&["partner", "rotate-keys", id]).await;
     for part in ["secret_key is shown only now", text(&at_once, "access_key"), "stay valid until 20"] {

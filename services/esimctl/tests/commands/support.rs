@@ -128,8 +128,7 @@ impl Operator {
         let mut stdin = child.stdin.take().unwrap();
         let written = tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
         let ended = ended(child).await;
-        let written = written.await.unwrap();
-        written.expect("standard input was closed before its end");
+        written.await.unwrap().expect("standard input was closed before its end");
         ended
     }
 

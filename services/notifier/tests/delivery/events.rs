@@ -82,8 +82,7 @@ async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
     for topup in &waiting {
         bench.delivered(topup).await;
     }
-    let received = bench.receiver.received();
-    assert_eq!(received[0].headers["webhook-id"], id.as_str(), "the test came first");
+    assert_eq!(bench.receiver.received()[0].headers["webhook-id"], id.as_str(), "the test came first");
     bench.stop().await;
 }
 
@@ -92,8 +91,7 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     let mut bench = Bench::prepared().await;
     let partner = bench.partner_at("/hook").await;
     let mut connection = bench.pool.acquire().await.unwrap();
-    let kinds = [Kind::KeyExpiring];
-    partners::set_events(&mut connection, partner, &kinds).await.unwrap();
+    partners::set_events(&mut connection, partner, &[Kind::KeyExpiring]).await.unwrap();
     sqlx::query("UPDATE partners SET old_keys_until = now() + interval '1 hour' WHERE partner_id = $1")
         .bind(partner.uuid())
         .execute(&bench.pool)
@@ -111,8 +109,7 @@ async fn keys_that_end_soon_are_announced_and_retried() {
         let seen = events::find(&mut connection, None, &id).await?;
         Ok(seen.filter(|event| event.attempts == 1))
     };
-    let seen = wait::soon("the attempt to be recorded", retried).await;
-    assert_eq!(seen.state, "pending");
+    assert_eq!(wait::soon("the attempt to be recorded", retried).await.state, "pending");
     bench.receiver.answer("/hook", |_| Answer::status(204));
     bench.event(&id, "delivered").await;
     let bodies: Vec<_> = bench.receiver.received().into_iter().map(|one| one.body).collect();

@@ -106,8 +106,7 @@ impl Manner {
                 return Err(std::io::ErrorKind::ConnectionReset.into());
             }
             Self::Endless => {
-                let start = format!("HTTP/1.1 200 {}", "y".repeat(200_000));
-                connection.write_all(start.as_bytes()).await?;
+                connection.write_all(format!("HTTP/1.1 200 {}", "y".repeat(200_000)).as_bytes()).await?;
             }
             Sends(bytes) => connection.write_all(bytes).await?,
             Last(bytes) => {

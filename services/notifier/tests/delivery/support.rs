@@ -135,8 +135,7 @@ impl Bench {
     pub async fn stop(&mut self) {
         self.shutdown.stop();
         let running = self.running.take().unwrap();
-        let ended = tokio::time::timeout(PATIENCE, running).await;
-        ended.unwrap().unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, running).await.unwrap().unwrap().unwrap();
     }
 
     /// Ends it without waiting for work in flight.
@@ -157,8 +156,7 @@ impl Bench {
     /// Reads the metrics of the admin endpoint.
     pub async fn metrics(&self) -> String {
         let url = format!("http://{}/metrics", self.config.admin_listen);
-        let answer = testkit::http::client().unwrap().get(url).send().await;
-        answer.unwrap().text().await.unwrap()
+        testkit::http::client().unwrap().get(url).send().await.unwrap().text().await.unwrap()
     }
 
     /// Stores `count` units of this partner in one statement: due in `due_in`, or else within their first

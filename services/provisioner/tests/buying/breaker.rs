@@ -89,8 +89,7 @@ async fn being_denied_opens_it_at_once() {
     bench.config.accounts.sandbox.secret_key = good;
     bench.run().await;
     bench.half_open("sandbox").await;
-    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
-    assert_eq!(stored.attempt, 2);
+    assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.attempt, 2);
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     assert_eq!(bench.breaker("sandbox").await, ("closed", 0));
 }
@@ -106,8 +105,7 @@ async fn an_operator_keeps_work_from_a_provider() {
     assert_eq!(bench.look(id).await.attempt, 0);
     let closed = bench.esimctl("provider close sandbox").await;
     assert_eq!(closed["state"], "closed", "{closed}");
-    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
-    assert_eq!(stored.attempt, 1);
+    assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.attempt, 1);
     let unknown = bench.esimctl("provider close nobody").await;
     assert!(unknown["error"].as_str().unwrap().contains("nobody"), "{unknown}");
 }

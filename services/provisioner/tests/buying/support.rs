@@ -90,8 +90,7 @@ impl Seller {
     }
 
     async fn ledger(&self, query: &str) -> Value {
-        let url = format!("{}/ledger{query}", self.base);
-        self.http.get(url).send().await.unwrap().json().await.unwrap()
+        self.http.get(format!("{}/ledger{query}", self.base)).send().await.unwrap().json().await.unwrap()
     }
 
     /// The number of purchases of a placement, and their units in total.
@@ -233,8 +232,7 @@ impl Bench {
     pub async fn stop(&mut self) {
         let mut running = self.running.take().unwrap();
         running.shutdown.stop();
-        let ended = tokio::time::timeout(PATIENCE, running.ending.take().unwrap()).await;
-        ended.unwrap().unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, running.ending.take().unwrap()).await.unwrap().unwrap().unwrap();
         // Its admin endpoint lives as long as the process.
         self.config.admin_listen = address();
     }
@@ -454,8 +452,7 @@ impl Bench {
     /// Calls back as a provider does.
     pub async fn call_back(&self, path: &str, body: impl Into<reqwest::Body>) -> u16 {
         let url = format!("http://{}{path}", self.config.listen);
-        let answer = self.http.post(url).body(body).send().await.unwrap();
-        answer.status().as_u16()
+        self.http.post(url).body(body).send().await.unwrap().status().as_u16()
     }
 
     /// The provider's unit of a placement's only topup.

@@ -68,8 +68,7 @@ async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
     let stored = bench.look(id).await;
     assert_eq!((stored.state.as_str(), stored.pending, stored.deliveries), ("placed", 1, 0));
     bench.sandbox.faults(json!({})).await;
-    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
-    assert_eq!(stored.deliveries, 1);
+    assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.deliveries, 1);
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
 }
 

@@ -91,8 +91,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     // Nothing else came, and what was answered with 500 is not sent again: a callback that is due
     // after all of them is the next one.
     let last = caller.order("order-6", &[(&option("delayed"), 1)]).await;
-    let callback = next(&mut callbacks).await;
-    assert_eq!(callback["topupId"], last["products"][0]["topupId"]);
+    assert_eq!(next(&mut callbacks).await["topupId"], last["products"][0]["topupId"]);
     sandbox.stop().await;
 }
 

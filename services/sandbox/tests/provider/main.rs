@@ -171,8 +171,7 @@ async fn a_restart_remembers_everything_but_a_torn_line() {
     };
     let (fetched, ledger) = (codes(&sandbox).await, sandbox.ledger().await);
     sandbox.stop().await;
-    let whole = fs::read(&path).unwrap();
-    fs::write(&path, [&whole[..], br#"{"bought":{"at_ms":17"#].concat()).unwrap();
+    fs::write(&path, [&fs::read(&path).unwrap()[..], br#"{"bought":{"at_ms":17"#].concat()).unwrap();
 
     let sandbox = Started::new(&path).await;
     assert_eq!(sandbox.ledger().await, ledger);

@@ -101,12 +101,10 @@ async fn never_ready_stays_pending_and_can_be_canceled() {
     let sandbox = Started::fresh().await;
     let answer = sandbox.order("order-1", &[(&option("never-ready"), 2)]).await;
     assert_eq!(answer["code"], "0000");
-    let fetched = sandbox.fetch("order-1").await;
-    assert_eq!(strings(&fetched["products"], "status"), ["PENDING"; 2]);
+    assert_eq!(strings(&sandbox.fetch("order-1").await["products"], "status"), ["PENDING"; 2]);
     let topup = answer["products"][0]["topupId"].as_str().unwrap();
     assert_eq!(sandbox.cancel(topup).await["code"], "0000");
-    let fetched = sandbox.fetch("order-1").await;
-    assert_eq!(sorted(&fetched["products"], "status"), ["CANCELED", "PENDING"]);
+    assert_eq!(sorted(&sandbox.fetch("order-1").await["products"], "status"), ["CANCELED", "PENDING"]);
 }
 
 #[tokio::test]
@@ -128,8 +126,7 @@ async fn partly_fails_one_unit_and_delivers_the_others() {
     for unit in units(&answer) {
         assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
     }
-    let alone = caller.fetch_until("order-2", settled).await;
-    assert_eq!(strings(&alone["products"], "status"), ["FAILED"]);
+    assert_eq!(strings(&caller.fetch_until("order-2", settled).await["products"], "status"), ["FAILED"]);
     assert_eq!(caller.ledger().await["units"], 4);
 }
 
@@ -169,8 +166,7 @@ async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
         for order_id in [&one, &two, &two, &one] {
             let response = caller.ordering(order_id, products).send().await.unwrap();
             assert_eq!(response.status(), status);
-            let header = response.headers().get(RETRY_AFTER);
-            assert_eq!(header.map(|value| value.to_str().unwrap()), retry_after);
+            assert_eq!(response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap()), retry_after);
             assert_eq!(response.json::<Value>().await.unwrap()["code"], code);
             assert_eq!(caller.bought(order_id).await, (0, 0));
             assert_eq!(caller.fetch(order_id).await["code"], "9002");

@@ -32,8 +32,7 @@ async fn options_are_listed_and_cached() {
     let etag = header(&whole, "etag").to_owned();
     let since = async |etag: &str| {
         let options = shop.client.get(&format!("{API}/options"));
-        let options = options.query("limit=100").header("if-none-match", etag);
-        options.send().await.unwrap()
+        options.query("limit=100").header("if-none-match", etag).send().await.unwrap()
     };
     let unchanged = since(&etag).await;
     assert_eq!((unchanged.status, unchanged.body.len()), (304, 0));
@@ -50,8 +49,7 @@ async fn options_are_listed_and_cached() {
     let catalogue = json!({"options": [{"option_id": stack.option("ready").unwrap(), "name": "ready",
         "provider": "sandbox", "provider_option_id": "ready", "environment": "sandbox", "details": details}]});
     for outcome in ["imported", "unchanged"] {
-        let counts = stack.esimctl.import(catalogue.to_string()).await.unwrap();
-        assert_eq!(counts[outcome], 1);
+        assert_eq!(stack.esimctl.import(catalogue.to_string()).await.unwrap()[outcome], 1);
     }
     let whole = since(&etag).await.json().unwrap();
     let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": details});
@@ -65,8 +63,7 @@ async fn options_are_listed_and_cached() {
 
 /// Orders one unit.
 async fn order(client: &Client, id: &str, option: &str) -> Vec<Product> {
-    let answer = client.order(id, &[(option, 1)]).await.unwrap();
-    answer.products().unwrap()
+    client.order(id, &[(option, 1)]).await.unwrap().products().unwrap()
 }
 
 #[tokio::test]
@@ -107,8 +104,7 @@ async fn the_webhook_is_changed_by_the_partner() {
         assert_refused(&answer, 422, code);
     }
     assert_eq!(get(&client, "/webhook").await.unwrap()["state"], "no_url");
-    let answer = put(json!(receiver.url(PATH))).await.unwrap();
-    assert_eq!(answer.json().unwrap()["url"], receiver.url(PATH));
+    assert_eq!(put(json!(receiver.url(PATH))).await.unwrap().json().unwrap()["url"], receiver.url(PATH));
     receiver.wait_for(1, SOON).await.unwrap();
 
     // Both secrets sign during the overlap.
@@ -146,8 +142,7 @@ async fn a_webhook_url_is_judged_by_what_its_name_resolves_to() {
     let client = stack.client(&partner).unwrap();
     let put = async |host: &str| {
         let request = client.post(json!({"url": format!("http://{host}/hook")}).to_string());
-        let request = request.method("PUT").path(&format!("{API}/webhook"));
-        request.send().await.unwrap()
+        request.method("PUT").path(&format!("{API}/webhook")).send().await.unwrap()
     };
     for host in ["private.test", "mixed.test:8080", "PRIVATE.test"] {
         let answer = put(host).await;

@@ -108,8 +108,7 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
     let stack = Stack::start().await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
-    let mode = std::fs::metadata(tool.keys()).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(tool.keys()).unwrap().permissions().mode() & 0o777, 0o600);
     let stored = std::fs::read_to_string(tool.keys()).unwrap();
 
     // Wrong keys change nothing.
@@ -184,8 +183,7 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
     let said = tool.failure(&["order", &id, ready, "--qty", "2"]).await.unwrap();
     assert!(said.contains("other units") && said.contains("external_order_id_taken"), "{said}");
     let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
-    let ledger = wait::soon("the purchase", bought).await;
-    assert_eq!(ledger.purchases, 1);
+    assert_eq!(wait::soon("the purchase", bought).await.purchases, 1);
 }
 
 #[tokio::test]

@@ -149,8 +149,7 @@ async fn the_examples_order_look_up_and_recover_a_lost_webhook() {
         let address = format!("127.0.0.1:{}", ports::free().unwrap());
         if receives {
             let url = format!("http://{address}/webhooks");
-            let endpoint = example.json(&["webhook", &url]).await.unwrap();
-            assert_eq!(endpoint["url"], url);
+            assert_eq!(example.json(&["webhook", &url]).await.unwrap()["url"], url);
         }
         let id = fresh(&file.replace('.', "/"));
         let id = if receives { id } else { id.replace('/', "-") };

@@ -51,8 +51,7 @@ async fn a_provider_that_hangs_does_not_hold_the_answer() {
     let shop = Shop::open(&stack).await.unwrap();
     verdicts_come(&stack, &shop.client).await.unwrap();
     stack.process(Stage::Sandbox).unwrap().pause().unwrap();
-    let items = [(stack.option("ready").unwrap(), 1)];
-    let answer = shop.client.order("hangs", &items).await.unwrap();
+    let answer = shop.client.order("hangs", &[(stack.option("ready").unwrap(), 1)]).await.unwrap();
     let topup_ids = ids(&answer.products().unwrap());
     let wait = Duration::from_millis(1900)..Duration::from_secs(4);
     assert!(wait.contains(&answer.took), "answered after {:?}", answer.took);

@@ -55,8 +55,7 @@ async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
     let items = [(stack.option("slow").unwrap(), 1)];
     let (answer, forged) = tokio::join!(shop.client.order(&id, &items), forge_a_refusal(jobs, &stack, sold));
     forged.unwrap();
-    let topup_ids = ids(&answer.unwrap().products().unwrap());
-    shop.delivered(&topup_ids, SOON).await.unwrap();
+    shop.delivered(&ids(&answer.unwrap().products().unwrap()), SOON).await.unwrap();
     assert_eq!(stack.ledger().await.unwrap().purchases, sold + 1);
 }
 

@@ -23,8 +23,7 @@ async fn send(client: &Client, option: &str, per_second: u32) -> Vec<(String, In
         let products = client.order(&fresh("isolated"), &[(option, 1)]).await?.products()?;
         anyhow::Ok((products[0].topup_id.clone(), at))
     });
-    let answered = futures_util::future::join_all(orders).await;
-    answered.into_iter().filter_map(Result::ok).collect()
+    futures_util::future::join_all(orders).await.into_iter().filter_map(Result::ok).collect()
 }
 
 /// Good orders, 10 per second, beside others; at least 99 % must be delivered in time.

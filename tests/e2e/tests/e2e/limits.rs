@@ -18,8 +18,7 @@ async fn partners(stack: &Stack) -> Result<(Partner, Partner)> {
 }
 
 async fn one(stack: &Stack, client: &Client) -> Answer {
-    let ready = stack.option("ready").unwrap();
-    client.order(&fresh("limits"), &[(ready, 1)]).await.unwrap()
+    client.order(&fresh("limits"), &[(stack.option("ready").unwrap(), 1)]).await.unwrap()
 }
 
 /// A request whose body doesn't come, and the first bytes of its answer.
@@ -153,8 +152,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
     let client = stack.client(&partner).unwrap();
     assert_eq!(one(&stack, &client).await.status, 201);
     let mut database = stack.database.connect().await.unwrap();
-    let lock = sqlx::raw_sql("BEGIN; LOCK TABLE orders IN EXCLUSIVE MODE");
-    lock.execute(&mut database).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE orders IN EXCLUSIVE MODE").execute(&mut database).await.unwrap();
 
     let ready = stack.option("ready").unwrap().to_owned();
     let base_url = stack.base_url.clone();
@@ -190,8 +188,7 @@ async fn an_order_that_queues_too_long_is_not_stored_later() {
     let ids = "SELECT external_order_id FROM orders WHERE external_order_id !~ '^limits'";
     let stored: Vec<String> = sqlx::query_scalar(ids).fetch_all(&mut database).await.unwrap();
     assert_eq!(stored, ["first"]);
-    let expired = metric(&mut stack, "esim_orders_total", "outcome=\"expired\"").await;
-    assert!(expired.unwrap() >= 2.0);
+    assert!(metric(&mut stack, "esim_orders_total", "outcome=\"expired\"").await.unwrap() >= 2.0);
 }
 
 #[tokio::test]
@@ -201,8 +198,7 @@ async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
             .await
             .unwrap();
     let mut silent = try_join_all((0..3).map(|_| raw::connect(&stack.base_url))).await.unwrap();
-    let refused = raw::answer(raw::connect(&stack.base_url).await.unwrap()).await;
-    let (answer, bytes) = refused.unwrap();
+    let (answer, bytes) = raw::answer(raw::connect(&stack.base_url).await.unwrap()).await.unwrap();
     assert!(answer.status == 503 && answer.json && answer.closes);
     let body: serde_json::Value = serde_json::from_slice(&bytes[answer.body]).unwrap();
     assert_eq!(body, json!({"error": "Too many connections are open; try again later"}));
@@ -217,8 +213,7 @@ async fn connections_of_one_source_are_bounded_and_silent_ones_end() {
         Ok((raw::answer(connection).await?.0.status == 404).then_some(()))
     };
     wait::soon("room for connections", room).await;
-    let refused = metric(&mut stack, "esim_connections_refused_total", "reason=\"source\"").await;
-    assert!(refused.unwrap() >= 1.0);
+    assert!(metric(&mut stack, "esim_connections_refused_total", "reason=\"source\"").await.unwrap() >= 1.0);
 }
 
 #[tokio::test]

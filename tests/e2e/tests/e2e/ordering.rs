@@ -48,8 +48,7 @@ impl Read {
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             Err(error) => return Err(error.into()),
         };
-        let whole = [&self.buffer, &waiting[..length]].concat();
-        Ok(Answer::parse(&whole).is_some())
+        Ok(Answer::parse(&[&self.buffer, &waiting[..length]].concat()).is_some())
     }
 }
 

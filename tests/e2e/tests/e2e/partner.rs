@@ -38,8 +38,7 @@ pub async fn get(client: &Client, path: &str) -> Result<Value> {
 }
 
 pub fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
-    let value = answer.headers.get(name).map(|value| value.to_str());
-    value.transpose().ok().flatten().unwrap_or_default()
+    answer.headers.get(name).map(|value| value.to_str()).transpose().ok().flatten().unwrap_or_default()
 }
 
 /// The status, and the code in the error header.
@@ -187,16 +186,14 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
     assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
-    let path = format!("/topups/{topup_id}/redeliver");
-    let answer = redelivered(&shop.client, &path, 2).await;
+    let answer = redelivered(&shop.client, &format!("/topups/{topup_id}/redeliver"), 2).await;
     assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
     let all = shop.receiver.wait_for(2, SOON).await.unwrap();
     assert_eq!(all[1].headers["webhook-id"], first.headers["webhook-id"]);
     assert_eq!((&all[1].body, all[1].signature), (&first.body, Signature::Valid));
     let twice = async || {
         let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
-        let attempts = delivery["attempts"].as_array().map_or(0, Vec::len);
-        Ok((attempts == 2).then_some(()))
+        Ok((delivery["attempts"].as_array().map_or(0, Vec::len) == 2).then_some(()))
     };
     wait::soon("two recorded attempts", twice).await;
 }
@@ -275,8 +272,7 @@ async fn orders_are_listed_by_pages() {
         let page = get(&shop.client, &format!("/orders?{query}")).await?;
         let orders = page["orders"].as_array().context("orders")?;
         let ids = orders.iter().filter_map(|order| order["external_order_id"].as_str());
-        let cursor = page["next_cursor"].as_str().map(str::to_owned);
-        Ok((ids.map(str::to_owned).collect(), cursor))
+        Ok((ids.map(str::to_owned).collect(), page["next_cursor"].as_str().map(str::to_owned)))
     };
     let (first, cursor) = listed("limit=2").await.unwrap();
     assert_eq!(first, ids[..2]);

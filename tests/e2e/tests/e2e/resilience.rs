@@ -139,8 +139,7 @@ impl TwoProviders {
                 }));
             }
         }
-        let catalogue = json!({ "options": options }).to_string();
-        stack.esimctl.import(catalogue).await?;
+        stack.esimctl.import(json!({ "options": options }).to_string()).await?;
 
         let mut shop = Shop::open(&stack).await?;
         shop.partner = stack.create_partner("live", Some(&shop.receiver.url(PATH))).await?;
@@ -162,8 +161,7 @@ impl TwoProviders {
         for (number, (provider, url)) in providers.into_iter().enumerate() {
             let (option, latency) = halves[number];
             let faults = json!({ "latency_ms": latency });
-            let put = http::client()?.put(format!("{url}/faults")).json(&faults).send();
-            put.await?.error_for_status()?;
+            http::client()?.put(format!("{url}/faults")).json(&faults).send().await?.error_for_status()?;
             items.push(id_of(&format!("{provider} {option}"))?);
             before[number] = purchases(url).await?;
         }
@@ -183,8 +181,7 @@ impl TwoProviders {
         for (number, (_, url)) in providers.into_iter().enumerate() {
             bought[number] = purchases(url).await? - before[number];
         }
-        let body = String::from_utf8_lossy(&answer.body).into_owned();
-        Ok((answer.status, body, units, bought))
+        Ok((answer.status, String::from_utf8_lossy(&answer.body).into_owned(), units, bought))
     }
 }
 
@@ -226,8 +223,7 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
     }
 
     // One refuses, and the other's verdict misses PLACEMENT_WAIT: it may be buying.
-    let order = two.order([("refused", 0), ("ready", 3_000)]).await;
-    let (status, body, mut units, bought) = order.unwrap();
+    let (status, body, mut units, bought) = two.order([("refused", 0), ("ready", 3_000)]).await.unwrap();
     units.sort();
     assert_eq!((status, bought), (201, [0, 1]), "{body}");
     assert_eq!(units, ["failed", "ready"], "{body}");

@@ -15,11 +15,10 @@ const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value, Client)> {
     let partner = shop.partner.partner_id.as_str();
-    let arguments = ["partner", "rotate-keys", partner, "--overlap", overlap];
-    let rotated: Value = stack.esimctl.run(&arguments).await?;
+    let rotated: Value =
+        stack.esimctl.run(&["partner", "rotate-keys", partner, "--overlap", overlap]).await?;
     let text = |field: &str| rotated[field].as_str().unwrap_or_default().to_owned();
-    let client = Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?;
-    Ok((rotated, client))
+    Ok((rotated, Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?))
 }
 
 /// Orders with keys that end until they are denied.
@@ -32,8 +31,7 @@ async fn denied(client: &Client, option_id: &str) -> Result<Answer> {
 }
 
 async fn status(client: &Client, option_id: &str) -> u16 {
-    let answer = client.order(&fresh("order"), &[(option_id, 1)]).await;
-    answer.unwrap().status
+    client.order(&fresh("order"), &[(option_id, 1)]).await.unwrap().status
 }
 
 #[tokio::test]
@@ -77,8 +75,7 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     for client in [&newest, &last] {
         assert_eq!(status(client, ready).await, 201);
     }
-    let disable = ["partner", "disable", &shop.partner.partner_id];
-    let _: Value = stack.esimctl.run(&disable).await.unwrap();
+    let _: Value = stack.esimctl.run(&["partner", "disable", &shop.partner.partner_id]).await.unwrap();
     for client in [&newest, &last] {
         denied(client, ready).await.unwrap();
     }

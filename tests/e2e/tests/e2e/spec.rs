@@ -207,8 +207,7 @@ async fn a_new_partner_works_at_once_however_much_it_begins_with() {
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     for connection in &mut connections {
         let body = testkit::client::order(&fresh("new"), &[(&ready, 1)]).to_string();
-        let request = raw::create_order(&partner, body.as_bytes()).unwrap();
-        connection.write_all(&request).await.unwrap();
+        connection.write_all(&raw::create_order(&partner, body.as_bytes()).unwrap()).await.unwrap();
     }
     stack.process(Stage::Ingress).unwrap().resume().unwrap();
     let answers = futures_util::future::try_join_all(connections.into_iter().map(raw::answer));

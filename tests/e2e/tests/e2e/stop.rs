@@ -176,8 +176,7 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     let jobs =
         async_nats::jetstream::new(nats).get_stream(format!("{}TOPUP_JOBS", stack.prefix)).await.unwrap();
     let mut consumer = jobs.get_consumer::<pull::Config>("provisioner-sandbox").await.unwrap();
-    let held = consumer.info().await.unwrap().num_ack_pending;
-    assert_eq!(held, 0, "jobs that the stopped process keeps");
+    assert_eq!(consumer.info().await.unwrap().num_ack_pending, 0, "jobs that the stopped process keeps");
 
     stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
     shop.delivered(&topup_ids, Duration::from_mins(1)).await.unwrap();

@@ -61,8 +61,7 @@ impl Known {
 
 impl Sent {
     fn get(&self, name: &str) -> String {
-        let found = self.headers.iter().find(|(one, _)| one == name);
-        found.map(|(_, value)| value.clone()).unwrap_or_default()
+        self.headers.iter().find(|(one, _)| one == name).map(|(_, value)| value.clone()).unwrap_or_default()
     }
 
     fn set(&mut self, name: &str, value: &str) {
@@ -85,8 +84,7 @@ impl Sent {
 
     /// Changes a header's value.
     fn change(&mut self, name: &str, change: impl FnOnce(String) -> String) {
-        let value = change(self.get(name));
-        self.set(name, &value);
+        self.set(name, &change(self.get(name)));
     }
 
     /// Signs what is there.

@@ -73,8 +73,7 @@ pub const RAW: &[Row<Result<Vec<u8>>>] = &rows! {
         raw::head(&stranger, "Content-Length: 100")
     } => Denied("Invalid signature.");
     "413: the client is not asked for a body that is too large", |w| {
-        let framing = format!("Expect: 100-continue\r\nContent-Length: {}", MOST + 1);
-        raw::head(&w.partner, &framing)
+        raw::head(&w.partner, &format!("Expect: 100-continue\r\nContent-Length: {}", MOST + 1))
     } => TOO_LARGE;
     "400: no Host", |w| raw::head_to(&w.partner, "X: y", "Content-Length: 0") => ONE_HOST;
     "400: two access keys", |w| raw::head(&w.partner, &format!("{ACCESS_KEY}: {}", w.partner.access_key))

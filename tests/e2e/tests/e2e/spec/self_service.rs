@@ -26,8 +26,7 @@ pub const ROWS: &[Row] = &rows! {
     "401 on a look-up: no signature",
         |w| get(w, "/orders").without(SIGNATURE) => Denied("Missing required authentication headers.");
     "401 on a look-up: signed for another path", |w| {
-        let signature = get(w, "/orders").signature();
-        get(w, "/account").header(SIGNATURE, signature)
+        get(w, "/account").header(SIGNATURE, get(w, "/orders").signature())
     } => Denied("Invalid signature.");
     "401 comes before an unknown id", |w| get(w, "/topups/1").header(SIGNATURE, "no")
         => Denied("Invalid signature.");
@@ -58,8 +57,7 @@ pub const ROWS: &[Row] = &rows! {
         => Unprocessable(&["Limit must be an integer from 1 to 100",
             "Created after must be a time such as 2026-11-22T00:00:00Z", "State is unknown"]);
     "403: a live account listens", |w| {
-        let live = w.stack.client(&w.live).expect("a client");
-        live.get("/v1/api_partner/webhook/listen")
+        w.stack.client(&w.live).expect("a client").get("/v1/api_partner/webhook/listen")
     } => Error(403, "Only sandbox accounts can listen");
     "422: all parameters of listening at fault are named",
         |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1")
@@ -71,7 +69,6 @@ pub const ROWS: &[Row] = &rows! {
     "422: no webhook URL", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/webhook")
         => Unprocessable(&["Url is missing; null removes it"]);
     "413: a webhook URL in a body that is too large", |w| {
-        let request = w.post(" ".repeat(64 * 1024 + 1));
-        request.method("PUT").path("/v1/api_partner/webhook")
+        w.post(" ".repeat(64 * 1024 + 1)).method("PUT").path("/v1/api_partner/webhook")
     } => Error(413, "Request body is larger than 65536 bytes");
 };

@@ -138,8 +138,7 @@ async fn import_live_option(stack: &Stack) -> Result<()> {
         "option_id": LIVE, "name": "live", "provider": "usimsa",
         "provider_option_id": Uuid::now_v7(), "environment": "live",
     });
-    let catalogue = json!({"options": [option]}).to_string();
-    let imported = stack.esimctl.import(catalogue).await?;
+    let imported = stack.esimctl.import(json!({"options": [option]}).to_string()).await?;
     anyhow::ensure!(imported["imported"] == 1, "{imported}");
     Ok(())
 }
