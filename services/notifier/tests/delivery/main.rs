@@ -19,8 +19,8 @@ use runtime::Shutdown;
 use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id, settings};
 use testkit::database::Database;
 use testkit::receiver::{Answer, Received, Signature};
-use tokio::net::TcpListener;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 /// The trace id of a `traceparent` header.
 fn trace_id(received: &Received) -> &str {
