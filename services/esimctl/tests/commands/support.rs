@@ -58,6 +58,19 @@ impl Ended {
         &self.stdout
     }
 
+    /// The text on standard output has this part.
+    #[track_caller]
+    pub fn says(&self, part: &str) -> &Self {
+        assert!(self.text().contains(part), "no {part:?} in {self:?}");
+        self
+    }
+
+    /// The single error line of a run that ended with this status has this part.
+    #[track_caller]
+    pub fn fails(&self, code: i32, part: &str) {
+        assert!(self.line(code).contains(part), "no {part:?} in {self:?}");
+    }
+
     /// The single error line of a run that ended with this status.
     pub fn line(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -69,8 +82,7 @@ impl Ended {
 
 /// Waits for a program started with [`esimctl`].
 pub async fn ended(child: Child) -> Ended {
-    let output = timeout(TIMEOUT, child.wait_with_output()).await;
-    let output = output.expect("esimctl hangs").unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output()).await.expect("esimctl hangs").unwrap();
     Ended {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -94,8 +106,7 @@ impl Operator {
     }
 
     pub async fn new() -> Self {
-        let database = Database::create().await.unwrap();
-        let operator = Self { database };
+        let operator = Self { database: Database::create().await.unwrap() };
         operator.run(&["migrate"]).await.text();
         operator
     }
@@ -135,11 +146,21 @@ impl Operator {
     pub async fn create_partner(&self) -> Value {
         self.json(&["partner", "create", "--name", "Acme", "--environment", "sandbox"]).await
     }
+
+    /// A connection to the database, and a new order of this partner in it, whose unit is ready.
+    pub async fn ready_order(&self, partner: &Value, external_order_id: &str) -> (PgConnection, Order) {
+        let mut connection = self.database.connect().await.unwrap();
+        let id = crate::text(partner, "partner_id").parse().unwrap();
+        let order = store_order(&mut connection, id, external_order_id).await;
+        crate::make_unit_ready(&mut connection, &order, 1).await;
+        (connection, order)
+    }
 }
 
 /// An order of one unit, as ingress stores it.
 pub struct Order {
     pub id: OrderId,
+    pub partner: PartnerId,
     pub placement: PlacementId,
     pub topup: TopupId,
 }
@@ -149,11 +170,8 @@ pub async fn store_order(
     partner: PartnerId,
     external_order_id: &str,
 ) -> Order {
-    let order = Order {
-        id: OrderId::new(),
-        placement: PlacementId::new(),
-        topup: TOPUP_IDS.next(runtime::clock::now()),
-    };
+    let topup = TOPUP_IDS.next(runtime::clock::now());
+    let order = Order { id: OrderId::new(), partner, placement: PlacementId::new(), topup };
     let new = NewOrder {
         order_id: order.id,
         partner_id: partner,
@@ -182,18 +200,12 @@ pub fn vault() -> Vault {
 }
 
 /// Records an attempt with the response 500. Without `retry_in` the delivery is exhausted.
-pub async fn record(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    order: &Order,
-    attempt: u32,
-    retry_in: Option<Duration>,
-) {
+pub async fn record(connection: &mut PgConnection, order: &Order, attempt: u32, retry_in: Option<Duration>) {
     let id = order.topup.clone().into();
     let answer = vault().seal(Purpose::Answer(&id, attempt), b"no room\x1b[2J");
     let attempted = Attempted {
         id,
-        partner_id,
+        partner_id: order.partner,
         attempt,
         at: runtime::clock::now(),
         duration: Duration::from_millis(12),
