@@ -1,7 +1,7 @@
 //! What partners look up and change of their own account: options, webhook, keys.
 
 use crate::partner::{API, ask, assert_refused, get, header};
-use crate::shop::{PATH, SOON, Shop, fresh};
+use crate::shop::{PATH, SOON, fresh, open};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Client, Product};
@@ -11,8 +11,7 @@ use testkit::{names::NameServer, wait};
 
 #[tokio::test]
 async fn options_are_listed_and_cached() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let mut cursor = String::new();
     let mut offered = Vec::new();
     loop {

@@ -3,7 +3,7 @@
 mod listening;
 
 use crate::examples::is_present;
-use crate::shop::{PATH, SOON, Shop, fresh};
+use crate::shop::{PATH, SOON, Shop, fresh, open};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::process::{Output, Stdio};
@@ -188,8 +188,7 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
 
 #[tokio::test]
 async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
     shop.receiver.fail_first(PATH, 500);
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
@@ -246,8 +245,7 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
 /// A new line of `logs tail` for each event while it follows.
 #[tokio::test]
 async fn the_log_is_followed() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let ready = stack.option("ready").unwrap();
     let before = fresh("before");

@@ -1,6 +1,6 @@
 //! Processes, connections and messages fail; orders do not.
 
-use crate::shop::{SOON, Shop, ids, verdicts_come};
+use crate::shop::{SOON, Shop, ids, open, verdicts_come};
 use anyhow::Result;
 use std::{collections::BTreeSet, time::Duration};
 use testkit::http;
@@ -47,8 +47,7 @@ async fn orders_outlive_nats_and_its_storage() {
 /// The answer waits for the provider's verdict at most for `PLACEMENT_WAIT`.
 #[tokio::test]
 async fn a_provider_that_hangs_does_not_hold_the_answer() {
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     verdicts_come(&stack, &shop.client).await.unwrap();
     stack.process(Stage::Sandbox).unwrap().pause().unwrap();
     let answer = shop.client.order("hangs", &[(stack.option("ready").unwrap(), 1)]).await.unwrap();

@@ -1,7 +1,7 @@
 //! Messages of an attacker with a stage's own credentials of NATS.
 
 use crate::limits_memory::resident;
-use crate::shop::{SOON, Shop, fresh, ids, verdicts_come};
+use crate::shop::{SOON, fresh, ids, open, verdicts_come};
 use anyhow::{Context, Result};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -44,8 +44,7 @@ async fn forge_a_refusal(mut jobs: async_nats::Subscriber, stack: &Stack, sold: 
 /// The order's placement is bought, but its provider has not responded yet.
 #[tokio::test]
 async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     verdicts_come(&stack, &shop.client).await.unwrap();
     let sold = stack.ledger().await.unwrap().purchases;
     let operator = nats::connect(&std::env::var("TEST_NATS_URL").unwrap()).await.unwrap();
@@ -63,8 +62,7 @@ async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn forged_heartbeats_do_not_fill_ingress_memory() {
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     verdicts_come(&stack, &shop.client).await.unwrap();
     let pid = stack.process(Stage::Ingress).unwrap().pid().unwrap();
     let before = resident(pid).unwrap();

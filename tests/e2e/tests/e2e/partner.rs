@@ -1,6 +1,6 @@
 //! What partners look up and change of their orders.
 
-use crate::shop::{PATH, SOON, Shop, fresh};
+use crate::shop::{PATH, SOON, Shop, fresh, open};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
@@ -94,8 +94,7 @@ async fn reach(client: &Client, path: &str, state: &str) -> Result<Value> {
 
 #[tokio::test]
 async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     // The endpoint acknowledges and forgets.
     let id = format!("{}/ö ?&%2F#", fresh("lost"));
     let bought = shop.buy(&id, stack.option("ready").unwrap(), 2).await.unwrap();
@@ -139,8 +138,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
 
 #[tokio::test]
 async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
     let id = fresh("named");
     let ready = stack.option("ready").unwrap();
@@ -200,8 +198,7 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
 
 #[tokio::test]
 async fn failed_attempts_show_the_partners_own_answer() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     shop.receiver.fail_first(PATH, 500);
     let bought = shop.buy(&fresh("failing"), stack.option("ready").unwrap(), 1).await.unwrap();
     let delivery = delivered(&shop.client, &bought[0].topup_id).await;
@@ -254,8 +251,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
 
 #[tokio::test]
 async fn orders_are_listed_by_pages() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let ready = stack.option("ready").unwrap();
     let mut ids = Vec::new();
     for number in 0..5 {
@@ -291,8 +287,7 @@ async fn orders_are_listed_by_pages() {
 
 #[tokio::test]
 async fn another_partners_ids_look_unknown() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let id = fresh("mine");
     let bought = shop.buy(&id, stack.option("ready").unwrap(), 1).await.unwrap();
     shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();

@@ -1,7 +1,7 @@
 //! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
 //! verdicts of two providers in either order.
 
-use crate::shop::{PATH, Shop, bought_once, fresh, ids, size, stored, stored_ids};
+use crate::shop::{PATH, Shop, bought_once, fresh, ids, open, size, stored, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,8 +16,7 @@ use tokio::io::AsyncWriteExt;
 async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     const AT_ONCE: u64 = 64;
     let clients = size("HANG_UPS", 2_000);
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     let option = stack.option("ready").unwrap();
     let next = AtomicU64::new(0);
     let lanes = (0..AT_ONCE).map(async |_| {

@@ -1,7 +1,7 @@
 //! Every secret is replaced while orders go on.
 
 use crate::database_away;
-use crate::shop::{Shop, fresh, ids};
+use crate::shop::{Shop, fresh, ids, open};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -36,8 +36,7 @@ async fn status(client: &Client, option_id: &str) -> u16 {
 
 #[tokio::test]
 async fn both_pairs_of_keys_order_until_the_old_one_ends() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let ready = stack.option("ready").unwrap();
     let taken = fresh("taken");
     shop.buy(&taken, ready, 1).await.unwrap();
@@ -109,8 +108,7 @@ async fn restart(stack: &mut Stack, master_key: &str) -> Result<()> {
 /// The procedure of docs/operations.md; at its end no process has the old key.
 #[tokio::test]
 async fn a_master_key_is_replaced_step_by_step() {
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     let ready = stack.option("ready").unwrap().to_owned();
     let before = ids(&shop.buy(&fresh("before"), &ready, 2).await.unwrap());
     shop.delivered(&before, PATIENCE).await.unwrap();

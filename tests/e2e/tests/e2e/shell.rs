@@ -1,6 +1,6 @@
 //! A client written from the specification alone, in plain shell with openssl and curl.
 
-use crate::shop::Shop;
+use crate::shop::{Shop, open};
 use anyhow::Result;
 use serde_json::Value;
 use std::{process::Output, time::Duration};
@@ -18,8 +18,7 @@ async fn order(stack: &Stack, shop: &Shop, secret_key: &str, qty: &str) -> Resul
 
 #[tokio::test]
 async fn a_plain_shell_client_orders() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
 
     let output = order(&stack, &shop, &shop.partner.secret_key, "2").await.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,6 +1,6 @@
 //! What arrives at a partner's endpoint.
 
-use crate::shop::{PATH, SOON, Shop, fresh, ids, show};
+use crate::shop::{PATH, SOON, fresh, ids, open, show};
 use anyhow::{Context, Result, ensure};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
@@ -96,8 +96,7 @@ fn trace_id(traceparent: &str) -> Result<&str> {
 
 #[tokio::test]
 async fn each_unit_has_one_webhook_with_the_nine_fields() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let external_order_id = fresh("Bestellung ä \"1\"");
     let items = [(stack.option("ready").unwrap(), 2), (stack.option("delayed").unwrap(), 1)];
     let foreign = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -166,8 +165,7 @@ async fn without_a_url_nothing_is_delivered_until_there_is_one() {
 
 #[tokio::test]
 async fn a_webhook_that_is_not_acknowledged_comes_again() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     shop.receiver.fail_first(PATH, 500);
     let products = shop.buy("again", stack.option("ready").unwrap(), 1).await.unwrap();
     let received = shop.receiver.wait_for(2, SOON).await.unwrap();
@@ -191,8 +189,7 @@ async fn a_webhook_that_is_not_acknowledged_comes_again() {
 
 #[tokio::test]
 async fn the_largest_order_arrives_completely() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let (ready, delayed) = (stack.option("ready").unwrap(), stack.option("delayed").unwrap());
     let items: Vec<(&str, u32)> =
         (0..100).map(|item| (if item % 2 == 0 { ready } else { delayed }, 10)).collect();

@@ -32,8 +32,7 @@ async fn listened(client: &Client, count: usize) -> Result<Vec<Value>> {
 
 #[tokio::test]
 async fn listen_forwards_what_the_webhook_url_gets() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let laptop = Receiver::start().await.unwrap();
     laptop.verify("/hook", &shop.partner.webhook_secret).unwrap();
