@@ -32,8 +32,7 @@ async fn forge_a_refusal(mut jobs: async_nats::Subscriber, stack: &Stack, sold: 
     })
     .await?;
     let forged = json!({
-        "type": "verdicts.v2",
-        "release_to": format!("{}topup.release.attacker", stack.prefix),
+        "type": "verdicts.v2", "release_to": format!("{}topup.release.attacker", stack.prefix),
         "verdicts": [{"order_id": order_id, "placement_id": placement_id, "said": "refused"}],
     });
     let client = provisioners_client().await?;
@@ -73,11 +72,8 @@ async fn forged_heartbeats_do_not_fill_ingress_memory() {
         let known = number % 2 == 0;
         let provider = if known { "sandbox".to_owned() } else { format!("invented{number}") };
         let heartbeat = json!({
-            "type": "heartbeat.v1",
-            "provider": provider,
-            "instance": format!("forged{number}"),
-            "verdict_ms": 1,
-            "lanes": lanes,
+            "type": "heartbeat.v1", "provider": provider, "instance": format!("forged{number}"),
+            "verdict_ms": 1, "lanes": lanes,
         });
         let subject = format!("{}topup.heartbeat.{provider}", stack.prefix);
         client.publish(subject, heartbeat.to_string().into()).await.unwrap();

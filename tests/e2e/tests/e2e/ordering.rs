@@ -144,11 +144,8 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
         let overtaken = Arc::clone(&overtaken);
         move |webhook| {
             let looked = place(webhook).context("an unknown order").and_then(|(line, order)| {
-                let read = reads
-                    .get(line)
-                    .context("an unknown line")?
-                    .lock()
-                    .expect("no thread panics with the lock");
+                let read = reads.get(line).context("an unknown line")?;
+                let read = read.lock().expect("no thread panics with the lock");
                 ensure!(read.readable(order)?, "the answer was not readable yet");
                 Ok(())
             });

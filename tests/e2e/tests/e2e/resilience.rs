@@ -111,12 +111,11 @@ impl TwoProviders {
         let mut program = stack.process(Stage::Sandbox)?.program().clone();
         program.name = "other sandbox".into();
         program.log.set_file_name("other-sandbox.log");
-        let admin = format!("127.0.0.1:{}", testkit::ports::free()?);
+        let admin = format!("127.0.0.1:{}", ports::free()?);
         program.ready_url = format!("http://{admin}/readyz");
         let ledger = program.log.with_file_name("other-ledger").display().to_string();
-        let listen = format!("127.0.0.1:{port}");
         program.env.extend([
-            ("LISTEN".into(), listen),
+            ("LISTEN".into(), format!("127.0.0.1:{port}")),
             ("ADMIN_LISTEN".into(), admin),
             ("SANDBOX_LEDGER".into(), ledger),
         ]);
@@ -130,11 +129,8 @@ impl TwoProviders {
         for provider in ["sandbox", "usimsa"] {
             for name in Self::OPTIONS {
                 options.push(json!({
-                    "option_id": uuid::Uuid::now_v7(),
-                    "name": format!("{provider} {name}"),
-                    "provider": provider,
-                    "provider_option_id": stack.option(name)?,
-                    "environment": "live",
+                    "option_id": uuid::Uuid::now_v7(), "name": format!("{provider} {name}"),
+                    "provider": provider, "provider_option_id": stack.option(name)?, "environment": "live",
                 }));
             }
         }

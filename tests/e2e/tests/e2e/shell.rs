@@ -9,9 +9,8 @@ use tokio::process::Command;
 
 /// Runs `tests/shell/order.sh` for `qty` units of an option.
 async fn order(stack: &Stack, shop: &Shop, secret_key: &str, qty: &str) -> Result<Output> {
-    let script = workspace().join("tests/shell/order.sh");
     let (access_key, option) = (&shop.partner.access_key, stack.option("ready")?);
-    let mut run = Command::new(script);
+    let mut run = Command::new(workspace().join("tests/shell/order.sh"));
     run.args([stack.base_url.as_str(), access_key, secret_key, option, qty]);
     output(&mut run, Duration::from_secs(40)).await
 }

@@ -38,6 +38,10 @@ enum Expected {
     Bare(u16),
 }
 
+const ONE: Expected = Expected::Created(&[("ready", 1)]);
+const NOT_FOUND: Expected = Expected::Error(404, "Not found");
+const NOT_ALLOWED: Expected = Expected::Error(405, "Method not allowed");
+
 /// The results of all tables.
 #[derive(Default)]
 struct Results {

@@ -142,12 +142,8 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
 #[tokio::test]
 async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     const ORDERS: usize = 24;
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "PLACEMENT_WAIT", "0")
-        .env(Stage::Provisioner, "PROVIDER_CONCURRENCY", "8")
-        .start()
-        .await
-        .unwrap();
+    let builder = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0");
+    let mut stack = builder.env(Stage::Provisioner, "PROVIDER_CONCURRENCY", "8").start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let option = stack.option("ready").unwrap().to_owned();
     stack.set_faults(r#"{"latency_ms": 700}"#).await.unwrap();

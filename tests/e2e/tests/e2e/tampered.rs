@@ -3,6 +3,7 @@
 mod rows;
 
 use self::rows::{ANY, BODY, Row, UNCOVERED, WHOLE};
+use crate::partner::API;
 use crate::shop::{SOON, fresh};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -11,7 +12,6 @@ use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, SIGNATURE, TIMESTAMP, order};
 use testkit::stack::{Stack, Stage};
 use testkit::{esimctl::Partner, raw, wait};
 
-const API: &str = "/api/v1/api_partner";
 /// The least number of tampered requests.
 const LEAST: usize = 150;
 

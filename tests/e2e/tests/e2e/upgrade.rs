@@ -126,10 +126,7 @@ async fn replace(stack: &mut Stack, load: &Load) -> Result<()> {
 
 #[tokio::test]
 async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
-    let mut builder = Stack::builder();
-    for stage in Stage::OURS {
-        builder = builder.replicas(stage, 2);
-    }
+    let builder = Stage::OURS.into_iter().fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
     let mut stack = builder.start().await.unwrap();
     let receiver = Receiver::start().await.unwrap();
     let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await.unwrap();
@@ -142,9 +139,7 @@ async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
     assert_eq!(upgrade(&stack, 2).await.unwrap(), known + 2);
     replace(&mut stack, &load).await.unwrap();
     let left_alone: Value = stack.esimctl.run(&["migrate"]).await.unwrap();
-    let version = known + 2;
-    assert_eq!(left_alone["schema_version"], json!(version));
-    assert_eq!(left_alone["was"], json!(version));
+    assert_eq!((&left_alone["schema_version"], &left_alone["was"]), (&json!(known + 2), &json!(known + 2)));
     assert_eq!(upgrade(&stack, 4).await.unwrap(), known + 4);
     replace(&mut stack, &load).await.unwrap();
 

@@ -1,14 +1,12 @@
 //! Signed requests other than create-order: authentication, methods, parameters.
 
 use super::Expected::{Bare, Denied, Error, Unprocessable};
-use super::Row;
+use super::{NOT_ALLOWED, NOT_FOUND, Row};
 use testkit::client::{Request, SIGNATURE};
 
 use super::world::World;
 use testkit::rows;
 
-const NOT_FOUND: super::Expected = Error(404, "Not found");
-const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");
 const REDELIVERY: &str = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
 
 fn get(w: &World, path: &str) -> Request {
@@ -25,9 +23,9 @@ pub const ROWS: &[Row] = &rows! {
         |w| get(w, "/account").header(SIGNATURE, "no") => Denied("Invalid signature.");
     "401 on a look-up: no signature",
         |w| get(w, "/orders").without(SIGNATURE) => Denied("Missing required authentication headers.");
-    "401 on a look-up: signed for another path", |w| {
-        get(w, "/account").header(SIGNATURE, get(w, "/orders").signature())
-    } => Denied("Invalid signature.");
+    "401 on a look-up: signed for another path",
+        |w| get(w, "/account").header(SIGNATURE, get(w, "/orders").signature())
+        => Denied("Invalid signature.");
     "401 comes before an unknown id", |w| get(w, "/topups/1").header(SIGNATURE, "no")
         => Denied("Invalid signature.");
     "404: an order with a NUL", |w| get(w, "/orders/%00") => NOT_FOUND;

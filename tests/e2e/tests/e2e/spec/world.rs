@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use serde_json::{Value, json};
 use std::{collections::BTreeMap, time::Duration};
-use testkit::client::{Client, ORDERS, Request};
+use testkit::client::{Client, ORDERS, Request, SIGNATURE};
 use testkit::{esimctl::Partner, stack::Stack, wait};
 use uuid::Uuid;
 
@@ -84,6 +84,13 @@ impl World {
         client.post(self.body().to_string())
     }
 
+    /// A good order whose signature is changed.
+    pub fn resigned(&self, change: impl FnOnce(&str) -> String) -> Request {
+        let request = self.order();
+        let signature = change(&request.signature());
+        request.header(SIGNATURE, signature)
+    }
+
     /// A signed request with any body.
     pub fn post(&self, body: impl Into<Bytes>) -> Request {
         self.client.post(body)
@@ -129,7 +136,7 @@ impl World {
         let secret =
             signing::SecretKey::from_base64(&self.partner.secret_key).expect("esimctl prints Base64");
         let signature = signing::request::sign(&secret, &method, &path, &signed_timestamp, &access_key);
-        self.order().timestamp(&timestamp).header(testkit::client::SIGNATURE, signature)
+        self.order().timestamp(&timestamp).header(SIGNATURE, signature)
     }
 }
 
