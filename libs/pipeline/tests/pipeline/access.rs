@@ -96,45 +96,23 @@ async fn a_stage_may_not_do_the_work_of_another() {
     let operator = connect(&server, folder.path(), "operator").await.0;
     let mut all = operator.subscribe(">").await.unwrap();
     settled(&operator).await;
-    let denied = [
-        (
-            "ingress",
-            &[
-                "topup.verdict.i2",
-                "topup.heartbeat.invented",
-                "topup.ready.batch",
-                "topup.dead.job",
-                "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
-                "$JS.API.STREAM.MSG.GET.TOPUP_READY",
-                "$JS.API.STREAM.DELETE.TOPUP_JOBS",
-                "$JS.API.STREAM.PURGE.TOPUP_JOBS",
-                "$JS.API.STREAM.UPDATE.TOPUP_READY",
-                "$JS.API.STREAM.CREATE.MINE",
-            ][..],
-        ),
-        (
-            "provisioner",
-            &[
-                "topup.job.sandbox",
-                "topup.release.p2",
-                "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
-                "$JS.API.STREAM.DELETE.TOPUP_READY",
-            ],
-        ),
-        (
-            "notifier",
-            &[
-                "topup.job.sandbox",
-                "topup.verdict.i1",
-                "topup.release.p1",
-                "topup.heartbeat.sandbox",
-                "topup.ready.batch",
-                "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
-                "$JS.API.CONSUMER.MSG.NEXT.TOPUP_JOBS.provisioner-sandbox",
-                "$JS.API.STREAM.UPDATE.TOPUP_JOBS",
-            ],
-        ),
-    ];
+    let denied: [(&str, &[&str]); 3] = testkit::rows! {
+        "ingress" => &[
+            "topup.verdict.i2", "topup.heartbeat.invented", "topup.ready.batch", "topup.dead.job",
+            "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine", "$JS.API.STREAM.MSG.GET.TOPUP_READY",
+            "$JS.API.STREAM.DELETE.TOPUP_JOBS", "$JS.API.STREAM.PURGE.TOPUP_JOBS",
+            "$JS.API.STREAM.UPDATE.TOPUP_READY", "$JS.API.STREAM.CREATE.MINE",
+        ];
+        "provisioner" => &[
+            "topup.job.sandbox", "topup.release.p2", "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
+            "$JS.API.STREAM.DELETE.TOPUP_READY",
+        ];
+        "notifier" => &[
+            "topup.job.sandbox", "topup.verdict.i1", "topup.release.p1", "topup.heartbeat.sandbox",
+            "topup.ready.batch", "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
+            "$JS.API.CONSUMER.MSG.NEXT.TOPUP_JOBS.provisioner-sandbox", "$JS.API.STREAM.UPDATE.TOPUP_JOBS",
+        ];
+    };
     for (user, subjects) in denied {
         let (client, mut refusals) = connect(&server, folder.path(), user).await;
         for subject in subjects {

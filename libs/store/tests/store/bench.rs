@@ -132,33 +132,26 @@ impl Bench {
 
     /// Makes placements due that many seconds from now, negative in the past.
     pub async fn due_in(&self, placements: &[PlacementId], seconds: f64) {
-        let ids: Vec<_> = placements.iter().map(|id| id.uuid()).collect();
-        sqlx::query(
-            "INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
-             SELECT placement_id, provider, 'lane', partner_id, state = 'accepted', now() + make_interval(secs => $2)
-             FROM placements WHERE placement_id = ANY ($1)
-             ON CONFLICT (placement_id) DO UPDATE SET at = excluded.at",
-        )
-        .bind(ids)
-        .bind(seconds)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        let statement = "
+            INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
+            SELECT placement_id, provider, 'lane', partner_id, state = 'accepted', now() + make_interval(secs => $2)
+            FROM placements WHERE placement_id::text = ANY ($1)
+            ON CONFLICT (placement_id) DO UPDATE SET at = excluded.at";
+        self.move_due(statement, placements, seconds).await;
     }
 
     /// Makes deliveries due that many seconds from now, negative in the past.
     pub async fn deliver_in(&self, topups: &[TopupId], seconds: f64) {
-        let ids: Vec<_> = topups.iter().map(ToString::to_string).collect();
-        sqlx::query(
-            "INSERT INTO delivery_due AS d (topup_id, partner_id, at)
-             SELECT topup_id, partner_id, now() + make_interval(secs => $2) FROM deliveries WHERE topup_id = ANY ($1)
-             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at",
-        )
-        .bind(ids)
-        .bind(seconds)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        let statement = "
+            INSERT INTO delivery_due AS d (topup_id, partner_id, at)
+            SELECT topup_id, partner_id, now() + make_interval(secs => $2) FROM deliveries WHERE topup_id = ANY ($1)
+            ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at";
+        self.move_due(statement, topups, seconds).await;
+    }
+
+    async fn move_due(&self, statement: &'static str, ids: &[impl ToString], seconds: f64) {
+        let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+        sqlx::query(statement).bind(ids).bind(seconds).execute(&self.pool).await.unwrap();
     }
 
     /// Leases and reads what is due, as a notifier does.
@@ -207,7 +200,7 @@ impl Bench {
         assert!(partners::set_events(&mut *self.connection().await, partner, kinds).await.unwrap());
     }
 
-    pub async fn sql(&self, statement: &'static str) {
+    pub async fn sql(&self, statement: &str) {
         execute(&mut *self.connection().await, statement).await;
     }
 

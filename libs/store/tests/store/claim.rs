@@ -8,7 +8,7 @@ use store::orders::NewOrder;
 use store::placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress};
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, order, order_of, parked, part, placement, ready,
+    Bench, LEASE, PROVIDER, bought, bought_pending, execute, order, order_of, parked, part, placement, ready,
     rejected, unit,
 };
 
@@ -101,11 +101,8 @@ async fn what_another_has_locked_is_left_to_it() {
     let placements = bench.due(3).await;
     let mut other = bench.database.connect().await.unwrap();
     let mut held = other.begin().await.unwrap();
-    sqlx::query("SELECT FROM placements WHERE placement_id = $1 FOR UPDATE")
-        .bind(placements[2].uuid())
-        .execute(&mut *held)
-        .await
-        .unwrap();
+    let lock = format!("SELECT FROM placements WHERE placement_id = '{}' FOR UPDATE", placements[2]);
+    execute(&mut held, &lock).await;
     let rest = tokio::time::timeout(PATIENCE, async {
         let mut rest = ids(&bench.claim(&placements[..1]).await);
         rest.extend(ids(&bench.claim_due(PROVIDER, 3).await));

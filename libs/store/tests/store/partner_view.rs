@@ -194,14 +194,12 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     let topups = bench.deliveries(partner, 3, true).await;
-    let seconds = [5.0_f64, 10.0, 10.0];
-    for (topup, seconds) in topups.iter().zip(seconds) {
-        // The same time for two of them, as one transaction gives it.
-        let moving = sqlx::query(
-            "UPDATE deliveries SET created_at = date_trunc('minute', now()) - make_interval(secs => $2) WHERE topup_id = $1",
+    // The same time for two of them, as one transaction gives it.
+    for (topup, seconds) in topups.iter().zip([5, 10, 10]) {
+        let moved = format!(
+            "UPDATE deliveries SET created_at = date_trunc('minute', now()) - interval '{seconds} s' WHERE topup_id = '{topup}'"
         );
-        let moving = moving.bind(topup.as_str()).bind(seconds);
-        moving.execute(&bench.pool).await.unwrap();
+        bench.sql(&moved).await;
     }
     let fresh = bench.deliveries(partner, 1, true).await.remove(0);
     let mut same = [topups[1].to_string(), topups[2].to_string()];

@@ -33,8 +33,8 @@ impl Bench {
 
     async fn failed(&self, version: i64, at_once: bool) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
-        let reason = "no answer";
-        providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, reason).await.unwrap()
+        let failed = providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer");
+        failed.await.unwrap()
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
@@ -212,12 +212,9 @@ async fn hints_are_taken_once_a_second() {
 
     // A callback moves only placed placements.
     for state in ["accepted", "placing", "failed", "refused", "parked"] {
-        sqlx::query("UPDATE placements SET state = $1, hinted_at = NULL WHERE placement_id = $2")
-            .bind(state)
-            .bind(id.uuid())
-            .execute(&bench.pool)
-            .await
-            .unwrap();
+        let sql =
+            format!("UPDATE placements SET state = '{state}', hinted_at = NULL WHERE placement_id = '{id}'");
+        bench.sql(&sql).await;
         bench.due_in(&[id], 3600.0).await;
         assert!(!hint(PROVIDER).await, "{state}");
     }

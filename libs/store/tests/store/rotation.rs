@@ -10,7 +10,7 @@ use store::partners::{self, Credentials, Overlap, Partner, Rotated};
 use store::vault::{Purpose, Vault};
 use store::{operator, profile::Profile, schema};
 
-use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, esim, ids, page, vault};
+use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, esim, execute, ids, page, vault};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -197,8 +197,8 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
     topups
 }
 
-async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
-    let sealed = VAULT.seal(Purpose::Answer(&topup.clone().into(), attempt), b"no");
+async fn answer(bench: &Bench, vault: &Vault, topup: &TopupId, attempt: u32) {
+    let sealed = vault.seal(Purpose::Answer(&topup.clone().into(), attempt), b"no");
     sqlx::query(
         "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, class, answer)
          VALUES ($1, $2, now(), 1, 'status_5xx', $3)",
@@ -234,9 +234,9 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     // A topup that isn't ready has no profile.
     bench.placing(1).await;
     for topup in &topups {
-        answer(&bench, topup, 0).await;
+        answer(&bench, &VAULT, topup, 0).await;
     }
-    answer(&bench, &topups[0], 1).await;
+    answer(&bench, &VAULT, &topups[0], 1).await;
     rotate(&bench, partner, "ak_2", ANEW).await;
     rotate_secret(&bench, partner, 8, ANEW).await;
     let all = usage(4, 2, UNITS as u64, UNITS as u64 + 1);
@@ -279,16 +279,9 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     let topups = ready_units(&bench, partner, 3).await;
-    answer(&bench, &topups[0], 0).await;
-    answer(&bench, &topups[1], 0).await;
     let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    let sealed = lost.seal(Purpose::Answer(&topups[0].clone().into(), 0), b"no");
-    sqlx::query("UPDATE delivery_attempts SET answer = $2 WHERE topup_id = $1")
-        .bind(topups[0].as_str())
-        .bind(sealed.unwrap())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    answer(&bench, &lost, &topups[0], 0).await;
+    answer(&bench, &VAULT, &topups[1], 0).await;
     bench.set("UPDATE esims SET profile = '\\x' WHERE topup_id = $1", &topups[1]).await;
     let sql = "UPDATE partners SET secret_key = set_byte(secret_key, 40, 255 - get_byte(secret_key, 40)) WHERE partner_id::text = $1";
     bench.set(sql, partner).await;
@@ -321,11 +314,7 @@ async fn what_others_hold_is_left_for_another_pass() {
     let topups = ready_units(&bench, partner, 2).await;
     let both = both();
     let mut holds = bench.pool.begin().await.unwrap();
-    sqlx::query("SELECT FROM esims WHERE topup_id = $1 FOR UPDATE")
-        .bind(topups[0].as_str())
-        .execute(&mut *holds)
-        .await
-        .unwrap();
+    execute(&mut holds, &format!("SELECT FROM esims WHERE topup_id = '{}' FOR UPDATE", topups[0])).await;
     let pass = reencrypt(&bench, &both).await;
     assert_eq!((pass.reencrypted, pass.failed.len()), (3, 0));
     holds.rollback().await.unwrap();
