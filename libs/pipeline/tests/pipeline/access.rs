@@ -36,18 +36,13 @@ async fn connect(
     user: &str,
 ) -> (Client, mpsc::UnboundedReceiver<String>) {
     let (told, refusals) = mpsc::unbounded_channel();
-    let options = access(folder, user).options(user).unwrap();
-    let client = options
-        .event_callback(move |event| {
-            if let Event::ServerError(ServerError::Other(refusal)) = event {
-                let _ = told.send(refusal);
-            }
-            std::future::ready(())
-        })
-        .connect(server.url())
-        .await
-        .unwrap();
-    (client, refusals)
+    let options = access(folder, user).options(user).unwrap().event_callback(move |event| {
+        if let Event::ServerError(ServerError::Other(refusal)) = event {
+            let _ = told.send(refusal);
+        }
+        std::future::ready(())
+    });
+    (options.connect(server.url()).await.unwrap(), refusals)
 }
 
 /// The server has taken all that the client sent before.

@@ -42,6 +42,13 @@ impl Bench {
         bench
     }
 
+    /// The same, with the stage running on it: see [`Bench::start`].
+    pub async fn running(rows: &Arc<Rows>, slots: usize) -> (Self, Running) {
+        let bench = Self::new().await;
+        let running = bench.start(rows, slots).await;
+        (bench, running)
+    }
+
     /// Uses the test's own server, which deletes its streams with itself.
     pub async fn at(url: &str) -> Self {
         let config = NatsConfig {
@@ -66,8 +73,7 @@ impl Bench {
 
     /// Publishes one message about these rows.
     pub async fn announce_all(&self, rows: &[u32]) {
-        let message = json!({ "rows": rows });
-        self.nats.publish(self.subject(), message, None).await;
+        self.nats.publish(self.subject(), json!({ "rows": rows }), None).await;
     }
 
     /// Runs the stage with this number of slots on its own connection.
@@ -146,8 +152,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Waits for a round trip on the stage's connection: earlier messages in both directions have then
-    /// arrived.
+    /// Waits for a round trip on the stage's connection: earlier messages in both directions have then arrived.
     pub async fn round_trip(&self) {
         self.nats.ensure_streams().await.unwrap();
     }

@@ -145,9 +145,8 @@ async fn without_nats_publishing_returns_at_once() {
 
 #[tokio::test]
 async fn a_trace_travels_with_its_message() {
-    let bench = Bench::new().await;
     let rows = Rows::new([1]);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     let context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let message = json!({"rows": [1]});
     bench.nats.publish(bench.subject(), &message, Some(context.into())).await;

@@ -12,9 +12,8 @@ use crate::bench::{Bench, DURABLE, PATIENCE, Rows, until};
 
 #[tokio::test]
 async fn a_stream_or_consumer_that_is_deleted_comes_back() {
-    let bench = Bench::new().await;
     let rows = Rows::new(0..4);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     bench.announce(0).await;
     rows.until_done(1).await;
 
@@ -66,9 +65,8 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
 
 #[tokio::test]
 async fn the_stream_of_the_unreadable_comes_back_too() {
-    let bench = Bench::new().await;
     let rows = Rows::new([1]);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     bench.until_pulled().await;
     let name = bench.nats.stream_name("TOPUP_DEAD");
     bench.jetstream.delete_stream(&name).await.unwrap();
