@@ -53,8 +53,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
 
 #[tokio::test]
 async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/paused").await;
+    let (mut bench, partner) = Bench::start_for("/paused").await;
     let other = bench.partner_at("/other").await;
     bench.pause(partner).await;
     let waiting = [bench.ready_and_announced(partner).await, bench.ready(partner).await];
@@ -77,8 +76,7 @@ async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
 
 #[tokio::test]
 async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     let topup = bench.ready_and_announced(partner).await;
     bench.delivered(&topup).await;
     bench.receiver.answer("/hook", |_| Answer::status(503));

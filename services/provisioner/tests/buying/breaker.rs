@@ -136,13 +136,9 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     let alone = time_of_orders(&bench, 20).await;
 
     let backlog = bench.store("usimsa", 20_000, &["ready"]).await;
-    sqlx::query(
-        "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
-         SELECT placement_id, provider, lane, partner_id, true, now() FROM placements WHERE provider = 'usimsa'",
-    )
-    .execute(&bench.pool)
-    .await
-    .unwrap();
+    let all_due = "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
+         SELECT placement_id, provider, lane, partner_id, true, now() FROM placements WHERE provider = 'usimsa'";
+    bench.sql(all_due).await;
     bench.announce("usimsa", &backlog).await;
     // Before and after its breaker opens.
     let trying = time_of_orders(&bench, 20).await;
@@ -151,10 +147,7 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     let allowed = alone + Duration::from_secs(2);
     assert!(trying < allowed && known < allowed, "{alone:?} alone, {trying:?}, {known:?}");
 
-    let attempted: i64 =
-        sqlx::query_scalar("SELECT count(*) FROM placements WHERE provider = 'usimsa' AND attempt > 0")
-            .fetch_one(&bench.pool)
-            .await
-            .unwrap();
+    let count = "SELECT count(*) FROM placements WHERE provider = 'usimsa' AND attempt > 0";
+    let attempted: i64 = sqlx::query_scalar(count).fetch_one(&bench.pool).await.unwrap();
     assert!(attempted < 1_000, "{attempted} of the dead provider's placements were attempted");
 }

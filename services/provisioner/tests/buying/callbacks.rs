@@ -48,12 +48,8 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
     let id = bench.accept(&["never-ready"]).await;
     bench.until(id, |stored| stored.bought).await;
     let forged = json!({
-        "topupId": bench.unit(id).await,
-        "optionId": "o",
-        "iccid": "8982123456789012345",
-        "smdp": "smdp.example.com",
-        "activateCode": "A1-B2",
-        "downloadLink": "LPA:1$smdp.example.com$A1-B2",
+        "topupId": bench.unit(id).await, "optionId": "o", "iccid": "8982123456789012345",
+        "smdp": "smdp.example.com", "activateCode": "A1-B2", "downloadLink": "LPA:1$smdp.example.com$A1-B2",
         "expiredDate": "2026-12-31",
     })
     .to_string();
@@ -112,16 +108,13 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
 async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
     const FLOOD: Duration = Duration::from_secs(3);
     let bench = Bench::start(|_| {}).await;
-    sqlx::raw_sql(
-        "CREATE TABLE hints (at timestamptz);
+    let count_hints = "
+         CREATE TABLE hints (at timestamptz);
          CREATE FUNCTION hinted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
          BEGIN INSERT INTO hints VALUES (now()); RETURN NULL; END $$;
          CREATE TRIGGER hinted AFTER UPDATE ON placements FOR EACH ROW
-         WHEN (NEW.hinted_at IS DISTINCT FROM OLD.hinted_at) EXECUTE FUNCTION hinted()",
-    )
-    .execute(&bench.pool)
-    .await
-    .unwrap();
+         WHEN (NEW.hinted_at IS DISTINCT FROM OLD.hinted_at) EXECUTE FUNCTION hinted()";
+    bench.sql(count_hints).await;
     let id = bench.accept(&["never-ready"]).await;
     bench.until(id, |stored| stored.bought).await;
     let unit = bench.unit(id).await;

@@ -296,13 +296,9 @@ impl Bench {
     pub async fn announce(&self, provider: &str, ids: &[PlacementId]) {
         for batch in ids.chunks(64) {
             let uuids: Vec<Uuid> = batch.iter().map(|id| id.uuid()).collect();
-            let found: Vec<(Uuid, Uuid, String)> = sqlx::query_as(
-                "SELECT placement_id, partner_id, lane FROM placements WHERE placement_id = ANY ($1)",
-            )
-            .bind(uuids)
-            .fetch_all(&self.pool)
-            .await
-            .unwrap();
+            let find = "SELECT placement_id, partner_id, lane FROM placements WHERE placement_id = ANY ($1)";
+            let found: Vec<(Uuid, Uuid, String)> =
+                sqlx::query_as(find).bind(uuids).fetch_all(&self.pool).await.unwrap();
             let placements = found.into_iter().map(|(placement, partner, lane)| JobPlacement {
                 placement_id: placement.into(),
                 partner_id: partner.into(),
@@ -372,14 +368,10 @@ impl Bench {
 
     /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
     pub async fn make_due(&self, id: PlacementId) {
-        sqlx::query(
-            "UPDATE placement_due SET at = now()
-             WHERE placement_id = $1 AND at < now() + interval '8 seconds'",
-        )
-        .bind(id.uuid())
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        self.sql(&format!(
+            "UPDATE placement_due SET at = now() WHERE placement_id = '{id}' AND at < now() + interval '8 seconds'"
+        ))
+        .await;
     }
 
     /// Makes a placement due, leased or not, and also during its first lease. The lease of an attempt ends, too.
@@ -404,6 +396,11 @@ impl Bench {
         assert_eq!(done.rows_affected(), 1, "{statement}");
     }
 
+    /// Runs statements.
+    pub async fn sql(&self, statements: &str) {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&self.pool).await.unwrap();
+    }
+
     /// The state of a provider's breaker, and what it counted.
     pub async fn breaker(&self, provider: &str) -> (&'static str, i32) {
         let mut connection = self.pool.acquire().await.unwrap();
@@ -421,11 +418,7 @@ impl Bench {
 
     /// Lets the time pass until a breaker lets a probe through.
     pub async fn half_open(&self, provider: &str) {
-        sqlx::query("UPDATE providers SET open_until = now() WHERE name = $1")
-            .bind(provider)
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        self.sql(&format!("UPDATE providers SET open_until = now() WHERE name = '{provider}'")).await;
     }
 
     /// The value of a metric, by the beginning of its line; 0 if there is none.
@@ -457,13 +450,9 @@ impl Bench {
 
     /// The provider's unit of a placement's only topup.
     pub async fn unit(&self, id: PlacementId) -> String {
-        sqlx::query_scalar(
-            "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1",
-        )
-        .bind(id.uuid())
-        .fetch_one(&self.pool)
-        .await
-        .unwrap()
+        let unit =
+            "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
+        sqlx::query_scalar(unit).bind(id.uuid()).fetch_one(&self.pool).await.unwrap()
     }
 
     /// Runs the operator's command line; answers what it printed as JSON.

@@ -117,7 +117,7 @@ async fn refuse(bench: &Bench, id: PlacementId, code: &str) {
          CREATE TRIGGER {name} BEFORE UPDATE ON placements FOR EACH ROW
          WHEN (NEW.placement_id = '{id}' AND NEW.state = 'placed') EXECUTE FUNCTION {name}()"
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&bench.pool).await.unwrap();
+    bench.sql(&statement).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
