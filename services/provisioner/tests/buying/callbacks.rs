@@ -168,9 +168,7 @@ async fn callbacks_beyond_the_rate_cost_no_statement() {
     }
     let seconds = began.elapsed().as_secs_f64();
     let statements = count("ignored").await - before;
-    assert!(
-        statements >= 10.0 && statements <= 10.0 * (seconds + 1.0),
-        "{statements} statements in {seconds} s"
-    );
+    assert!(statements >= 10.0, "{statements} statements in {seconds} s");
+    assert!(statements <= 10.0 * (seconds + 1.0), "{statements} statements in {seconds} s");
     assert!(shed > 0 && count("repeated").await > 0.0, "{shed} shed in {seconds} s");
 }
