@@ -457,13 +457,9 @@ impl Bench {
 
     /// Runs the operator's command line; answers what it printed as JSON.
     pub async fn esimctl(&self, arguments: &str) -> Value {
-        let output = tokio::process::Command::new(esimctl())
-            .args(arguments.split(' '))
-            .arg("--json")
-            .env("DATABASE_URL", self.database.url())
-            .output()
-            .await
-            .unwrap();
+        let mut command = tokio::process::Command::new(esimctl());
+        command.args(arguments.split(' ')).arg("--json").env("DATABASE_URL", self.database.url());
+        let output = command.output().await.unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         if output.status.success() {
             serde_json::from_slice(&output.stdout).unwrap()

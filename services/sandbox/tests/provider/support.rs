@@ -242,12 +242,8 @@ pub fn binary() -> Process {
 
 pub fn start_binary(ledger: &Path, listen: SocketAddr) -> Killed {
     let mut process = binary();
-    process
-        .args(["serve", "--listen", &listen.to_string()])
-        .env("ADMIN_LISTEN", free_address().to_string())
-        .env("SANDBOX_LEDGER", ledger)
-        .env("SANDBOX_ACCESS_KEY", ACCESS_KEY)
-        .env("SANDBOX_SECRET_KEY", SECRET)
-        .stderr(Stdio::null());
+    process.args(["serve", "--listen", &listen.to_string()]).env("ADMIN_LISTEN", free_address().to_string());
+    process.env("SANDBOX_LEDGER", ledger).env("SANDBOX_ACCESS_KEY", ACCESS_KEY);
+    process.env("SANDBOX_SECRET_KEY", SECRET).stderr(Stdio::null());
     Killed(process.spawn().unwrap())
 }

@@ -34,12 +34,9 @@ impl Tool {
         let tool = Self { home: tempfile::tempdir()? };
         let keys = json!({"access_key": partner.access_key, "secret_key": partner.secret_key,
             "webhook_secret": partner.webhook_secret});
-        let mut login = tool
-            .command(&["login", "--from", "-", "--base-url", base_url])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let mut login = tool.command(&["login", "--from", "-", "--base-url", base_url]);
+        login.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut login = login.spawn()?;
         let mut input = login.stdin.take().context("stdin")?;
         input.write_all(keys.to_string().as_bytes()).await?;
         drop(input);
@@ -57,12 +54,8 @@ impl Tool {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(bin_dir().join("esim-partner"));
-        command
-            .args(arguments)
-            .env_clear()
-            .env("HOME", self.home.path())
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
+        command.args(arguments).env_clear().env("HOME", self.home.path());
+        command.stdin(Stdio::null()).kill_on_drop(true);
         command
     }
 
@@ -277,13 +270,9 @@ async fn the_example_receivers_pass_certify() {
             continue;
         }
         let port = ports::free().unwrap().to_string();
-        let _receiver = Command::new(workspace().join("docs/examples").join(file))
-            .args(["receive", &port])
-            .env("WEBHOOK_SECRET", &partner.webhook_secret)
-            .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+        let mut receiver = Command::new(workspace().join("docs/examples").join(file));
+        receiver.args(["receive", &port]).env("WEBHOOK_SECRET", &partner.webhook_secret);
+        let _receiver = receiver.stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
         let address = format!("127.0.0.1:{port}");
         let listens = async || Ok(TcpStream::connect(&address).await.ok());
         wait::soon("the example's receiver", listens).await;

@@ -33,15 +33,10 @@ impl Example<'_> {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         let partner = &self.shop.partner;
-        command
-            .args(arguments)
-            .env("BASE_URL", &self.stack.base_url)
-            .env("ACCESS_KEY", &partner.access_key)
-            .env("SECRET_KEY", &partner.secret_key)
-            .env("WEBHOOK_SECRET", &partner.webhook_secret)
-            .env("NO_PROXY", "*")
-            .env("no_proxy", "*")
-            .kill_on_drop(true);
+        command.args(arguments).env("BASE_URL", &self.stack.base_url);
+        command.env("NO_PROXY", "*").env("no_proxy", "*");
+        command.env("ACCESS_KEY", &partner.access_key).env("SECRET_KEY", &partner.secret_key);
+        command.env("WEBHOOK_SECRET", &partner.webhook_secret).kill_on_drop(true);
         command
     }
 
