@@ -38,8 +38,7 @@ impl Bench {
 
     async fn redeliver(&self, partner: PartnerId, topup: &TopupId) -> Redelivered {
         let mut connection = self.connection().await;
-        let id = topup.clone().into();
-        partner_view::redeliver(&mut connection, partner, &id, MINUTE).await.unwrap()
+        partner_view::redeliver(&mut connection, partner, &topup.clone().into(), MINUTE).await.unwrap()
     }
 
     async fn webhooks(&self, partner: PartnerId, after: &Position, limit: i64) -> Vec<StoredWebhook> {

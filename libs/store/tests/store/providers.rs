@@ -33,8 +33,7 @@ impl Bench {
 
     async fn failed(&self, version: i64, at_once: bool) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
-        let failed = providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer");
-        failed.await.unwrap()
+        providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer").await.unwrap()
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
@@ -226,10 +225,8 @@ async fn the_queue_reports_its_lag() {
     let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
              VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
     bench.set(sql, "nobody").await;
-    let backlogs = async || {
-        let backlogs = providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()]).await;
-        backlogs.unwrap()
-    };
+    let backlogs =
+        async || providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()]).await.unwrap();
     let idle = |provider: &str| Backlog {
         provider: provider.to_owned(),
         parked: 0,

@@ -243,8 +243,7 @@ async fn old_actions_go_only_if_a_term_is_set() {
     bench.keep(Class::Audit, None, Keep::Days(365)).await;
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
     let set = async |days, mode| {
-        let partner = Some(PartnerId::new());
-        bench.set_term(Class::Profiles, partner, Keep::Days(days), mode).await
+        bench.set_term(Class::Profiles, Some(PartnerId::new()), Keep::Days(days), mode).await
     };
     for days in 1..=8 {
         set(days, Mode::Preview).await.unwrap();

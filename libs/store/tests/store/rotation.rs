@@ -45,8 +45,7 @@ async fn rotate_secret(bench: &Bench, partner: PartnerId, byte: u8, overlap: Ove
 
 /// The access keys that are valid beside this one.
 async fn pairs(bench: &Bench, access_key: &str) -> Vec<String> {
-    let found = by_access_key(bench, access_key).await;
-    found.iter().flat_map(valid).map(str::to_owned).collect()
+    by_access_key(bench, access_key).await.iter().flat_map(valid).map(str::to_owned).collect()
 }
 
 async fn by_access_key(bench: &Bench, access_key: &str) -> Option<Credentials> {

@@ -146,8 +146,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let bench = Bench::new().await;
     let first = bench.placing(1).await;
     let sold = ready(&topups(&first)[0]);
-    let purchase = bought(placement(&first), 1, vec![sold.clone()], false);
-    bench.settle(&[purchase]).await;
+    bench.settle(&[bought(placement(&first), 1, vec![sold.clone()], false)]).await;
 
     let second = bench.placing(1).await;
     let topup = &topups(&second)[0];

@@ -52,8 +52,7 @@ async fn an_order_is_erased_after_a_preview_and_is_recorded() {
     assert_eq!(actions[0]["affected"], 1);
     operator.run(&["order", "show", "o-1"]).await.says("profile erased");
     let topup = order.topup.to_string();
-    let replay = operator.run(&with(&["delivery", "replay", &topup], &CONFIRMED)).await;
-    replay.fails(1, "its profile was erased");
+    operator.run(&with(&["delivery", "replay", &topup], &CONFIRMED)).await.fails(1, "its profile was erased");
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert!(shown["delivery"]["erased_at"].is_string(), "{shown}");
 
