@@ -183,8 +183,7 @@ mod tests {
     fn doubler(most: usize) -> (GroupCommit<Doubler>, Arc<Semaphore>, Arc<Mutex<Vec<usize>>>) {
         let (gate, batches) = (Arc::new(Semaphore::new(0)), Arc::default());
         let doubler = Doubler { gate: Arc::clone(&gate), batches: Arc::clone(&batches) };
-        let commit = GroupCommit::start(doubler, most, &Shutdown::new());
-        (commit, gate, batches)
+        (GroupCommit::start(doubler, most, &Shutdown::new()), gate, batches)
     }
 
     async fn write_all(items: &[u32]) -> (Vec<Result<u32, &'static str>>, Vec<usize>) {
@@ -202,8 +201,7 @@ mod tests {
         for write in writes {
             results.push(write.await.unwrap());
         }
-        let batches = batches.lock().unwrap().clone();
-        (results, batches)
+        (results, batches.lock().unwrap().clone())
     }
 
     #[tokio::test]
@@ -232,8 +230,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(commit.write_unless(2, async {}).await, Ok(None));
-        let queued = commit.write_unless(3, tokio::task::yield_now());
-        assert_eq!(queued.await, Ok(None));
+        assert_eq!(commit.write_unless(3, tokio::task::yield_now()).await, Ok(None));
         give_up_first.send(()).unwrap();
         tokio::task::yield_now().await;
         gate.add_permits(1);

@@ -537,8 +537,7 @@ mod tests {
             4,
             "the first one waits for its slot"
         );
-        let leased = offer(&lanes, Class::Overdue, &tags("a", partner), 5);
-        assert_eq!(leased, 0);
+        assert_eq!(offer(&lanes, Class::Overdue, &tags("a", partner), 5), 0);
     }
 
     #[test]

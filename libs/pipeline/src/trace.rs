@@ -111,10 +111,8 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use opentelemetry::trace::{SpanId, TracerProvider};
-    use opentelemetry_sdk::{
-        error::OTelSdkResult,
-        trace::{SdkTracerProvider, SpanData, SpanProcessor},
-    };
+    use opentelemetry_sdk::error::OTelSdkResult;
+    use opentelemetry_sdk::trace::{SdkTracerProvider, SpanData, SpanProcessor};
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;

@@ -97,11 +97,8 @@ fn reasons(body: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io::{Read, Write},
-        net::TcpListener,
-        thread,
-    };
+    use std::io::{Read, Write};
+    use std::{net::TcpListener, thread};
 
     use super::*;
 
@@ -125,8 +122,7 @@ mod tests {
             "HTTP/1.1 503 Service Unavailable\r\n\r\n{\"ready\":false,\"missing\":{\"database\":\"away\",\"nats\":\"not connected\"}}",
         );
         assert_eq!(ask(away), Err("not ready: database: away; nats: not connected".into()));
-        let other = server("HTTP/1.1 404 Not Found\r\n\r\n");
-        assert!(ask(other).unwrap_err().contains("404"));
+        assert!(ask(server("HTTP/1.1 404 Not Found\r\n\r\n")).unwrap_err().contains("404"));
         assert!(ask(server("nonsense")).unwrap_err().contains("HTTP"));
     }
 

@@ -101,11 +101,9 @@ mod tests {
     fn read(variables: &[(&str, &str)]) -> Result<Probe, String> {
         use clap::CommandFactory;
         let variable = |name: &str| {
-            let found = variables.iter().find(|(known, _)| *known == name);
-            found.map(|(_, value)| OsString::from(value))
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| OsString::from(value))
         };
-        let arguments = add(&Probe::command(), [OsString::from("probe")], variable)?;
-        Ok(Probe::parse_from(arguments))
+        Ok(Probe::parse_from(add(&Probe::command(), [OsString::from("probe")], variable)?))
     }
 
     #[test]

@@ -321,11 +321,9 @@ mod tests {
     fn bad_keys_are_refused_by_number() {
         assert_eq!(vault("").unwrap_err(), VaultError::NoKey);
         assert_eq!(vault("nonsense").unwrap_err(), VaultError::BadKey(1));
-        let short = format!("{},b:AAAA", key("a", 1));
-        assert_eq!(vault(&short).unwrap_err(), VaultError::BadKey(2));
+        assert_eq!(vault(&format!("{},b:AAAA", key("a", 1))).unwrap_err(), VaultError::BadKey(2));
         assert_eq!(vault(&key("example", 7)).unwrap_err(), VaultError::Example(1));
-        let zeros = format!("{},{}", key("a", 1), key("b", 0));
-        assert_eq!(vault(&zeros).unwrap_err(), VaultError::Example(2));
+        assert_eq!(vault(&format!("{},{}", key("a", 1), key("b", 0))).unwrap_err(), VaultError::Example(2));
         let twice = format!("{},{}", key("a", 1), key("a", 2));
         assert_eq!(vault(&twice).unwrap_err(), VaultError::DuplicateKey("a".into()));
     }

@@ -162,15 +162,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_name_of_our_own_network_is_not_resolved() {
-        let refused = resolve("localhost", "").await;
-        assert_eq!(refused, Err(NameError::Forbidden(Forbidden::Address)));
+        assert_eq!(resolve("localhost", "").await, Err(NameError::Forbidden(Forbidden::Address)));
         assert!(resolve("localhost", "127.0.0.0/8,::1").await.unwrap() > 0);
     }
 
     #[tokio::test]
     async fn a_name_without_address_is_not_resolved() {
-        let unresolved = resolve("name.invalid", "127.0.0.0/8").await;
-        assert_eq!(unresolved, Err(NameError::Unresolved));
+        assert_eq!(resolve("name.invalid", "127.0.0.0/8").await, Err(NameError::Unresolved));
     }
 
     #[test]

@@ -2,26 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on panics")]
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Mutex,
-    time::Duration,
-};
+use std::collections::{HashMap, HashSet};
+use std::{sync::Mutex, time::Duration};
 
 use esim_partner::certify::{Check, checks};
 use signing::webhook::Secret;
 use testkit::receiver::{Answer, Received, Receiver};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 const PATH: &str = "/hook";
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn header<'a>(webhook: &'a Received, name: &str) -> &'a str {
-    let value = webhook.headers.get(name).and_then(|value| value.to_str().ok());
-    value.unwrap_or_default()
+    webhook.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 /// The parts of a correct receiver; each broken one replaces a part.
@@ -116,8 +110,7 @@ fn named(checks: Vec<Check>) -> Vec<&'static str> {
 async fn a_correct_receiver_passes() {
     assert_eq!(failed(CORRECT).await, [""; 0]);
     // Any 2xx acknowledges, and any other status refuses.
-    let other = Parts { good: 204, repeated: 202, bad: 400, ..CORRECT };
-    assert_eq!(failed(other).await, [""; 0]);
+    assert_eq!(failed(Parts { good: 204, repeated: 202, bad: 400, ..CORRECT }).await, [""; 0]);
 }
 
 #[tokio::test]
@@ -127,10 +120,8 @@ async fn each_broken_receiver_is_named() {
     let good = words(
         "good repeated second_signature first_signature raw_body slow repeated_at_once out_of_order at_once",
     );
-    let rewritten = |webhook: &Received| {
-        let id = header(webhook, "webhook-id").to_owned();
-        (id, webhook.json.to_string().into())
-    };
+    let rewritten =
+        |webhook: &Received| (header(webhook, "webhook-id").to_owned(), webhook.json.to_string().into());
     let broken: [(&str, Parts, &[&str]); 14] = testkit::rows! {
         "checks nothing", Parts { bad: 200, ..CORRECT } => &forged;
         "refuses all", Parts { good: 500, repeated: 500, concurrent: 500, ..CORRECT } => &good;
@@ -157,8 +148,7 @@ async fn each_broken_receiver_is_named() {
         assert_eq!(failed(parts).await, expected, "{name}");
     }
     // It also fails on its own order of fields, so the first check is red already.
-    let reserializes = Parts { signed: rewritten, ..CORRECT };
-    let reserializes = failed(reserializes).await;
+    let reserializes = failed(Parts { signed: rewritten, ..CORRECT }).await;
     assert!(reserializes.contains(&"raw_body"), "{reserializes:?}");
 }
 
@@ -196,6 +186,5 @@ async fn a_receiver_that_reads_half_a_body_is_named() {
             });
         }
     });
-    let checks = checks(&url, &secret, TIMEOUT).await.unwrap();
-    assert_eq!(named(checks), ["slow"]);
+    assert_eq!(named(checks(&url, &secret, TIMEOUT).await.unwrap()), ["slow"]);
 }

@@ -202,8 +202,7 @@ mod tests {
         fn check(command: &clap::Command, path: &str) {
             let path = format!("{path} {}", command.get_name());
             let help = command.get_after_help().map(ToString::to_string);
-            let help = help.unwrap_or_default();
-            assert!(help.contains("esimctl"), "{path} has no examples");
+            assert!(help.unwrap_or_default().contains("esimctl"), "{path} has no examples");
             for subcommand in command.get_subcommands() {
                 check(subcommand, &path);
             }

@@ -130,8 +130,7 @@ mod tests {
     use super::*;
 
     fn create(file: &std::path::Path, keys: Option<&str>, if_missing: bool) -> anyhow::Result<()> {
-        let keys = keys.map(SecretString::from);
-        super::create(file, keys.as_ref(), if_missing, &Console::new(true, None))
+        super::create(file, keys.map(SecretString::from).as_ref(), if_missing, &Console::new(true, None))
     }
 
     #[test]

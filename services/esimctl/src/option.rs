@@ -288,8 +288,7 @@ mod tests {
         assert_eq!(options.len(), 2);
         assert_eq!(options[0].option_id.to_string(), ID);
         assert!(options[0].enabled && options[0].details.is_empty());
-        let given = read(json!([with("details", json!({"days": 7}))]));
-        assert_eq!(given[0].details["days"], 7);
+        assert_eq!(read(json!([with("details", json!({"days": 7}))]))[0].details["days"], 7);
         assert!(!read(json!([with("enabled", json!(false))]))[0].enabled);
         assert!(read(json!([])).is_empty());
     }
@@ -314,8 +313,7 @@ mod tests {
             "price", json!(1)
                 => r#""price" is not a field; the fields are option_id, name, provider, provider_option_id, environment, enabled, details"#;
         } {
-            let entries = json!([with(field, value)]);
-            assert_eq!(fault(&entries), format!("options[0] {fault_is}"));
+            assert_eq!(fault(&json!([with(field, value)])), format!("options[0] {fault_is}"));
         }
     }
 

@@ -294,8 +294,7 @@ mod tests {
         let shares = files(&folder.path().join("shares"));
         let names = |service: &str| -> String {
             let paths = shares.keys().filter_map(|path| path.split_once('/'));
-            let of = paths.filter(|(one, _)| *one == service);
-            of.map(|(_, name)| name).collect::<Vec<_>>().join(" ")
+            paths.filter(|(one, _)| *one == service).map(|(_, name)| name).collect::<Vec<_>>().join(" ")
         };
         for (service, expected) in testkit::rows! {
             "ingress"

@@ -369,8 +369,7 @@ mod tests {
     fn old_keys_end_by_the_clock() {
         let mut partners = Partners::default();
         let now = Instant::now();
-        let keys = [("new", None), ("old", Some(now))];
-        learn(&mut partners, PartnerId::new(), 1, &keys);
+        learn(&mut partners, PartnerId::new(), 1, &[("new", None), ("old", Some(now))]);
         assert!(valid(Arc::clone(&partners.by_access_key["old"])).is_none());
         assert!(valid(Arc::clone(&partners.by_access_key["new"])).is_some());
         partners.forget_ended();

@@ -120,8 +120,7 @@ mod tests {
     use super::*;
 
     fn used(at: i64, signature: u32) -> Use {
-        let text = HeaderValue::try_from(format!("{signature:064x}")).unwrap();
-        Use::of(&Method::POST, at, &text).unwrap()
+        Use::of(&Method::POST, at, &HeaderValue::try_from(format!("{signature:064x}")).unwrap()).unwrap()
     }
 
     #[test]

@@ -218,10 +218,8 @@ fn classify(error: &hyper_util::client::legacy::Error) -> Unanswered {
 #[cfg(test)]
 mod tests {
     use runtime::clock;
-    use tokio::{
-        io::{AsyncReadExt, AsyncWriteExt},
-        net::TcpListener,
-    };
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
 
     use super::*;
     use webhooks::guard::{Networks, Ports};

@@ -105,10 +105,8 @@ fn found(answer: &FindAnswer) -> &'static str {
 #[cfg(test)]
 mod tests {
     use futures_util::future::BoxFuture;
-    use store::{
-        config::{DatabaseConfig, PoolConfig},
-        providers::BreakerLimits,
-    };
+    use store::config::{DatabaseConfig, PoolConfig};
+    use store::providers::BreakerLimits;
 
     use super::*;
     use crate::{lanes::tests::lanes, providers::ProviderId};
@@ -151,7 +149,6 @@ mod tests {
         };
         let purchase = Purchase { placement_id: PlacementId::new(), items: vec![("option".into(), 1)] };
         let (lane, send_by) = ("lane".into(), Instant::now());
-        let sent = calls.place(&lane, &purchase, Duration::ZERO, send_by).await;
-        assert!(sent.is_none());
+        assert!(calls.place(&lane, &purchase, Duration::ZERO, send_by).await.is_none());
     }
 }

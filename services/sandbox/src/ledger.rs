@@ -287,8 +287,7 @@ mod tests {
         let code = ledger.profile(one.first_unit, one.at).activate_code;
         let before = summary(&ledger);
         drop(ledger);
-        let lines = fs::read_to_string(&path).unwrap().lines().count();
-        assert_eq!(lines, 4, "a repeated cancel wrote a line");
+        assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 4, "a repeated cancel wrote a line");
 
         let again = Ledger::open(&path).unwrap();
         assert_eq!(summary(&again), before);
@@ -296,8 +295,7 @@ mod tests {
         assert_eq!(again.order("two").unwrap().canceled, [two.first_unit].into());
         assert!(again.order("three").is_none());
         assert_eq!(again.profile(one.first_unit, one.at).activate_code, code);
-        let three = buy(&again, "three", &[("a", 1)]).unwrap();
-        assert_eq!(three.first_unit, two.first_unit + 1);
+        assert_eq!(buy(&again, "three", &[("a", 1)]).unwrap().first_unit, two.first_unit + 1);
     }
 
     #[test]

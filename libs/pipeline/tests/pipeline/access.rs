@@ -22,8 +22,7 @@ async fn server(folder: &Path) -> NatsServer {
     for user in USERS {
         std::fs::write(folder.join(user), format!("{user}-secret\n")).unwrap();
     }
-    let conf = folder.join("nats.conf");
-    NatsServer::start_with(folder, Some(&conf)).await.unwrap()
+    NatsServer::start_with(folder, Some(&folder.join("nats.conf"))).await.unwrap()
 }
 
 fn access(folder: &Path, user: &str) -> NatsAccess {
@@ -37,18 +36,13 @@ async fn connect(
     user: &str,
 ) -> (Client, mpsc::UnboundedReceiver<String>) {
     let (told, refusals) = mpsc::unbounded_channel();
-    let options = access(folder, user).options(user).unwrap();
-    let client = options
-        .event_callback(move |event| {
-            if let Event::ServerError(ServerError::Other(refusal)) = event {
-                let _ = told.send(refusal);
-            }
-            std::future::ready(())
-        })
-        .connect(server.url())
-        .await
-        .unwrap();
-    (client, refusals)
+    let options = access(folder, user).options(user).unwrap().event_callback(move |event| {
+        if let Event::ServerError(ServerError::Other(refusal)) = event {
+            let _ = told.send(refusal);
+        }
+        std::future::ready(())
+    });
+    (options.connect(server.url()).await.unwrap(), refusals)
 }
 
 /// The server has taken all that the client sent before.
@@ -87,8 +81,7 @@ async fn a_stage_has_what_it_needs() {
         }
     }
     let streams = jetstream::new(operator);
-    let jobs = streams.get_stream("TOPUP_JOBS").await.unwrap();
-    assert_eq!(jobs.cached_info().state.messages, 1);
+    assert_eq!(streams.get_stream("TOPUP_JOBS").await.unwrap().cached_info().state.messages, 1);
 }
 
 #[tokio::test]
@@ -98,54 +91,30 @@ async fn a_stage_may_not_do_the_work_of_another() {
     let operator = connect(&server, folder.path(), "operator").await.0;
     let mut all = operator.subscribe(">").await.unwrap();
     settled(&operator).await;
-    let denied = [
-        (
-            "ingress",
-            &[
-                "topup.verdict.i2",
-                "topup.heartbeat.invented",
-                "topup.ready.batch",
-                "topup.dead.job",
-                "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
-                "$JS.API.STREAM.MSG.GET.TOPUP_READY",
-                "$JS.API.STREAM.DELETE.TOPUP_JOBS",
-                "$JS.API.STREAM.PURGE.TOPUP_JOBS",
-                "$JS.API.STREAM.UPDATE.TOPUP_READY",
-                "$JS.API.STREAM.CREATE.MINE",
-            ][..],
-        ),
-        (
-            "provisioner",
-            &[
-                "topup.job.sandbox",
-                "topup.release.p2",
-                "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
-                "$JS.API.STREAM.DELETE.TOPUP_READY",
-            ],
-        ),
-        (
-            "notifier",
-            &[
-                "topup.job.sandbox",
-                "topup.verdict.i1",
-                "topup.release.p1",
-                "topup.heartbeat.sandbox",
-                "topup.ready.batch",
-                "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
-                "$JS.API.CONSUMER.MSG.NEXT.TOPUP_JOBS.provisioner-sandbox",
-                "$JS.API.STREAM.UPDATE.TOPUP_JOBS",
-            ],
-        ),
-    ];
+    let denied: [(&str, &[&str]); 3] = testkit::rows! {
+        "ingress" => &[
+            "topup.verdict.i2", "topup.heartbeat.invented", "topup.ready.batch", "topup.dead.job",
+            "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine", "$JS.API.STREAM.MSG.GET.TOPUP_READY",
+            "$JS.API.STREAM.DELETE.TOPUP_JOBS", "$JS.API.STREAM.PURGE.TOPUP_JOBS",
+            "$JS.API.STREAM.UPDATE.TOPUP_READY", "$JS.API.STREAM.CREATE.MINE",
+        ];
+        "provisioner" => &[
+            "topup.job.sandbox", "topup.release.p2", "$JS.API.CONSUMER.CREATE.TOPUP_READY.mine",
+            "$JS.API.STREAM.DELETE.TOPUP_READY",
+        ];
+        "notifier" => &[
+            "topup.job.sandbox", "topup.verdict.i1", "topup.release.p1", "topup.heartbeat.sandbox",
+            "topup.ready.batch", "$JS.API.CONSUMER.CREATE.TOPUP_JOBS.mine",
+            "$JS.API.CONSUMER.MSG.NEXT.TOPUP_JOBS.provisioner-sandbox", "$JS.API.STREAM.UPDATE.TOPUP_JOBS",
+        ];
+    };
     for (user, subjects) in denied {
         let (client, mut refusals) = connect(&server, folder.path(), user).await;
         for subject in subjects {
             client.publish(*subject, "forged".into()).await.unwrap();
             let refusal = tokio::time::timeout(PATIENCE, refusals.recv()).await.unwrap().unwrap();
-            assert!(
-                refusal.contains("Permissions Violation for Publish") && refusal.contains(subject),
-                "{user} {subject}: {refusal}"
-            );
+            assert!(refusal.contains("Permissions Violation for Publish"), "{user} {subject}: {refusal}");
+            assert!(refusal.contains(subject), "{user} {subject}: {refusal}");
         }
     }
     for (user, subject) in [
@@ -206,16 +175,13 @@ async fn the_certificate_is_checked() {
     std::fs::write(path.join("tls.conf"), conf).unwrap();
     let server = NatsServer::start_with(path, Some(&path.join("tls.conf"))).await.unwrap();
     let trusting = |name: &str| NatsAccess { nats_ca_file: Some(path.join(name)), ..NatsAccess::default() };
-    let connected = trusting("server.pem").options("ingress").unwrap();
-    connected.connect(server.url()).await.unwrap();
-    let other = trusting("other.pem").options("ingress").unwrap();
-    assert!(other.connect(server.url()).await.is_err());
+    trusting("server.pem").options("ingress").unwrap().connect(server.url()).await.unwrap();
+    assert!(trusting("other.pem").options("ingress").unwrap().connect(server.url()).await.is_err());
 
     // Without TLS on the server there is no connection.
     let plain_folder = tempfile::tempdir().unwrap();
     let plain = NatsServer::start(plain_folder.path()).await.unwrap();
-    let strict = trusting("server.pem").options("ingress").unwrap();
-    assert!(strict.connect(plain.url()).await.is_err());
+    assert!(trusting("server.pem").options("ingress").unwrap().connect(plain.url()).await.is_err());
     let missing = trusting("missing.pem").options("ingress").unwrap_err();
     assert!(missing.to_string().contains("NATS_CA_FILE"), "{missing}");
 }

@@ -1,22 +1,15 @@
 //! Streams for one test, and a stage whose rows are numbers.
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use async_nats::jetstream::{self, consumer, stream};
-use pipeline::{
-    Nats, NatsAccess, NatsConfig,
-    lanes::{Limits, Slot},
-    streams::Source,
-    worker::{self, Found, Look, Settings, Stage, Ticket, Trigger},
-};
+use pipeline::lanes::{Limits, Slot};
+use pipeline::worker::{self, Found, Look, Settings, Stage, Ticket, Trigger};
+use pipeline::{Nats, NatsAccess, NatsConfig, streams::Source};
 use runtime::Shutdown;
 use secrecy::SecretString;
 use serde::Deserialize;
@@ -49,6 +42,13 @@ impl Bench {
         bench
     }
 
+    /// The same, with the stage running on it: see [`Bench::start`].
+    pub async fn running(rows: &Arc<Rows>, slots: usize) -> (Self, Running) {
+        let bench = Self::new().await;
+        let running = bench.start(rows, slots).await;
+        (bench, running)
+    }
+
     /// Uses the test's own server, which deletes its streams with itself.
     pub async fn at(url: &str) -> Self {
         let config = NatsConfig {
@@ -73,8 +73,7 @@ impl Bench {
 
     /// Publishes one message about these rows.
     pub async fn announce_all(&self, rows: &[u32]) {
-        let message = json!({ "rows": rows });
-        self.nats.publish(self.subject(), message, None).await;
+        self.nats.publish(self.subject(), json!({ "rows": rows }), None).await;
     }
 
     /// Runs the stage with this number of slots on its own connection.
@@ -153,8 +152,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// Waits for a round trip on the stage's connection: earlier messages in both directions have then
-    /// arrived.
+    /// Waits for a round trip on the stage's connection: earlier messages in both directions have then arrived.
     pub async fn round_trip(&self) {
         self.nats.ensure_streams().await.unwrap();
     }

@@ -3,10 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use domain::{OrderId, PlacementId};
-use pipeline::{
-    handshake::{Hint, Release},
-    payload::{MOST, Releases, Said, Verdict, Verdicts},
-};
+use pipeline::handshake::{Hint, Release};
+use pipeline::payload::{MOST, Releases, Said, Verdict, Verdicts};
 use runtime::Shutdown;
 use serde::de::DeserializeOwned;
 
@@ -92,8 +90,7 @@ async fn an_unreadable_hint_is_passed_by() {
     let released = heard::<Releases>(&bench, ours.clone()).await;
     let long = serde_json::json!({"type": "releases.v2", "placements": [PlacementId::new()]});
     for passed_by in ["nonsense".to_owned(), format!("{long}{}", " ".repeat(64 * 1024))] {
-        let client = bench.nats.client();
-        client.publish(ours.clone(), passed_by.into()).await.unwrap();
+        bench.nats.client().publish(ours.clone(), passed_by.into()).await.unwrap();
     }
     let placement_id = PlacementId::new();
     let releases = bench.nats.releases(&Shutdown::new());

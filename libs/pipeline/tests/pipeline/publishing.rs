@@ -3,12 +3,9 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, TopupIds};
-use pipeline::{
-    Nats, NatsAccess, NatsConfig,
-    payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady},
-    publish::{Job, Ready},
-    trace,
-};
+use pipeline::payload::{JobPlacement, MOST, ReadyTopup, TopupJob, TopupReady};
+use pipeline::publish::{Job, Ready};
+use pipeline::{Nats, NatsAccess, NatsConfig, trace};
 use runtime::Shutdown;
 use secrecy::SecretString;
 use serde_json::json;
@@ -111,8 +108,7 @@ async fn a_stream_that_is_missing_is_made_and_the_message_kept() {
     for _ in 0..2 {
         bench.announce(1).await;
         bench.until_messages(1).await;
-        let name = bench.nats.stream_name("TOPUP_JOBS");
-        bench.jetstream.delete_stream(name).await.unwrap();
+        bench.jetstream.delete_stream(bench.nats.stream_name("TOPUP_JOBS")).await.unwrap();
     }
 }
 
@@ -149,9 +145,8 @@ async fn without_nats_publishing_returns_at_once() {
 
 #[tokio::test]
 async fn a_trace_travels_with_its_message() {
-    let bench = Bench::new().await;
     let rows = Rows::new([1]);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     let context = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
     let message = json!({"rows": [1]});
     bench.nats.publish(bench.subject(), &message, Some(context.into())).await;

@@ -1,10 +1,8 @@
 //! Streams, consumers and servers that disappear under a running stage.
 
-use std::{
-    io,
-    sync::{Arc, Mutex},
-    time::{Duration, Instant},
-};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use async_nats::jetstream::stream::{Config, RetentionPolicy};
 use futures_util::StreamExt;
@@ -14,9 +12,8 @@ use crate::bench::{Bench, DURABLE, PATIENCE, Rows, until};
 
 #[tokio::test]
 async fn a_stream_or_consumer_that_is_deleted_comes_back() {
-    let bench = Bench::new().await;
     let rows = Rows::new(0..4);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     bench.announce(0).await;
     rows.until_done(1).await;
 
@@ -31,8 +28,7 @@ async fn a_stream_or_consumer_that_is_deleted_comes_back() {
     bench.announce(2).await;
     rows.until_done(3).await;
 
-    let stream = bench.jetstream.get_stream(&name).await.unwrap();
-    stream.delete_consumer(DURABLE).await.unwrap();
+    bench.jetstream.get_stream(&name).await.unwrap().delete_consumer(DURABLE).await.unwrap();
     bench.announce(3).await;
     rows.until_done(4).await;
     assert_eq!(rows.done_rows(), [0, 1, 2, 3]);
@@ -69,14 +65,12 @@ async fn a_server_that_loses_its_storage_costs_nothing_but_time() {
 
 #[tokio::test]
 async fn the_stream_of_the_unreadable_comes_back_too() {
-    let bench = Bench::new().await;
     let rows = Rows::new([1]);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     bench.until_pulled().await;
     let name = bench.nats.stream_name("TOPUP_DEAD");
     bench.jetstream.delete_stream(&name).await.unwrap();
-    let published = bench.jetstream.publish(bench.subject(), "unreadable".into());
-    published.await.unwrap().await.unwrap();
+    bench.jetstream.publish(bench.subject(), "unreadable".into()).await.unwrap().await.unwrap();
     until("the message to be put aside", async || bench.messages("TOPUP_DEAD").await == 1).await;
     bench.until_messages(0).await;
     stage.stop().await;
@@ -99,8 +93,7 @@ impl io::Write for Log {
 impl Log {
     fn lines_with(&self, part: &str) -> Vec<String> {
         let log = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
-        let lines = log.lines().filter(|line| line.contains(part));
-        lines.map(String::from).collect()
+        log.lines().filter(|line| line.contains(part)).map(String::from).collect()
     }
 }
 
@@ -128,16 +121,12 @@ async fn more_copies_than_servers_are_logged_once_with_the_remedy_and_retried_ev
         .collect::<Vec<_>>();
     let asked = tokio::time::timeout(PATIENCE, asked).await.unwrap();
     let pauses: Vec<Duration> = asked.windows(2).map(|two| two[1] - two[0]).collect();
-    assert!(
-        pauses[0] >= Duration::from_millis(450) && pauses[2] >= Duration::from_millis(1900),
-        "{pauses:?}"
-    );
+    assert!(pauses[0] >= Duration::from_millis(450), "{pauses:?}");
+    assert!(pauses[2] >= Duration::from_millis(1900), "{pauses:?}");
     let lines = log.lines_with("no messages come from NATS");
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(
-        lines[0].contains("ERROR") && lines[0].contains("STREAM_REPLICAS=3 needs a cluster"),
-        "{lines:?}"
-    );
+    assert!(lines[0].contains("ERROR"), "{lines:?}");
+    assert!(lines[0].contains("STREAM_REPLICAS=3 needs a cluster"), "{lines:?}");
     assert!(log.lines_with("pulling again").is_empty());
     // Redrive still picks rows up.
     rows.until_done(1).await;

@@ -8,10 +8,9 @@ use crate::bench::{Bench, PATIENCE, Rows, until};
 
 #[tokio::test]
 async fn a_stop_finishes_what_is_in_flight() {
-    let bench = Bench::new().await;
     let rows = Rows::held([1]);
     rows.make_due([2]);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     bench.announce(1).await;
     rows.until_running(2).await;
     stage.begin_stop();
@@ -25,10 +24,9 @@ async fn a_stop_finishes_what_is_in_flight() {
 
 #[tokio::test]
 async fn a_stop_starts_what_was_accepted_while_it_gets_slots_soon() {
-    let bench = Bench::new().await;
     let rows = Rows::new(0..20);
     rows.claims_may_pass.forget_permits(Semaphore::MAX_PERMITS);
-    let stage = bench.start(&rows, 2).await;
+    let (bench, stage) = Bench::running(&rows, 2).await;
     bench.announce_all(&(0..20).collect::<Vec<_>>()).await;
     bench.until_messages(0).await;
     stage.begin_stop();
@@ -39,9 +37,8 @@ async fn a_stop_starts_what_was_accepted_while_it_gets_slots_soon() {
 
 #[tokio::test]
 async fn a_stop_leaves_to_redrive_what_gets_no_slot() {
-    let bench = Bench::new().await;
     let rows = Rows::held(0..3);
-    let stage = bench.start(&rows, 1).await;
+    let (bench, stage) = Bench::running(&rows, 1).await;
     bench.announce_all(&[0, 1, 2]).await;
     rows.until_running(1).await;
     let stopping = async {
@@ -58,17 +55,15 @@ async fn a_stop_leaves_to_redrive_what_gets_no_slot() {
 /// that the stopping one returned.
 #[tokio::test]
 async fn what_a_stop_leaves_goes_to_another_replica_at_once() {
-    let bench = Bench::new().await;
     let one = Rows::new(0..8);
-    let stopping = bench.start(&one, 16).await;
+    let (bench, stopping) = Bench::running(&one, 16).await;
     bench.announce(0).await;
     one.until_done(1).await;
     bench.until_messages(0).await;
     let subject = bench.subject();
     bench.meanwhile(async |nats| {
         for row in 1..6 {
-            let message = serde_json::json!({ "rows": [row] });
-            nats.publish(subject.clone(), message, None).await;
+            nats.publish(subject.clone(), serde_json::json!({ "rows": [row] }), None).await;
         }
     });
     stopping.begin_stop();

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use async_nats::jetstream::{
-    consumer::AckPolicy,
-    stream::{Config, DiscardPolicy, RetentionPolicy, StorageType},
-};
+use async_nats::jetstream::consumer::AckPolicy;
+use async_nats::jetstream::stream::{Config, DiscardPolicy, RetentionPolicy, StorageType};
 
 use crate::bench::{Bench, DURABLE, Rows};
 
@@ -19,8 +17,7 @@ async fn streams_are_made_once_and_bounded() {
         let config = bench.stream(base).await.unwrap().config;
         assert_eq!(config.name, format!("{prefix}{base}"));
         assert_eq!(config.subjects, [format!("{prefix}topup.{kind}.>")]);
-        assert_eq!(config.retention, RetentionPolicy::WorkQueue);
-        assert_eq!(config.storage, StorageType::File);
+        assert_eq!((config.retention, config.storage), (RetentionPolicy::WorkQueue, StorageType::File));
         assert_eq!(config.discard, DiscardPolicy::New);
         assert_eq!(config.duplicate_window, Duration::from_mins(2));
         assert_eq!(config.num_replicas, 1);
@@ -81,8 +78,7 @@ async fn a_provider_that_is_not_served_leaves_the_stream_to_the_others() {
     // Far more than its share, without a wait for each.
     let unserved = bench.nats.job_subject("unserved");
     for _ in 0..12_000 {
-        let client = bench.nats.client();
-        client.publish(unserved.clone(), "{}".into()).await.unwrap();
+        bench.nats.client().publish(unserved.clone(), "{}".into()).await.unwrap();
     }
     bench.nats.flush().await;
     bench.until_messages(10_000).await;

@@ -28,9 +28,8 @@ async fn messages_are_claimed_in_batches_and_acknowledged() {
 
 #[tokio::test]
 async fn a_message_is_acknowledged_once_its_rows_wait() {
-    let bench = Bench::new().await;
     let rows = Rows::held(0..3);
-    let stage = bench.start(&rows, 1).await;
+    let (bench, stage) = Bench::running(&rows, 1).await;
     bench.announce_all(&[0, 1, 2]).await;
     rows.until_running(1).await;
     bench.until_messages(0).await;
@@ -60,10 +59,9 @@ async fn what_needs_nothing_is_acknowledged_and_not_run() {
 
 #[tokio::test]
 async fn a_claim_is_retried_while_the_database_is_away() {
-    let bench = Bench::new().await;
     let rows = Rows::new(0..3);
     rows.fail_claims(2);
-    let stage = bench.start(&rows, 16).await;
+    let (bench, stage) = Bench::running(&rows, 16).await;
     bench.announce_all(&[0, 1, 2]).await;
     rows.until_done(3).await;
     assert_eq!(rows.done_rows(), [0, 1, 2]);
@@ -73,17 +71,15 @@ async fn a_claim_is_retried_while_the_database_is_away() {
 /// The messages of a pull that ends with an error are redelivered only after `ack_wait`, five minutes here.
 #[tokio::test]
 async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
-    let bench = Bench::new().await;
     let rows = Rows::new(0..5);
-    let stage = bench.start(&rows, 16).await;
+    let (bench, stage) = Bench::running(&rows, 16).await;
     bench.announce(0).await;
     rows.until_done(1).await;
     bench.until_messages(0).await;
     let (subject, stream) = (bench.subject(), bench.nats.stream_name("TOPUP_JOBS"));
     bench.meanwhile(async |nats| {
         for row in 1..4 {
-            let message = serde_json::json!({ "rows": [row] });
-            nats.publish(subject.clone(), message, None).await;
+            nats.publish(subject.clone(), serde_json::json!({ "rows": [row] }), None).await;
         }
         let stream = jetstream::new(nats.client().clone()).get_stream(stream).await.unwrap();
         stream.delete_consumer(DURABLE).await.unwrap();
@@ -97,9 +93,8 @@ async fn an_error_in_a_pull_loses_none_of_the_messages_that_came_with_it() {
 async fn unreadable_messages_are_put_aside_and_block_no_other() {
     let unreadable =
         [&b"no JSON"[..], b"", b"{\"rows\":\"\r\n\\u0000\x01\xc3\xa9\"}", b"\xff\xfe", b"{\"other\":1}"];
-    let bench = Bench::new().await;
     let rows = Rows::new(0..10);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     bench.until_pulled().await;
     for (index, payload) in unreadable.into_iter().enumerate() {
         bench.announce(u32::try_from(index).unwrap() * 2).await;
@@ -136,10 +131,9 @@ async fn unreadable_messages_are_put_aside_and_block_no_other() {
 
 #[tokio::test]
 async fn overdue_rows_are_taken_up_without_any_message() {
-    let bench = Bench::new().await;
     let rows = Rows::new([]);
     rows.make_due(0..50);
-    let stage = bench.start(&rows, 8).await;
+    let (bench, stage) = Bench::running(&rows, 8).await;
     rows.until_done(50).await;
     assert_eq!(rows.done_rows(), (0..50).collect::<Vec<_>>());
     assert!(rows.done().iter().all(|done| !done.announced));
@@ -156,10 +150,9 @@ async fn overdue_rows_are_taken_up_without_any_message() {
 
 #[tokio::test]
 async fn slots_bound_what_runs_at_once() {
-    let bench = Bench::new().await;
     let rows = Rows::held(0..20);
     rows.make_due(20..40);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     for row in 0..20 {
         bench.announce(row).await;
     }
@@ -174,10 +167,9 @@ async fn slots_bound_what_runs_at_once() {
 
 /// Ends 80 rows one by one while messages and due rows both wait. Returns the number of due ones.
 async fn due_of_eighty(messages: u32, due: u32) -> usize {
-    let bench = Bench::new().await;
     let rows = Rows::held(0..messages);
     rows.make_due(5000..5000 + due);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     for first in (0..messages).step_by(20) {
         bench.announce_all(&(first..first + 20).collect::<Vec<_>>()).await;
     }
@@ -204,10 +196,9 @@ async fn in_a_flood_of_messages_or_of_due_rows_due_rows_have_a_quarter_of_the_sl
 
 #[tokio::test]
 async fn one_lane_that_hangs_leaves_slots_to_the_others() {
-    let bench = Bench::new().await;
     let rows = Rows::new(0..200);
     rows.hold_from(10_000, 10_000..10_100);
-    let stage = bench.start(&rows, 8).await;
+    let (bench, stage) = Bench::running(&rows, 8).await;
     bench.announce_all(&(10_000..10_032).collect::<Vec<_>>()).await;
     // Three quarters of what is free to it.
     rows.until_running(6).await;
@@ -224,9 +215,8 @@ async fn one_lane_that_hangs_leaves_slots_to_the_others() {
 
 #[tokio::test]
 async fn a_panic_in_a_claim_ends_the_process_with_an_error() {
-    let bench = Bench::new().await;
     let rows = Rows::new([1]);
-    let stage = bench.start(&rows, 4).await;
+    let (bench, stage) = Bench::running(&rows, 4).await;
     rows.panic_at_claims();
     bench.announce(1).await;
     let failure = stage.failure().await;

@@ -189,10 +189,8 @@ fn text(members: &Members, level: Level, mut writer: Writer<'_>) -> fmt::Result 
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        io,
-        sync::{Arc, Mutex},
-    };
+    use std::io;
+    use std::sync::{Arc, Mutex};
 
     use opentelemetry::trace::TracerProvider;
     use opentelemetry_sdk::trace::SdkTracerProvider;
@@ -226,8 +224,7 @@ mod tests {
             .with_writer(move || writer.clone());
         let subscriber = tracing_subscriber::registry().with(lines).with(spans);
         tracing::subscriber::with_default(subscriber, emit);
-        let bytes = sink.0.lock().unwrap().clone();
-        String::from_utf8(bytes).unwrap()
+        String::from_utf8(sink.0.lock().unwrap().clone()).unwrap()
     }
 
     #[test]

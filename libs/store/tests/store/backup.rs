@@ -1,10 +1,8 @@
 //! `deploy/backup`: a base backup with the log after it, restored to its end and to a time between.
 
-use std::{
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use domain::PartnerId;
 use sqlx::{Connection, PgConnection};

@@ -6,17 +6,13 @@ use domain::{DeliveryId, Environment, Iccid, OptionId, OrderId, PartnerId, Place
 use secrecy::SecretString;
 use signing::{SecretKey, webhook};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, pool::PoolConnection};
-use store::{
-    config::{DatabaseConfig, PoolConfig},
-    deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read},
-    events::Kind,
-    operator::actions::{Action, Mode},
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    partners::{self, NewPartner},
-    placements::{self, Claim, Claimed, Outcome, Page, Progress, Settled, Settlement, Unit},
-    schema,
-    vault::Vault,
-};
+use store::config::{DatabaseConfig, PoolConfig};
+use store::deliveries::{self, Content, Delivery, DeliveryPage, Esim, Read};
+use store::operator::actions::{Action, Mode};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::partners::{self, NewPartner};
+use store::placements::{self, Claim, Claimed, Outcome, Page, Progress, Settled, Settlement, Unit};
+use store::{events::Kind, schema, vault::Vault};
 use testkit::database::Database;
 
 /// The provider of every placement, unless a test is about several.
@@ -103,8 +99,7 @@ impl Bench {
     /// Stores an order of `units` units from one provider, with a recorded first attempt.
     pub async fn placing(&self, units: usize) -> NewOrder {
         let order = self.stored(order(PartnerId::new(), units)).await;
-        let claimed = self.claim(&[placement(&order)]).await;
-        assert_eq!(claimed[0].attempt, 1);
+        assert_eq!(self.claim(&[placement(&order)]).await[0].attempt, 1);
         order
     }
 
@@ -114,8 +109,7 @@ impl Bench {
     }
 
     pub async fn claim_as(&self, provider: &str, named: &[PlacementId], which: Claim) -> Vec<Claimed> {
-        let claimed = placements::claim(&mut *self.connection().await, provider, named, which, LEASE).await;
-        claimed.unwrap()
+        placements::claim(&mut *self.connection().await, provider, named, which, LEASE).await.unwrap()
     }
 
     /// The placements of a provider that are due, purchases first; nothing is leased.
@@ -138,33 +132,26 @@ impl Bench {
 
     /// Makes placements due that many seconds from now, negative in the past.
     pub async fn due_in(&self, placements: &[PlacementId], seconds: f64) {
-        let ids: Vec<_> = placements.iter().map(|id| id.uuid()).collect();
-        sqlx::query(
-            "INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
-             SELECT placement_id, provider, 'lane', partner_id, state = 'accepted', now() + make_interval(secs => $2)
-             FROM placements WHERE placement_id = ANY ($1)
-             ON CONFLICT (placement_id) DO UPDATE SET at = excluded.at",
-        )
-        .bind(ids)
-        .bind(seconds)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        let statement = "
+            INSERT INTO placement_due AS d (placement_id, provider, lane, partner_id, buys, at)
+            SELECT placement_id, provider, 'lane', partner_id, state = 'accepted', now() + make_interval(secs => $2)
+            FROM placements WHERE placement_id::text = ANY ($1)
+            ON CONFLICT (placement_id) DO UPDATE SET at = excluded.at";
+        self.move_due(statement, placements, seconds).await;
     }
 
     /// Makes deliveries due that many seconds from now, negative in the past.
     pub async fn deliver_in(&self, topups: &[TopupId], seconds: f64) {
-        let ids: Vec<_> = topups.iter().map(ToString::to_string).collect();
-        sqlx::query(
-            "INSERT INTO delivery_due AS d (topup_id, partner_id, at)
-             SELECT topup_id, partner_id, now() + make_interval(secs => $2) FROM deliveries WHERE topup_id = ANY ($1)
-             ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at",
-        )
-        .bind(ids)
-        .bind(seconds)
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        let statement = "
+            INSERT INTO delivery_due AS d (topup_id, partner_id, at)
+            SELECT topup_id, partner_id, now() + make_interval(secs => $2) FROM deliveries WHERE topup_id = ANY ($1)
+            ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at";
+        self.move_due(statement, topups, seconds).await;
+    }
+
+    async fn move_due(&self, statement: &'static str, ids: &[impl ToString], seconds: f64) {
+        let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+        sqlx::query(statement).bind(ids).bind(seconds).execute(&self.pool).await.unwrap();
     }
 
     /// Leases and reads what is due, as a notifier does.
@@ -173,13 +160,11 @@ impl Bench {
         let found = deliveries::due(&mut connection, page).await.unwrap();
         let due: Vec<DeliveryId> = found.due.into_iter().map(|one| one.id).collect();
         let leased = deliveries::lease(&mut connection, &due, LEASE).await.unwrap();
-        let read = deliveries::read(&mut connection, &leased, Read::Leased).await;
-        read.unwrap()
+        deliveries::read(&mut connection, &leased, Read::Leased).await.unwrap()
     }
 
     pub async fn settle(&self, settlements: &[Settlement]) -> Vec<Settled> {
-        let settled = placements::settle(&mut *self.connection().await, settlements).await;
-        settled.unwrap()
+        placements::settle(&mut *self.connection().await, settlements).await.unwrap()
     }
 
     /// Stores deliveries of one order of this partner; they are due in 30 s if `announced`, or now.
@@ -187,8 +172,7 @@ impl Bench {
         let order = self.stored(answered(partner_id, count)).await;
         let id = placement(&order);
         self.claim(&[id]).await;
-        let units = topups(&order).iter().map(ready).collect();
-        self.settle(&[bought(id, 1, units, announced)]).await;
+        self.settle(&[bought(id, 1, topups(&order).iter().map(ready).collect(), announced)]).await;
         topups(&order)
     }
 
@@ -203,23 +187,20 @@ impl Bench {
             webhook_url,
             webhook_secret: &webhook::Secret::from_bytes(vec![7; 32]).unwrap(),
         };
-        let created = partners::create(&mut *self.connection().await, &VAULT, &new).await;
-        created.unwrap();
+        partners::create(&mut *self.connection().await, &VAULT, &new).await.unwrap();
         partner_id
     }
 
     /// Sets or removes a partner's URL, as an operator. Returns the number of due deliveries.
     pub async fn set_url(&self, partner: PartnerId, url: Option<&str>) -> Option<u64> {
-        let set = partners::set_webhook(&mut *self.connection().await, partner, url).await;
-        set.unwrap()
+        partners::set_webhook(&mut *self.connection().await, partner, url).await.unwrap()
     }
 
     pub async fn set_events(&self, partner: PartnerId, kinds: &[Kind]) {
-        let set = partners::set_events(&mut *self.connection().await, partner, kinds).await;
-        assert!(set.unwrap());
+        assert!(partners::set_events(&mut *self.connection().await, partner, kinds).await.unwrap());
     }
 
-    pub async fn sql(&self, statement: &'static str) {
+    pub async fn sql(&self, statement: &str) {
         execute(&mut *self.connection().await, statement).await;
     }
 
@@ -259,8 +240,7 @@ impl Bench {
     }
 
     pub async fn state(&self, placement: PlacementId) -> String {
-        let statement = "SELECT state FROM placements WHERE placement_id::text = $1";
-        self.value(statement, placement).await
+        self.value("SELECT state FROM placements WHERE placement_id::text = $1", placement).await
     }
 
     /// The state of a topup and of its delivery, or `none`.
@@ -275,8 +255,7 @@ impl Bench {
 
 /// Runs statements on a connection.
 pub async fn execute(connection: &mut PgConnection, statements: &str) {
-    let done = sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await;
-    done.unwrap();
+    sqlx::raw_sql(AssertSqlSafe(statements)).execute(connection).await.unwrap();
 }
 
 pub fn topup_id() -> TopupId {
@@ -330,8 +309,7 @@ pub fn placement(order: &NewOrder) -> PlacementId {
 }
 
 pub fn topups(order: &NewOrder) -> Vec<TopupId> {
-    let units = order.placements.iter().flat_map(|part| &part.topups);
-    units.map(|unit| unit.topup_id.clone()).collect()
+    order.placements.iter().flat_map(|part| &part.topups).map(|unit| unit.topup_id.clone()).collect()
 }
 
 pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> Settlement {
@@ -340,8 +318,7 @@ pub fn settlement(placement_id: PlacementId, attempt: u32, outcome: Outcome) -> 
 
 /// A purchase whose units are all known; nothing is left to collect.
 pub fn bought(placement_id: PlacementId, attempt: u32, units: Vec<Unit>, announced: bool) -> Settlement {
-    let outcome = Outcome::Bought { units, collect_in: None, park: None, announced };
-    settlement(placement_id, attempt, outcome)
+    settlement(placement_id, attempt, Outcome::Bought { units, collect_in: None, park: None, announced })
 }
 
 /// A purchase without profiles so far.
@@ -371,18 +348,15 @@ pub fn unknown(placement_id: PlacementId, attempt: u32) -> Settlement {
 }
 
 pub fn not_found(placement_id: PlacementId, attempt: u32, settled: bool) -> Settlement {
-    let outcome = Outcome::NotFound { settled, look_in: Duration::from_mins(1) };
-    settlement(placement_id, attempt, outcome)
+    settlement(placement_id, attempt, Outcome::NotFound { settled, look_in: Duration::from_mins(1) })
 }
 
 pub fn parked(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Parked { reason: "the outcome stays unknown".into() };
-    settlement(placement_id, attempt, outcome)
+    settlement(placement_id, attempt, Outcome::Parked { reason: "the outcome stays unknown".into() })
 }
 
 pub fn disputed(placement_id: PlacementId, attempt: u32) -> Settlement {
-    let outcome = Outcome::Disputed { reason: "it conflicts".into() };
-    settlement(placement_id, attempt, outcome)
+    settlement(placement_id, attempt, Outcome::Disputed { reason: "it conflicts".into() })
 }
 
 /// A unit of a topup that is named after it.
@@ -391,8 +365,7 @@ pub fn unit(topup_id: &TopupId, progress: Progress) -> Unit {
 }
 
 pub fn ready(topup_id: &TopupId) -> Unit {
-    let progress = Progress::Ready { iccid: iccid(topup_id), profile: b"sealed".to_vec() };
-    unit(topup_id, progress)
+    unit(topup_id, Progress::Ready { iccid: iccid(topup_id), profile: b"sealed".to_vec() })
 }
 
 /// The deliveries of topups.

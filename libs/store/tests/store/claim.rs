@@ -4,13 +4,11 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{PartnerId, PlacementId, PlacementState};
 use sqlx::Connection;
-use store::{
-    orders::NewOrder,
-    placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress},
-};
+use store::orders::NewOrder;
+use store::placements::{self, Claim, Claimed, ClaimedTopup, Page, Progress};
 
 use crate::bench::{
-    Bench, LEASE, PROVIDER, bought, bought_pending, order, order_of, parked, part, placement, ready,
+    Bench, LEASE, PROVIDER, bought, bought_pending, execute, order, order_of, parked, part, placement, ready,
     rejected, unit,
 };
 
@@ -45,11 +43,9 @@ async fn what_is_due_is_claimed_once_by_its_provider() {
     bench.due_in(&[placement(&later)], 60.0).await;
     bench.due_in(&[placement(&elsewhere)], 0.0).await;
     assert!(bench.claim_due(PROVIDER, 0).await.is_empty());
-    let claimed = ids(&bench.claim_due(PROVIDER, 10).await);
-    assert_eq!(claimed, placements.into_iter().collect());
+    assert_eq!(ids(&bench.claim_due(PROVIDER, 10).await), placements.into_iter().collect());
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty(), "leased");
-    let claimed = ids(&bench.claim_due("elsewhere", 10).await);
-    assert_eq!(claimed, HashSet::from([placement(&elsewhere)]));
+    assert_eq!(ids(&bench.claim_due("elsewhere", 10).await), HashSet::from([placement(&elsewhere)]));
 }
 
 #[tokio::test]
@@ -62,8 +58,7 @@ async fn no_placement_is_taken_up_twice() {
         let mut connection = bench.connection().await;
         loop {
             let page = Page { limit: 7, per_lane: 7, after: after.take(), ..Page::default() };
-            let found = placements::due(&mut connection, PROVIDER, true, &page).await;
-            let found = found.unwrap();
+            let found = placements::due(&mut connection, PROVIDER, true, &page).await.unwrap();
             after = found.after;
             let found: Vec<_> = found.due.into_iter().map(|one| one.placement_id).collect();
             if found.is_empty() && after.is_none() {
@@ -106,11 +101,8 @@ async fn what_another_has_locked_is_left_to_it() {
     let placements = bench.due(3).await;
     let mut other = bench.database.connect().await.unwrap();
     let mut held = other.begin().await.unwrap();
-    sqlx::query("SELECT FROM placements WHERE placement_id = $1 FOR UPDATE")
-        .bind(placements[2].uuid())
-        .execute(&mut *held)
-        .await
-        .unwrap();
+    let lock = format!("SELECT FROM placements WHERE placement_id = '{}' FOR UPDATE", placements[2]);
+    execute(&mut held, &lock).await;
     let rest = tokio::time::timeout(PATIENCE, async {
         let mut rest = ids(&bench.claim(&placements[..1]).await);
         rest.extend(ids(&bench.claim_due(PROVIDER, 3).await));
@@ -119,8 +111,7 @@ async fn what_another_has_locked_is_left_to_it() {
     assert_eq!(rest.await.unwrap(), placements[..2].iter().copied().collect());
     held.rollback().await.unwrap();
     bench.due_in(&placements[2..], 0.0).await;
-    let claimed = ids(&bench.claim_due(PROVIDER, 3).await);
-    assert_eq!(claimed, HashSet::from([placements[2]]));
+    assert_eq!(ids(&bench.claim_due(PROVIDER, 3).await), HashSet::from([placements[2]]));
 }
 
 #[tokio::test]
@@ -162,8 +153,7 @@ async fn a_lease_ends_and_then_nothing_is_bought_again() {
         bench.due_in(&named, 0.0).await;
         let found = bench.find_due(PROVIDER, 1).await;
         for leased in [&named[..], &[]] {
-            let lease = placements::lease(&mut connection, &found, LEASE).await;
-            assert_eq!(lease.unwrap(), leased);
+            assert_eq!(placements::lease(&mut connection, &found, LEASE).await.unwrap(), leased);
         }
         let claim = placements::claim(&mut connection, PROVIDER, &named, Claim::Overdue, Duration::ZERO);
         let again = claim.await.unwrap();
@@ -196,8 +186,7 @@ async fn a_claim_returns_what_a_provisioner_needs() {
                  placed_at = now() - interval '100 s'
              WHERE placement_id::text = $1";
     bench.set(sql, placement(&new)).await;
-    let sql = "UPDATE orders SET answer_by = now() WHERE order_id::text = $1";
-    bench.set(sql, new.order_id).await;
+    bench.set("UPDATE orders SET answer_by = now() WHERE order_id::text = $1", new.order_id).await;
     bench.due_in(&[placement(&new)], -1.0).await;
     let later = bench.claim_due(PROVIDER, 1).await.remove(0);
     assert_eq!((later.was, later.attempt), (PlacementState::Placed, 1));

@@ -4,10 +4,8 @@ use std::collections::HashMap;
 
 use domain::{Environment, OptionId, PartnerId};
 use sqlx::Connection;
-use store::{
-    options::{self, ProductOption},
-    partners,
-};
+use store::options::{self, ProductOption};
+use store::partners;
 use uuid::Uuid;
 
 use crate::bench::Bench;
@@ -65,8 +63,7 @@ async fn write(bench: &Bench, writer: usize) -> ((PartnerId, bool), (Uuid, Strin
         sqlx::query(pause).execute(&mut *transaction).await.unwrap();
         if (change + writer).is_multiple_of(2) {
             disabled = !disabled;
-            let found = partners::set_disabled(&mut transaction, partner, disabled).await;
-            assert!(found.unwrap());
+            assert!(partners::set_disabled(&mut transaction, partner, disabled).await.unwrap());
         } else {
             option.name = format!("change {change}");
             assert!(options::import(&mut transaction, &option).await.unwrap());
@@ -105,8 +102,7 @@ async fn importing_the_same_option_again_changes_nothing() {
     assert!(options::import(&mut connection, &option).await.unwrap());
     let seen = options::changed_since(&mut connection, 0).await.unwrap()[0].1;
     assert!(!options::import(&mut connection, &option).await.unwrap());
-    let unchanged = options::changed_since(&mut connection, seen).await;
-    assert!(unchanged.unwrap().is_empty());
+    assert!(options::changed_since(&mut connection, seen).await.unwrap().is_empty());
     option.enabled = false;
     assert!(options::import(&mut connection, &option).await.unwrap());
     let changed = options::changed_since(&mut connection, seen).await.unwrap();

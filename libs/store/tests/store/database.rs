@@ -1,18 +1,14 @@
 //! Every use of the database has a time limit, and silent connections are replaced.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use store::{Database, Error};
 use testkit::wait::soon;
-use tokio::{
-    io::copy_bidirectional,
-    net::{TcpListener, TcpStream},
-    sync::{Barrier, watch},
-};
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Barrier, watch};
 use url::Url;
 
 use crate::bench::{Bench, config};

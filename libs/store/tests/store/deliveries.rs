@@ -4,11 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use domain::{DeliveryId, PartnerId, TopupId};
 use sqlx::PgConnection;
-use store::{
-    deliveries::{self, AttemptResult, Attempted, Delivery, Read},
-    endpoints::BlockPolicy,
-    partners,
-};
+use store::deliveries::{self, AttemptResult, Attempted, Delivery, Read};
+use store::{endpoints::BlockPolicy, partners};
 
 use crate::bench::{Bench, LEASE, esim, iccid, ids, page};
 
@@ -87,8 +84,7 @@ fn delivered(topup_id: &TopupId, attempt: u32) -> Attempted {
 }
 
 fn failed(topup_id: &TopupId, attempt: u32, retry_in: Option<u64>) -> Attempted {
-    let retry_in = retry_in.map(Duration::from_secs);
-    attempted(topup_id.clone(), attempt, failure(retry_in))
+    attempted(topup_id.clone(), attempt, failure(retry_in.map(Duration::from_secs)))
 }
 
 #[tokio::test]
@@ -98,8 +94,7 @@ async fn a_first_attempt_is_taken_without_a_write() {
     let announced = bench.deliveries(partner, 5, true).await;
     let tried = &announced[1..];
     bench.record(&[failed(&tried[0], 0, Some(300)), delivered(&tried[1], 0)]).await;
-    let sql = "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1";
-    bench.set(sql, &tried[2]).await;
+    bench.set("UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1", &tried[2]).await;
     let before = bench.delivery(&announced[0]).await;
     let named = &announced[..4];
     for _ in 0..2 {
@@ -189,8 +184,7 @@ async fn no_delivery_is_taken_twice_as_due() {
     assert_eq!(seen, also_seen);
     let mut taken = deliveries::lease(&mut one, &seen, LEASE).await.unwrap();
     assert_eq!(taken.len(), seen.len());
-    let twice = deliveries::lease(&mut other, &seen, LEASE).await.unwrap();
-    assert_eq!(twice, []);
+    assert_eq!(deliveries::lease(&mut other, &seen, LEASE).await.unwrap(), []);
     drop((one, other));
 
     let takers = (0..6).map(|_| async {
@@ -236,8 +230,7 @@ async fn what_arrived_is_delivered_whoever_gave_it_up() {
     let topups = bench.deliveries(partner, 3, false).await;
     bench.record(&[failed(&topups[0], 0, None), failed(&topups[2], 0, Some(60))]).await;
     assert_eq!(bench.summary(&topups[0]).await, ("exhausted".into(), 1, None));
-    let sql = "UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1";
-    bench.set(sql, &topups[1]).await;
+    bench.set("UPDATE deliveries SET state = 'no_endpoint' WHERE topup_id = $1", &topups[1]).await;
     let arrived: Vec<Attempted> = topups.iter().map(|topup| delivered(topup, 0)).collect();
     bench.record(&arrived).await;
     for topup in &topups {
@@ -259,8 +252,7 @@ async fn without_an_endpoint_a_delivery_waits_for_one() {
     bench.record(&[delivered(&waiting[1], 0)]).await;
     let all = ids(&[&waiting[..], &others[..]].concat());
     for expected in [1, 0] {
-        let given_up = deliveries::set_no_endpoint(&mut connection, &all).await.unwrap();
-        assert_eq!(given_up, expected);
+        assert_eq!(deliveries::set_no_endpoint(&mut connection, &all).await.unwrap(), expected);
     }
     assert_eq!(bench.summary(&waiting[0]).await, ("no_endpoint".into(), 0, None));
     assert!(!bench.take_due(10, 10).await.contains(&waiting[0]));

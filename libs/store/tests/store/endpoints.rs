@@ -3,15 +3,11 @@
 use std::{collections::HashMap, time::Duration};
 
 use domain::{PartnerId, TopupId};
-use store::{
-    deliveries::{self, AttemptResult, Attempted, DeliveryPage, Read},
-    endpoints::{self, Endpoint},
-};
+use store::deliveries::{self, AttemptResult, Attempted, DeliveryPage, Read};
+use store::endpoints::{self, Endpoint};
 
-use crate::{
-    bench::{Bench, esim, ids, page},
-    deliveries::{attempted, failure},
-};
+use crate::bench::{Bench, esim, ids, page};
+use crate::deliveries::{attempted, failure};
 
 impl Bench {
     /// The number of claimed deliveries per partner.
@@ -24,8 +20,7 @@ impl Bench {
     }
 
     async fn endpoint(&self, partner: PartnerId) -> Endpoint {
-        let listed = endpoints::list(&mut *self.connection().await, Some(partner)).await;
-        listed.unwrap().remove(0)
+        endpoints::list(&mut *self.connection().await, Some(partner)).await.unwrap().remove(0)
     }
 
     /// Seconds until the block ends.
@@ -35,8 +30,7 @@ impl Bench {
     }
 
     async fn end_block(&self, partner: PartnerId) {
-        let statement = "UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1";
-        self.set(statement, partner).await;
+        self.set("UPDATE endpoints SET blocked_until = now() WHERE partner_id::text = $1", partner).await;
     }
 }
 
@@ -55,19 +49,14 @@ fn delivered(partner: PartnerId, topup: &TopupId) -> Attempted {
 #[tokio::test]
 async fn turns_go_round() {
     let bench = Bench::new().await;
-    let partner = async |host: &str| {
-        let url = format!("https://user@{host}:8443/hook?a=b");
-        bench.partner(Some(&url)).await
-    };
+    let partner = async |host: &str| bench.partner(Some(&format!("https://user@{host}:8443/hook?a=b"))).await;
     let (big, other) = (partner("Shared.example").await, partner("shared.example").await);
     let small = partner("[2001:db8::1]").await;
     for (partner, count) in [(big, 40), (other, 40), (small, 2)] {
         bench.deliveries(partner, count, false).await;
     }
-    let first = bench.turns(&page(6, 100)).await;
-    assert_eq!(first, HashMap::from([(big, 2), (other, 2), (small, 2)]));
-    let next = bench.turns(&page(100, 3)).await;
-    assert_eq!(next, HashMap::from([(big, 3), (other, 3)]));
+    assert_eq!(bench.turns(&page(6, 100)).await, HashMap::from([(big, 2), (other, 2), (small, 2)]));
+    assert_eq!(bench.turns(&page(100, 3)).await, HashMap::from([(big, 3), (other, 3)]));
     let host = "SELECT webhook_host FROM partners WHERE partner_id::text = $1";
     for (partner, expected) in [(big, "shared.example"), (other, "shared.example"), (small, "[2001:db8::1]")]
     {
@@ -119,8 +108,7 @@ async fn an_endpoint_is_blocked_then_probed_by_one() {
         assert_eq!(probes.len(), 1, "one probe at a time");
         assert_eq!(bench.endpoint(partner).await.state, "probing");
         assert!(bench.read_due(&all).await.is_empty());
-        let topup = &esim(&probes[0]).topup_id;
-        bench.record(&[failed(partner, topup, probes[0].attempt)]).await;
+        bench.record(&[failed(partner, &esim(&probes[0]).topup_id, probes[0].attempt)]).await;
         assert_eq!(bench.block(partner).await, expected, "bounded, and twice as long");
     }
     bench.end_block(partner).await;
@@ -180,7 +168,6 @@ async fn a_row_that_is_broken_is_taken_with_the_others() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("https://partner.example/hook")).await;
     let due = bench.deliveries(partner, 3, false).await;
-    let statement = "UPDATE esims SET profile = NULL, iccid = NULL WHERE topup_id = $1";
-    bench.set(statement, &due[1]).await;
+    bench.set("UPDATE esims SET profile = NULL, iccid = NULL WHERE topup_id = $1", &due[1]).await;
     assert_eq!(bench.read_due(&page(9, 9)).await.len(), 3);
 }

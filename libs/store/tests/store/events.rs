@@ -4,23 +4,16 @@ use std::time::Duration;
 
 use domain::{DeliveryId, EventId, PartnerId};
 use signing::SecretKey;
-use store::{
-    deliveries::{self, AttemptResult, Attempted, Content, Delivery},
-    endpoints,
-    events::{self, Kind, Subject, Tested},
-    operator::{
-        actions::{self, Mode, Recorded},
-        deliveries::Replayed,
-    },
-    orders::NewOrder,
-    partner_view::{self, Redelivered},
-    partners::{self, NewWebhook, Overlap, Rotated},
-};
+use store::deliveries::{self, AttemptResult, Attempted, Content, Delivery};
+use store::events::{self, Kind, Subject, Tested};
+use store::operator::actions::{self, Mode, Recorded};
+use store::operator::deliveries::Replayed;
+use store::partner_view::{self, Redelivered};
+use store::partners::{self, NewWebhook, Overlap, Rotated};
+use store::{endpoints, orders::NewOrder};
 
-use crate::{
-    bench::{Bench, VAULT, execute, ids, order, page, placement, rejected, topups},
-    deliveries::{attempted, failure},
-};
+use crate::bench::{Bench, VAULT, execute, ids, order, page, placement, rejected, topups};
+use crate::deliveries::{attempted, failure};
 
 /// An operator revives a topup; it fails again.
 const REVIVE: &str = "UPDATE topups SET state = 'pending' WHERE topup_id = $1";
@@ -39,8 +32,7 @@ impl Bench {
 
     /// An order whose purchase was rejected.
     async fn failed_order(&self, partner: PartnerId, answer_within: Duration, units: usize) -> NewOrder {
-        let failed = NewOrder { answer_within, ..order(partner, units) };
-        let failed = self.stored(failed).await;
+        let failed = self.stored(NewOrder { answer_within, ..order(partner, units) }).await;
         self.claim(&[placement(&failed)]).await;
         assert!(self.settle(&[rejected(placement(&failed), 1)]).await[0].moved);
         failed
@@ -58,8 +50,7 @@ impl Bench {
     }
 
     async fn make_all_due(&self, partner: PartnerId) {
-        let statement = "UPDATE delivery_due SET at = now() WHERE partner_id::text = $1";
-        self.set(statement, partner).await;
+        self.set("UPDATE delivery_due SET at = now() WHERE partner_id::text = $1", partner).await;
     }
 
     async fn test(&self, partner: PartnerId, interval: Duration) -> Tested {
@@ -86,8 +77,7 @@ impl Bench {
     /// What an operator's replay would do.
     async fn preview(&self, id: &EventId) -> Replayed {
         let mut connection = self.connection().await;
-        let replayed = events::replay(&mut connection, id, None, Mode::Preview).await;
-        replayed.unwrap()
+        events::replay(&mut connection, id, None, Mode::Preview).await.unwrap()
     }
 
     async fn event(&self, id: &DeliveryId) -> Option<events::View> {
@@ -99,13 +89,11 @@ impl Bench {
     async fn change(&self, partner: PartnerId, url: &str) -> bool {
         let new = NewWebhook { url: Some(Some(url)), events: None };
         let mut connection = self.connection().await;
-        let changed = partner_view::set_webhook(&mut connection, partner, &new, MINUTE).await;
-        changed.unwrap()
+        partner_view::set_webhook(&mut connection, partner, &new, MINUTE).await.unwrap()
     }
 
     async fn actions(&self) -> Vec<Recorded> {
-        let listed = actions::list(&mut *self.connection().await, None, 100).await;
-        listed.unwrap()
+        actions::list(&mut *self.connection().await, None, 100).await.unwrap()
     }
 }
 
@@ -190,8 +178,7 @@ async fn keys_that_end_soon_make_one_event_each() {
     let mut connection = bench.connection().await;
     assert_eq!(events::expiring(&mut connection, 6 * HOUR).await.unwrap(), 0);
     for expected in [1, 0] {
-        let made = events::expiring(&mut connection, 25 * HOUR).await.unwrap();
-        assert_eq!(made, expected);
+        assert_eq!(events::expiring(&mut connection, 25 * HOUR).await.unwrap(), expected);
     }
     let due = bench.all_due().await;
     assert_eq!(due.len(), 1);
@@ -240,8 +227,7 @@ async fn a_test_goes_out_although_the_endpoint_is_blocked() {
     assert_eq!(due[0].id, second.clone().into());
     bench.attempt(&due[0], AttemptResult::Delivered).await;
     assert_eq!(bench.event(&due[0].id).await.unwrap().state, "delivered");
-    let made = partner_view::attempts(&mut *bench.connection().await, &second.into()).await;
-    let made = made.unwrap();
+    let made = partner_view::attempts(&mut *bench.connection().await, &second.into()).await.unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "delivered"));
     assert!(made[0].answer.is_some());
     assert_eq!(bench.all_due().await.len(), waiting.len(), "the block has ended");
@@ -282,8 +268,7 @@ async fn an_event_is_retried_held_and_forgotten_like_a_webhook() {
     assert_eq!((seen.state.as_str(), seen.attempts), ("delivered", 2));
 
     assert_eq!(events::forget(&mut connection, 10).await.unwrap(), 0);
-    let old = "UPDATE events SET created_at = now() - interval '31 days' WHERE event_id = $1";
-    bench.set(old, &due.id).await;
+    bench.set("UPDATE events SET created_at = now() - interval '31 days' WHERE event_id = $1", &due.id).await;
     assert_eq!(events::forget(&mut connection, 10).await.unwrap(), 1);
     assert_eq!(bench.events_of(partner).await, (0, 0));
 }
@@ -296,8 +281,7 @@ async fn an_event_is_sent_again_unless_it_is_void() {
     let due = bench.all_due().await.remove(0);
     let again = async |partner: PartnerId, id: &DeliveryId| {
         let mut connection = bench.connection().await;
-        let again = partner_view::redeliver(&mut connection, partner, id, MINUTE).await;
-        again.unwrap()
+        partner_view::redeliver(&mut connection, partner, id, MINUTE).await.unwrap()
     };
     let earlier = async || {
         let statement = "UPDATE events SET attempted_at = now() - interval '2 min',
@@ -378,22 +362,18 @@ async fn the_statements_of_a_rollback_free_the_probe_of_older_notifiers() {
     bench.failed_order(partner, Duration::ZERO, 2).await;
     let [held, due] = <[Delivery; 2]>::try_from(bench.all_due().await).unwrap();
     bench.set_url(partner, None).await;
-    let moved = deliveries::set_no_endpoint(&mut connection, &[held.id]).await;
-    assert_eq!(moved.unwrap(), 1);
+    assert_eq!(deliveries::set_no_endpoint(&mut connection, &[held.id]).await.unwrap(), 1);
     let topup = bench.deliveries(partner, 1, true).await.remove(0);
-    let deferred = deliveries::defer(&mut connection, &[topup.clone().into()]).await;
-    deferred.unwrap();
+    deliveries::defer(&mut connection, &[topup.clone().into()]).await.unwrap();
     let block = "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
                  VALUES ($1::uuid, 20, 1, now() - interval '1 s')";
     bench.set(block, partner).await;
-    let event_first = "UPDATE delivery_due SET at = now() - interval '1 min' WHERE topup_id = $1";
-    bench.set(event_first, &due.id).await;
+    bench.set("UPDATE delivery_due SET at = now() - interval '1 min' WHERE topup_id = $1", &due.id).await;
     assert_eq!(bench.value::<String>(OLD_DUE, partner).await, due.id.as_str());
 
     let docs = include_str!("../../../../docs/operations.md");
     let (_, after) = docs.split_once("Older notifiers cannot send").unwrap();
-    let statements = after.split("```").nth(1).unwrap().trim_start_matches("sql");
-    execute(&mut connection, statements).await;
+    execute(&mut connection, after.split("```").nth(1).unwrap().trim_start_matches("sql")).await;
 
     assert_eq!(bench.value::<String>(OLD_DUE, partner).await, topup.as_str());
     // Nothing brings an event back: neither a URL that is set, nor a topup that fails.
@@ -401,8 +381,7 @@ async fn the_statements_of_a_rollback_free_the_probe_of_older_notifiers() {
     bench.failed_order(partner, Duration::ZERO, 1).await;
     assert_eq!(bench.events_of(partner).await, (2, 0));
     // After the next upgrade they can be sent.
-    let seen = bench.event(&due.id).await.unwrap();
-    assert_eq!(seen.state, "exhausted");
+    assert_eq!(bench.event(&due.id).await.unwrap().state, "exhausted");
     let id: EventId = due.id.as_str().parse().unwrap();
     assert_eq!(bench.preview(&id).await.exhausted, 1);
 }
@@ -430,8 +409,7 @@ async fn events_are_listed_in_pages() {
     assert_eq!(seen, made);
     let strange = made[0].parse().unwrap();
     for (partner, seen) in [(partner, true), (other, false)] {
-        let found = events::find(&mut connection, Some(partner), &strange).await;
-        assert_eq!(found.unwrap().is_some(), seen);
+        assert_eq!(events::find(&mut connection, Some(partner), &strange).await.unwrap().is_some(), seen);
     }
 }
 
@@ -473,8 +451,7 @@ async fn waiting_deliveries_move_in_batches() {
     let retried = bench.deliveries(partner, 5, false).await;
     let fresh = bench.deliveries(partner, 1, false).await;
     let mut connection = bench.connection().await;
-    let given_up = deliveries::set_no_endpoint(&mut connection, &ids(&held)).await;
-    given_up.unwrap();
+    deliveries::set_no_endpoint(&mut connection, &ids(&held)).await.unwrap();
     bench.deliver_in(&retried, 3600.0).await;
     bench.deliver_in(&fresh, 3600.0).await;
     let tried =
@@ -490,8 +467,7 @@ async fn waiting_deliveries_move_in_batches() {
     bench.set(failed_there, &fresh[0]).await;
     let mut batches = Vec::new();
     loop {
-        let moved = endpoints::move_waiting(&mut connection, partner, 2).await;
-        let moved = moved.unwrap();
+        let moved = endpoints::move_waiting(&mut connection, partner, 2).await.unwrap();
         if !moved.more {
             break;
         }

@@ -1,14 +1,10 @@
 //! Every statement that moves a placement, in every state, against [`Placement::after`].
 
-use domain::{
-    PartnerId, PlacementId, PlacementState,
-    placement::{Event, Placement, Resolution},
-};
-use store::{
-    operator::placements::{self as operated, NotResolved},
-    orders::{Cancelled, NewOrder},
-    recover,
-};
+use domain::placement::{Event, Placement, Resolution};
+use domain::{PartnerId, PlacementId, PlacementState};
+use store::operator::placements::{self as operated, NotResolved};
+use store::orders::{Cancelled, NewOrder};
+use store::recover;
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, disputed, not_bought, not_found, order, parked, placement,
@@ -231,8 +227,7 @@ async fn a_cancellation_refuses_as_the_machine_says() {
         let cancelled = bench.cancel(&order).await == Cancelled::Done;
         let after = start.placement.after(Event::Refuse);
         assert_eq!(cancelled, after.is_ok(), "{start:?}");
-        let row = bench.read(placement(&order)).await;
-        assert_eq!(row, after.unwrap_or(start.placement), "{start:?}");
+        assert_eq!(bench.read(placement(&order)).await, after.unwrap_or(start.placement), "{start:?}");
     }
 }
 
@@ -267,8 +262,7 @@ async fn an_unknown_outcome_moves_only_the_next_look() {
             let applies = looked_at && attempt == ATTEMPT;
             assert_eq!(settled[0].moved, applies, "{start:?}");
             assert_eq!(bench.read(placement(&order)).await, start.placement);
-            let after = bench.everything(order.order_id).await;
-            assert_eq!(after != before, applies, "{attempt} of {start:?}");
+            assert_eq!(bench.everything(order.order_id).await != before, applies, "{attempt} of {start:?}");
         }
     }
 }

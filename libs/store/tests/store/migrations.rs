@@ -14,8 +14,7 @@ struct File {
 
 impl File {
     fn version(&self) -> i64 {
-        let number = self.name.split('_').next().unwrap_or_default();
-        number.parse().unwrap_or_default()
+        self.name.split('_').next().unwrap_or_default().parse().unwrap_or_default()
     }
 
     /// The comment lines that the file begins with.

@@ -1,11 +1,8 @@
 //! Operators' lists, searches and changes.
 
 use domain::{PartnerId, PlacementId, PlacementState, placement::Resolution};
-use store::{
-    operator::placements::{self, NotResolved, Resolved},
-    orders::NewOrder,
-    placements::Progress,
-};
+use store::operator::placements::{self, NotResolved, Resolved};
+use store::{orders::NewOrder, placements::Progress};
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought, bought_pending, disputed, iccid, order, parked, placement, ready,
@@ -39,8 +36,7 @@ async fn what_is_said_to_be_bought_is_collected() {
     assert_eq!(units(&resolved), (2, 0, 0));
     let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!((claimed[0].was, claimed[0].attempt), (PlacementState::Placed, 1));
-    let units = topups(&order).iter().map(ready).collect();
-    bench.settle(&[bought(id, 1, units, true)]).await;
+    bench.settle(&[bought(id, 1, topups(&order).iter().map(ready).collect(), true)]).await;
     for topup in topups(&order) {
         assert_eq!(bench.states(&topup).await, ("ready".into(), "pending".into()));
     }
@@ -50,8 +46,7 @@ async fn what_is_said_to_be_bought_is_collected() {
 async fn what_is_said_not_to_be_bought_fails() {
     let bench = Bench::new().await;
     let order = bench.in_doubt(2).await;
-    let resolved = bench.resolve(placement(&order), Resolution::NotBought).await;
-    let resolved = resolved.unwrap();
+    let resolved = bench.resolve(placement(&order), Resolution::NotBought).await.unwrap();
     assert_eq!(resolved.state, PlacementState::Failed);
     assert_eq!(units(&resolved), (0, 2, 0));
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
@@ -93,8 +88,7 @@ async fn units_that_have_their_profile_stay_and_named_ones_are_not_bought_again(
     bench.settle(&[bought(id, 1, known, true), disputed(id, 1)]).await;
     let error = bench.resolve(id, Resolution::Retry).await.unwrap_err();
     assert!(matches!(error, NotResolved::HasUnits), "{error}");
-    let resolved = bench.resolve(id, Resolution::NotBought).await.unwrap();
-    assert_eq!(units(&resolved), (0, 2, 1));
+    assert_eq!(units(&bench.resolve(id, Resolution::NotBought).await.unwrap()), (0, 2, 1));
     assert_eq!(bench.states(&one).await.0, "ready");
 }
 
@@ -106,12 +100,10 @@ async fn a_disputed_purchase_of_a_failed_placement_is_delivered_on_an_operators_
     bench.settle(&[rejected(id, 1), bought_pending(id, 1)]).await;
     assert_eq!(bench.state(id).await, "parked");
     assert_eq!(bench.states(topup).await.0, "failed");
-    let resolved = bench.resolve(id, Resolution::Bought).await.unwrap();
-    assert_eq!(units(&resolved), (1, 0, 0));
+    assert_eq!(units(&bench.resolve(id, Resolution::Bought).await.unwrap()), (1, 0, 0));
     bench.settle(&[bought(id, 1, vec![ready(topup)], true)]).await;
     assert_eq!(bench.states(topup).await, ("ready".into(), "pending".into()));
-    let sql = "SELECT iccid FROM esims WHERE topup_id = $1";
-    let stored: String = bench.value(sql, topup).await;
+    let stored: String = bench.value("SELECT iccid FROM esims WHERE topup_id = $1", topup).await;
     assert_eq!(stored, iccid(topup).as_str());
 }
 
@@ -137,8 +129,7 @@ async fn placements_are_listed_by_state_and_provider() {
     let doubted = bench.in_doubt(2).await;
     let open = bench.stored(order(PartnerId::new(), 1)).await;
     let list = async |state, provider| {
-        let listed = placements::list(&mut *bench.connection().await, state, provider, 10).await;
-        listed.unwrap()
+        placements::list(&mut *bench.connection().await, state, provider, 10).await.unwrap()
     };
     let parked = list(Some(PlacementState::Parked), None).await;
     assert_eq!(parked.len(), 1);

@@ -3,11 +3,9 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId, PlacementState};
-use store::{
-    operator::{self, orders::OrderView},
-    orders::{self, NewOrder, Refusal},
-    placements::{Claim, Settlement},
-};
+use store::operator::{self, orders::OrderView};
+use store::orders::{self, NewOrder, Refusal};
+use store::placements::{Claim, Settlement};
 
 use crate::bench::{
     Bench, PROVIDER, bought_pending, not_bought, order, order_of, parked, part, placement, rejected,
@@ -82,8 +80,7 @@ async fn a_batch_stores_each_external_id_of_a_partner_once() {
     let batch = [named(one, "b"), named(one, "a"), named(other, "a"), named(one, "a"), named(one, "a")];
     let stored = bench.insert(&batch).await.unwrap();
     assert_eq!((stored[0], stored[2]), (true, true));
-    let winners = [1, 3, 4].into_iter().filter(|index| stored[*index]).count();
-    assert_eq!(winners, 1, "{stored:?}");
+    assert_eq!([1, 3, 4].into_iter().filter(|index| stored[*index]).count(), 1, "{stored:?}");
     // No part of a rejected order is stored.
     for table in ["orders", "placements", "topups"] {
         assert_eq!(bench.count(table).await, 3, "{table}");
@@ -128,8 +125,7 @@ async fn a_taken_topup_id_is_found_by_its_constraint_and_nothing_is_stored() {
     let first = bench.stored(order(partner, 1)).await;
     let mut second = order(partner, 2);
     second.placements[0].topups[1].topup_id = topups(&first)[0].clone();
-    let batch = [order(partner, 1), second.clone()];
-    let error = bench.insert(&batch).await.unwrap_err();
+    let error = bench.insert(&[order(partner, 1), second.clone()]).await.unwrap_err();
     assert_eq!(error.constraint(), Some("topups_topup_id_key"));
     assert!(error.is_about_data());
     assert_eq!(bench.count("orders").await, 1);
@@ -142,32 +138,14 @@ async fn external_ids_are_kept_as_sent() {
     let bench = Bench::new().await;
     let partner = PartnerId::new();
     let long = "\u{1f4f1}".repeat(255);
-    let odd = [
-        "a",
-        "A",
-        " a",
-        "a ",
-        "a\n",
-        "\u{e9}",
-        "e\u{301}",
-        "\u{feff}a",
-        "\u{202e}a",
-        "\u{1}",
-        "ß",
-        "ss",
-        "'",
-        "\\",
-        "%",
-        "{a,b}",
-        "NULL",
-        long.as_str(),
-    ];
+    let plain = ["a", "A", " a", "a ", "a\n", "ß", "ss", "'", "\\", "%", "{a,b}", "NULL"];
+    let unusual = ["\u{e9}", "e\u{301}", "\u{feff}a", "\u{202e}a", "\u{1}", long.as_str()];
+    let odd = [&plain[..], &unusual].concat();
     let batch: Vec<_> = odd.iter().map(|id| named(partner, id)).collect();
     bench.store(&batch).await;
     assert_eq!(bench.insert(&batch).await.unwrap(), vec![false; odd.len()]);
     for id in odd {
-        let found = bench.found(id).await;
-        assert!(found.iter().all(|order| order.external_order_id == id), "{id:?}");
+        assert!(bench.found(id).await.iter().all(|order| order.external_order_id == id), "{id:?}");
         assert!(bench.is_taken(partner, id).await, "{id:?}");
     }
     assert!(!bench.is_taken(PartnerId::new(), "a").await);
@@ -199,8 +177,7 @@ async fn a_refused_order_frees_its_external_id() {
         let found = bench.found(&order.order_id.to_string()).await.remove(0);
         assert!(found.refused);
         assert_eq!(found.placements[0].state, PlacementState::Refused.as_str());
-        let reason = found.topups[0].reason.as_deref();
-        assert_eq!(reason, Some("the provider refused: 9001 it refused"));
+        assert_eq!(found.topups[0].reason.as_deref(), Some("the provider refused: 9001 it refused"));
     }
     bench.store(&[named(partner, "again")]).await;
     assert_eq!(bench.found("again").await.len(), 3);
@@ -208,12 +185,10 @@ async fn a_refused_order_frees_its_external_id() {
 
 /// An order of two placements; those in `placing` have a recorded first attempt.
 async fn two_placements(bench: &Bench, placing: &[usize]) -> NewOrder {
-    let parts = vec![part("one", &[0]), part("other", &[1])];
-    let new = bench.stored(order_of(parts)).await;
+    let new = bench.stored(order_of(vec![part("one", &[0]), part("other", &[1])])).await;
     for part in placing {
         let part = &new.placements[*part];
-        let id = [part.placement_id];
-        bench.claim_as(&part.provider, &id, Claim::Named).await;
+        bench.claim_as(&part.provider, &[part.placement_id], Claim::Named).await;
     }
     new
 }
@@ -238,12 +213,10 @@ async fn an_order_is_refused_whole_or_not_at_all() {
     for (attempted, outcomes, refused) in rows {
         let order = two_placements(&bench, attempted).await;
         for (part, outcome) in attempted.iter().zip(outcomes) {
-            let id = order.placements[*part].placement_id;
-            bench.settle(&[outcome(id, 1)]).await;
+            bench.settle(&[outcome(order.placements[*part].placement_id, 1)]).await;
         }
         let before = bench.everything(order.order_id).await;
-        let refusals = bench.refuse(&order).await;
-        assert_eq!(refusals.as_ref().map(Vec::len), refused, "{attempted:?}");
+        assert_eq!(bench.refuse(&order).await.as_ref().map(Vec::len), refused, "{attempted:?}");
         let after = bench.everything(order.order_id).await;
         let count = |what: &str| after.iter().flatten().filter(|row| row.contains(what)).count();
         if refused.is_some() {
@@ -269,11 +242,9 @@ async fn a_refusal_says_what_the_provider_said_and_only_while_the_order_waits() 
         "UPDATE orders SET answer_by = now() + interval '5 s', refusable = false WHERE order_id::text = $1";
     for statement in [late, again] {
         bench.set(statement, order.order_id).await;
-        let refused = bench.refuse(&order).await;
-        assert_eq!(refused, None, "its answer has left: {statement}");
+        assert_eq!(bench.refuse(&order).await, None, "its answer has left: {statement}");
     }
-    let sql = "UPDATE orders SET refusable = true WHERE order_id::text = $1";
-    bench.set(sql, order.order_id).await;
+    bench.set("UPDATE orders SET refusable = true WHERE order_id::text = $1", order.order_id).await;
     let said = Refusal::Rejected { status: "9001".into(), message: "it refused".into() };
     assert_eq!(bench.refuse(&order).await, Some(vec![said, Refusal::NotSent]));
 }
@@ -284,8 +255,7 @@ async fn an_order_stands_once_it_cannot_be_refused() {
     let partner = PartnerId::new();
     let stands = async |order: &NewOrder| {
         let mut connection = bench.connection().await;
-        let stands = orders::stands(&mut connection, partner, &order.external_order_id).await;
-        stands.unwrap()
+        orders::stands(&mut connection, partner, &order.external_order_id).await.unwrap()
     };
     let waiting = order(partner, 1);
     assert_eq!(stands(&waiting).await, None);
@@ -296,8 +266,7 @@ async fn an_order_stands_once_it_cannot_be_refused() {
     bench.settle(&[bought_pending(placement(&waiting), 1)]).await;
     assert!(stands(&waiting).await.unwrap().decided, "it is bought");
     let answered = NewOrder { refusable: false, ..order(partner, 1) };
-    let answered = stands(&bench.stored(answered).await).await.unwrap();
-    assert!(answered.decided, "its answer waits for no verdict");
+    assert!(stands(&bench.stored(answered).await).await.unwrap().decided, "its answer waits for no verdict");
 }
 
 #[tokio::test]

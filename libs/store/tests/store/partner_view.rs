@@ -3,14 +3,10 @@
 use std::time::Duration;
 
 use domain::{OrderId, PartnerId, TopupId};
-use store::{
-    operator::{
-        actions::Mode,
-        deliveries::{Filter, replay},
-    },
-    orders::{self, Cancelled, NewOrder},
-    partner_view::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState},
-};
+use store::operator::actions::Mode;
+use store::operator::deliveries::{Filter, replay};
+use store::orders::{self, Cancelled, NewOrder};
+use store::partner_view::{self, OrderPage, OrderState, Position, Redelivered, StoredWebhook, UnitState};
 
 use crate::bench::{
     Bench, PROVIDER, answered, bought, bought_pending, disputed, not_bought, order, parked, part, placement,
@@ -24,8 +20,7 @@ const DELIVERED: &str =
 impl Bench {
     pub async fn cancel(&self, order: &NewOrder) -> Cancelled {
         let mut connection = self.connection().await;
-        let cancelled = orders::cancel(&mut connection, order.partner_id, &order.external_order_id).await;
-        cancelled.unwrap()
+        orders::cancel(&mut connection, order.partner_id, &order.external_order_id).await.unwrap()
     }
 
     async fn past_answer(&self, units: usize) -> NewOrder {
@@ -35,25 +30,20 @@ impl Bench {
     async fn seen(&self, order: &NewOrder) -> (OrderState, Vec<UnitState>) {
         let (partner, id) = (order.partner_id, &order.external_order_id);
         let mut connection = self.connection().await;
-        let head = partner_view::order(&mut connection, partner, id).await;
-        let head = head.unwrap().unwrap();
-        let units = partner_view::units(&mut connection, partner, head.order_id).await;
-        let units = units.unwrap();
+        let head = partner_view::order(&mut connection, partner, id).await.unwrap().unwrap();
+        let units = partner_view::units(&mut connection, partner, head.order_id).await.unwrap();
         let states = units.iter().map(|unit| unit.state).collect();
         (head.state(partner_view::count(&units)), states)
     }
 
     async fn redeliver(&self, partner: PartnerId, topup: &TopupId) -> Redelivered {
         let mut connection = self.connection().await;
-        let id = topup.clone().into();
-        let redelivered = partner_view::redeliver(&mut connection, partner, &id, MINUTE).await;
-        redelivered.unwrap()
+        partner_view::redeliver(&mut connection, partner, &topup.clone().into(), MINUTE).await.unwrap()
     }
 
     async fn webhooks(&self, partner: PartnerId, after: &Position, limit: i64) -> Vec<StoredWebhook> {
         let mut connection = self.connection().await;
-        let page = partner_view::webhooks(&mut connection, partner, after, limit).await;
-        page.unwrap()
+        partner_view::webhooks(&mut connection, partner, after, limit).await.unwrap()
     }
 }
 
@@ -147,20 +137,17 @@ async fn units_are_shown_as_they_are() {
     let seen = bench.seen(&order).await;
     assert_eq!(seen, all(OrderState::Processing, UnitState::OnHold));
     let units = topups(&order);
-    let purchase = bought(id, 1, units.iter().map(ready).collect(), true);
-    bench.settle(&[purchase]).await;
+    bench.settle(&[bought(id, 1, units.iter().map(ready).collect(), true)]).await;
     let seen = bench.seen(&order).await;
     assert_eq!(seen, all(OrderState::Ready, UnitState::Ready));
     let mut connection = bench.connection().await;
-    let unit = partner_view::unit(&mut connection, order.partner_id, &units[0]).await;
-    let unit = unit.unwrap().unwrap();
+    let unit = partner_view::unit(&mut connection, order.partner_id, &units[0]).await.unwrap().unwrap();
     assert!(unit.profile.is_some(), "{unit:?}");
     assert_eq!(unit.delivery.as_deref(), Some("pending"));
     // Another partner does not see it.
     let page = OrderPage { limit: 10, ..OrderPage::default() };
     for (partner, seen) in [(order.partner_id, true), (PartnerId::new(), false)] {
-        let unit = partner_view::unit(&mut connection, partner, &units[0]).await;
-        assert_eq!(unit.unwrap().is_some(), seen);
+        assert_eq!(partner_view::unit(&mut connection, partner, &units[0]).await.unwrap().is_some(), seen);
         let delivery = partner_view::delivery(&mut connection, partner, &units[0]).await;
         assert_eq!(delivery.unwrap().is_some(), seen);
         let found = partner_view::units(&mut connection, partner, order.order_id).await;
@@ -206,14 +193,12 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     let topups = bench.deliveries(partner, 3, true).await;
-    let seconds = [5.0_f64, 10.0, 10.0];
-    for (topup, seconds) in topups.iter().zip(seconds) {
-        // The same time for two of them, as one transaction gives it.
-        let moving = sqlx::query(
-            "UPDATE deliveries SET created_at = date_trunc('minute', now()) - make_interval(secs => $2) WHERE topup_id = $1",
+    // The same time for two of them, as one transaction gives it.
+    for (topup, seconds) in topups.iter().zip([5, 10, 10]) {
+        let moved = format!(
+            "UPDATE deliveries SET created_at = date_trunc('minute', now()) - interval '{seconds} s' WHERE topup_id = '{topup}'"
         );
-        let moving = moving.bind(topup.as_str()).bind(seconds);
-        moving.execute(&bench.pool).await.unwrap();
+        bench.sql(&moved).await;
     }
     let fresh = bench.deliveries(partner, 1, true).await.remove(0);
     let mut same = [topups[1].to_string(), topups[2].to_string()];
@@ -236,8 +221,7 @@ async fn webhooks_are_read_in_order_by_their_partner_only() {
     let page = bench.webhooks(partner, &after, 10).await;
     assert_eq!(page.len(), 1);
     assert!(page[0].profile.is_some() && page[0].topup_id == fresh);
-    let sql = "UPDATE esims SET erased_at = now() WHERE topup_id = $1";
-    bench.set(sql, &fresh).await;
+    bench.set("UPDATE esims SET erased_at = now() WHERE topup_id = $1", &fresh).await;
     assert!(bench.webhooks(partner, &after, 10).await[0].profile.is_none());
 
     let stranger = bench.partner(None).await;

@@ -209,8 +209,7 @@ async fn migrated() -> (Database, PgConnection) {
     let database = Database::create().await.unwrap();
     let mut connection = database.connect().await.unwrap();
     store::schema::migrate(&mut connection).await.unwrap();
-    let settings = "SET jit = off; SET plan_cache_mode = force_generic_plan";
-    execute(&mut connection, settings).await;
+    execute(&mut connection, "SET jit = off; SET plan_cache_mode = force_generic_plan").await;
     (database, connection)
 }
 

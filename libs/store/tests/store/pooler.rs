@@ -5,14 +5,10 @@ use std::net::SocketAddr;
 
 use secrecy::SecretString;
 use sqlx::ConnectOptions;
-use store::{
-    config::DatabaseConfig,
-    schema::{self, SchemaError},
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
-    net::{TcpListener, TcpStream},
-};
+use store::config::DatabaseConfig;
+use store::schema::{self, SchemaError};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
 use crate::bench::{Bench, VAULT, config};
@@ -52,8 +48,7 @@ async fn relay(mut client: TcpStream, server: String, options: Options) {
     if matches!(options, Options::Refused) {
         let fields = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: options\0\0";
         client.write_all(b"E").await.unwrap();
-        let length = u32::try_from(fields.len() + 4).unwrap();
-        client.write_u32(length).await.unwrap();
+        client.write_u32(u32::try_from(fields.len() + 4).unwrap()).await.unwrap();
         client.write_all(fields).await.unwrap();
         return;
     }
@@ -64,8 +59,7 @@ async fn relay(mut client: TcpStream, server: String, options: Options) {
     }
     kept.push(0);
     let mut server = TcpStream::connect(server).await.unwrap();
-    let length = u32::try_from(kept.len() + 8).unwrap();
-    server.write_u32(length).await.unwrap();
+    server.write_u32(u32::try_from(kept.len() + 8).unwrap()).await.unwrap();
     server.write_u32(version).await.unwrap();
     server.write_all(&kept).await.unwrap();
     let _ = copy_bidirectional(&mut client, &mut server).await;

@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use domain::{PartnerId, PlacementId};
-use store::{
-    placements::{self, Claim, Outcome, Progress},
-    providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker},
-};
+use store::placements::{self, Claim, Outcome, Progress};
+use store::providers::{self, Backlog, BreakerLimits, BreakerState, ProviderBreaker};
 
 use crate::bench::{
     Bench, LEASE, PROVIDER, not_bought, not_found, order, order_of, parked, part, placement, settlement,
@@ -35,25 +33,20 @@ impl Bench {
 
     async fn failed(&self, version: i64, at_once: bool) -> Option<ProviderBreaker> {
         let mut connection = self.connection().await;
-        let reason = "no answer";
-        let failed = providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, reason).await;
-        failed.unwrap()
+        providers::failed(&mut connection, PROVIDER, version, at_once, &LIMITS, "no answer").await.unwrap()
     }
 
     async fn answered(&self, version: i64) -> Option<ProviderBreaker> {
-        let answered = providers::answered(&mut *self.connection().await, PROVIDER, version).await;
-        answered.unwrap()
+        providers::answered(&mut *self.connection().await, PROVIDER, version).await.unwrap()
     }
 
     async fn probe(&self) -> Option<ProviderBreaker> {
-        let probe = providers::probe(&mut *self.connection().await, PROVIDER, LEASE).await;
-        probe.unwrap()
+        providers::probe(&mut *self.connection().await, PROVIDER, LEASE).await.unwrap()
     }
 
     /// Lets time pass until the breaker allows a probe.
     async fn wait_for_half_open(&self) {
-        let statement = "UPDATE providers SET open_until = now() WHERE name = $1";
-        self.set(statement, PROVIDER).await;
+        self.set("UPDATE providers SET open_until = now() WHERE name = $1", PROVIDER).await;
         assert_eq!(self.breaker().await.state, BreakerState::HalfOpen);
     }
 
@@ -165,8 +158,7 @@ async fn an_operator_opens_and_closes_a_breaker() {
     assert_eq!(open.unwrap().unwrap().state, BreakerState::Open);
     assert!((bench.open_for().await - 3600.0).abs() < 0.1);
     assert!(bench.claim_due(PROVIDER, 10).await.is_empty());
-    let answered = bench.answered(before).await;
-    assert_eq!(answered, None, "an answer doesn't overrule it");
+    assert_eq!(bench.answered(before).await, None, "an answer doesn't overrule it");
     let elsewhere = placement(&elsewhere);
     assert_eq!(bench.claim_as("other", &[elsewhere], Claim::Named).await.len(), 1);
 
@@ -198,10 +190,7 @@ async fn hints_are_taken_once_a_second() {
     bench.settle(&[settlement(id, 1, outcome)]).await;
 
     let mut connection = bench.connection().await;
-    let mut hint = async |provider: &str| {
-        let hinted = providers::hint(&mut connection, provider, &unit_id).await;
-        hinted.unwrap()
-    };
+    let mut hint = async |provider: &str| providers::hint(&mut connection, provider, &unit_id).await.unwrap();
     let due_in = async || -> f64 {
         let statement =
             "SELECT extract(epoch FROM at - now())::float8 FROM placement_due WHERE placement_id::text = $1";
@@ -222,12 +211,9 @@ async fn hints_are_taken_once_a_second() {
 
     // A callback moves only placed placements.
     for state in ["accepted", "placing", "failed", "refused", "parked"] {
-        sqlx::query("UPDATE placements SET state = $1, hinted_at = NULL WHERE placement_id = $2")
-            .bind(state)
-            .bind(id.uuid())
-            .execute(&bench.pool)
-            .await
-            .unwrap();
+        let sql =
+            format!("UPDATE placements SET state = '{state}', hinted_at = NULL WHERE placement_id = '{id}'");
+        bench.sql(&sql).await;
         bench.due_in(&[id], 3600.0).await;
         assert!(!hint(PROVIDER).await, "{state}");
     }
@@ -239,11 +225,8 @@ async fn the_queue_reports_its_lag() {
     let sql = "INSERT INTO options (option_id, name, provider, provider_option_id, environment)
              VALUES (gen_random_uuid(), $1, $1, 'x', 'live')";
     bench.set(sql, "nobody").await;
-    let backlogs = async || {
-        let served = [PROVIDER.to_owned()];
-        let backlogs = providers::backlogs(&mut *bench.connection().await, &served).await;
-        backlogs.unwrap()
-    };
+    let backlogs =
+        async || providers::backlogs(&mut *bench.connection().await, &[PROVIDER.to_owned()]).await.unwrap();
     let idle = |provider: &str| Backlog {
         provider: provider.to_owned(),
         parked: 0,
@@ -256,22 +239,19 @@ async fn the_queue_reports_its_lag() {
     bench.overdue().await;
     let order = bench.placing(1).await;
     bench.settle(&[parked(placement(&order), 1)]).await;
-    let sql = "UPDATE placement_due SET provider = $1";
-    bench.set(sql, "nobody").await;
+    bench.set("UPDATE placement_due SET provider = $1", "nobody").await;
     let now = backlogs().await;
     let of = |provider: &str| now.iter().find(|backlog| backlog.provider == provider).unwrap();
     assert_eq!((of(PROVIDER).parked, of("nobody").parked), (1, 0));
     assert_eq!((of(PROVIDER).due, of("nobody").due), (0, 1));
-    let now = of("nobody");
-    assert!(now.oldest_overdue.abs_diff(Duration::from_mins(1)) < Duration::from_secs(20));
+    assert!(of("nobody").oldest_overdue.abs_diff(Duration::from_mins(1)) < Duration::from_secs(20));
 }
 
 #[tokio::test]
 async fn a_row_that_cannot_be_read_is_parked_alone() {
     let bench = Bench::registered().await;
     let (bad, good) = (bench.overdue().await, bench.overdue().await);
-    let sql = "UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1";
-    bench.set(sql, bad).await;
+    bench.set("UPDATE topups SET topup_id = 'no topup id' WHERE placement_id::text = $1", bad).await;
     let claimed = bench.claim_due(PROVIDER, 10).await;
     assert_eq!(claimed.len(), 1);
     assert_eq!(claimed[0].placement_id, good);

@@ -2,17 +2,12 @@
 
 use std::time::Duration;
 
-use domain::{
-    PartnerId, PlacementState,
-    placement::{Event, Placement},
-};
+use domain::placement::{Event, Placement};
+use domain::{PartnerId, PlacementState};
 use sqlx::{ConnectOptions, postgres::PgConnectOptions};
-use store::{
-    operator::actions::Mode,
-    orders::NewOrder,
-    placements::{self, Claim},
-    recover::{self, NotRecovered, Recovered},
-};
+use store::placements::{self, Claim};
+use store::recover::{self, NotRecovered, Recovered};
+use store::{operator::actions::Mode, orders::NewOrder};
 
 use crate::bench::{
     Bench, PROVIDER, applied, bought_pending, not_found, order, parked, placement, rejected, unknown,
@@ -25,8 +20,7 @@ impl Bench {
     }
 
     async fn accepted(&self, answer_within: Duration) -> NewOrder {
-        let order = NewOrder { answer_within, ..order(PartnerId::new(), 1) };
-        self.stored(order).await
+        self.stored(NewOrder { answer_within, ..order(PartnerId::new(), 1) }).await
     }
 }
 
@@ -65,8 +59,7 @@ async fn what_may_have_been_bought_is_looked_up_and_nothing_else_is_touched() {
         assert_eq!(bench.everything(order).await, everything);
     }
 
-    let again = bench.recover(false, false).await.unwrap();
-    assert_eq!(moved(&again), (0, 2, 0), "nothing moves further");
+    assert_eq!(moved(&bench.recover(false, false).await.unwrap()), (0, 2, 0), "nothing moves further");
     let due = bench.find_due(PROVIDER, 100).await;
     let mut connection = bench.connection().await;
     let lease = Duration::ZERO;
@@ -99,15 +92,13 @@ async fn orders_that_may_have_been_refused_are_named_and_can_be_parked() {
     let named = |recovered: Recovered| -> Vec<_> {
         recovered.unanswered.into_iter().map(|one| one.order_id).collect()
     };
-    let recovered = bench.recover(false, true).await.unwrap();
-    assert_eq!(named(recovered), [waiting.order_id]);
+    assert_eq!(named(bench.recover(false, true).await.unwrap()), [waiting.order_id]);
 
     let recovered = bench.recover(true, false).await.unwrap();
     assert_eq!(moved(&recovered), (3, 0, 1));
     assert_eq!(named(recovered), [waiting.order_id]);
     assert_eq!(bench.state(placement(&waiting)).await, "parked");
-    let due = bench.find_due(PROVIDER, 100).await;
-    assert_eq!(due.len(), 2, "what is parked is left to the operator");
+    assert_eq!(bench.find_due(PROVIDER, 100).await.len(), 2, "what is parked is left to the operator");
 
     // It was bought after all: its own late outcome still counts.
     bench.settle(&[bought_pending(placement(&waiting), 1)]).await;

@@ -3,21 +3,13 @@
 use std::{path::PathBuf, process::Command};
 
 use domain::{ActivationCode, OrderId, PartnerId, TopupId, TopupIds};
-use store::{
-    deliveries::{self, Read},
-    operator::{
-        actions::Mode,
-        deliveries::Filter,
-        erase::{self, Erased, NotErased},
-        terms::{self, Keep, NotSet},
-    },
-    orders::{self, NewOrder},
-    partners,
-    placements::Progress,
-    profile::Profile,
-    retention::{self, Backlog, Class, Step},
-    vault::Purpose,
-};
+use store::deliveries::{self, Read};
+use store::operator::erase::{self, Erased, NotErased};
+use store::operator::terms::{self, Keep, NotSet};
+use store::operator::{actions::Mode, deliveries::Filter};
+use store::orders::{self, NewOrder};
+use store::retention::{self, Backlog, Class, Step};
+use store::{partners, placements::Progress, profile::Profile, vault::Purpose};
 use time::Duration;
 
 use crate::bench::{Bench, VAULT, applied, bought, esim, execute, iccid, order, placement, topups, unit};
@@ -37,8 +29,7 @@ impl Bench {
         self.claim(&[placement(&order)]).await;
         let ready =
             Progress::Ready { iccid: iccid(&topup), profile: profile().seal(&VAULT, &topup).unwrap() };
-        let settled = bought(placement(&order), 1, vec![unit(&topup, ready)], true);
-        self.settle(&[settled]).await;
+        self.settle(&[bought(placement(&order), 1, vec![unit(&topup, ready)], true)]).await;
         self.backdate(&topup, days).await;
         order
     }
@@ -81,13 +72,11 @@ impl Bench {
     }
 
     async fn step_of(&self, class: Class, limit: u32) -> Step {
-        let step = retention::step(&mut *self.connection().await, class, limit).await;
-        step.unwrap()
+        retention::step(&mut *self.connection().await, class, limit).await.unwrap()
     }
 
     async fn backlog(&self) -> Backlog {
-        let backlog = retention::backlog(&mut *self.connection().await).await;
-        backlog.unwrap()
+        retention::backlog(&mut *self.connection().await).await.unwrap()
     }
 
     async fn set_term(
@@ -101,8 +90,7 @@ impl Bench {
     }
 
     async fn keep(&self, class: Class, partner: Option<PartnerId>, keep: Keep) {
-        let set = self.set_term(class, partner, keep, applied()).await;
-        set.unwrap();
+        self.set_term(class, partner, keep, applied()).await.unwrap();
     }
 
     async fn erase(&self, order: OrderId, mode: Mode<'_>) -> Result<Erased, NotErased> {
@@ -157,13 +145,10 @@ async fn an_old_profile_is_not_in_a_dump_after_its_term_and_a_young_one_is() {
 
     // The external id and the ICCID stay taken, and everything else is still there.
     let again = NewOrder { external_order_id: old.external_order_id.clone(), ..order(partner, 1) };
-    let stored = orders::insert(&mut *bench.connection().await, &[again]).await;
-    assert_eq!(stored.unwrap(), [false]);
-    let sql = "SELECT iccid FROM esims WHERE topup_id = $1";
-    let number: String = bench.value(sql, &old_topup).await;
+    assert_eq!(orders::insert(&mut *bench.connection().await, &[again]).await.unwrap(), [false]);
+    let number: String = bench.value("SELECT iccid FROM esims WHERE topup_id = $1", &old_topup).await;
     assert_eq!(number, iccid(&old_topup).as_str());
-    let states = bench.states(&old_topup).await;
-    assert_eq!(states, ("ready".into(), "delivered".into()));
+    assert_eq!(bench.states(&old_topup).await, ("ready".into(), "delivered".into()));
     // A second look erases nothing more.
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
     let overdue = bench.backlog().await.overdue[0];
@@ -205,8 +190,7 @@ async fn what_is_not_delivered_is_kept_until_it_is() {
     let late = topups(&bench.delivered_ago(partner, 100).await).remove(0);
     let unready = bench.ordered_ago(partner, 100).await;
     bench.claim(&[placement(&unready)]).await;
-    let sql = "UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1";
-    bench.set(sql, &waiting).await;
+    bench.set("UPDATE deliveries SET state = 'exhausted' WHERE topup_id = $1", &waiting).await;
     let sql = "UPDATE deliveries SET delivered_at = now() WHERE topup_id = $1";
     bench.set(sql, &late).await;
     assert_eq!(bench.step(Class::Profiles).await.erased, 0);
@@ -259,9 +243,7 @@ async fn old_actions_go_only_if_a_term_is_set() {
     bench.keep(Class::Audit, None, Keep::Days(365)).await;
     assert_eq!(bench.step(Class::Audit).await.erased, 1);
     let set = async |days, mode| {
-        let partner = Some(PartnerId::new());
-        let keep = Keep::Days(days);
-        bench.set_term(Class::Profiles, partner, keep, mode).await
+        bench.set_term(Class::Profiles, Some(PartnerId::new()), Keep::Days(days), mode).await
     };
     for days in 1..=8 {
         set(days, Mode::Preview).await.unwrap();
@@ -285,10 +267,8 @@ async fn an_erased_profile_is_not_replayed_and_says_so_where_it_is_read() {
     assert_eq!(replayed.unwrap().replayed, 0);
     let listed = store::operator::deliveries::list(&mut connection, &filter, 1).await;
     assert!(listed.unwrap()[0].erased_at.is_some());
-    let sql = "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1";
-    bench.set(sql, &topup).await;
-    let read = deliveries::read(&mut connection, &[topup.into()], Read::Leased).await;
-    let read = read.unwrap();
+    bench.set("UPDATE deliveries SET state = 'pending' WHERE topup_id = $1", &topup).await;
+    let read = deliveries::read(&mut connection, &[topup.into()], Read::Leased).await.unwrap();
     assert!(esim(&read[0]).erased && esim(&read[0]).profile.is_empty());
 }
 
@@ -300,22 +280,18 @@ async fn an_order_is_erased_only_when_it_is_finished() {
     let neighbour = topups(&bench.delivered_ago(partner, 1).await).remove(0);
     let topup = topups(&done).remove(0);
     let one = Erased { orders: 1, profiles: 1, attempts: 1, undelivered: 0 };
-    let preview = bench.erase(done.order_id, Mode::Preview).await;
-    assert_eq!(preview.unwrap(), one);
+    assert_eq!(bench.erase(done.order_id, Mode::Preview).await.unwrap(), one);
     assert!(bench.has_profile(&topup).await);
     assert_eq!(bench.erase(done.order_id, applied()).await.unwrap(), one);
     let dump = bench.dump();
     assert_eq!((recovered(&dump, &topup), recovered(&dump, &neighbour)), (0, 2));
-    let rows = bench.everything(done.order_id).await;
-    assert!(rows.iter().flatten().all(|row| !row.contains("4bf92f35")));
-    let again = bench.erase(done.order_id, applied()).await;
-    assert_eq!(again.unwrap(), Erased::default());
+    assert!(bench.everything(done.order_id).await.iter().flatten().all(|row| !row.contains("4bf92f35")));
+    assert_eq!(bench.erase(done.order_id, applied()).await.unwrap(), Erased::default());
 
     let accepted = bench.stored(order(partner, 1)).await;
     let in_doubt = bench.in_doubt(1).await;
     let replayed = bench.delivered_ago(partner, 1).await;
-    let sql = "UPDATE deliveries SET state = 'pending' WHERE topup_id = $1";
-    bench.set(sql, &topups(&replayed)[0]).await;
+    bench.set("UPDATE deliveries SET state = 'pending' WHERE topup_id = $1", &topups(&replayed)[0]).await;
     for open in [accepted, in_doubt, replayed] {
         let before = bench.everything(open.order_id).await;
         let refused = bench.erase(open.order_id, applied()).await.unwrap_err();
@@ -368,6 +344,5 @@ async fn a_partner_is_erased_with_all_its_orders_and_no_other() {
     assert_eq!(recovered(&dump, &other), 2);
     // Neither the start of services nor a new master key stumbles over its empty secret.
     partners::check_master_key(&mut connection, &VAULT).await.unwrap();
-    let pass = store::master_key::reencrypt(&mut connection, &VAULT, |_| {}).await;
-    assert_eq!(pass.unwrap().failed, []);
+    assert_eq!(store::master_key::reencrypt(&mut connection, &VAULT, |_| {}).await.unwrap().failed, []);
 }

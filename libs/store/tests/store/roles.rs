@@ -3,106 +3,69 @@
 use std::collections::BTreeSet;
 
 use domain::PartnerId;
-use sqlx::{Connection, PgConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
 use store::schema;
 
-use crate::bench::{Bench, execute, order};
+use crate::bench::{Bench, execute, order, placement};
 
 /// A connection as a stage has it.
 async fn connect(bench: &Bench, stage: &str) -> PgConnection {
-    let url = bench.database.url_of(stage).unwrap();
-    PgConnection::connect(&url).await.unwrap()
+    PgConnection::connect(&bench.database.url_of(stage).unwrap()).await.unwrap()
 }
 
 /// The SQLSTATE of a statement that fails.
 async fn refused(connection: &mut PgConnection, statement: &'static str) -> String {
     let done = sqlx::raw_sql(statement).execute(connection).await;
     let error = done.err().unwrap_or_else(|| panic!("allowed: {statement}"));
-    let code = error.as_database_error().unwrap().code();
-    code.unwrap().into_owned()
+    error.as_database_error().unwrap().code().unwrap().into_owned()
 }
 
 /// What somebody with the credentials of one stage may not do.
-const DENIED: [(&str, &[&str]); 4] = [
-    (
-        "ingress",
-        &[
-            "SELECT profile FROM topups",
-            "UPDATE partners SET disabled_at = NULL",
-            "UPDATE partners SET max_in_flight = NULL",
-            "UPDATE partners SET signed_body_required = false",
-            "UPDATE partners SET environment = 'live'",
-            "UPDATE esims SET profile = ''",
-            "UPDATE esims SET iccid = '1'",
-            "DELETE FROM delivery_attempts",
-            "DELETE FROM operator_actions",
-            "INSERT INTO partners (partner_id) VALUES (gen_random_uuid())",
-            "UPDATE options SET provider_option_id = 'cheap'",
-            "UPDATE placements SET attempt = 0",
-            "UPDATE deliveries SET partner_id = gen_random_uuid()",
-            "INSERT INTO deliveries (topup_id) VALUES ('a')",
-            "INSERT INTO placements (placement_id, state) VALUES (gen_random_uuid(), 'placed')",
-            "DELETE FROM orders",
-            "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
-            "UPDATE providers SET open_until = NULL",
-            "UPDATE events SET kind = 'key.expiring'",
-            "INSERT INTO events (event_id, topup_id) VALUES ('a', 'b')",
-        ],
-    ),
-    (
-        "provisioner",
-        &[
-            "SELECT partner_id FROM partners",
-            "SELECT profile FROM topups",
-            "SELECT answer FROM delivery_attempts",
-            "SELECT state FROM deliveries",
-            "UPDATE partners SET webhook_url = 'https://attacker.example/'",
-            "UPDATE orders SET refused = true",
-            "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
-            "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
-            "UPDATE topups SET provider_option_id = 'dear'",
-            "UPDATE options SET enabled = false",
-            "DELETE FROM deliveries",
-            "DELETE FROM esims",
-            "SELECT event_id FROM events",
-            "INSERT INTO events (event_id) VALUES ('a')",
-        ],
-    ),
-    (
-        "notifier",
-        &[
-            "SELECT secret_key FROM partners",
-            "SELECT old_secret_key FROM partners",
-            "SELECT access_key FROM partners",
-            "SELECT * FROM partners",
-            "UPDATE partners SET webhook_url = 'https://attacker.example/'",
-            "UPDATE partners SET webhook_secret = ''",
-            // Granted for FOR SHARE only: the trigger of partners refuses it.
-            "UPDATE partners SET created_at = now()",
-            "UPDATE placements SET state = 'accepted'",
-            "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
-            "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
-            "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
-            "UPDATE orders SET refused = true",
-            "UPDATE esims SET iccid = '1'",
-            "INSERT INTO deliveries (topup_id) VALUES ('a')",
-            "UPDATE deliveries SET partner_id = gen_random_uuid()",
-            "UPDATE retention_terms SET days = 1",
-        ],
-    ),
-    (
-        "operator",
-        &[
-            "SELECT profile FROM esims",
-            "SELECT profile FROM topups",
-            "UPDATE operator_actions SET reason = ''",
-            "DELETE FROM operator_actions",
-            "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
-            "UPDATE placements SET attempt = 0",
-            "DELETE FROM partners",
-        ],
-    ),
-];
+const DENIED: [(&str, &[&str]); 4] = testkit::rows! {
+    "ingress" => &[
+        "SELECT profile FROM topups", "UPDATE partners SET disabled_at = NULL",
+        "UPDATE partners SET max_in_flight = NULL", "UPDATE partners SET signed_body_required = false",
+        "UPDATE partners SET environment = 'live'", "UPDATE esims SET profile = ''",
+        "UPDATE esims SET iccid = '1'", "DELETE FROM delivery_attempts", "DELETE FROM operator_actions",
+        "INSERT INTO partners (partner_id) VALUES (gen_random_uuid())",
+        "UPDATE options SET provider_option_id = 'cheap'", "UPDATE placements SET attempt = 0",
+        "UPDATE deliveries SET partner_id = gen_random_uuid()",
+        "INSERT INTO deliveries (topup_id) VALUES ('a')",
+        "INSERT INTO placements (placement_id, state) VALUES (gen_random_uuid(), 'placed')",
+        "DELETE FROM orders", "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
+        "UPDATE providers SET open_until = NULL", "UPDATE events SET kind = 'key.expiring'",
+        "INSERT INTO events (event_id, topup_id) VALUES ('a', 'b')",
+    ];
+    "provisioner" => &[
+        "SELECT partner_id FROM partners", "SELECT profile FROM topups",
+        "SELECT answer FROM delivery_attempts", "SELECT state FROM deliveries",
+        "UPDATE partners SET webhook_url = 'https://attacker.example/'", "UPDATE orders SET refused = true",
+        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
+        "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
+        "UPDATE topups SET provider_option_id = 'dear'", "UPDATE options SET enabled = false",
+        "DELETE FROM deliveries", "DELETE FROM esims", "SELECT event_id FROM events",
+        "INSERT INTO events (event_id) VALUES ('a')",
+    ];
+    "notifier" => &[
+        "SELECT secret_key FROM partners", "SELECT old_secret_key FROM partners",
+        "SELECT access_key FROM partners", "SELECT * FROM partners",
+        "UPDATE partners SET webhook_url = 'https://attacker.example/'",
+        "UPDATE partners SET webhook_secret = ''",
+        // Granted for FOR SHARE only: the trigger of partners refuses it.
+        "UPDATE partners SET created_at = now()",
+        "UPDATE placements SET state = 'accepted'",
+        "INSERT INTO placement_due (placement_id) VALUES (gen_random_uuid())",
+        "INSERT INTO placements (placement_id) VALUES (gen_random_uuid())",
+        "INSERT INTO orders (order_id) VALUES (gen_random_uuid())", "UPDATE orders SET refused = true",
+        "UPDATE esims SET iccid = '1'", "INSERT INTO deliveries (topup_id) VALUES ('a')",
+        "UPDATE deliveries SET partner_id = gen_random_uuid()", "UPDATE retention_terms SET days = 1",
+    ];
+    "operator" => &[
+        "SELECT profile FROM esims", "SELECT profile FROM topups", "UPDATE operator_actions SET reason = ''",
+        "DELETE FROM operator_actions", "INSERT INTO orders (order_id) VALUES (gen_random_uuid())",
+        "UPDATE placements SET attempt = 0", "DELETE FROM partners",
+    ];
+};
 /// What no stage may do.
 const ANYBODY: [&str; 7] = [
     "CREATE TABLE mine ()",
@@ -113,6 +76,7 @@ const ANYBODY: [&str; 7] = [
     "COPY partners TO PROGRAM 'cat'",
     "SET ROLE esim_operator",
 ];
+
 #[tokio::test]
 async fn a_stage_may_not_do_the_work_of_another() {
     let bench = Bench::new().await;
@@ -123,8 +87,7 @@ async fn a_stage_may_not_do_the_work_of_another() {
             if stage == "operator" && statement.starts_with("SET ROLE") {
                 continue;
             }
-            let code = refused(&mut connection, statement).await;
-            assert_eq!(code, "42501", "{stage}: {statement}");
+            assert_eq!(refused(&mut connection, statement).await, "42501", "{stage}: {statement}");
         }
     }
 }
@@ -145,11 +108,9 @@ async fn ingress_moves_no_placement_that_may_be_bought() {
         (&accepted, "refused", true),
         (&accepted, "accepted", false),
     ] {
-        let moved = sqlx::query("UPDATE placements SET state = $1 WHERE placement_id = $2")
-            .bind(state)
-            .bind(order.placements[0].placement_id.uuid())
-            .execute(&mut ingress)
-            .await;
+        let sql =
+            format!("UPDATE placements SET state = '{state}' WHERE placement_id = '{}'", placement(order));
+        let moved = sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut ingress).await;
         assert_eq!(moved.is_ok(), allowed, "{state}: {moved:?}");
     }
 }
@@ -166,11 +127,8 @@ async fn the_provisioner_fails_a_topup_whose_partner_wants_the_event() {
     let tables = "CREATE TEMP TABLE events (event_id text UNIQUE, partner_id uuid, kind text, topup_id text);
          CREATE TEMP TABLE delivery_due (topup_id text, partner_id uuid, at timestamptz)";
     execute(&mut provisioner, tables).await;
-    sqlx::query("UPDATE topups SET state = 'failed' WHERE placement_id = $1")
-        .bind(failed.placements[0].placement_id.uuid())
-        .execute(&mut provisioner)
-        .await
-        .unwrap();
+    let fail = format!("UPDATE topups SET state = 'failed' WHERE placement_id = '{}'", placement(&failed));
+    execute(&mut provisioner, &fail).await;
     let made =
         "SELECT count(*) FROM public.events JOIN public.delivery_due ON delivery_due.topup_id = event_id
                 WHERE events.partner_id::text = $1";

@@ -4,17 +4,13 @@ use std::time::Duration;
 
 use domain::{ActivationCode, PartnerId, TopupId};
 use signing::{SecretKey, webhook::Secret};
-use store::{
-    deliveries::{self, Delivery, Read},
-    master_key::{self, Pass, Usage},
-    operator,
-    partners::{self, Credentials, Overlap, Partner, Rotated},
-    profile::Profile,
-    schema,
-    vault::{Purpose, Vault},
-};
+use store::deliveries::{self, Delivery, Read};
+use store::master_key::{self, Pass, Usage};
+use store::partners::{self, Credentials, Overlap, Partner, Rotated};
+use store::vault::{Purpose, Vault};
+use store::{operator, profile::Profile, schema};
 
-use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, esim, ids, page, vault};
+use crate::bench::{Bench, NEW_KEY, OLD_KEY, VAULT, esim, execute, ids, page, vault};
 
 const DAY: Duration = Duration::from_hours(24);
 
@@ -49,19 +45,15 @@ async fn rotate_secret(bench: &Bench, partner: PartnerId, byte: u8, overlap: Ove
 
 /// The access keys that are valid beside this one.
 async fn pairs(bench: &Bench, access_key: &str) -> Vec<String> {
-    let found = by_access_key(bench, access_key).await;
-    let keys = found.iter().flat_map(valid);
-    keys.map(str::to_owned).collect()
+    by_access_key(bench, access_key).await.iter().flat_map(valid).map(str::to_owned).collect()
 }
 
 async fn by_access_key(bench: &Bench, access_key: &str) -> Option<Credentials> {
-    let found = partners::by_access_key(&mut *bench.connection().await, access_key).await;
-    found.unwrap()
+    partners::by_access_key(&mut *bench.connection().await, access_key).await.unwrap()
 }
 
 async fn show(bench: &Bench, access_key: &str) -> Partner {
-    let shown = partners::show(&mut *bench.connection().await, access_key).await;
-    shown.unwrap().unwrap()
+    partners::show(&mut *bench.connection().await, access_key).await.unwrap().unwrap()
 }
 
 /// The valid access keys, each with its own secret key.
@@ -104,8 +96,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
     assert!(pairs(&bench, "ak_2").await.is_empty());
     assert_eq!(pairs(&bench, &first).await, ["ak_2b", first.as_str()]);
     rotate(&bench, partner, "ak_2", KEEP_OLD).await;
-    let sql = "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1";
-    bench.set(sql, partner).await;
+    bench.set("UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1", partner).await;
     assert!(pairs(&bench, &first).await.is_empty());
     assert_eq!(rotate(&bench, partner, "ak_3", KEEP_OLD).await, "refused");
     assert_eq!(pairs(&bench, "ak_2").await, ["ak_2"]);
@@ -125,8 +116,7 @@ async fn old_keys_are_valid_until_the_overlap_ends() {
 
 async fn young(bench: &Bench, topups: &[TopupId]) -> Vec<Delivery> {
     let young = Read::Young(Duration::from_mins(1));
-    let read = deliveries::read(&mut *bench.connection().await, &ids(topups), young).await;
-    read.unwrap()
+    deliveries::read(&mut *bench.connection().await, &ids(topups), young).await.unwrap()
 }
 
 async fn taken(bench: &Bench, topups: &[TopupId]) -> Delivery {
@@ -138,18 +128,14 @@ async fn a_delivery_has_the_old_secret_until_the_overlap_ends() {
     let bench = Bench::new().await;
     let partner = bench.partner(Some("http://127.0.0.1:1/")).await;
     let topups = bench.deliveries(partner, 1, true).await;
-    let open = |sealed: &[u8]| {
-        let secret = partners::open_webhook_secret(&VAULT, partner, sealed).unwrap();
-        secret.expose()[0]
-    };
+    let open = |sealed: &[u8]| partners::open_webhook_secret(&VAULT, partner, sealed).unwrap().expose()[0];
     assert_eq!(taken(&bench, &topups).await.old_webhook_secret, None);
     assert_eq!(rotate_secret(&bench, partner, 8, ANEW).await, "overlap");
     let delivery = taken(&bench, &topups).await;
     assert_eq!(open(&delivery.webhook_secret), 8);
     assert_eq!(delivery.old_webhook_secret.as_deref().map(open), Some(7));
     bench.deliver_in(&topups, 0.0).await;
-    let due = bench.read_due(&page(8, 8)).await.remove(0);
-    assert_eq!(due.old_webhook_secret.as_deref().map(open), Some(7));
+    assert_eq!(bench.read_due(&page(8, 8)).await.remove(0).old_webhook_secret.as_deref().map(open), Some(7));
 
     assert_eq!(rotate_secret(&bench, partner, 9, ANEW).await, "refused");
     assert_eq!(open(&taken(&bench, &topups).await.webhook_secret), 8);
@@ -185,8 +171,7 @@ async fn every_secret_that_is_valid_needs_its_key() {
     assert_eq!(short(rotated), "overlap");
     let error = schema::wait(&bench.store, &new).await.unwrap_err();
     assert!(error.to_string().contains("\"test\""), "{error}");
-    let sql = "UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1";
-    bench.set(sql, partner).await;
+    bench.set("UPDATE partners SET old_keys_until = now() WHERE partner_id::text = $1", partner).await;
     let ended = schema::wait(&bench.store, &new).await;
     ended.expect("what has ended needs no key");
 }
@@ -211,8 +196,8 @@ async fn ready_units(bench: &Bench, partner: PartnerId, count: usize) -> Vec<Top
     topups
 }
 
-async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
-    let sealed = VAULT.seal(Purpose::Answer(&topup.clone().into(), attempt), b"no");
+async fn answer(bench: &Bench, vault: &Vault, topup: &TopupId, attempt: u32) {
+    let sealed = vault.seal(Purpose::Answer(&topup.clone().into(), attempt), b"no");
     sqlx::query(
         "INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, class, answer)
          VALUES ($1, $2, now(), 1, 'status_5xx', $3)",
@@ -226,14 +211,12 @@ async fn answer(bench: &Bench, topup: &TopupId, attempt: u32) {
 }
 
 async fn reencrypt(bench: &Bench, vault: &Vault) -> Pass {
-    let pass = master_key::reencrypt(&mut *bench.connection().await, vault, |_| {}).await;
-    pass.unwrap()
+    master_key::reencrypt(&mut *bench.connection().await, vault, |_| {}).await.unwrap()
 }
 
 /// The usage of each key.
 async fn usages(bench: &Bench) -> Vec<(Option<String>, Usage)> {
-    let usages = master_key::usages(&mut *bench.connection().await).await.unwrap();
-    usages.into_iter().collect()
+    master_key::usages(&mut *bench.connection().await).await.unwrap().into_iter().collect()
 }
 
 fn usage(partner_secrets: u64, webhook_secrets: u64, profiles: u64, answers: u64) -> Usage {
@@ -250,9 +233,9 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     // A topup that isn't ready has no profile.
     bench.placing(1).await;
     for topup in &topups {
-        answer(&bench, topup, 0).await;
+        answer(&bench, &VAULT, topup, 0).await;
     }
-    answer(&bench, &topups[0], 1).await;
+    answer(&bench, &VAULT, &topups[0], 1).await;
     rotate(&bench, partner, "ak_2", ANEW).await;
     rotate_secret(&bench, partner, 8, ANEW).await;
     let all = usage(4, 2, UNITS as u64, UNITS as u64 + 1);
@@ -286,8 +269,7 @@ async fn everything_is_sealed_anew_and_opens_with_the_new_key_alone() {
     let attempts = operator::deliveries::attempts(&mut connection, &id, i64::MAX).await;
     for attempt in attempts.unwrap() {
         let number = u32::try_from(attempt.attempt).unwrap();
-        let opened = new.open(Purpose::Answer(&id, number), &attempt.answer.unwrap());
-        assert_eq!(opened.unwrap(), b"no");
+        assert_eq!(new.open(Purpose::Answer(&id, number), &attempt.answer.unwrap()).unwrap(), b"no");
     }
 }
 
@@ -296,18 +278,10 @@ async fn what_cannot_be_opened_is_named_and_the_others_are_done() {
     let bench = Bench::new().await;
     let partner = bench.partner(None).await;
     let topups = ready_units(&bench, partner, 3).await;
-    answer(&bench, &topups[0], 0).await;
-    answer(&bench, &topups[1], 0).await;
     let lost = vault("lost:CQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    let sealed = lost.seal(Purpose::Answer(&topups[0].clone().into(), 0), b"no");
-    sqlx::query("UPDATE delivery_attempts SET answer = $2 WHERE topup_id = $1")
-        .bind(topups[0].as_str())
-        .bind(sealed.unwrap())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
-    let sql = "UPDATE esims SET profile = '\\x' WHERE topup_id = $1";
-    bench.set(sql, &topups[1]).await;
+    answer(&bench, &lost, &topups[0], 0).await;
+    answer(&bench, &VAULT, &topups[1], 0).await;
+    bench.set("UPDATE esims SET profile = '\\x' WHERE topup_id = $1", &topups[1]).await;
     let sql = "UPDATE partners SET secret_key = set_byte(secret_key, 40, 255 - get_byte(secret_key, 40)) WHERE partner_id::text = $1";
     bench.set(sql, partner).await;
 
@@ -339,11 +313,7 @@ async fn what_others_hold_is_left_for_another_pass() {
     let topups = ready_units(&bench, partner, 2).await;
     let both = both();
     let mut holds = bench.pool.begin().await.unwrap();
-    sqlx::query("SELECT FROM esims WHERE topup_id = $1 FOR UPDATE")
-        .bind(topups[0].as_str())
-        .execute(&mut *holds)
-        .await
-        .unwrap();
+    execute(&mut holds, &format!("SELECT FROM esims WHERE topup_id = '{}' FOR UPDATE", topups[0])).await;
     let pass = reencrypt(&bench, &both).await;
     assert_eq!((pass.reencrypted, pass.failed.len()), (3, 0));
     holds.rollback().await.unwrap();
@@ -372,6 +342,5 @@ async fn what_others_change_is_not_overwritten() {
     }
     let topups = bench.deliveries(partner, 1, true).await;
     let sealed = taken(&bench, &topups).await.webhook_secret;
-    let secret = partners::open_webhook_secret(&both, partner, &sealed).unwrap();
-    assert_eq!(secret.expose(), [ROTATIONS - 1; 32]);
+    assert_eq!(partners::open_webhook_secret(&both, partner, &sealed).unwrap().expose(), [ROTATIONS - 1; 32]);
 }

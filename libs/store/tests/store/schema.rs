@@ -1,19 +1,13 @@
 //! Migrations, and the check of every service at its start.
 
-use std::{
-    sync::atomic::Ordering,
-    time::{Duration, Instant},
-};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use domain::PartnerId;
-use sqlx::{
-    SqlSafeStr,
-    migrate::{Migration, MigrationType, Migrator},
-};
-use store::{
-    schema::{self, MigrationError, Patience, SchemaError},
-    vault::Purpose,
-};
+use sqlx::SqlSafeStr;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+use store::schema::{self, MigrationError, Patience, SchemaError};
+use store::vault::Purpose;
 use tokio::time::timeout;
 
 use crate::bench::{Bench, NEW_KEY, VAULT, execute, order, vault};
@@ -42,8 +36,7 @@ fn with(newer: &[&'static str]) -> Migrator {
     let mut all: Vec<Migration> = schema::migrations().iter().cloned().collect();
     for (version, sql) in (schema::latest() + 1..).zip(newer) {
         let no_tx = sql.starts_with("-- no-transaction");
-        let sql = sql.into_sql_str();
-        all.push(Migration::new(version, "newer".into(), MigrationType::Simple, sql, no_tx));
+        all.push(Migration::new(version, "newer".into(), MigrationType::Simple, sql.into_sql_str(), no_tx));
     }
     Migrator::with_migrations(all)
 }
@@ -62,8 +55,7 @@ async fn a_newer_schema_that_serves_this_version_is_fine() {
     let newer = upgrade(&bench, &[served]).await.unwrap();
     assert_eq!(newer, schema::latest() + 1);
     schema::wait(&bench.store, &VAULT).await.unwrap();
-    let left_alone = schema::migrate(&mut *bench.connection().await).await;
-    assert_eq!(left_alone.unwrap(), newer);
+    assert_eq!(schema::migrate(&mut *bench.connection().await).await.unwrap(), newer);
     bench.store(&[order(PartnerId::new(), 1)]).await;
 }
 
@@ -106,10 +98,8 @@ async fn a_newer_schema_of_an_old_migrator_is_refused() {
 #[tokio::test]
 async fn a_migration_that_was_changed_is_refused() {
     let bench = Bench::new().await;
-    let first = upgrade(&bench, &["-- serves: 1\nCREATE TABLE newer ();"]).await;
-    let newer = first.unwrap();
-    let second = upgrade(&bench, &["-- serves: 1\nCREATE TABLE other ();"]).await;
-    let error = second.unwrap_err();
+    let newer = upgrade(&bench, &["-- serves: 1\nCREATE TABLE newer ();"]).await.unwrap();
+    let error = upgrade(&bench, &["-- serves: 1\nCREATE TABLE other ();"]).await.unwrap_err();
     assert!(matches!(error, MigrationError::Changed(version) if version == newer), "{error}");
 }
 
@@ -152,8 +142,7 @@ async fn a_migrator_that_gives_up_names_the_transaction_in_its_way() {
     execute(&mut dump, lock).await;
     let patience = Patience { give_up: Duration::from_millis(500), ..QUICK };
     let migrator = with(&["-- serves: 1\nALTER TABLE orders ADD COLUMN newer text;"]);
-    let error = schema::apply(&mut *bench.connection().await, &migrator, patience, |_| {}).await;
-    let error = error.unwrap_err();
+    let error = schema::apply(&mut *bench.connection().await, &migrator, patience, |_| {}).await.unwrap_err();
     assert!(matches!(error, MigrationError::Locked { .. }), "{error}");
     assert!(error.to_string().contains("pg_dump (pid "), "{error}");
     schema::wait(&bench.store, &VAULT).await.unwrap();
@@ -174,8 +163,7 @@ async fn a_concurrent_index_waits_for_a_dump_and_blocks_no_order() {
             tokio::task::yield_now().await;
         }
         let new = [order(PartnerId::new(), 1)];
-        let stored = timeout(Duration::from_secs(5), bench.store(&new));
-        stored.await.expect("orders queue behind the build");
+        timeout(Duration::from_secs(5), bench.store(&new)).await.expect("orders queue behind the build");
         execute(&mut dump, "COMMIT").await;
     };
     let (version, ()) = tokio::join!(build, orders);
@@ -205,8 +193,7 @@ async fn an_index_whose_build_failed_is_built_anew() {
 async fn another_master_key_stops_the_start() {
     let bench = Bench::new().await;
     let other = vault("test:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=");
-    let empty = schema::wait(&bench.store, &other).await;
-    empty.expect("nothing is stored yet");
+    schema::wait(&bench.store, &other).await.expect("nothing is stored yet");
     bench.partner(None).await;
     schema::wait(&bench.store, &VAULT).await.unwrap();
     let error = schema::wait(&bench.store, &other).await.unwrap_err();
@@ -238,6 +225,5 @@ async fn a_key_that_any_partner_needs_may_not_be_missing() {
     assert!(error.to_string().contains("\"second\""), "{error}");
     let sql = "UPDATE partners SET webhook_secret = '\\x', secret_key = '\\x' WHERE partner_id::text <> $1";
     bench.set(sql, old).await;
-    let started = schema::wait(&bench.store, &VAULT).await;
-    started.expect("damaged rows are theirs alone");
+    schema::wait(&bench.store, &VAULT).await.expect("damaged rows are theirs alone");
 }

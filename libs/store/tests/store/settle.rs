@@ -3,10 +3,8 @@
 use std::time::Duration;
 
 use domain::PartnerId;
-use store::{
-    orders::NewOrder,
-    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
-};
+use store::orders::NewOrder;
+use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
 
 use crate::bench::{
     Bench, bought, bought_pending, iccid, not_bought, not_found, order, order_of, parked, part, placement,
@@ -30,8 +28,7 @@ impl Bench {
     async fn placing_again(&self) -> NewOrder {
         let order = self.placing(1).await;
         self.settle(&[not_bought(placement(&order), 1)]).await;
-        let claimed = self.claim(&[placement(&order)]).await;
-        assert_eq!(claimed[0].attempt, 2);
+        assert_eq!(self.claim(&[placement(&order)]).await[0].attempt, 2);
         order
     }
 
@@ -73,8 +70,7 @@ async fn a_delivery_is_born_due_after_the_answer() {
         let order = bench.stored(order).await;
         let id = placement(&order);
         bench.claim(&[id]).await;
-        let units = vec![ready(&topups(&order)[0])];
-        bench.settle(&[bought(id, 1, units, announced)]).await;
+        bench.settle(&[bought(id, 1, vec![ready(&topups(&order)[0])], announced)]).await;
         let after = bench.due_after(&order).await;
         let Some(due) = due else {
             assert_eq!(after, None, "its first lease is no due row");
@@ -140,11 +136,9 @@ async fn a_provider_unit_is_assigned_once() {
     settle(vec![named("second", Progress::Pending)]).await;
     let statement = "SELECT provider_unit_id FROM esims WHERE topup_id = $1";
     assert_eq!(bench.value::<String>(statement, topup).await, "first");
-    let other = settle(vec![named("second", ready(topup).progress)]).await;
-    assert!(other.ready.is_empty());
+    assert!(settle(vec![named("second", ready(topup).progress)]).await.ready.is_empty());
     assert_eq!(bench.states(topup).await, ("pending".into(), "none".into()));
-    let first = settle(vec![named("first", ready(topup).progress)]).await;
-    assert_eq!(first.ready.len(), 1);
+    assert_eq!(settle(vec![named("first", ready(topup).progress)]).await.ready.len(), 1);
 }
 
 #[tokio::test]
@@ -152,8 +146,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let bench = Bench::new().await;
     let first = bench.placing(1).await;
     let sold = ready(&topups(&first)[0]);
-    let purchase = bought(placement(&first), 1, vec![sold.clone()], false);
-    bench.settle(&[purchase]).await;
+    bench.settle(&[bought(placement(&first), 1, vec![sold.clone()], false)]).await;
 
     let second = bench.placing(1).await;
     let topup = &topups(&second)[0];
@@ -161,8 +154,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let same_iccid = unit(topup, sold.progress.clone());
     let before = bench.everything(second.order_id).await;
     for (unit, constraint) in [(same_unit, "esims_provider_unit_key"), (same_iccid, "esims_iccid_key")] {
-        let purchase = [bought(placement(&second), 1, vec![unit], false)];
-        let error = bench.try_settle(&purchase).await.unwrap_err();
+        let error = bench.try_settle(&[bought(placement(&second), 1, vec![unit], false)]).await.unwrap_err();
         assert_eq!(error.constraint(), Some(constraint));
         assert!(error.is_about_data());
         assert_eq!(bench.everything(second.order_id).await, before);
@@ -173,8 +165,7 @@ async fn a_unit_sold_twice_is_found_by_its_constraint_and_changes_nothing() {
     let id = placement(&third);
     bench.claim_as("elsewhere", &[id], Claim::Named).await;
     let unit = Unit { topup_id: topups(&third)[0].clone(), ..sold };
-    let settled = bench.settle(&[bought(id, 1, vec![unit], false)]).await;
-    assert_eq!(settled[0].ready.len(), 1);
+    assert_eq!(bench.settle(&[bought(id, 1, vec![unit], false)]).await[0].ready.len(), 1);
 }
 
 #[tokio::test]
@@ -238,17 +229,14 @@ async fn units_finish_one_by_one() {
         unit(&units[1], Progress::Failed("no such profile".into())),
         unit(&units[2], Progress::Pending),
     ];
-    let settled = bench.settle(&[bought(id, 1, first, false)]).await;
-    assert_eq!(settled[0].ready, units[..1]);
+    assert_eq!(bench.settle(&[bought(id, 1, first, false)]).await[0].ready, units[..1]);
     let second: Vec<Unit> = units.iter().map(ready).collect();
-    let settled = bench.settle(&[bought(id, 1, second, false)]).await;
-    assert_eq!(settled[0].ready, units[2..]);
+    assert_eq!(bench.settle(&[bought(id, 1, second, false)]).await[0].ready, units[2..]);
     let expected = [("ready", "pending"), ("failed", "none"), ("ready", "pending")];
     for (topup, (unit, delivery)) in units.iter().zip(expected) {
         assert_eq!(bench.states(topup).await, (unit.into(), delivery.into()));
     }
-    let statement = "SELECT reason FROM topups WHERE topup_id = $1";
-    let reason: String = bench.value(statement, &units[1]).await;
+    let reason: String = bench.value("SELECT reason FROM topups WHERE topup_id = $1", &units[1]).await;
     assert_eq!(reason, "no such profile");
 }
 
@@ -257,8 +245,7 @@ async fn a_unit_of_another_placement_is_left_alone() {
     let bench = Bench::new().await;
     let (one, other) = (bench.placing(1).await, bench.placing(1).await);
     let before = bench.everything(other.order_id).await;
-    let stray = vec![ready(&topups(&other)[0])];
-    let settled = bench.settle(&[bought(placement(&one), 1, stray, false)]).await;
+    let settled = bench.settle(&[bought(placement(&one), 1, vec![ready(&topups(&other)[0])], false)]).await;
     assert!(settled[0].ready.is_empty());
     assert_eq!(bench.everything(other.order_id).await, before);
 }
@@ -280,8 +267,7 @@ async fn overdue_profiles_park_visibly_and_arrive_all_the_same() {
         assert_eq!(bench.state(id).await, "parked");
         assert_eq!(bench.reason(&order).await, "bought, but its profiles do not come");
     }
-    let units = vec![ready(&topups(&order)[0])];
-    let settled = bench.settle(&[bought(id, 1, units, false)]).await;
+    let settled = bench.settle(&[bought(id, 1, vec![ready(&topups(&order)[0])], false)]).await;
     assert_eq!(settled[0].ready.len(), 1);
     assert_eq!(bench.state(id).await, "placed");
     assert_eq!(bench.reason(&order).await, "");
@@ -309,8 +295,7 @@ async fn a_mixed_batch_is_settled_in_one_transaction() {
     ];
     // The last one cannot be stored, so none is.
     let mut spoiled = batch.clone();
-    let unit = Unit { topup_id: topups(&orders[6])[0].clone(), ..sold };
-    spoiled[7] = bought(id(6), 1, vec![unit], false);
+    spoiled[7] = bought(id(6), 1, vec![Unit { topup_id: topups(&orders[6])[0].clone(), ..sold }], false);
     let error = bench.try_settle(&spoiled).await.unwrap_err();
     assert!(error.constraint().is_some(), "{error}");
     for order in &orders[..7] {

@@ -13,8 +13,7 @@ const LAG: Duration = Duration::from_secs(10);
 
 impl Bench {
     async fn sweep(&self) -> Swept {
-        let swept = placements::sweep(&mut *self.connection().await, LAG).await;
-        swept.unwrap()
+        placements::sweep(&mut *self.connection().await, LAG).await.unwrap()
     }
 
     /// Sweeps until `expected` rows were late; returns the number of sweeps. A sweep waits for every transaction on this
@@ -50,8 +49,7 @@ async fn what_is_not_finished_in_time_becomes_due_and_what_is_does_not() {
     let bench = Bench::new().await;
     let (placing, done) = (bench.placing(1).await, bench.placing(1).await);
     let accepted = bench.stored(order(PartnerId::new(), 1)).await;
-    let units = topups(&done).iter().map(ready).collect();
-    bench.settle(&[bought(placement(&done), 1, units, true)]).await;
+    bench.settle(&[bought(placement(&done), 1, topups(&done).iter().map(ready).collect(), true)]).await;
     assert_eq!(bench.sweep().await.late, 0, "too young");
     bench.age(12).await;
     assert_eq!(bench.sweep().await.late, 2);
@@ -73,8 +71,7 @@ async fn a_commit_that_took_longer_than_the_lease_is_still_found() {
     let late = order(PartnerId::new(), 1);
     store::orders::insert(&mut transaction, std::slice::from_ref(&late)).await.unwrap();
     // Its rows are older than the lease before they are visible.
-    let aged = "UPDATE placements SET created_at = created_at - interval '20 s'";
-    execute(&mut transaction, aged).await;
+    execute(&mut transaction, "UPDATE placements SET created_at = created_at - interval '20 s'").await;
     bench.age(30).await;
     for _ in 0..5 {
         assert_eq!(bench.sweep().await.late, 0);

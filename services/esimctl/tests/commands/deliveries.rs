@@ -5,24 +5,18 @@ use std::time::Duration;
 use domain::PartnerId;
 use serde_json::json;
 
-use crate::{
-    make_ready, make_unit_ready,
-    support::{CONFIRMED, Operator, record, run, store_order, words},
-    text,
-};
+use crate::support::{CONFIRMED, Operator, record, run, store_order, words};
+use crate::{make_unit_ready, text};
 
 #[tokio::test]
 async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    let partner: PartnerId = id.parse().unwrap();
-    let mut connection = operator.database.connect().await.unwrap();
-    let order = store_order(&mut connection, partner, "o-1").await;
-    make_ready(&mut connection, &order).await;
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
     let topup = order.topup.to_string();
-    record(&mut connection, partner, &order, 0, Some(Duration::from_hours(1))).await;
-    record(&mut connection, partner, &order, 1, None).await;
+    record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
+    record(&mut connection, &order, 1, None).await;
 
     let list = ["delivery", "list", "--state", "exhausted", "--since", "1h"];
     let listed = operator.json(&list).await;
@@ -36,33 +30,27 @@ async fn a_delivery_is_shown_with_its_attempts_and_replayed() {
     assert_eq!(shown["attempts"].as_array().unwrap().len(), 2);
     assert_eq!(shown["attempts"][1]["class"], "status_5xx");
     assert!(shown["attempts"][1]["answer"].is_null());
-    let answered = operator.run(&["delivery", "show", &topup, "--answers"]).await;
-    let expected = r"answer to attempt 2: no room\u{1b}[2J";
-    assert!(answered.text().contains(expected), "{answered:?}");
+    let shown = operator.run(&["delivery", "show", &topup, "--answers"]).await;
+    shown.says(r"answer to attempt 2: no room\u{1b}[2J");
 
     let replay = ["delivery", "replay", &topup];
     let confirmed = [&replay[..], &CONFIRMED].concat();
     assert_eq!(operator.json(&confirmed).await["replayed"], 1);
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert_eq!(shown["delivery"]["state"], "pending");
-    let attempts = shown["attempts"].as_array().unwrap().len();
-    assert_eq!(attempts, 2, "what was tried is still known");
-    let again = operator.run(&confirmed).await;
-    assert!(again.text().contains("nothing to replay"), "{again:?}");
+    assert_eq!(shown["attempts"].as_array().unwrap().len(), 2, "what was tried is still known");
+    operator.run(&confirmed).await.says("nothing to replay");
 
-    record(&mut connection, partner, &order, 2, None).await;
+    record(&mut connection, &order, 2, None).await;
     let access_key = text(&made, "access_key");
     let all = ["delivery", "replay", "--partner", access_key, "--since", "1h"];
     let confirmed = [&all[..], &CONFIRMED].concat();
     assert_eq!(operator.json(&confirmed).await["replayed"], 1);
-    let refused = operator.run(&[&all[..4], &CONFIRMED].concat()).await;
-    assert!(refused.line(2).contains("--since"));
+    assert!(operator.run(&[&all[..4], &CONFIRMED].concat()).await.line(2).contains("--since"));
     let unknown = ["delivery", "replay", "20250129123456618033988749"];
-    let unknown = operator.run(&[&unknown[..], &CONFIRMED].concat()).await;
-    assert!(unknown.line(1).contains("no delivery"), "{unknown:?}");
+    operator.run(&[&unknown[..], &CONFIRMED].concat()).await.fails(1, "no delivery");
     let mut without_key = operator.command(&["delivery", "show", &topup, "--answers"]);
-    let without_key = run(without_key.env_remove("MASTER_KEY")).await;
-    assert!(without_key.line(2).contains("MASTER_KEY"), "{without_key:?}");
+    run(without_key.env_remove("MASTER_KEY")).await.fails(2, "MASTER_KEY");
 }
 
 /// A dangerous command needs a reason and a confirmation, and is recorded with the change.
@@ -76,12 +64,10 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     for number in 1..=3 {
         let order = store_order(&mut connection, partner, &format!("o-{number}")).await;
         make_unit_ready(&mut connection, &order, number).await;
-        record(&mut connection, partner, &order, 0, None).await;
+        record(&mut connection, &order, 0, None).await;
     }
-    let exhausted = async || {
-        let list = ["delivery", "list", "--state", "exhausted"];
-        operator.json(&list).await.as_array().unwrap().len()
-    };
+    let exhausted =
+        async || operator.json(&["delivery", "list", "--state", "exhausted"]).await.as_array().unwrap().len();
     let replay = ["delivery", "replay", "--partner", id, "--since", "1h"];
     let with = |more: &[&'static str]| [&replay[..], more].concat();
 
@@ -99,8 +85,7 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     assert_eq!(operator.json(&["action", "list"]).await, json!([]));
 
     let limited = with(&["--limit", "2", "--reason", "endpoint lost them", "--yes"]);
-    let limited = [&limited[..], &["--operator", "ada"]].concat();
-    let replayed = operator.json(&limited).await;
+    let replayed = operator.json(&[&limited[..], &["--operator", "ada"]].concat()).await;
     assert_eq!(replayed["replayed"], 2);
     assert_eq!(replayed["dry_run"], false);
     assert_eq!(exhausted().await, 1);
@@ -111,8 +96,7 @@ async fn a_replay_is_previewed_confirmed_bounded_and_recorded() {
     assert_eq!(fields, ["ada", "delivery replay", "endpoint lost them"]);
     assert_eq!(action["affected"], 2);
     assert!(text(action, "target").contains("limit 2"), "{action}");
-    let shown = operator.run(&["action", "list"]).await;
-    assert!(shown.text().contains("endpoint lost them"), "{shown:?}");
+    operator.run(&["action", "list"]).await.says("endpoint lost them");
 }
 
 #[tokio::test]
@@ -129,25 +113,19 @@ async fn a_purchase_is_not_retried_without_a_confirmation() {
     let id = order.placement.to_string();
     let resolve = ["placement", "resolve", &id, "--retry"];
     let state = async || operator.json(&["placement", "list"]).await["placements"][0]["state"].clone();
-    let unconfirmed = [&resolve[..], &["--reason", "not there"]].concat();
-    let refused = operator.run(&unconfirmed).await;
-    let expected = "BUYS 1 units from sandbox by attempt 2";
-    assert!(refused.line(1).contains(expected), "{refused:?}");
-    let preview = operator.run(&[&resolve[..], &["--dry-run"]].concat()).await;
-    assert!(preview.text().contains("BUYS 1 units"), "{preview:?}");
+    let refused = operator.run(&[&resolve[..], &["--reason", "not there"]].concat()).await;
+    refused.fails(1, "BUYS 1 units from sandbox by attempt 2");
+    operator.run(&[&resolve[..], &["--dry-run"]].concat()).await.says("BUYS 1 units");
     assert!(operator.run(&resolve).await.line(2).contains("--reason"));
     assert_eq!(state().await, "parked");
-    let done = operator.json(&[&resolve[..], &CONFIRMED].concat()).await;
-    assert_eq!(done["state"], "accepted");
+    assert_eq!(operator.json(&[&resolve[..], &CONFIRMED].concat()).await["state"], "accepted");
     assert_eq!(state().await, "accepted");
     let action = &operator.json(&["action", "list"]).await[0];
     assert_eq!(text(action, "command"), "placement resolve --retry");
     assert_eq!(text(action, "target"), format!("placement {id}"));
 
     let recover = ["recover", "--reason", "restored"];
-    let refused = operator.run(&recover).await;
-    let expected = "1 placements would be moved";
-    assert!(refused.line(1).contains(expected), "{refused:?}");
+    operator.run(&recover).await.fails(1, "1 placements would be moved");
     assert_eq!(state().await, "accepted");
     operator.json(&[&recover[..], &["--yes"]].concat()).await;
     assert_eq!(state().await, "placing");
@@ -159,18 +137,14 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    let partner: PartnerId = id.parse().unwrap();
-    let set = format!("partner set-webhook {id} --url https://acme.example/hooks");
-    operator.json(&words(&set)).await;
+    operator.json(&words(&format!("partner set-webhook {id} --url https://acme.example/hooks"))).await;
     let state = async || operator.json(&["endpoint", "list"]).await[0]["state"].clone();
     assert_eq!(state().await, "open");
 
-    let mut connection = operator.database.connect().await.unwrap();
-    let order = store_order(&mut connection, partner, "o-1").await;
-    make_ready(&mut connection, &order).await;
-    let retry_in = Some(Duration::from_hours(1));
-    record(&mut connection, partner, &order, 0, retry_in).await;
-    record(&mut connection, partner, &order, 1, retry_in).await;
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
+    for attempt in [0, 1] {
+        record(&mut connection, &order, attempt, Some(Duration::from_hours(1))).await;
+    }
     let listed = operator.json(&["endpoint", "list"]).await;
     assert_eq!(listed[0]["state"], "blocked");
     assert!(listed[0]["blocked_until"].is_string(), "{listed}");
@@ -180,12 +154,10 @@ async fn an_endpoint_is_blocked_paused_and_resumed() {
     let paused = operator.json(&["endpoint", "pause", id]).await;
     assert_eq!(paused, json!({ "partner_id": id, "state": "paused" }));
     assert_eq!(state().await, "paused");
-    let listed = operator.run(&["endpoint", "list"]).await;
-    assert!(listed.text().contains("paused"), "{listed:?}");
+    operator.run(&["endpoint", "list"]).await.says("paused");
     let resumed = operator.json(&["endpoint", "resume", id]).await;
     let expected = json!({ "partner_id": id, "state": "open", "deliveries_due": 1 });
     assert_eq!(resumed, expected);
     assert_eq!(state().await, "open");
-    let unknown = operator.run(&["endpoint", "pause", "ak_nobody"]).await;
-    assert!(unknown.line(1).contains("`esimctl partner list`"), "{unknown:?}");
+    operator.run(&["endpoint", "pause", "ak_nobody"]).await.fails(1, "`esimctl partner list`");
 }

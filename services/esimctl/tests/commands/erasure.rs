@@ -2,25 +2,18 @@
 
 use std::time::Duration;
 
-use domain::PartnerId;
 use serde_json::{Value, json};
 use store::deliveries::{AttemptResult, Attempted};
 
-use crate::{
-    make_ready,
-    support::{CONFIRMED, Operator, Order, record, store_attempt, store_order},
-    text,
-};
+use crate::support::{CONFIRMED, Operator, Order, record, store_attempt, store_order};
+use crate::text;
 
 async fn delivered(operator: &Operator, partner: &Value, external_id: &str) -> Order {
-    let id: PartnerId = text(partner, "partner_id").parse().unwrap();
-    let mut connection = operator.database.connect().await.unwrap();
-    let order = store_order(&mut connection, id, external_id).await;
-    make_ready(&mut connection, &order).await;
-    record(&mut connection, id, &order, 0, Some(Duration::from_hours(1))).await;
+    let (mut connection, order) = operator.ready_order(partner, external_id).await;
+    record(&mut connection, &order, 0, Some(Duration::from_hours(1))).await;
     let attempted = Attempted {
         id: order.topup.clone().into(),
-        partner_id: id,
+        partner_id: order.partner,
         attempt: 1,
         at: runtime::clock::now(),
         duration: Duration::from_millis(3),
@@ -47,33 +40,26 @@ async fn an_order_is_erased_after_a_preview_and_is_recorded() {
     assert_eq!(preview["profiles"], 1);
     assert_eq!(preview["attempts"], 1);
     assert!(operator.run(&erase).await.line(2).contains("--reason"));
-    let asked = operator.run(&with(&erase, &["--reason", "asked"])).await;
-    assert!(asked.line(1).contains("nothing was changed"), "{asked:?}");
+    operator.run(&with(&erase, &["--reason", "asked"])).await.fails(1, "nothing was changed");
     assert_eq!(operator.json(&["action", "list"]).await, json!([]));
 
     let erased = operator.run(&with(&erase, &CONFIRMED)).await;
     for copies in ["dumps", "WAL", "TOPUP_DEAD", "logs"] {
-        assert!(erased.text().contains(copies), "{erased:?}");
+        erased.says(copies);
     }
     let actions = operator.json(&["action", "list"]).await;
     assert_eq!(actions[0]["command"], "order erase");
     assert_eq!(actions[0]["affected"], 1);
-    let shown = operator.run(&["order", "show", "o-1"]).await;
-    assert!(shown.text().contains("profile erased"), "{shown:?}");
+    operator.run(&["order", "show", "o-1"]).await.says("profile erased");
     let topup = order.topup.to_string();
-    let replay = with(&["delivery", "replay", &topup], &CONFIRMED);
-    let replay = operator.run(&replay).await;
-    assert!(replay.line(1).contains("its profile was erased"), "{replay:?}");
+    operator.run(&with(&["delivery", "replay", &topup], &CONFIRMED)).await.fails(1, "its profile was erased");
     let shown = operator.json(&["delivery", "show", &topup]).await;
     assert!(shown["delivery"]["erased_at"].is_string(), "{shown}");
 
     let mut connection = operator.database.connect().await.unwrap();
-    let id: PartnerId = text(&partner, "partner_id").parse().unwrap();
-    store_order(&mut connection, id, "o-2").await;
-    let open = operator.run(&with(&["order", "erase", "o-2"], &CONFIRMED)).await;
-    assert!(open.line(1).contains("not finished"), "{open:?}");
-    let unknown = operator.run(&with(&["order", "erase", "o-3"], &CONFIRMED)).await;
-    assert!(unknown.line(1).contains("there is no order"), "{unknown:?}");
+    store_order(&mut connection, order.partner, "o-2").await;
+    operator.run(&with(&["order", "erase", "o-2"], &CONFIRMED)).await.fails(1, "not finished");
+    operator.run(&with(&["order", "erase", "o-3"], &CONFIRMED)).await.fails(1, "there is no order");
 }
 
 #[tokio::test]
@@ -83,16 +69,14 @@ async fn a_partner_is_erased_after_it_was_disabled() {
     let id = text(&partner, "partner_id").to_owned();
     delivered(&operator, &partner, "o-1").await;
     let erase = ["partner", "erase", &id];
-    let enabled = operator.run(&with(&erase, &CONFIRMED)).await;
-    assert!(enabled.line(1).contains("partner disable"), "{enabled:?}");
+    operator.run(&with(&erase, &CONFIRMED)).await.fails(1, "partner disable");
     operator.json(&["partner", "disable", &id]).await;
     let mut connection = operator.database.connect().await.unwrap();
     sqlx::query("UPDATE sweeps SET up_to = now() + interval '1 minute'")
         .execute(&mut connection)
         .await
         .unwrap();
-    let preview = operator.json(&with(&erase, &["--dry-run"])).await;
-    assert_eq!(preview["orders"], 1);
+    assert_eq!(operator.json(&with(&erase, &["--dry-run"])).await["orders"], 1);
     let erased = operator.json(&with(&erase, &CONFIRMED)).await;
     assert_eq!((&erased["orders"], &erased["profiles"]), (&json!(1), &json!(1)));
     let shown = operator.json(&["partner", "show", &id]).await;
@@ -107,13 +91,11 @@ async fn terms_are_listed_set_and_removed() {
     let operator = Operator::new().await;
     let partner = operator.create_partner().await;
     let id = text(&partner, "partner_id");
-    let listed = operator.run(&["retention", "list"]).await;
-    assert!(listed.text().contains("90 days") && listed.text().contains("30 days"), "{listed:?}");
+    operator.run(&["retention", "list"]).await.says("90 days").says("30 days");
     let set = ["retention", "set", "profiles", "--partner", id];
     let terms = async || operator.json(&["retention", "list"]).await;
     let preview = operator.run(&with(&set, &["--days", "7", "--dry-run"])).await;
-    let expected = "would be kept 7 days; before: as by default";
-    assert!(preview.text().contains(expected), "{preview:?}");
+    preview.says("would be kept 7 days; before: as by default");
     assert_eq!(terms().await.as_array().unwrap().len(), 3);
     let confirmed = with(&set, &CONFIRMED);
     operator.json(&with(&confirmed, &["--days", "7"])).await;
@@ -123,9 +105,7 @@ async fn terms_are_listed_set_and_removed() {
     operator.json(&with(&confirmed, &["--default"])).await;
     assert_eq!(terms().await.as_array().unwrap().len(), 3);
     let wrong = ["retention", "set", "audit", "--partner", id, "--days", "7"];
-    let refused = operator.run(&with(&wrong, &CONFIRMED)).await;
-    assert!(refused.line(1).contains("--partner"), "{refused:?}");
-    let wrong = ["retention", "set", "logs", "--days", "7"];
-    let refused = operator.run(&with(&wrong, &CONFIRMED)).await;
-    assert!(refused.line(2).contains("there is no class"), "{refused:?}");
+    operator.run(&with(&wrong, &CONFIRMED)).await.fails(1, "--partner");
+    let refused = operator.run(&with(&["retention", "set", "logs", "--days", "7"], &CONFIRMED)).await;
+    refused.fails(2, "there is no class");
 }

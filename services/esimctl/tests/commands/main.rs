@@ -13,15 +13,10 @@ use std::time::Duration;
 
 use domain::{ActivationCode, Iccid, PartnerId};
 use serde_json::{Value, json};
-use store::{
-    deliveries as stored, partners,
-    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
-    profile::Profile,
-};
-use tokio::{
-    io::{AsyncBufReadExt, BufReader, copy_bidirectional},
-    net::{TcpListener, TcpStream},
-};
+use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
+use store::{deliveries as stored, partners, profile::Profile};
+use tokio::io::{AsyncBufReadExt, BufReader, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
 use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vault, words};
@@ -29,8 +24,7 @@ use support::{MASTER_KEY, Operator, Order, ended, esimctl, run, store_order, vau
 const NOWHERE: &str = "postgres://esim:hush@127.0.0.1:1/esim";
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
-    let text = value[field].as_str();
-    text.unwrap_or_else(|| panic!("no {field} in {value}"))
+    value[field].as_str().unwrap_or_else(|| panic!("no {field} in {value}"))
 }
 
 fn option(name: &str) -> Value {
@@ -43,17 +37,14 @@ fn option(name: &str) -> Value {
 #[tokio::test]
 async fn migrate_is_needed_once_and_harmless_twice() {
     let operator = Operator::on_empty_database().await;
-    let early = operator.run(&["partner", "list"]).await;
-    assert!(early.line(1).contains("run `esimctl migrate`"), "{early:?}");
+    operator.run(&["partner", "list"]).await.fails(1, "run `esimctl migrate`");
     let version = store::schema::latest();
     let roles = store::schema::ROLES.map(|role| role.name);
     for was in [0, version] {
         let expected = json!({ "schema_version": version, "was": was, "roles": roles });
         assert_eq!(operator.json(&["migrate"]).await, expected);
     }
-    let again = operator.run(&["migrate"]).await;
-    let expected = format!("at version {version} already");
-    assert!(again.text().contains(&expected), "{again:?}");
+    operator.run(&["migrate"]).await.says(&format!("at version {version} already"));
     assert_eq!(operator.json(&["partner", "list"]).await, json!([]));
 }
 
@@ -87,12 +78,7 @@ async fn migrate_waits_for_a_server_that_is_just_starting() {
     assert!(ended(child).await.text().contains("it was at 0"));
 }
 
-/// The unit is bought and ready, and has a delivery.
-async fn make_ready(connection: &mut store::PgConnection, order: &Order) {
-    make_unit_ready(connection, order, 1).await;
-}
-
-/// The same for one of several orders: `number` makes the unit id and the ICCID unique.
+/// The unit is bought and ready, and has a delivery. `number` makes the unit id and the ICCID unique.
 async fn make_unit_ready(connection: &mut store::PgConnection, order: &Order, number: u32) {
     let lease = Duration::from_mins(1);
     let claimed = placements::claim(connection, "sandbox", &[order.placement], Claim::Named, lease).await;
@@ -120,15 +106,10 @@ async fn a_url_makes_waiting_webhooks_due() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
     let id = text(&made, "partner_id");
-    let partner: PartnerId = id.parse().unwrap();
-    let mut connection = operator.database.connect().await.unwrap();
-    let order = store_order(&mut connection, partner, "o-1").await;
-    make_ready(&mut connection, &order).await;
-    let held = stored::set_no_endpoint(&mut connection, &[order.topup.into()]).await;
-    assert_eq!(held.unwrap(), 1);
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
+    assert_eq!(stored::set_no_endpoint(&mut connection, &[order.topup.into()]).await.unwrap(), 1);
 
-    let set = format!("partner set-webhook {id} --url https://acme.example/hooks");
-    let set = words(&set);
+    let set = ["partner", "set-webhook", id, "--url", "https://acme.example/hooks"];
     let expected = |due: u64| json!({ "partner_id": id, "webhook_url": set[4], "deliveries_due": due });
     assert_eq!(operator.json(&set).await, expected(1));
     assert_eq!(operator.json(&set).await, expected(0));
@@ -148,15 +129,13 @@ async fn an_order_is_found_by_each_of_its_ids() {
     let partner: PartnerId = text(&made, "partner_id").parse().unwrap();
     let mut connection = operator.database.connect().await.unwrap();
     let order = store_order(&mut connection, partner, "o\u{1b}[2J-1").await;
-    let pending = operator.run(&["order", "show", &order.id.to_string()]).await;
-    assert!(pending.text().contains("accepted") && pending.text().contains("pending"), "{pending:?}");
-    make_ready(&mut connection, &order).await;
-    support::record(&mut connection, partner, &order, 0, Some(Duration::from_secs(5))).await;
+    operator.run(&["order", "show", &order.id.to_string()]).await.says("accepted").says("pending");
+    make_unit_ready(&mut connection, &order, 1).await;
+    support::record(&mut connection, &order, 0, Some(Duration::from_secs(5))).await;
 
     // The catalogue names the provider whose ICCIDs are searched.
     let catalogue = json!({ "options": [option("ready")] }).to_string();
-    let imported = operator.run_with_input(&["option", "import", "-"], catalogue).await;
-    imported.text();
+    operator.run_with_input(&["option", "import", "-"], catalogue).await.text();
     let ids = [order.id.to_string(), order.placement.to_string(), order.topup.to_string()];
     let others = ["8981000000000000001", "8981000000000000001F", "o\u{1b}[2J-1"].map(str::to_owned);
     for id in ids.into_iter().chain(others) {
@@ -173,8 +152,7 @@ async fn an_order_is_found_by_each_of_its_ids() {
         assert!(shown.text().contains(part), "{part} in {}", shown.stdout);
     }
     assert!(!shown.stdout.contains("TOP-SECRET") && !shown.stdout.contains('\u{1b}'));
-    let unknown = operator.run(&["order", "show", "o-2"]).await;
-    assert!(unknown.line(1).contains(r#"no order "o-2""#), "{unknown:?}");
+    operator.run(&["order", "show", "o-2"]).await.fails(1, r#"no order "o-2""#);
 }
 
 #[tokio::test]
@@ -191,8 +169,7 @@ async fn options_are_imported_whole_or_not_at_all() {
     std::fs::write(&file, catalogue(&[&one])).unwrap();
     let file = file.to_str().unwrap();
     assert_eq!(operator.json(&["option", "import", file]).await, counts(1, 0));
-    let again = operator.run(&["option", "import", file]).await;
-    assert_eq!(again.text(), "0 imported, 1 unchanged\n");
+    assert_eq!(operator.run(&["option", "import", file]).await.text(), "0 imported, 1 unchanged\n");
 
     one["name"] = json!("renamed");
     let mut wrong = option("wrong");
@@ -215,11 +192,10 @@ async fn options_are_imported_whole_or_not_at_all() {
     assert_eq!(operator.json(&["option", "list"]).await, Value::Array(expected));
     plain.as_object_mut().unwrap().remove("details");
     assert_eq!(import(catalogue(&[&plain])).await.json(), counts(1, 0));
-    let listed = operator.json(&["option", "list"]).await;
-    assert_eq!(listed[1]["details"], json!({}));
+    assert_eq!(operator.json(&["option", "list"]).await[1]["details"], json!({}));
     assert!(operator.run(&["option", "list"]).await.text().contains("renamed"));
-    let missing = operator.run(&["option", "import", "/nowhere/options.json"]).await;
-    assert!(missing.line(1).contains("cannot open /nowhere/options.json"), "{missing:?}");
+    let refused = operator.run(&["option", "import", "/nowhere/options.json"]).await;
+    refused.fails(1, "cannot open /nowhere/options.json");
 }
 
 #[tokio::test]
@@ -228,8 +204,7 @@ async fn standard_input_is_read_to_its_end_before_anything_fails() {
     let operator = Operator::on_empty_database().await;
     let options: Vec<Value> = (0..5_000).map(|number| option(&format!("option {number}"))).collect();
     let input = json!({ "options": options }).to_string();
-    let refused = operator.run_with_input(&["option", "import", "-"], input).await;
-    assert!(refused.line(1).contains("esimctl migrate"), "{refused:?}");
+    operator.run_with_input(&["option", "import", "-"], input).await.fails(1, "esimctl migrate");
 }
 
 #[tokio::test]
@@ -242,8 +217,7 @@ async fn a_database_that_is_away_is_one_line_without_its_password() {
 
 #[tokio::test]
 async fn wrong_settings_are_one_line_that_names_them() {
-    let no_database = run(&mut esimctl(&["partner", "list"])).await;
-    assert!(no_database.line(2).contains("DATABASE_URL"), "{no_database:?}");
+    run(&mut esimctl(&["partner", "list"])).await.fails(2, "DATABASE_URL");
     let bad_url = run(esimctl(&["partner", "list"]).env("DATABASE_URL", "mysql//hush")).await;
     assert!(bad_url.line(2).contains("DATABASE_URL") && !bad_url.stderr.contains("hush"), "{bad_url:?}");
 
@@ -259,8 +233,7 @@ async fn wrong_settings_are_one_line_that_names_them() {
         assert!(refused.line(2).contains(part) && !refused.stderr.contains("hush"), "{refused:?}");
     }
     let open = ["provider", "open", "sandbox", "--reason", "test", "--for", "-1h"];
-    let refused = run(esimctl(&open).env("DATABASE_URL", NOWHERE)).await;
-    assert!(refused.line(2).contains("it is negative"), "{refused:?}");
+    run(esimctl(&open).env("DATABASE_URL", NOWHERE)).await.fails(2, "it is negative");
     for (arguments, part) in testkit::rows! {
         "--environment moon" => "possible values: sandbox, live";
         "--environment live --webhook-url https://user:hush@example.com" => "remove it";
@@ -284,20 +257,15 @@ async fn where_there_is_nothing_a_line_says_so() {
     let partner = operator.create_partner().await;
     let id = text(&partner, "partner_id");
     let since = ["delivery", "list", "--partner", id, "--since", "1h"];
-    let listed = operator.run(&since).await;
-    assert_eq!(listed.text(), "There are no such deliveries.\n");
+    assert_eq!(operator.run(&since).await.text(), "There are no such deliveries.\n");
     assert_eq!(operator.json(&since).await, json!([]));
-    let mut connection = operator.database.connect().await.unwrap();
-    let order = store_order(&mut connection, id.parse().unwrap(), "o-1").await;
-    make_ready(&mut connection, &order).await;
-    let shown = operator.run(&["delivery", "show", order.topup.as_str()]).await;
-    assert!(shown.text().contains("No attempt has ended yet."), "{shown:?}");
+    let (_, order) = operator.ready_order(&partner, "o-1").await;
+    operator.run(&["delivery", "show", order.topup.as_str()]).await.says("No attempt has ended yet.");
 }
 
 #[tokio::test]
 async fn help_needs_no_settings() {
     for arguments in [&["--help"][..], &["partner", "--help"], &["option", "import", "--help"]] {
-        let help = run(&mut esimctl(arguments)).await;
-        assert!(help.text().contains("Examples:"), "{help:?}");
+        run(&mut esimctl(arguments)).await.says("Examples:");
     }
 }

@@ -4,11 +4,8 @@ use base64::{Engine, prelude::BASE64_STANDARD};
 use serde_json::{Value, json};
 use store::partners;
 
-use crate::{
-    make_ready,
-    support::{MASTER_KEY, Operator, record, run, store_order, vault},
-    text,
-};
+use crate::support::{MASTER_KEY, Operator, record, run, vault};
+use crate::text;
 
 const SECOND: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
@@ -25,8 +22,7 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     assert_ne!(rotated["secret_key"], made["secret_key"]);
 
     let mut connection = operator.database.connect().await.unwrap();
-    let stored = partners::by_access_key(&mut connection, second).await;
-    let stored = stored.unwrap().unwrap();
+    let stored = partners::by_access_key(&mut connection, second).await.unwrap().unwrap();
     for (keys, made) in stored.keys.iter().zip([&rotated, &made]) {
         assert_eq!(keys.access_key, text(made, "access_key"));
         let key = partners::open_secret_key(&vault(), stored.partner_id, keys.secret_key.as_deref().unwrap());
@@ -35,18 +31,16 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     for which in [id, first, second] {
         let shown = operator.json(&["partner", "show", which]).await;
         assert_eq!(shown["old_keys_until"], rotated["old_keys_until"]);
-        let shown = operator.run(&["partner", "show", which]).await;
-        assert!(shown.text().contains(&format!("{first} until ")), "{shown:?}");
+        operator.run(&["partner", "show", which]).await.says(&format!("{first} until "));
     }
-    let list = operator.run(&["partner", "list"]).await;
-    assert!(list.text().contains("enabled, old keys until "), "{list:?}");
+    operator.run(&["partner", "list"]).await.says("enabled, old keys until ");
 
     let refused = operator.run(&["partner", "rotate-keys", id, "--overlap", "1h"]).await;
     for part in ["nothing was changed", "valid until 20", "`--keep-old`", "`--overlap 0`"] {
-        assert!(refused.line(1).contains(part), "{refused:?}");
+        refused.fails(1, part);
     }
-    let both = operator.run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"]).await;
-    assert!(both.line(1).contains("choose one"), "{both:?}");
+    let refused = operator.run(&["partner", "rotate-keys", id, "--keep-old", "--overlap", "0"]).await;
+    refused.fails(1, "choose one");
     let kept = operator.json(&["partner", "rotate-keys", id, "--keep-old"]).await;
     assert_eq!(text(&kept, "old_access_key"), first);
     let lost = partners::by_access_key(&mut connection, second).await.unwrap();
@@ -54,15 +48,13 @@ async fn new_keys_are_shown_once_and_the_old_ones_with_their_end() {
     let at_once = operator.json(&["partner", "rotate-keys", id, "--overlap", "0"]).await;
     assert!(at_once["old_access_key"].is_null() && at_once["old_keys_until"].is_null());
     for gone in [first, second] {
-        let found = partners::by_access_key(&mut connection, gone).await.unwrap();
-        assert!(found.is_none(), "{gone}");
+        assert!(partners::by_access_key(&mut connection, gone).await.unwrap().is_none(), "{gone}");
     }
     let human = operator.run(&["partner", "rotate-keys", id]).await;
     for part in ["secret_key is shown only now", text(&at_once, "access_key"), "stay valid until 20"] {
-        assert!(human.text().contains(part), "{human:?}");
+        human.says(part);
     }
-    let unknown = operator.run(&["partner", "rotate-keys", "ak_nobody"]).await;
-    assert!(unknown.line(1).contains("`esimctl partner list`"), "{unknown:?}");
+    operator.run(&["partner", "rotate-keys", "ak_nobody"]).await.fails(1, "`esimctl partner list`");
 }
 
 #[tokio::test]
@@ -78,17 +70,12 @@ async fn a_new_webhook_secret_is_shown_once() {
     let until = &shown["old_webhook_secret_until"];
     assert_eq!(*until, rotated["old_webhook_secret_until"]);
     assert!(until.is_string() && shown["old_keys_until"].is_null());
-    let shown = operator.run(&["partner", "show", id]).await;
-    assert!(shown.text().contains("old webhook_secret"), "{shown:?}");
-    let refused = operator.run(&rotate).await;
-    let expected = "webhook secret of Acme is valid until 20";
-    assert!(refused.line(1).contains(expected), "{refused:?}");
-    let at_once = operator.run(&[&rotate[..], &["--overlap", "0"]].concat()).await;
-    assert!(at_once.text().contains("no longer signs webhooks"), "{at_once:?}");
+    operator.run(&["partner", "show", id]).await.says("old webhook_secret");
+    operator.run(&rotate).await.fails(1, "webhook secret of Acme is valid until 20");
+    operator.run(&[&rotate[..], &["--overlap", "0"]].concat()).await.says("no longer signs webhooks");
     let shown = operator.json(&["partner", "show", id]).await;
     assert!(shown["old_webhook_secret_until"].is_null(), "{shown}");
-    let negative = operator.run(&[&rotate[..], &["--overlap", "-1h"]].concat()).await;
-    assert!(negative.line(2).contains("negative"), "{negative:?}");
+    operator.run(&[&rotate[..], &["--overlap", "-1h"]].concat()).await.fails(2, "negative");
 }
 
 #[tokio::test]
@@ -97,8 +84,7 @@ async fn nothing_is_rotated_under_another_master_key() {
     let made = operator.create_partner().await;
     for rotate in ["rotate-keys", "rotate-webhook-secret"] {
         let mut command = operator.command(&["partner", rotate, text(&made, "partner_id")]);
-        let refused = run(command.env("MASTER_KEY", SECOND)).await;
-        assert!(refused.line(1).contains("nothing was changed"), "{refused:?}");
+        run(command.env("MASTER_KEY", SECOND)).await.fails(1, "nothing was changed");
     }
 }
 
@@ -106,11 +92,8 @@ async fn nothing_is_rotated_under_another_master_key() {
 async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     let operator = Operator::new().await;
     let made = operator.create_partner().await;
-    let partner = text(&made, "partner_id").parse().unwrap();
-    let mut connection = operator.database.connect().await.unwrap();
-    let order = store_order(&mut connection, partner, "o-1").await;
-    make_ready(&mut connection, &order).await;
-    record(&mut connection, partner, &order, 0, None).await;
+    let (mut connection, order) = operator.ready_order(&made, "o-1").await;
+    record(&mut connection, &order, 0, None).await;
     let both = format!("{SECOND},{MASTER_KEY}");
     let with_both =
         async |arguments: &[&str]| run(operator.command(arguments).env("MASTER_KEY", &both)).await;
@@ -120,7 +103,8 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
         json!({
             "key": key, "configured": true, "encrypts": encrypts,
             "purposes": if encrypts { vec!["partners", "webhooks", "profiles"] } else { vec![] },
-            "partner_secrets": if used { 2 } else { 0 }, "webhook_secrets": i32::from(used), "profiles": i32::from(used), "answers": i32::from(used),
+            "partner_secrets": if used { 2 } else { 0 }, "webhook_secrets": i32::from(used),
+            "profiles": i32::from(used), "answers": i32::from(used),
         })
     };
     let expected = json!({ "keys": [row("test", true, true)], "left": 0 });
@@ -129,20 +113,16 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
     assert_eq!(with_both(&status).await.json(), expected);
     let unsaid = with_both(&reencrypt[..2]).await;
     assert_eq!(unsaid.code, Some(1), "{unsaid:?}");
-    assert!(
-        unsaid.stderr.contains("4 values") && unsaid.stderr.contains("--replicas-restarted"),
-        "{unsaid:?}"
-    );
+    let warned = unsaid.stderr.contains("4 values") && unsaid.stderr.contains("--replicas-restarted");
+    assert!(warned, "{unsaid:?}");
     let expected = json!({ "key": "second", "reencrypted": 4, "failed": [], "left": 0 });
     assert_eq!(with_both(&reencrypt).await.json(), expected);
     let done = with_both(&reencrypt[..2]).await;
-    let expected = "encrypted again under second: 0; failed: 0; left: 0\n";
-    assert_eq!(done.text(), expected);
+    assert_eq!(done.text(), "encrypted again under second: 0; failed: 0; left: 0\n");
     let expected = json!({ "keys": [row("second", true, true), row("test", false, false)], "left": 0 });
     assert_eq!(with_both(&status).await.json(), expected);
     let show = ["delivery", "show", order.topup.as_str(), "--answers"];
-    let shown = run(operator.command(&show).env("MASTER_KEY", SECOND)).await;
-    assert!(shown.text().contains("no room"), "{shown:?}");
+    run(operator.command(&show).env("MASTER_KEY", SECOND)).await.says("no room");
 
     // Everything is under a key that isn't given; another one of its name is no better.
     let other = format!("second:{}", BASE64_STANDARD.encode([3; 32]));
@@ -151,15 +131,12 @@ async fn what_needs_which_master_key_is_counted_and_encrypted_anew() {
         assert_eq!(without.code, Some(1), "{without:?}");
         assert!(without.stdout.contains(state), "{without:?}");
         assert!(without.stderr.contains("put the right ones back"), "{without:?}");
-        let refused = run(operator.command(&reencrypt).env("MASTER_KEY", keys)).await;
-        assert!(refused.line(1).contains("put the right ones back"), "{refused:?}");
+        run(operator.command(&reencrypt).env("MASTER_KEY", keys)).await.fails(1, "put the right ones back");
     }
 
     // Of what can't be read, the others are done.
-    sqlx::query("UPDATE esims SET profile = '\\x04676f6e65' || profile")
-        .execute(&mut connection)
-        .await
-        .unwrap();
+    let spoil = sqlx::query("UPDATE esims SET profile = '\\x04676f6e65' || profile");
+    spoil.execute(&mut connection).await.unwrap();
     let failed = run(operator.command(&reencrypt).env("MASTER_KEY", SECOND)).await;
     assert_eq!((failed.code, failed.stderr.lines().count()), (Some(1), 1), "{failed:?}");
     let shown: Value = serde_json::from_str(&failed.stdout).unwrap();

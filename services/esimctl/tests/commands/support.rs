@@ -6,19 +6,13 @@ use std::{process::Stdio, sync::LazyLock, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds};
 use serde_json::Value;
-use store::{
-    PgConnection,
-    deliveries::{self, AttemptResult, Attempted},
-    endpoints::BlockPolicy,
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    vault::{Purpose, Vault},
-};
+use store::deliveries::{self, AttemptResult, Attempted};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::vault::{Purpose, Vault};
+use store::{PgConnection, endpoints::BlockPolicy};
 use testkit::database::Database;
-use tokio::{
-    io::AsyncWriteExt,
-    process::{Child, Command},
-    time::timeout,
-};
+use tokio::process::{Child, Command};
+use tokio::{io::AsyncWriteExt, time::timeout};
 
 pub const MASTER_KEY: &str = "test:AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=";
 /// The arguments that a confirmed command needs in a script.
@@ -29,13 +23,8 @@ const TIMEOUT: Duration = Duration::from_mins(1);
 /// `esimctl` with an empty environment.
 pub fn esimctl(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_esimctl"));
-    command
-        .args(arguments)
-        .env_clear()
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true);
+    command.args(arguments).env_clear().kill_on_drop(true);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -64,6 +53,19 @@ impl Ended {
         &self.stdout
     }
 
+    /// The text on standard output has this part.
+    #[track_caller]
+    pub fn says(&self, part: &str) -> &Self {
+        assert!(self.text().contains(part), "no {part:?} in {self:?}");
+        self
+    }
+
+    /// The single error line of a run that ended with this status has this part.
+    #[track_caller]
+    pub fn fails(&self, code: i32, part: &str) {
+        assert!(self.line(code).contains(part), "no {part:?} in {self:?}");
+    }
+
     /// The single error line of a run that ended with this status.
     pub fn line(&self, code: i32) -> &str {
         assert_eq!(self.code, Some(code), "{self:?}");
@@ -75,8 +77,7 @@ impl Ended {
 
 /// Waits for a program started with [`esimctl`].
 pub async fn ended(child: Child) -> Ended {
-    let output = timeout(TIMEOUT, child.wait_with_output()).await;
-    let output = output.expect("esimctl hangs").unwrap();
+    let output = timeout(TIMEOUT, child.wait_with_output()).await.expect("esimctl hangs").unwrap();
     Ended {
         code: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
@@ -100,8 +101,7 @@ impl Operator {
     }
 
     pub async fn new() -> Self {
-        let database = Database::create().await.unwrap();
-        let operator = Self { database };
+        let operator = Self { database: Database::create().await.unwrap() };
         operator.run(&["migrate"]).await.text();
         operator
     }
@@ -134,19 +134,28 @@ impl Operator {
         let mut stdin = child.stdin.take().unwrap();
         let written = tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
         let ended = ended(child).await;
-        let written = written.await.unwrap();
-        written.expect("standard input was closed before its end");
+        written.await.unwrap().expect("standard input was closed before its end");
         ended
     }
 
     pub async fn create_partner(&self) -> Value {
         self.json(&["partner", "create", "--name", "Acme", "--environment", "sandbox"]).await
     }
+
+    /// A connection to the database, and a new order of this partner in it, whose unit is ready.
+    pub async fn ready_order(&self, partner: &Value, external_order_id: &str) -> (PgConnection, Order) {
+        let mut connection = self.database.connect().await.unwrap();
+        let id = crate::text(partner, "partner_id").parse().unwrap();
+        let order = store_order(&mut connection, id, external_order_id).await;
+        crate::make_unit_ready(&mut connection, &order, 1).await;
+        (connection, order)
+    }
 }
 
 /// An order of one unit, as ingress stores it.
 pub struct Order {
     pub id: OrderId,
+    pub partner: PartnerId,
     pub placement: PlacementId,
     pub topup: TopupId,
 }
@@ -156,11 +165,8 @@ pub async fn store_order(
     partner: PartnerId,
     external_order_id: &str,
 ) -> Order {
-    let order = Order {
-        id: OrderId::new(),
-        placement: PlacementId::new(),
-        topup: TOPUP_IDS.next(runtime::clock::now()),
-    };
+    let topup = TOPUP_IDS.next(runtime::clock::now());
+    let order = Order { id: OrderId::new(), partner, placement: PlacementId::new(), topup };
     let new = NewOrder {
         order_id: order.id,
         partner_id: partner,
@@ -189,18 +195,12 @@ pub fn vault() -> Vault {
 }
 
 /// Records an attempt with the response 500. Without `retry_in` the delivery is exhausted.
-pub async fn record(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    order: &Order,
-    attempt: u32,
-    retry_in: Option<Duration>,
-) {
+pub async fn record(connection: &mut PgConnection, order: &Order, attempt: u32, retry_in: Option<Duration>) {
     let id = order.topup.clone().into();
     let answer = vault().seal(Purpose::Answer(&id, attempt), b"no room\x1b[2J");
     let attempted = Attempted {
         id,
-        partner_id,
+        partner_id: order.partner,
         attempt,
         at: runtime::clock::now(),
         duration: Duration::from_millis(12),

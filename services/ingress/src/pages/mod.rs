@@ -71,8 +71,7 @@ mod tests {
 
     /// The targets of links in a text, by the characters around them.
     fn targets<'a>(text: &'a str, before: &str, after: char) -> Vec<&'a str> {
-        let parts = text.split(before).skip(1);
-        parts.filter_map(|part| part.split(after).next()).collect()
+        text.split(before).skip(1).filter_map(|part| part.split(after).next()).collect()
     }
 
     #[test]
@@ -88,8 +87,7 @@ mod tests {
             for link in links {
                 let path = link.split('#').next().unwrap_or_default();
                 let path = format!("/{}", path.trim_start_matches('/'));
-                let served = pages.iter().any(|(route, ..)| *route == path);
-                assert!(served, "{route} links {link}");
+                assert!(pages.iter().any(|(route, ..)| *route == path), "{route} links {link}");
             }
         }
     }

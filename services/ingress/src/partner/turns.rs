@@ -115,8 +115,7 @@ mod tests {
         assert!(ready.next().is_none(), "there is one turn");
         assert!(look_up.as_mut().now_or_never().is_none());
         drop(turn);
-        let turn = look_up.as_mut().now_or_never();
-        assert!(turn.is_some(), "not after 49 others");
+        assert!(look_up.as_mut().now_or_never().is_some(), "not after 49 others");
     }
 
     #[test]

@@ -1,17 +1,10 @@
 use std::time::Instant;
 
-use axum::{
-    Extension,
-    extract::Request,
-    http::StatusCode,
-    middleware,
-    routing::{get, post},
-};
+use axum::routing::{get, post};
+use axum::{Extension, extract::Request, http::StatusCode, middleware};
 use clap::Parser;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    sync::{mpsc, oneshot},
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::{mpsc, oneshot};
 
 use super::*;
 use crate::{connection::answer_body, metrics::Metrics, observe::observe};
@@ -35,8 +28,7 @@ async fn serve(deadline: Duration, settings: &[&str]) -> Served {
     let answer = move |Extension(connection): Extension<Arc<Connection>>| async move {
         let (left, departure) = oneshot::channel();
         departures.send(departure).unwrap();
-        let bytes = Bytes::from_static(b"answer");
-        answer_body(bytes, connection, Instant::now() + deadline, left)
+        answer_body(Bytes::from_static(b"answer"), connection, Instant::now() + deadline, left)
     };
     let refuse = |_: Request| async { (StatusCode::FORBIDDEN, "refused") };
     let limits = Program::parse_from(["program"].iter().chain(settings)).limits;
@@ -82,8 +74,7 @@ async fn a_departure_is_reported_when_the_answer_is_readable() {
     let mut client = TcpStream::connect(served.address).await.unwrap();
     for _ in 0..2 {
         client.write_all(GET).await.unwrap();
-        let departure = served.departures.recv().await.unwrap();
-        departure.await.expect("the answer has left");
+        served.departures.recv().await.unwrap().await.expect("the answer has left");
         let mut answer = vec![0; 1024];
         // Readable at once, without waiting.
         let length = client.try_read(&mut answer).unwrap();
@@ -109,8 +100,7 @@ async fn a_connection_made_before_a_stop_is_answered_once_more() {
 async fn an_answer_after_its_deadline_is_not_sent() {
     let mut served = serve(Duration::ZERO, &[]).await;
     let mut client = send(served.address, GET).await;
-    let departure = served.departures.recv().await.unwrap();
-    assert!(departure.await.is_err(), "nothing has left");
+    assert!(served.departures.recv().await.unwrap().await.is_err(), "nothing has left");
     let mut answer = Vec::new();
     let _ = client.read_to_end(&mut answer).await;
     assert!(answer.is_empty(), "{}", String::from_utf8_lossy(&answer));
@@ -139,17 +129,14 @@ async fn a_head_that_cannot_be_read_gets_a_whole_answer() {
 
 #[tokio::test]
 async fn a_head_is_waited_for_less_long_than_the_next_request() {
-    let settings = ["--head-timeout=50ms", "--idle-timeout=1h"];
-    let served = serve(LATER, &settings).await;
-    let silent = TcpStream::connect(served.address).await.unwrap();
-    assert_eq!(until_closed_early(silent).await, "");
+    let served = serve(LATER, &["--head-timeout=50ms", "--idle-timeout=1h"]).await;
+    assert_eq!(until_closed_early(TcpStream::connect(served.address).await.unwrap()).await, "");
     let late = until_closed_early(send(served.address, b"GET / HT").await).await;
     assert!(late.starts_with("HTTP/1.1 408 ") && late.ends_with(r#"not arrive in time"}"#), "{late}");
 
     let mut idle = send(served.address, GET).await;
     assert!(part(&mut idle).await.ends_with("answer"));
-    let early = tokio::time::timeout(Duration::from_millis(300), part(&mut idle));
-    assert!(early.await.is_err());
+    assert!(tokio::time::timeout(Duration::from_millis(300), part(&mut idle)).await.is_err());
     idle.write_all(GET).await.unwrap();
     assert!(part(&mut idle).await.ends_with("answer"));
     idle.write_all(b"GET /").await.unwrap();

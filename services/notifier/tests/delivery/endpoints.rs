@@ -2,13 +2,9 @@
 
 use std::time::Duration;
 
-use store::{
-    endpoints,
-    operator::{
-        actions::{Action, Mode},
-        deliveries::{self, Filter},
-    },
-};
+use store::endpoints;
+use store::operator::actions::{Action, Mode};
+use store::operator::deliveries::{self, Filter};
 use testkit::receiver::Answer;
 
 use crate::support::Bench;
@@ -57,8 +53,7 @@ async fn an_endpoint_that_fails_is_left_alone_then_probed_then_served() {
 
 #[tokio::test]
 async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/paused").await;
+    let (mut bench, partner) = Bench::start_for("/paused").await;
     let other = bench.partner_at("/other").await;
     bench.pause(partner).await;
     let waiting = [bench.ready_and_announced(partner).await, bench.ready(partner).await];
@@ -81,8 +76,7 @@ async fn a_paused_endpoint_gets_nothing_and_loses_nothing() {
 
 #[tokio::test]
 async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     let topup = bench.ready_and_announced(partner).await;
     bench.delivered(&topup).await;
     bench.receiver.answer("/hook", |_| Answer::status(503));
@@ -107,9 +101,8 @@ async fn a_replay_starts_the_schedule_again_and_keeps_the_attempts() {
     bench.receiver.answer("/hook", |_| Answer::status(202));
     assert_eq!(replay("exhausted").await, 1);
     bench.delivered(&topup).await;
-    let all = deliveries::attempts(&mut bench.pool.acquire().await.unwrap(), &topup.clone().into(), i64::MAX)
-        .await
-        .unwrap();
+    let mut connection = bench.pool.acquire().await.unwrap();
+    let all = deliveries::attempts(&mut connection, &topup.clone().into(), i64::MAX).await.unwrap();
     let classes: Vec<(i32, &str)> = all.iter().map(|one| (one.attempt, one.class.as_str())).collect();
     assert_eq!(classes, [(0, "delivered"), (1, "status_5xx"), (2, "gone"), (3, "delivered")]);
     let metrics = bench.metrics().await;

@@ -3,14 +3,10 @@
 use std::time::{Duration, Instant};
 
 use domain::{DeliveryId, EventId, PartnerId};
-use store::{
-    events::{self, Kind, Tested, View},
-    partner_view, partners,
-};
-use testkit::{
-    receiver::{Answer, Received, Signature},
-    wait,
-};
+use store::events::{self, Kind, Tested, View};
+use store::{partner_view, partners};
+use testkit::receiver::{Answer, Received, Signature};
+use testkit::wait;
 
 use crate::support::{Bench, PATIENCE};
 
@@ -36,8 +32,7 @@ impl Bench {
 
 #[tokio::test]
 async fn a_test_has_one_signed_attempt_with_its_type() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     bench.receiver.answer("/hook", |_| Answer::status(503));
     let failed = bench.test_endpoint(partner).await;
     let seen = bench.event(&failed, "exhausted").await;
@@ -61,8 +56,7 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
     let made = partner_view::attempts(&mut connection, &id).await.unwrap();
     assert_eq!((made.len(), made[0].class.as_str()), (1, "status_5xx"));
     // The webhook of a topup has no type.
-    let topup = bench.ready_and_announced(partner).await;
-    bench.delivered(&topup).await;
+    bench.delivers(partner).await;
     let webhook = bench.receiver.received().pop().unwrap();
     assert!(!webhook.headers.contains_key("webhook-type"));
     bench.stop().await;
@@ -70,24 +64,19 @@ async fn a_test_has_one_signed_attempt_with_its_type() {
 
 #[tokio::test]
 async fn a_test_ends_the_block_of_an_endpoint_that_is_back() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
-    sqlx::query(
+    let (mut bench, partner) = Bench::start_for("/hook").await;
+    let block = format!(
         "INSERT INTO endpoints (partner_id, failures, blocks, blocked_until)
-         VALUES ($1, 20, 9, now() + interval '1 hour')",
-    )
-    .bind(partner.uuid())
-    .execute(&bench.pool)
-    .await
-    .unwrap();
+         VALUES ('{partner}', 20, 9, now() + interval '1 hour')"
+    );
+    bench.sql(&block).await;
     let waiting = bench.copies(partner, 3, Some(Duration::ZERO)).await;
     let id = bench.test_endpoint(partner).await;
     bench.event(&id, "delivered").await;
     for topup in &waiting {
         bench.delivered(topup).await;
     }
-    let received = bench.receiver.received();
-    assert_eq!(received[0].headers["webhook-id"], id.as_str(), "the test came first");
+    assert_eq!(bench.receiver.received()[0].headers["webhook-id"], id.as_str(), "the test came first");
     bench.stop().await;
 }
 
@@ -96,13 +85,8 @@ async fn keys_that_end_soon_are_announced_and_retried() {
     let mut bench = Bench::prepared().await;
     let partner = bench.partner_at("/hook").await;
     let mut connection = bench.pool.acquire().await.unwrap();
-    let kinds = [Kind::KeyExpiring];
-    partners::set_events(&mut connection, partner, &kinds).await.unwrap();
-    sqlx::query("UPDATE partners SET old_keys_until = now() + interval '1 hour' WHERE partner_id = $1")
-        .bind(partner.uuid())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    partners::set_events(&mut connection, partner, &[Kind::KeyExpiring]).await.unwrap();
+    bench.sql("UPDATE partners SET old_keys_until = now() + interval '1 hour'").await;
     bench.receiver.answer("/hook", |_| Answer::status(500));
     bench.go().await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
@@ -115,8 +99,7 @@ async fn keys_that_end_soon_are_announced_and_retried() {
         let seen = events::find(&mut connection, None, &id).await?;
         Ok(seen.filter(|event| event.attempts == 1))
     };
-    let seen = wait::soon("the attempt to be recorded", retried).await;
-    assert_eq!(seen.state, "pending");
+    assert_eq!(wait::soon("the attempt to be recorded", retried).await.state, "pending");
     bench.receiver.answer("/hook", |_| Answer::status(204));
     bench.event(&id, "delivered").await;
     let bodies: Vec<_> = bench.receiver.received().into_iter().map(|one| one.body).collect();
@@ -139,8 +122,7 @@ async fn a_delivery_that_finds_its_host_full_does_not_wait_for_its_lease() {
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     // The host of this partner is not known yet, so its lane does not know that the host is full.
     let began = Instant::now();
-    let second = bench.ready_and_announced(other).await;
-    bench.delivered(&second).await;
+    bench.delivers(other).await;
     let took = began.elapsed();
     assert!(took < Duration::from_secs(8), "{took:?}");
     bench.delivered(&first).await;

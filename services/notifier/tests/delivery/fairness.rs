@@ -75,8 +75,7 @@ async fn due_retries_do_not_wait_for_those_of_a_dead_endpoint() {
     let healthy = bench.partner_at("/healthy").await;
     // It accepts connections and never responds.
     let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/dead", silent.local_addr().unwrap());
-    let (dead, _) = bench.partner(Some(&url)).await;
+    let (dead, _) = bench.partner(Some(&format!("http://{}/dead", silent.local_addr().unwrap()))).await;
     bench.pause(dead).await;
     bench.copies(dead, 8_000, Some(Duration::ZERO)).await;
     let retries = bench.copies(healthy, 20, Some(LATER)).await;

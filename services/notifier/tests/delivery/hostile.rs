@@ -1,23 +1,14 @@
-//! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor
-//! more than one request per attempt, nor others their webhooks. The notifier is a process of its own
-//! here.
+//! Endpoints that answer too much, too slowly, or not with an answer: they cost neither memory, nor more than
+//! one request per attempt, nor others their webhooks. The notifier is a process of its own here.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
-use testkit::{
-    process::{Process, Program},
-    wait,
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpListener, TcpStream},
-};
+use testkit::process::{Process, Program};
+use testkit::wait;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use self::Manner::{Last, Sends};
 use crate::support::{Bench, PATIENCE};
@@ -115,8 +106,7 @@ impl Manner {
                 return Err(std::io::ErrorKind::ConnectionReset.into());
             }
             Self::Endless => {
-                let start = format!("HTTP/1.1 200 {}", "y".repeat(200_000));
-                connection.write_all(start.as_bytes()).await?;
+                connection.write_all(format!("HTTP/1.1 200 {}", "y".repeat(200_000)).as_bytes()).await?;
             }
             Sends(bytes) => connection.write_all(bytes).await?,
             Last(bytes) => {
@@ -181,10 +171,8 @@ pub fn program(bench: &Bench, folder: &std::path::Path) -> Program {
     let mut env = bench.settings.clone();
     // As many at once as in production.
     env.retain(|name, _| !name.ends_with("_CONCURRENCY") && name != "DATABASE_CONNECTIONS");
-    env.extend(
-        [("WEBHOOK_TIMEOUT", "5s"), ("RETRY_SCHEDULE", "1h")]
-            .map(|(name, value)| (name.into(), value.into())),
-    );
+    let changed = [("WEBHOOK_TIMEOUT", "5s"), ("RETRY_SCHEDULE", "1h")];
+    env.extend(changed.map(|(name, value)| (name.into(), value.into())));
     Program {
         name: "notifier".to_owned(),
         binary: env!("CARGO_BIN_EXE_notifier").into(),
@@ -209,10 +197,8 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
     let mut notifier = Process::new(program(&bench, folder.path()));
     notifier.start().await.unwrap();
     let attempted = async || {
-        let left: i64 =
-            sqlx::query_scalar("SELECT count(*) FROM deliveries WHERE attempt = 0 AND state = 'pending'")
-                .fetch_one(&bench.pool)
-                .await?;
+        let left = "SELECT count(*) FROM deliveries WHERE attempt = 0 AND state = 'pending'";
+        let left: i64 = sqlx::query_scalar(left).fetch_one(&bench.pool).await?;
         Ok((left == 0).then_some(()))
     };
     wait::until(PATIENCE * 6, "every delivery to be attempted", attempted).await.unwrap();
@@ -222,18 +208,14 @@ async fn hostile_endpoints_cost_neither_memory_nor_repeats() {
 
     for (name, class, requests, topups) in endpoints {
         assert_eq!(requests.load(Ordering::Relaxed), EACH, "{name}");
+        let topups: Vec<_> = topups.iter().map(ToString::to_string).collect();
+        let attempts = "SELECT class, attempt FROM delivery_attempts WHERE topup_id = ANY($1)";
         let attempts: Vec<(String, i32)> =
-            sqlx::query_as("SELECT class, attempt FROM delivery_attempts WHERE topup_id = ANY($1)")
-                .bind(topups.iter().map(ToString::to_string).collect::<Vec<_>>())
-                .fetch_all(&bench.pool)
-                .await
-                .unwrap();
+            sqlx::query_as(attempts).bind(topups).fetch_all(&bench.pool).await.unwrap();
         assert_eq!(attempts, vec![(class.to_owned(), 0); EACH], "{name}");
     }
-    let kept: i32 = sqlx::query_scalar("SELECT max(octet_length(answer)) FROM delivery_attempts")
-        .fetch_one(&bench.pool)
-        .await
-        .unwrap();
+    let kept = "SELECT max(octet_length(answer)) FROM delivery_attempts";
+    let kept: i32 = sqlx::query_scalar(kept).fetch_one(&bench.pool).await.unwrap();
     assert!((1_024..1_200).contains(&kept), "1 KiB of an answer, sealed: {kept}");
     assert!(notifier.terminate(PATIENCE).await.unwrap().success());
 }
@@ -251,8 +233,7 @@ async fn a_flood_of_interim_answers_holds_no_other_webhook_up() {
     wait::soon("the floods", async || Ok((floods.load(Ordering::Relaxed) >= EACH / 2).then_some(()))).await;
     for _ in 0..5 {
         let began = Instant::now();
-        let topup = bench.ready_and_announced(good).await;
-        bench.delivered(&topup).await;
+        bench.delivers(good).await;
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
     }
     notifier.kill().await.unwrap();

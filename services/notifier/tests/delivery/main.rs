@@ -17,14 +17,10 @@ use domain::TopupId;
 use pipeline::trace;
 use runtime::Shutdown;
 use support::{Bench, PATIENCE, PUBLIC_URL, TRACEPARENT, config, iccid, option_id, settings};
-use testkit::{
-    database::Database,
-    receiver::{Answer, Received, Signature},
-};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+use testkit::database::Database;
+use testkit::receiver::{Answer, Received, Signature};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 /// The trace id of a `traceparent` header.
 fn trace_id(received: &Received) -> &str {
@@ -37,8 +33,7 @@ fn topups(received: &[Received]) -> HashSet<&str> {
 
 #[tokio::test]
 async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.delivered(&topup).await;
     assert_eq!((stored.attempt, stored.status, stored.error), (1, Some(200), None));
@@ -74,8 +69,7 @@ async fn a_ready_topup_is_delivered_once_signed_and_in_the_orders_trace() {
 
 #[tokio::test]
 async fn a_failed_attempt_is_tried_again_as_scheduled() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     bench.receiver.answer("/hook", |_| Answer::status(500));
     let topup = bench.ready_and_announced(partner).await;
     let stored = bench.attempted(&topup).await;
@@ -101,8 +95,7 @@ async fn a_failed_attempt_is_tried_again_as_scheduled() {
 
 #[tokio::test]
 async fn an_unannounced_delivery_is_sent_when_it_is_due() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     let topup = bench.ready(partner).await;
     bench.make_due().await;
     assert_eq!(bench.delivered(&topup).await.attempt, 1);
@@ -148,19 +141,13 @@ async fn endpoints_inside_of_our_network_are_refused() {
 
 #[tokio::test]
 async fn a_broken_row_or_url_delays_no_other_delivery() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     let broken = bench.ready(partner).await;
-    sqlx::query("UPDATE esims SET profile = '\\x0174' WHERE topup_id = $1")
-        .bind(broken.as_str())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    bench.sql(&format!("UPDATE esims SET profile = '\\x0174' WHERE topup_id = '{broken}'")).await;
     bench.announce(partner, &broken).await;
     let (nowhere, _) = bench.partner(Some("not a URL")).await;
     let homeless = bench.ready_and_announced(nowhere).await;
-    let good = bench.ready_and_announced(partner).await;
-    bench.delivered(&good).await;
+    bench.delivers(partner).await;
     let stored = bench.attempted(&broken).await;
     assert_eq!((stored.state.as_str(), stored.status), ("pending", None));
     let error = stored.error.unwrap();
@@ -171,8 +158,7 @@ async fn a_broken_row_or_url_delays_no_other_delivery() {
 
 #[tokio::test]
 async fn an_unreadable_message_is_put_aside_and_the_next_one_is_handled() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     let jetstream = jetstream::new(bench.nats.client().clone());
     let subject = bench.nats.ready_batch_subject();
     let made = async || Ok(jetstream.get_stream(bench.nats.stream_name("TOPUP_READY")).await.ok());
@@ -222,10 +208,8 @@ async fn an_endpoint_gets_so_many_requests_at_once_and_no_more() {
 
 #[tokio::test]
 async fn a_stop_finishes_what_is_under_way() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/slow").await;
-    let delay = Duration::from_millis(300);
-    bench.receiver.answer("/slow", move |_| Answer { status: 200, delay });
+    let (mut bench, partner) = Bench::start_for("/slow").await;
+    bench.receiver.answer("/slow", |_| Answer { status: 200, delay: Duration::from_millis(300) });
     let topup = bench.ready_and_announced(partner).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     bench.stop().await;
@@ -234,10 +218,8 @@ async fn a_stop_finishes_what_is_under_way() {
 
 #[tokio::test]
 async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_back() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
-    let delay = Duration::from_millis(300);
-    bench.receiver.answer("/hook", move |_| Answer { status: 200, delay });
+    let (mut bench, partner) = Bench::start_for("/hook").await;
+    bench.receiver.answer("/hook", |_| Answer { status: 200, delay: Duration::from_millis(300) });
     let topup = bench.ready_and_announced(partner).await;
     bench.receiver.wait_for(1, PATIENCE).await.unwrap();
     bench.without_database(bench.says_ready(false)).await;
@@ -249,8 +231,7 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
     .await;
     assert_eq!(stored.attempt, 1);
 
-    let next = bench.ready_and_announced(partner).await;
-    bench.delivered(&next).await;
+    bench.delivers(partner).await;
     assert_eq!(bench.receiver.received().len(), 2);
     bench.stop().await;
 }
@@ -258,22 +239,16 @@ async fn an_answer_that_came_while_the_database_was_away_is_recorded_when_it_is_
 #[tokio::test]
 async fn a_schema_that_is_behind_stops_the_start() {
     let database = Database::empty().await.unwrap();
-    let config = config(&settings(&database));
-    let error = notifier::run(config, Shutdown::new()).await.unwrap_err();
+    let error = notifier::run(config(&settings(&database)), Shutdown::new()).await.unwrap_err();
     assert!(error.to_string().contains("run `esimctl migrate`"), "{error:#}");
 }
 
 /// The profile went between the replay and the attempt. Nothing is sent, and the delivery is held at once.
 #[tokio::test]
 async fn a_webhook_without_its_profile_is_held_and_says_why() {
-    let mut bench = Bench::start().await;
-    let partner = bench.partner_at("/hook").await;
+    let (mut bench, partner) = Bench::start_for("/hook").await;
     let topup = bench.ready(partner).await;
-    sqlx::query("UPDATE esims SET profile = NULL, erased_at = now() WHERE topup_id = $1")
-        .bind(topup.as_str())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    bench.sql("UPDATE esims SET profile = NULL, erased_at = now()").await;
     bench.announce(partner, &topup).await;
     let stored = bench.attempted(&topup).await;
     assert_eq!((stored.state.as_str(), stored.status, stored.due_in), ("exhausted", None, None));
@@ -290,14 +265,12 @@ async fn an_old_profile_is_erased_while_webhooks_go_on() {
     let mut bench = Bench::prepared().await;
     let partner = bench.partner_at("/hook").await;
     let old = bench.ready(partner).await;
-    for statement in [
-        "UPDATE deliveries SET topup_id = '20200101000000000000000001', state = 'delivered',
-                delivered_at = now() - interval '100 days'",
-        "UPDATE topups SET topup_id = '20200101000000000000000001'",
-        "UPDATE esims SET topup_id = '20200101000000000000000001'",
-    ] {
-        sqlx::query(statement).execute(&bench.pool).await.unwrap();
-    }
+    let of_2020 = "
+        UPDATE deliveries SET topup_id = '20200101000000000000000001', state = 'delivered',
+            delivered_at = now() - interval '100 days';
+        UPDATE topups SET topup_id = '20200101000000000000000001';
+        UPDATE esims SET topup_id = '20200101000000000000000001'";
+    bench.sql(of_2020).await;
     // The first one does not open under its new id, and the start checks the master key.
     bench.ready(partner).await;
     bench.go().await;

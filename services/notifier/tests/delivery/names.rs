@@ -3,11 +3,8 @@
 
 use std::time::Duration;
 
-use testkit::{
-    names::{NameServer, Zone},
-    process::Process,
-    wait,
-};
+use testkit::names::{NameServer, Zone};
+use testkit::{process::Process, wait};
 use tokio::time::Instant;
 use webhooks::{dns::NameServers, guard::Networks};
 
@@ -50,8 +47,7 @@ async fn a_name_is_judged_by_all_that_it_resolves_to() {
         let with_port = if host.contains(':') { host.to_owned() } else { format!("{host}:{port}") };
         let (partner, _) = bench.partner(Some(&format!("http://{with_port}{path}"))).await;
         let topup = bench.ready_and_announced(partner).await;
-        let stored = bench.attempted(&topup).await;
-        assert_eq!(stored.error.as_deref(), error, "{host}");
+        assert_eq!(bench.attempted(&topup).await.error.as_deref(), error, "{host}");
     }
     bench.abandon();
 }
@@ -65,8 +61,7 @@ async fn a_name_server_that_never_answers_holds_neither_threads_nor_other_webhoo
     program.env.insert("WEBHOOK_RESOLVERS".into(), server.address.to_string());
     let mut silent = Vec::new();
     for partner in 0..20 {
-        let url = format!("http://{partner}.silent.test:8080/hook");
-        let (partner, _) = bench.partner(Some(&url)).await;
+        let (partner, _) = bench.partner(Some(&format!("http://{partner}.silent.test:8080/hook"))).await;
         silent.extend(bench.copies(partner, SILENT / 20, Some(Duration::ZERO)).await);
     }
     let good = bench.receiver.url("/good").replace("127.0.0.1", "good.test");

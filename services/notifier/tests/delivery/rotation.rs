@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use domain::PartnerId;
 use signing::webhook::Secret;
-use store::{
-    partners::{self, Overlap, Rotated},
-    vault::Keyring,
-};
+use store::partners::{self, Overlap, Rotated};
+use store::vault::Keyring;
 use testkit::receiver::{Received, Signature};
 
 use crate::support::Bench;
@@ -60,11 +58,7 @@ async fn webhooks_are_signed_with_both_secrets_until_the_overlap_ends() {
         assert_eq!(bench.next_webhook(partner).await.signature, Signature::Valid);
     }
 
-    sqlx::query("UPDATE partners SET old_webhook_secret_until = now() WHERE partner_id = $1")
-        .bind(partner.uuid())
-        .execute(&bench.pool)
-        .await
-        .unwrap();
+    bench.sql("UPDATE partners SET old_webhook_secret_until = now()").await;
     let webhook = bench.next_webhook(partner).await;
     assert_eq!(signatures(&webhook, &new), [true]);
     assert_eq!(webhook.signature, Signature::Invalid, "the receiver has the old one");

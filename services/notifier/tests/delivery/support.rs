@@ -6,23 +6,17 @@ use domain::{
     ActivationCode, Environment, Iccid, OptionId, OrderId, PartnerId, PlacementId, TopupId, TopupIds,
 };
 use notifier::Config;
-use pipeline::{
-    Nats,
-    payload::{ReadyTopup, TopupReady},
-};
+use pipeline::Nats;
+use pipeline::payload::{ReadyTopup, TopupReady};
 use runtime::{CommonConfig, Shutdown, clock};
 use secrecy::ExposeSecret;
 use signing::{SecretKey, webhook::Secret};
 use sqlx::Connection;
-use store::{
-    endpoints,
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    partners::{self, NewPartner},
-    placements::{self, Claim, Outcome, Progress, Settlement, Unit},
-    profile::Profile,
-    schema,
-    vault::{Keyring, Vault},
-};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::partners::{self, NewPartner};
+use store::placements::{self, Claim, Outcome, Progress, Settlement, Unit};
+use store::vault::{Keyring, Vault};
+use store::{endpoints, profile::Profile, schema};
 use testkit::{database::Database, nats::OwnStreams, receiver::Receiver, wait};
 use tokio::task::JoinHandle;
 
@@ -99,10 +93,16 @@ impl Bench {
         bench
     }
 
+    /// The same, with a partner whose webhooks go to a path of the receiver.
+    pub async fn start_for(path: &str) -> (Self, PartnerId) {
+        let bench = Self::start().await;
+        let partner = bench.partner_at(path).await;
+        (bench, partner)
+    }
+
     /// Starts the notifier of a bench that is prepared.
     pub async fn go(&mut self) {
-        let running = tokio::spawn(notifier::run(self.config.clone(), self.shutdown.clone()));
-        self.running = Some(running);
+        self.running = Some(tokio::spawn(notifier::run(self.config.clone(), self.shutdown.clone())));
         self.says_ready(true).await;
     }
 
@@ -140,9 +140,7 @@ impl Bench {
     /// Stops it as a signal would, and expects a clean end.
     pub async fn stop(&mut self) {
         self.shutdown.stop();
-        let running = self.running.take().unwrap();
-        let ended = tokio::time::timeout(PATIENCE, running).await;
-        ended.unwrap().unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, self.running.take().unwrap()).await.unwrap().unwrap().unwrap();
     }
 
     /// Ends it without waiting for work in flight.
@@ -163,8 +161,7 @@ impl Bench {
     /// Reads the metrics of the admin endpoint.
     pub async fn metrics(&self) -> String {
         let url = format!("http://{}/metrics", self.config.admin_listen);
-        let answer = testkit::http::client().unwrap().get(url).send().await;
-        answer.unwrap().text().await.unwrap()
+        testkit::http::client().unwrap().get(url).send().await.unwrap().text().await.unwrap()
     }
 
     /// Stores `count` units of this partner in one statement: due in `due_in`, or else within their first
@@ -317,6 +314,12 @@ impl Bench {
         self.stored(topup_id, |stored| stored.state == "delivered").await
     }
 
+    /// A new unit of this partner is delivered.
+    pub async fn delivers(&self, partner: PartnerId) {
+        let topup = self.ready_and_announced(partner).await;
+        self.delivered(&topup).await;
+    }
+
     pub async fn attempted(&self, topup_id: &TopupId) -> Stored {
         self.stored(topup_id, |stored| stored.attempt > 0).await
     }
@@ -329,11 +332,8 @@ impl Bench {
         let allow =
             |allow: bool| sqlx::AssertSqlSafe(format!("ALTER DATABASE {name} ALLOW_CONNECTIONS {allow}"));
         sqlx::raw_sql(allow(false)).execute(&mut admin).await.unwrap();
-        sqlx::query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1")
-            .bind(name)
-            .execute(&mut admin)
-            .await
-            .unwrap();
+        let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = $1";
+        sqlx::query(cut).bind(name).execute(&mut admin).await.unwrap();
         meanwhile.await;
         sqlx::raw_sql(allow(true)).execute(&mut admin).await.unwrap();
     }
@@ -351,25 +351,26 @@ impl Bench {
 
     /// Makes all deliveries of this partner due.
     pub async fn make_due_of(&self, partner: PartnerId) {
-        self.make_due_if("partner_id = $1", Some(partner)).await;
+        self.make_due_if(&format!("partner_id = '{partner}'")).await;
     }
 
     /// Makes all pending deliveries due.
     pub async fn make_due(&self) {
-        self.make_due_if("$1 IS NULL", None).await;
+        self.make_due_if("true").await;
     }
 
-    async fn make_due_if(&self, condition: &str, partner: Option<PartnerId>) {
-        let statement = format!(
+    async fn make_due_if(&self, condition: &str) {
+        self.sql(&format!(
             "INSERT INTO delivery_due (topup_id, partner_id, at)
              SELECT topup_id, partner_id, now() FROM deliveries WHERE state = 'pending' AND {condition}
              ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at"
-        );
-        sqlx::query(sqlx::AssertSqlSafe(statement))
-            .bind(partner.map(PartnerId::uuid))
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        ))
+        .await;
+    }
+
+    /// Runs statements.
+    pub async fn sql(&self, statements: &str) {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&self.pool).await.unwrap();
     }
 }
 

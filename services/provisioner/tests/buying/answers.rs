@@ -67,8 +67,7 @@ async fn a_busy_provider_is_asked_again_and_its_breaker_stays_closed() {
     let id = bench.accept(&["rate-limited"]).await;
     let refused = bench.until(id, |stored| stored.attempt == 1 && stored.state == "accepted").await;
     assert!(refused.due && refused.reason.unwrap().contains("429"));
-    let stored = bench.ready(id).await;
-    assert_eq!(stored.attempt, 3);
+    assert_eq!(bench.ready(id).await.attempt, 3);
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     assert_eq!(bench.breaker("sandbox").await, ("closed", 0));
 }
@@ -148,15 +147,11 @@ async fn a_unit_that_conflicts_parks_its_placement_and_no_other() {
     let unit = bench.unit(id).await;
     let sql = "DELETE FROM esims e USING topups t WHERE t.topup_id = e.topup_id AND t.placement_id = $1";
     bench.set(sql, id).await;
-    sqlx::query(
-        "UPDATE esims e SET provider_unit_id = $1 FROM topups t
-         WHERE t.topup_id = e.topup_id AND t.placement_id = $2",
-    )
-    .bind(unit)
-    .bind(taken.uuid())
-    .execute(&bench.pool)
-    .await
-    .unwrap();
+    let same_unit = format!(
+        "UPDATE esims e SET provider_unit_id = '{unit}' FROM topups t
+         WHERE t.topup_id = e.topup_id AND t.placement_id = '{taken}'"
+    );
+    bench.sql(&same_unit).await;
     let others = [bench.accept(&["ready"]).await, bench.accept(&["ready"]).await];
     let stored = bench.hurry(id, |stored| stored.state == "parked").await;
     assert!(stored.reason.unwrap().contains("esims_provider_unit_key"));

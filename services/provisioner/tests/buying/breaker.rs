@@ -89,8 +89,7 @@ async fn being_denied_opens_it_at_once() {
     bench.config.accounts.sandbox.secret_key = good;
     bench.run().await;
     bench.half_open("sandbox").await;
-    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
-    assert_eq!(stored.attempt, 2);
+    assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.attempt, 2);
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
     assert_eq!(bench.breaker("sandbox").await, ("closed", 0));
 }
@@ -106,8 +105,7 @@ async fn an_operator_keeps_work_from_a_provider() {
     assert_eq!(bench.look(id).await.attempt, 0);
     let closed = bench.esimctl("provider close sandbox").await;
     assert_eq!(closed["state"], "closed", "{closed}");
-    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
-    assert_eq!(stored.attempt, 1);
+    assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.attempt, 1);
     let unknown = bench.esimctl("provider close nobody").await;
     assert!(unknown["error"].as_str().unwrap().contains("nobody"), "{unknown}");
 }
@@ -138,13 +136,9 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     let alone = time_of_orders(&bench, 20).await;
 
     let backlog = bench.store("usimsa", 20_000, &["ready"]).await;
-    sqlx::query(
-        "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
-         SELECT placement_id, provider, lane, partner_id, true, now() FROM placements WHERE provider = 'usimsa'",
-    )
-    .execute(&bench.pool)
-    .await
-    .unwrap();
+    let all_due = "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
+         SELECT placement_id, provider, lane, partner_id, true, now() FROM placements WHERE provider = 'usimsa'";
+    bench.sql(all_due).await;
     bench.announce("usimsa", &backlog).await;
     // Before and after its breaker opens.
     let trying = time_of_orders(&bench, 20).await;
@@ -153,10 +147,7 @@ async fn a_dead_providers_backlog_does_not_slow_another_provider() {
     let allowed = alone + Duration::from_secs(2);
     assert!(trying < allowed && known < allowed, "{alone:?} alone, {trying:?}, {known:?}");
 
-    let attempted: i64 =
-        sqlx::query_scalar("SELECT count(*) FROM placements WHERE provider = 'usimsa' AND attempt > 0")
-            .fetch_one(&bench.pool)
-            .await
-            .unwrap();
+    let count = "SELECT count(*) FROM placements WHERE provider = 'usimsa' AND attempt > 0";
+    let attempted: i64 = sqlx::query_scalar(count).fetch_one(&bench.pool).await.unwrap();
     assert!(attempted < 1_000, "{attempted} of the dead provider's placements were attempted");
 }

@@ -4,11 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 use testkit::wait;
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    task::JoinSet,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::{net::TcpStream, task::JoinSet};
 
 use crate::support::{Bench, TOKEN};
 
@@ -18,8 +15,7 @@ async fn a_callback_brings_the_next_look_forward() {
     let id = bench.accept(&["delayed"]).await;
     bench.until(id, |stored| stored.bought).await;
     // Without a callback it would not be looked at before tomorrow.
-    let tomorrow = "UPDATE placement_due SET at = now() + interval '1 day' WHERE placement_id = $1";
-    bench.set(tomorrow, id).await;
+    bench.set("UPDATE placement_due SET at = now() + interval '1 day' WHERE placement_id = $1", id).await;
     let stored = bench.ready(id).await;
     assert_eq!((stored.state.as_str(), stored.deliveries), ("placed", 1));
     let hinted = bench.metric("esim_provider_callbacks_total", &["outcome=\"hinted\""]).await;
@@ -52,12 +48,8 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
     let id = bench.accept(&["never-ready"]).await;
     bench.until(id, |stored| stored.bought).await;
     let forged = json!({
-        "topupId": bench.unit(id).await,
-        "optionId": "o",
-        "iccid": "8982123456789012345",
-        "smdp": "smdp.example.com",
-        "activateCode": "A1-B2",
-        "downloadLink": "LPA:1$smdp.example.com$A1-B2",
+        "topupId": bench.unit(id).await, "optionId": "o", "iccid": "8982123456789012345",
+        "smdp": "smdp.example.com", "activateCode": "A1-B2", "downloadLink": "LPA:1$smdp.example.com$A1-B2",
         "expiredDate": "2026-12-31",
     })
     .to_string();
@@ -75,8 +67,7 @@ async fn only_who_knows_the_token_is_heard_and_nothing_but_a_hint_is_taken() {
     ] {
         assert_eq!(bench.call_back(&path, body).await, status, "{path}");
     }
-    let collected = bench.calls(&["call=\"collect\""]).await;
-    assert!(collected >= 1.0);
+    assert!(bench.calls(&["call=\"collect\""]).await >= 1.0);
     let stored = bench.look(id).await;
     assert_eq!((stored.state.as_str(), stored.pending, stored.deliveries), ("placed", 1, 0));
 }
@@ -117,16 +108,13 @@ async fn callbacks_beyond_those_in_flight_get_503_until_there_is_room() {
 async fn a_flood_of_callbacks_makes_one_update_per_placement_and_second() {
     const FLOOD: Duration = Duration::from_secs(3);
     let bench = Bench::start(|_| {}).await;
-    sqlx::raw_sql(
-        "CREATE TABLE hints (at timestamptz);
+    let count_hints = "
+         CREATE TABLE hints (at timestamptz);
          CREATE FUNCTION hinted() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
          BEGIN INSERT INTO hints VALUES (now()); RETURN NULL; END $$;
          CREATE TRIGGER hinted AFTER UPDATE ON placements FOR EACH ROW
-         WHEN (NEW.hinted_at IS DISTINCT FROM OLD.hinted_at) EXECUTE FUNCTION hinted()",
-    )
-    .execute(&bench.pool)
-    .await
-    .unwrap();
+         WHEN (NEW.hinted_at IS DISTINCT FROM OLD.hinted_at) EXECUTE FUNCTION hinted()";
+    bench.sql(count_hints).await;
     let id = bench.accept(&["never-ready"]).await;
     bench.until(id, |stored| stored.bought).await;
     let unit = bench.unit(id).await;
@@ -164,8 +152,7 @@ async fn callbacks_beyond_the_rate_cost_no_statement() {
     let bench = Bench::start(|config| config.callback_rate = 10).await;
     let path = format!("/callbacks/sandbox/{TOKEN}");
     let count = async |outcome: &str| {
-        let label = format!("outcome=\"{outcome}\"");
-        bench.metric("esim_provider_callbacks_total", &[&label]).await
+        bench.metric("esim_provider_callbacks_total", &[&format!("outcome=\"{outcome}\"")]).await
     };
     let before = count("ignored").await;
     let began = Instant::now();
@@ -181,9 +168,7 @@ async fn callbacks_beyond_the_rate_cost_no_statement() {
     }
     let seconds = began.elapsed().as_secs_f64();
     let statements = count("ignored").await - before;
-    assert!(
-        statements >= 10.0 && statements <= 10.0 * (seconds + 1.0),
-        "{statements} statements in {seconds} s"
-    );
+    assert!(statements >= 10.0, "{statements} statements in {seconds} s");
+    assert!(statements <= 10.0 * (seconds + 1.0), "{statements} statements in {seconds} s");
     assert!(shed > 0 && count("repeated").await > 0.0, "{shed} shed in {seconds} s");
 }

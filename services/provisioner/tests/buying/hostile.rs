@@ -9,10 +9,8 @@ use provisioner::providers::{
     FindAnswer, Limits, PlaceAnswer, Provider, ProviderUnit, Purchase, Trouble, UnitState,
     usimsa::{Account, connect},
 };
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpListener,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
 
 /// The least number of responses.
 const LEAST: usize = 60;
@@ -30,8 +28,7 @@ fn row(name: impl Into<String>, response: Vec<u8>, class: &'static str) -> Row {
 /// A response with this status line, further header lines and body.
 fn http(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let length = body.len();
-    let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\n\r\n");
-    [head.as_bytes(), body].concat()
+    [format!("HTTP/1.1 {status}\r\n{headers}content-length: {length}\r\n\r\n").as_bytes(), body].concat()
 }
 
 fn ok(body: impl AsRef<[u8]>) -> Vec<u8> {
@@ -93,8 +90,7 @@ fn statuses() -> Vec<Row> {
     let mut rows: Vec<Row> = all
         .map(|(status, class)| {
             let status = format!("{status} X");
-            let response = http(&status, "location: http://127.0.0.1:9/\r\n", body);
-            row(status, response, class)
+            row(status, http(&status, "location: http://127.0.0.1:9/\r\n", body), class)
         })
         .collect();
     for wait in ["-1", "1e99", "99999999999999999999", "Fri, 20 Nov 2026 06:00:00 GMT"] {

@@ -40,14 +40,11 @@ async fn a_purchase_whose_collects_fail_parks_with_the_failed_call() {
     bench.until(id, |stored| stored.bought).await;
     bench.sandbox.faults(json!({ "error_rate": 1.0 })).await;
     bench.hurry(id, |stored| stored.unknowns >= 4).await;
-    bench
-        .set("UPDATE placements SET placed_at = placed_at - interval '1 day' WHERE placement_id = $1", id)
-        .await;
+    let aged = "UPDATE placements SET placed_at = placed_at - interval '1 day' WHERE placement_id = $1";
+    bench.set(aged, id).await;
     let reason = bench.hurry(id, is_parked).await.reason.unwrap();
-    assert!(
-        reason.starts_with("bought, but its profiles cannot be collected: ") && reason.contains("500"),
-        "{reason}"
-    );
+    assert!(reason.starts_with("bought, but its profiles cannot be collected: "), "{reason}");
+    assert!(reason.contains("500"), "{reason}");
 }
 
 /// Repeated unknown outcomes park a placement; a long outage alone parks nothing.

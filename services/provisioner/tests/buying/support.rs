@@ -1,35 +1,21 @@
 //! A provisioner with its own database, streams, ports and sandbox providers.
 
-use std::{
-    collections::BTreeMap,
-    net::{Ipv4Addr, SocketAddr},
-    path::Path,
-    sync::Once,
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::{collections::BTreeMap, path::Path, sync::Once, time::Duration};
 
 use domain::{OptionId, OrderId, PartnerId, PlacementId, TopupIds};
-use pipeline::{
-    Nats,
-    payload::{JobPlacement, TopupJob},
-};
+use pipeline::Nats;
+use pipeline::payload::{JobPlacement, TopupJob};
 use provisioner::Config;
 use runtime::{CommonConfig, Shutdown, clock};
 use sandbox::script;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
-use store::{
-    orders::{self, NewOrder, NewPlacement, NewTopup},
-    schema,
-};
+use store::orders::{self, NewOrder, NewPlacement, NewTopup};
+use store::schema;
 use tempfile::TempDir;
-use testkit::{
-    database::Database,
-    nats::OwnStreams,
-    ports,
-    process::{Process, Program},
-    wait,
-};
+use testkit::process::{Process, Program};
+use testkit::{database::Database, nats::OwnStreams, ports, wait};
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -104,8 +90,7 @@ impl Seller {
     }
 
     async fn ledger(&self, query: &str) -> Value {
-        let url = format!("{}/ledger{query}", self.base);
-        self.http.get(url).send().await.unwrap().json().await.unwrap()
+        self.http.get(format!("{}/ledger{query}", self.base)).send().await.unwrap().json().await.unwrap()
     }
 
     /// The number of purchases of a placement, and their units in total.
@@ -247,8 +232,7 @@ impl Bench {
     pub async fn stop(&mut self) {
         let mut running = self.running.take().unwrap();
         running.shutdown.stop();
-        let ended = tokio::time::timeout(PATIENCE, running.ending.take().unwrap()).await;
-        ended.unwrap().unwrap().unwrap();
+        tokio::time::timeout(PATIENCE, running.ending.take().unwrap()).await.unwrap().unwrap().unwrap();
         // Its admin endpoint lives as long as the process.
         self.config.admin_listen = address();
     }
@@ -272,8 +256,7 @@ impl Bench {
         })
     }
 
-    /// Stores orders that are answered already, each of these options of the sandbox, from this
-    /// provider.
+    /// Stores orders that are answered already, each of these options of the sandbox, from this provider.
     pub async fn store(&self, provider: &str, orders: usize, options: &[&str]) -> Vec<PlacementId> {
         let new: Vec<NewOrder> = (0..orders).map(|_| self.order(provider, options)).collect();
         for batch in new.chunks(500) {
@@ -313,13 +296,9 @@ impl Bench {
     pub async fn announce(&self, provider: &str, ids: &[PlacementId]) {
         for batch in ids.chunks(64) {
             let uuids: Vec<Uuid> = batch.iter().map(|id| id.uuid()).collect();
-            let found: Vec<(Uuid, Uuid, String)> = sqlx::query_as(
-                "SELECT placement_id, partner_id, lane FROM placements WHERE placement_id = ANY ($1)",
-            )
-            .bind(uuids)
-            .fetch_all(&self.pool)
-            .await
-            .unwrap();
+            let find = "SELECT placement_id, partner_id, lane FROM placements WHERE placement_id = ANY ($1)";
+            let found: Vec<(Uuid, Uuid, String)> =
+                sqlx::query_as(find).bind(uuids).fetch_all(&self.pool).await.unwrap();
             let placements = found.into_iter().map(|(placement, partner, lane)| JobPlacement {
                 placement_id: placement.into(),
                 partner_id: partner.into(),
@@ -389,14 +368,10 @@ impl Bench {
 
     /// Makes a placement due unless it is leased. A lease is longer than any wait in these tests.
     pub async fn make_due(&self, id: PlacementId) {
-        sqlx::query(
-            "UPDATE placement_due SET at = now()
-             WHERE placement_id = $1 AND at < now() + interval '8 seconds'",
-        )
-        .bind(id.uuid())
-        .execute(&self.pool)
-        .await
-        .unwrap();
+        self.sql(&format!(
+            "UPDATE placement_due SET at = now() WHERE placement_id = '{id}' AND at < now() + interval '8 seconds'"
+        ))
+        .await;
     }
 
     /// Makes a placement due, leased or not, and also during its first lease. The lease of an attempt ends, too.
@@ -421,6 +396,11 @@ impl Bench {
         assert_eq!(done.rows_affected(), 1, "{statement}");
     }
 
+    /// Runs statements.
+    pub async fn sql(&self, statements: &str) {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&self.pool).await.unwrap();
+    }
+
     /// The state of a provider's breaker, and what it counted.
     pub async fn breaker(&self, provider: &str) -> (&'static str, i32) {
         let mut connection = self.pool.acquire().await.unwrap();
@@ -438,11 +418,7 @@ impl Bench {
 
     /// Lets the time pass until a breaker lets a probe through.
     pub async fn half_open(&self, provider: &str) {
-        sqlx::query("UPDATE providers SET open_until = now() WHERE name = $1")
-            .bind(provider)
-            .execute(&self.pool)
-            .await
-            .unwrap();
+        self.sql(&format!("UPDATE providers SET open_until = now() WHERE name = '{provider}'")).await;
     }
 
     /// The value of a metric, by the beginning of its line; 0 if there is none.
@@ -469,30 +445,21 @@ impl Bench {
     /// Calls back as a provider does.
     pub async fn call_back(&self, path: &str, body: impl Into<reqwest::Body>) -> u16 {
         let url = format!("http://{}{path}", self.config.listen);
-        let answer = self.http.post(url).body(body).send().await.unwrap();
-        answer.status().as_u16()
+        self.http.post(url).body(body).send().await.unwrap().status().as_u16()
     }
 
     /// The provider's unit of a placement's only topup.
     pub async fn unit(&self, id: PlacementId) -> String {
-        sqlx::query_scalar(
-            "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1",
-        )
-        .bind(id.uuid())
-        .fetch_one(&self.pool)
-        .await
-        .unwrap()
+        let unit =
+            "SELECT esims.provider_unit_id FROM esims JOIN topups USING (topup_id) WHERE placement_id = $1";
+        sqlx::query_scalar(unit).bind(id.uuid()).fetch_one(&self.pool).await.unwrap()
     }
 
     /// Runs the operator's command line; answers what it printed as JSON.
     pub async fn esimctl(&self, arguments: &str) -> Value {
-        let output = tokio::process::Command::new(esimctl())
-            .args(arguments.split(' '))
-            .arg("--json")
-            .env("DATABASE_URL", self.database.url())
-            .output()
-            .await
-            .unwrap();
+        let mut command = tokio::process::Command::new(esimctl());
+        command.args(arguments.split(' ')).arg("--json").env("DATABASE_URL", self.database.url());
+        let output = command.output().await.unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         if output.status.success() {
             serde_json::from_slice(&output.stdout).unwrap()

@@ -68,8 +68,7 @@ async fn a_profile_with_an_impossible_date_waits_for_its_correction() {
     let stored = bench.look(id).await;
     assert_eq!((stored.state.as_str(), stored.pending, stored.deliveries), ("placed", 1, 0));
     bench.sandbox.faults(json!({})).await;
-    let stored = bench.hurry(id, |stored| stored.ready == 1).await;
-    assert_eq!(stored.deliveries, 1);
+    assert_eq!(bench.hurry(id, |stored| stored.ready == 1).await.deliveries, 1);
     assert_eq!(bench.sandbox.bought(id).await, (1, 1));
 }
 
@@ -118,7 +117,7 @@ async fn refuse(bench: &Bench, id: PlacementId, code: &str) {
          CREATE TRIGGER {name} BEFORE UPDATE ON placements FOR EACH ROW
          WHEN (NEW.placement_id = '{id}' AND NEW.state = 'placed') EXECUTE FUNCTION {name}()"
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(statement)).execute(&bench.pool).await.unwrap();
+    bench.sql(&statement).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,15 +1,13 @@
 //! Callbacks, as a partner's server gets them.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::post};
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-use crate::support::{Caller, Started, config, free_address, ledger_file, option, sorted, units};
+use crate::support::{Started, config, free_address, ledger_file, option, sorted, units};
 
 const PATH: &str = "/callbacks/sandbox/token";
 
@@ -42,9 +40,8 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     let mut settings = config(&path);
     settings.callback_url = Some(url.into());
     let sandbox = Started::with(settings).await;
-    let caller: &Caller = &sandbox;
 
-    let duplicate = caller.order("order-1", &[(&option("duplicate-callback"), 2)]).await;
+    let duplicate = sandbox.order("order-1", &[(&option("duplicate-callback"), 2)]).await;
     let mut counts: HashMap<String, u32> = HashMap::new();
     for _ in 0..4 {
         let topup = next(&mut callbacks).await["topupId"].as_str().unwrap().to_owned();
@@ -54,13 +51,13 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
         assert_eq!(counts[topup], 2);
     }
 
-    let canceled = caller.order("order-4", &[(&option("delayed"), 1)]).await;
-    caller.cancel(canceled["products"][0]["topupId"].as_str().unwrap()).await;
+    let canceled = sandbox.order("order-4", &[(&option("delayed"), 1)]).await;
+    sandbox.cancel(canceled["products"][0]["topupId"].as_str().unwrap()).await;
     let begun = Instant::now();
-    caller.order("order-2", &[(&option("delayed"), 2)]).await;
-    caller.order("order-3", &[(&option("partly"), 2)]).await;
+    sandbox.order("order-2", &[(&option("delayed"), 2)]).await;
+    sandbox.order("order-3", &[(&option("partly"), 2)]).await;
     // Not called back: ready at the first GET, never ready; and failed and canceled units above.
-    caller.order("order-5", &[(&option("ready"), 2), (&option("never-ready"), 1)]).await;
+    sandbox.order("order-5", &[(&option("ready"), 2), (&option("never-ready"), 1)]).await;
     let mut called = Vec::new();
     for _ in 0..3 {
         let callback = next(&mut callbacks).await;
@@ -71,7 +68,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     }
     called.sort_by_key(|callback| callback["optionId"] != option("partly"));
     let partly = called.remove(0);
-    let fetched = caller.fetch("order-3").await;
+    let fetched = sandbox.fetch("order-3").await;
     let is_partly = |unit: &&Value| unit["topupId"] == partly["topupId"];
     let ready = units(&fetched).iter().find(is_partly).unwrap();
     assert_eq!(ready["status"], "READY");
@@ -84,7 +81,7 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
     }
     let code = partly["activateCode"].as_str().unwrap();
     assert!(!partly["qrcodeImgUrl"].as_str().unwrap().contains(code));
-    let fetched = caller.fetch("order-2").await;
+    let fetched = sandbox.fetch("order-2").await;
     assert_eq!(called.len(), 2);
     for callback in &called {
         assert!(sorted(&fetched["products"], "topupId").contains(&callback["topupId"].as_str().unwrap()));
@@ -92,9 +89,8 @@ async fn a_unit_is_called_back_when_it_becomes_ready_and_a_duplicate_twice() {
 
     // Nothing else came, and what was answered with 500 is not sent again: a callback that is due
     // after all of them is the next one.
-    let last = caller.order("order-6", &[(&option("delayed"), 1)]).await;
-    let callback = next(&mut callbacks).await;
-    assert_eq!(callback["topupId"], last["products"][0]["topupId"]);
+    let last = sandbox.order("order-6", &[(&option("delayed"), 1)]).await;
+    assert_eq!(next(&mut callbacks).await["topupId"], last["products"][0]["topupId"]);
     sandbox.stop().await;
 }
 

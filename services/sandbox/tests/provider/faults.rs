@@ -1,9 +1,7 @@
 //! Faults of the whole provider, and duplicates that are not detected.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
@@ -31,10 +29,9 @@ async fn order_many(caller: &Caller, name: &str, count: usize) -> Vec<StatusCode
 #[tokio::test]
 async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
-    assert_eq!(caller.get("/faults").await, none());
+    assert_eq!(sandbox.get("/faults").await, none());
     let (status, set) =
-        caller.faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false })).await;
+        sandbox.faults(json!({ "latency_ms": 5, "error_rate": 0.5, "detect_duplicates": false })).await;
     assert_eq!(status, StatusCode::OK);
     assert_eq!(
         (&set["latency_ms"], &set["error_rate"], &set["detect_duplicates"]),
@@ -45,62 +42,60 @@ async fn faults_are_replaced_as_a_whole_and_bad_ones_change_nothing() {
         (json!({ "slow": true }), "unknown field `slow`"),
         (json!([]), "not a set of faults"),
     ] {
-        let (status, answer) = caller.faults(body).await;
+        let (status, answer) = sandbox.faults(body).await;
         assert_eq!((status, &answer["code"]), (StatusCode::BAD_REQUEST, &json!("9000")));
         assert!(answer["message"].as_str().unwrap().contains(message), "{answer}");
     }
-    assert_eq!(caller.get("/faults").await, set);
-    assert_eq!(caller.faults(json!({ "down": true })).await.1["latency_ms"], 0);
-    assert_eq!(caller.faults(json!({})).await, (StatusCode::OK, none()));
-    assert_eq!(order_many(caller, "well", 10).await, [StatusCode::OK; 10]);
+    assert_eq!(sandbox.get("/faults").await, set);
+    assert_eq!(sandbox.faults(json!({ "down": true })).await.1["latency_ms"], 0);
+    assert_eq!(sandbox.faults(json!({})).await, (StatusCode::OK, none()));
+    assert_eq!(order_many(&sandbox, "well", 10).await, [StatusCode::OK; 10]);
 }
 
 #[tokio::test]
 async fn down_closes_connections_and_buys_nothing() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    let caller: &Caller = &sandbox;
     let ready = option("ready");
-    caller.faults(json!({ "down": true })).await;
+    sandbox.faults(json!({ "down": true })).await;
     let begun = Instant::now();
     for _ in 0..3 {
-        let error = caller.ordering("order-1", &[(&ready, 1)]).send().await.unwrap_err();
+        let error = sandbox.ordering("order-1", &[(&ready, 1)]).send().await.unwrap_err();
         assert!(error.is_request() && !error.is_timeout(), "{error:?}");
     }
     for (method, path) in [(Method::GET, "/api/v2/order/order-1"), (Method::POST, "/api/v2/cancel/1")] {
-        let request = caller.http.request(method, format!("{}{path}", caller.base));
+        let request = sandbox.http.request(method, format!("{}{path}", sandbox.base));
         assert!(request.send().await.is_err(), "{path}");
     }
     assert!(begun.elapsed() < Duration::from_secs(5));
     // What isn't the provider's is well.
-    assert_eq!(caller.get("/faults").await["down"], true);
-    assert_eq!(caller.ledger().await["purchases"], 0);
-    caller.faults(json!({})).await;
-    assert_eq!(caller.code("order-1", &[(&ready, 1)]).await, "0000");
+    assert_eq!(sandbox.get("/faults").await["down"], true);
+    assert_eq!(sandbox.ledger().await["purchases"], 0);
+    sandbox.faults(json!({})).await;
+    assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "0000");
     sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn errors_buy_or_do_not_as_asked() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let error = StatusCode::INTERNAL_SERVER_ERROR;
-    caller.faults(json!({ "error_rate": 1 })).await;
-    assert_eq!(order_many(caller, "nothing", 5).await, [error; 5]);
-    assert_eq!(caller.ledger().await["purchases"], 0);
+    sandbox.faults(json!({ "error_rate": 1 })).await;
+    assert_eq!(order_many(&sandbox, "nothing", 5).await, [error; 5]);
+    assert_eq!(sandbox.ledger().await["purchases"], 0);
 
-    caller.faults(json!({ "error_rate": 1, "error_buys": 1 })).await;
-    assert_eq!(order_many(caller, "bought", 5).await, [error; 5]);
-    assert_eq!(caller.ledger().await["purchases"], 5);
-    let fetched = caller.send(Method::GET, "/api/v2/order/bought-0", "").await;
+    sandbox.faults(json!({ "error_rate": 1, "error_buys": 1 })).await;
+    assert_eq!(order_many(&sandbox, "bought", 5).await, [error; 5]);
+    assert_eq!(sandbox.ledger().await["purchases"], 5);
+    let fetched = sandbox.send(Method::GET, "/api/v2/order/bought-0", "").await;
     assert_eq!(fetched, (error, json!({ "code": "9999", "message": "Server error" })));
 
     // 200 tosses of a coin: more than 40 of each, but once in 10^17 runs.
-    caller.faults(json!({ "error_rate": 0.5, "error_buys": 0.5 })).await;
-    let statuses = order_many(caller, "some", 200).await;
+    sandbox.faults(json!({ "error_rate": 0.5, "error_buys": 0.5 })).await;
+    let statuses = order_many(&sandbox, "some", 200).await;
     let errors = statuses.iter().filter(|status| **status == error).count();
     assert!((40..160).contains(&errors), "{errors} errors");
-    let bought = usize::try_from(caller.ledger().await["purchases"].as_u64().unwrap()).unwrap() - 5;
+    let bought = usize::try_from(sandbox.ledger().await["purchases"].as_u64().unwrap()).unwrap() - 5;
     let unsaid = bought - (200 - errors);
     assert!(0 < unsaid && unsaid < errors, "{unsaid} of {errors} errors bought");
 }
@@ -108,35 +103,32 @@ async fn errors_buy_or_do_not_as_asked() {
 #[tokio::test]
 async fn silence_buys_and_get_still_answers() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
-    caller.faults(json!({ "silent_rate": 1 })).await;
-    caller.order_and_go("order-1", &[(&option("ready"), 2)]).await;
-    assert_eq!(caller.bought("order-1").await, (1, 2));
-    let fetched = caller.fetch("order-1").await;
-    assert_eq!(sorted(&fetched["products"], "status"), ["READY", "READY"]);
+    sandbox.faults(json!({ "silent_rate": 1 })).await;
+    sandbox.order_and_go("order-1", &[(&option("ready"), 2)]).await;
+    assert_eq!(sandbox.bought("order-1").await, (1, 2));
+    assert_eq!(sorted(&sandbox.fetch("order-1").await["products"], "status"), ["READY", "READY"]);
 }
 
 #[tokio::test]
 async fn latency_delays_the_call_itself_and_outlives_the_client() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    let caller: &Caller = &sandbox;
     let ready = option("ready");
-    caller.faults(json!({ "latency_ms": 700 })).await;
+    sandbox.faults(json!({ "latency_ms": 700 })).await;
     let begun = Instant::now();
-    caller.order_and_go("order-1", &[(&ready, 1)]).await;
-    let bought = caller.bought("order-1").await;
+    sandbox.order_and_go("order-1", &[(&ready, 1)]).await;
+    let bought = sandbox.bought("order-1").await;
     assert!(bought == (0, 0) || begun.elapsed() >= Duration::from_millis(700));
-    caller.until_bought("order-1").await;
+    sandbox.until_bought("order-1").await;
     assert!(begun.elapsed() >= Duration::from_millis(700));
     let begun = Instant::now();
-    assert_eq!(caller.fetch("order-1").await["code"], "0000");
+    assert_eq!(sandbox.fetch("order-1").await["code"], "0000");
     assert!(begun.elapsed() >= Duration::from_millis(700));
 
     // A stop doesn't wait for it, and the call that has begun is answered.
-    caller.faults(json!({ "latency_ms": 60_000 })).await;
-    let waiting = tokio::spawn(caller.ordering("order-2", &[(&ready, 1)]).send());
-    caller.order_and_go("order-3", &[(&ready, 1)]).await;
+    sandbox.faults(json!({ "latency_ms": 60_000 })).await;
+    let waiting = tokio::spawn(sandbox.ordering("order-2", &[(&ready, 1)]).send());
+    sandbox.order_and_go("order-3", &[(&ready, 1)]).await;
     let begun = Instant::now();
     sandbox.stop().await;
     assert!(begun.elapsed() < Duration::from_secs(10));
@@ -152,17 +144,16 @@ async fn latency_delays_the_call_itself_and_outlives_the_client() {
 #[tokio::test]
 async fn a_fresh_purchase_is_not_found_for_a_while() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let ready = option("ready");
     let begun = Instant::now();
-    caller.faults(json!({ "not_found_lag_ms": 800 })).await;
-    assert_eq!(caller.code("order-1", &[(&ready, 1)]).await, "0000");
-    let fetched = caller.fetch("order-1").await;
+    sandbox.faults(json!({ "not_found_lag_ms": 800 })).await;
+    assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "0000");
+    let fetched = sandbox.fetch("order-1").await;
     if begun.elapsed() < Duration::from_millis(800) {
         assert_eq!(fetched["code"], "9002");
     }
-    assert_eq!(caller.code("order-1", &[(&ready, 1)]).await, "9003");
-    caller.fetch_until("order-1", |answer| answer["code"] == "0000").await;
+    assert_eq!(sandbox.code("order-1", &[(&ready, 1)]).await, "9003");
+    sandbox.fetch_until("order-1", |answer| answer["code"] == "0000").await;
     assert!(begun.elapsed() >= Duration::from_millis(799));
 }
 
@@ -172,17 +163,16 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
     let mut settings = config(&path);
     settings.detect_duplicates = false;
     let sandbox = Started::with(settings).await;
-    let caller: &Caller = &sandbox;
     let ready = option("ready");
     let answers =
-        [caller.order("order-1", &[(&ready, 2)]).await, caller.order("order-1", &[(&ready, 2)]).await];
+        [sandbox.order("order-1", &[(&ready, 2)]).await, sandbox.order("order-1", &[(&ready, 2)]).await];
     let topups: HashSet<_> =
         answers.iter().flat_map(|answer| sorted(&answer["products"], "topupId")).collect();
     assert_eq!(topups.len(), 4);
-    let fetched = caller.fetch("order-1").await;
+    let fetched = sandbox.fetch("order-1").await;
     let found: HashSet<_> = sorted(&fetched["products"], "topupId").into_iter().collect();
     assert_eq!(found, topups);
-    let detail = caller.get("/ledger?order_id=order-1").await;
+    let detail = sandbox.get("/ledger?order_id=order-1").await;
     let order = &detail["orders"][0];
     assert_eq!(order["purchased_times"], 2);
     assert_eq!(order["units"], 4);
@@ -191,15 +181,15 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
         assert_eq!(strings(&bought["topups"], "topup_id"), told);
         assert_eq!(bought["topups"][0]["option_id"], ready);
     }
-    assert_eq!(caller.code("order-1", &[(&option("refused"), 1)]).await, "9001");
+    assert_eq!(sandbox.code("order-1", &[(&option("refused"), 1)]).await, "9001");
 
     // The faults overrule the setting, either way.
-    caller.faults(json!({ "detect_duplicates": true })).await;
-    assert_eq!(caller.code("order-1", &[(&ready, 2)]).await, "9003");
-    caller.faults(json!({ "detect_duplicates": false })).await;
-    assert_eq!(caller.code("order-1", &[(&ready, 2)]).await, "0000");
-    assert_eq!(caller.bought("order-1").await, (3, 6));
-    let bad = caller.http.get(format!("{}/ledger?orderId=order-1", caller.base));
+    sandbox.faults(json!({ "detect_duplicates": true })).await;
+    assert_eq!(sandbox.code("order-1", &[(&ready, 2)]).await, "9003");
+    sandbox.faults(json!({ "detect_duplicates": false })).await;
+    assert_eq!(sandbox.code("order-1", &[(&ready, 2)]).await, "0000");
+    assert_eq!(sandbox.bought("order-1").await, (3, 6));
+    let bad = sandbox.http.get(format!("{}/ledger?orderId=order-1", sandbox.base));
     assert_eq!(bad.send().await.unwrap().status(), StatusCode::BAD_REQUEST);
     sandbox.stop().await;
 }
@@ -207,7 +197,6 @@ async fn undetected_duplicates_buy_again_and_the_ledger_shows_it() {
 #[tokio::test]
 async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let (garbled, ready) = (option("never-ready"), option("ready"));
     let is_long = |id: &str| id.len() == 6_000;
     for (garble, check) in [
@@ -215,34 +204,32 @@ async fn garbled_answers_are_about_one_option_and_buy_all_the_same() {
         ("empty_unit_id", |id| id.is_empty()),
         ("nul_unit_id", |id| id.ends_with('\0')),
     ] {
-        caller.faults(json!({ "garbled": { "never-ready": garble } })).await;
-        let ordered = caller.order(garble, &[(&garbled, 1)]).await;
-        let fetched = caller.fetch(garble).await;
+        sandbox.faults(json!({ "garbled": { "never-ready": garble } })).await;
+        let ordered = sandbox.order(garble, &[(&garbled, 1)]).await;
+        let fetched = sandbox.fetch(garble).await;
         for answer in [ordered, fetched] {
-            let id = strings(&answer["products"], "topupId")[0];
-            assert!(check(id), "{garble}: {answer}");
+            assert!(check(strings(&answer["products"], "topupId")[0]), "{garble}: {answer}");
         }
-        assert_eq!(caller.bought(garble).await, (1, 1));
-        let good = caller.order(&format!("good-{garble}"), &[(&ready, 1)]).await;
+        assert_eq!(sandbox.bought(garble).await, (1, 1));
+        let good = sandbox.order(&format!("good-{garble}"), &[(&ready, 1)]).await;
         assert_eq!(sorted(&good["products"], "topupId")[0].len(), 15);
     }
 
-    caller.faults(json!({ "garbled": { "ready": "bad_date" } })).await;
-    caller.order("date", &[(&ready, 1)]).await;
-    let fetched = caller.fetch("date").await;
-    assert_eq!(sorted(&fetched["products"], "expiredDate"), ["9999-99-99"]);
+    sandbox.faults(json!({ "garbled": { "ready": "bad_date" } })).await;
+    sandbox.order("date", &[(&ready, 1)]).await;
+    assert_eq!(sorted(&sandbox.fetch("date").await["products"], "expiredDate"), ["9999-99-99"]);
 
-    caller.faults(json!({ "garbled": { "refused": "odd_message" } })).await;
-    let refused = caller.order("odd", &[(&option("refused"), 1)]).await;
+    sandbox.faults(json!({ "garbled": { "refused": "odd_message" } })).await;
+    let refused = sandbox.order("odd", &[(&option("refused"), 1)]).await;
     assert_eq!(refused["code"], "9001");
     assert!(refused["message"].as_str().unwrap().contains('\0'));
 
-    caller.faults(json!({ "garbled": { "ready": "huge", "slow": "no_json" } })).await;
-    let mut answer = caller.ordering("huge", &[(&ready, 1)]).send().await.unwrap();
+    sandbox.faults(json!({ "garbled": { "ready": "huge", "slow": "no_json" } })).await;
+    let mut answer = sandbox.ordering("huge", &[(&ready, 1)]).send().await.unwrap();
     let mut read = 0;
     while read < 2_000_000 {
         read += answer.chunk().await.unwrap().unwrap().len();
     }
     drop(answer);
-    assert_eq!(caller.bought("huge").await, (1, 1));
+    assert_eq!(sandbox.bought("huge").await, (1, 1));
 }

@@ -120,28 +120,26 @@ async fn a_canceled_unit_has_no_profile_and_stays_in_the_ledger() {
 async fn requests_that_are_not_authentic_get_401_and_buy_nothing() {
     let (_folder, path) = ledger_file();
     let sandbox = Started::new(&path).await;
-    let caller: &Caller = &sandbox;
     for (method, path) in [
         (Method::POST, "/api/v2/order"),
         (Method::GET, "/api/v2/order/o"),
         (Method::POST, "/api/v2/cancel/1"),
     ] {
-        let request = caller.http.request(method, format!("{}{path}", caller.base));
+        let request = sandbox.http.request(method, format!("{}{path}", sandbox.base));
         let response = request.send().await.unwrap();
         assert_eq!(response.status(), StatusCode::UNAUTHORIZED);
         let answer: Value = response.json().await.unwrap();
         assert_eq!(answer, json!({ "code": "9010", "message": "x-gat-timestamp is missing" }));
     }
-    assert_eq!(caller.ledger().await["purchases"], 0);
+    assert_eq!(sandbox.ledger().await["purchases"], 0);
     sandbox.stop().await;
 }
 
 #[tokio::test]
 async fn what_is_not_the_protocol_is_answered_in_json() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let (status, answer) =
-        caller.send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#).await;
+        sandbox.send(Method::POST, "/api/v2/order", r#"{"orderId":"o","products":[]}"#).await;
     let expected = json!({ "products": [], "code": "9000", "message": "products is empty" });
     assert_eq!((status, answer), (StatusCode::OK, expected));
     let large = vec![b' '; 1024 * 1024 + 1];
@@ -150,7 +148,7 @@ async fn what_is_not_the_protocol_is_answered_in_json() {
         Method::GET, "/api/v2/order", Vec::new() => StatusCode::METHOD_NOT_ALLOWED;
         Method::GET, "/api/v2/balance", Vec::new() => StatusCode::NOT_FOUND;
     } {
-        let answer = caller.send(method, path, body).await;
+        let answer = sandbox.send(method, path, body).await;
         let expected = json!({ "code": "9000", "message": status.canonical_reason() });
         assert_eq!(answer, (status, expected));
     }
@@ -171,8 +169,7 @@ async fn a_restart_remembers_everything_but_a_torn_line() {
     };
     let (fetched, ledger) = (codes(&sandbox).await, sandbox.ledger().await);
     sandbox.stop().await;
-    let whole = fs::read(&path).unwrap();
-    fs::write(&path, [&whole[..], br#"{"bought":{"at_ms":17"#].concat()).unwrap();
+    fs::write(&path, [&fs::read(&path).unwrap()[..], br#"{"bought":{"at_ms":17"#].concat()).unwrap();
 
     let sandbox = Started::new(&path).await;
     assert_eq!(sandbox.ledger().await, ledger);

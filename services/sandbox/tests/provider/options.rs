@@ -1,14 +1,12 @@
 //! What the options do that don't simply sell.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use reqwest::{StatusCode, header::RETRY_AFTER};
 use serde_json::{Value, json};
 
-use crate::support::{Caller, Started, option, sorted, strings, units};
+use crate::support::{Started, option, sorted, strings, units};
 
 /// The units in the order of the purchase.
 fn by_topup(answer: &Value) -> Vec<&Value> {
@@ -64,32 +62,30 @@ async fn units_are_listed_in_any_order() {
 #[tokio::test]
 async fn bought_then_error_buys_and_does_not_say_so() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let option = option("bought-then-error");
     let products: &[(&str, u32)] = &[(&option, 2)];
-    let response = caller.ordering("order-1", products).send().await.unwrap();
+    let response = sandbox.ordering("order-1", products).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(response.json::<Value>().await.unwrap(), json!({ "code": "9999", "message": "Server error" }));
-    assert_eq!(caller.bought("order-1").await, (1, 2));
-    assert!(all_ready(&caller.fetch("order-1").await));
-    assert_eq!(caller.code("order-1", products).await, "9003");
-    assert_eq!(caller.bought("order-1").await, (1, 2));
+    assert_eq!(sandbox.bought("order-1").await, (1, 2));
+    assert!(all_ready(&sandbox.fetch("order-1").await));
+    assert_eq!(sandbox.code("order-1", products).await, "9003");
+    assert_eq!(sandbox.bought("order-1").await, (1, 2));
 }
 
 #[tokio::test]
 async fn bought_then_silent_buys_and_never_answers() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let silent = option("bought-then-silent");
-    caller.order_and_go("order-1", &[(&silent, 1)]).await;
-    assert_eq!(caller.bought("order-1").await, (1, 1));
-    assert!(all_ready(&caller.fetch("order-1").await));
-    assert_eq!(caller.code("order-1", &[(&silent, 1)]).await, "9003");
+    sandbox.order_and_go("order-1", &[(&silent, 1)]).await;
+    assert_eq!(sandbox.bought("order-1").await, (1, 1));
+    assert!(all_ready(&sandbox.fetch("order-1").await));
+    assert_eq!(sandbox.code("order-1", &[(&silent, 1)]).await, "9003");
 
     // A client that waits longer is sent away when the sandbox stops.
     let waiting =
-        tokio::spawn(caller.ordering("order-2", &[(&silent, 1)]).timeout(Duration::from_mins(1)).send());
-    caller.until_bought("order-2").await;
+        tokio::spawn(sandbox.ordering("order-2", &[(&silent, 1)]).timeout(Duration::from_mins(1)).send());
+    sandbox.until_bought("order-2").await;
     assert!(!waiting.is_finished());
     let stopping = Instant::now();
     sandbox.stop().await;
@@ -103,55 +99,50 @@ async fn never_ready_stays_pending_and_can_be_canceled() {
     let sandbox = Started::fresh().await;
     let answer = sandbox.order("order-1", &[(&option("never-ready"), 2)]).await;
     assert_eq!(answer["code"], "0000");
-    let fetched = sandbox.fetch("order-1").await;
-    assert_eq!(strings(&fetched["products"], "status"), ["PENDING"; 2]);
+    assert_eq!(strings(&sandbox.fetch("order-1").await["products"], "status"), ["PENDING"; 2]);
     let topup = answer["products"][0]["topupId"].as_str().unwrap();
     assert_eq!(sandbox.cancel(topup).await["code"], "0000");
-    let fetched = sandbox.fetch("order-1").await;
-    assert_eq!(sorted(&fetched["products"], "status"), ["CANCELED", "PENDING"]);
+    assert_eq!(sorted(&sandbox.fetch("order-1").await["products"], "status"), ["CANCELED", "PENDING"]);
 }
 
 #[tokio::test]
 async fn partly_fails_one_unit_and_delivers_the_others() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let partly = option("partly");
     let begun = Instant::now();
-    caller.order("order-1", &[(&partly, 3)]).await;
-    let first = caller.fetch("order-1").await;
+    sandbox.order("order-1", &[(&partly, 3)]).await;
+    let first = sandbox.fetch("order-1").await;
     if begun.elapsed() < Duration::from_secs(1) {
         assert_eq!(strings(&first["products"], "status"), ["PENDING"; 3]);
     }
-    caller.order("order-2", &[(&partly, 1)]).await;
+    sandbox.order("order-2", &[(&partly, 1)]).await;
     let settled = |answer: &Value| !strings(&answer["products"], "status").contains(&"PENDING");
-    let answer = caller.fetch_until("order-1", settled).await;
+    let answer = sandbox.fetch_until("order-1", settled).await;
     assert!(begun.elapsed() >= Duration::from_millis(999));
     assert_eq!(sorted(&answer["products"], "status"), ["FAILED", "READY", "READY"]);
     for unit in units(&answer) {
         assert_eq!(unit.get("activateCode").is_some(), unit["status"] == "READY");
     }
-    let alone = caller.fetch_until("order-2", settled).await;
-    assert_eq!(strings(&alone["products"], "status"), ["FAILED"]);
-    assert_eq!(caller.ledger().await["units"], 4);
+    assert_eq!(strings(&sandbox.fetch_until("order-2", settled).await["products"], "status"), ["FAILED"]);
+    assert_eq!(sandbox.ledger().await["units"], 4);
 }
 
 #[tokio::test]
 async fn slow_buys_at_once_and_answers_after_five_seconds() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     let slow = option("slow");
     let begun = Instant::now();
     let products: &[(&str, u32)] = &[(&slow, 1)];
-    let gone = caller.order_and_go("order-1", products);
-    let ((), answer) = tokio::join!(gone, caller.order("order-2", products));
+    let gone = sandbox.order_and_go("order-1", products);
+    let ((), answer) = tokio::join!(gone, sandbox.order("order-2", products));
     assert_eq!(answer["code"], "0000");
     assert!(begun.elapsed() >= Duration::from_secs(5));
-    assert_eq!(caller.bought("order-1").await, (1, 1));
+    assert_eq!(sandbox.bought("order-1").await, (1, 1));
     // A repeated order id is told at once, and so is everyone when the sandbox stops.
     let begun = Instant::now();
-    assert_eq!(caller.code("order-2", &[(&slow, 1)]).await, "9003");
-    let waiting = tokio::spawn(caller.ordering("order-3", &[(&slow, 1)]).send());
-    caller.until_bought("order-3").await;
+    assert_eq!(sandbox.code("order-2", &[(&slow, 1)]).await, "9003");
+    let waiting = tokio::spawn(sandbox.ordering("order-3", &[(&slow, 1)]).send());
+    sandbox.until_bought("order-3").await;
     sandbox.stop().await;
     assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
     assert!(begun.elapsed() < Duration::from_secs(5));
@@ -160,7 +151,6 @@ async fn slow_buys_at_once_and_answers_after_five_seconds() {
 #[tokio::test]
 async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
     let sandbox = Started::fresh().await;
-    let caller: &Caller = &sandbox;
     for (name, status, code, retry_after) in [
         ("flapping", StatusCode::INTERNAL_SERVER_ERROR, "9999", None),
         ("rate-limited", StatusCode::TOO_MANY_REQUESTS, "9011", Some("1")),
@@ -169,18 +159,17 @@ async fn flapping_and_rate_limited_buy_at_the_third_attempt_of_an_order_id() {
         let products: &[(&str, u32)] = &[(&option, 1)];
         let (one, two) = (format!("{name}-1"), format!("{name}-2"));
         for order_id in [&one, &two, &two, &one] {
-            let response = caller.ordering(order_id, products).send().await.unwrap();
+            let response = sandbox.ordering(order_id, products).send().await.unwrap();
             assert_eq!(response.status(), status);
-            let header = response.headers().get(RETRY_AFTER);
-            assert_eq!(header.map(|value| value.to_str().unwrap()), retry_after);
+            assert_eq!(response.headers().get(RETRY_AFTER).map(|value| value.to_str().unwrap()), retry_after);
             assert_eq!(response.json::<Value>().await.unwrap()["code"], code);
-            assert_eq!(caller.bought(order_id).await, (0, 0));
-            assert_eq!(caller.fetch(order_id).await["code"], "9002");
+            assert_eq!(sandbox.bought(order_id).await, (0, 0));
+            assert_eq!(sandbox.fetch(order_id).await["code"], "9002");
         }
         for order_id in [&one, &two] {
-            assert_eq!(caller.code(order_id, products).await, "0000");
-            assert_eq!(caller.bought(order_id).await, (1, 1));
-            assert_eq!(caller.code(order_id, products).await, "9003");
+            assert_eq!(sandbox.code(order_id, products).await, "0000");
+            assert_eq!(sandbox.bought(order_id).await, (1, 1));
+            assert_eq!(sandbox.code(order_id, products).await, "9003");
         }
     }
 }

@@ -1,12 +1,9 @@
 //! Starts sandboxes and calls them.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    ops::Deref,
-    path::{Path, PathBuf},
-    process::{Child, Command as Process, Stdio},
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command as Process, Stdio};
+use std::{ops::Deref, time::Duration};
 
 use reqwest::{Client, Method, RequestBuilder, StatusCode};
 use runtime::{CommonConfig, Shutdown, clock};
@@ -69,25 +66,21 @@ impl Caller {
     /// Orders as a client that gives up before it has an answer.
     pub async fn order_and_go(&self, order_id: &str, products: &[(&str, u32)]) {
         let request = self.ordering(order_id, products);
-        let gone = request.timeout(Duration::from_millis(300)).send().await;
-        let error = gone.unwrap_err();
+        let error = request.timeout(Duration::from_millis(300)).send().await.unwrap_err();
         assert!(error.is_timeout(), "{error:?}");
     }
 
     /// Orders products given as (option id, quantity); HTTP status 200 is asserted.
     pub async fn order(&self, order_id: &str, products: &[(&str, u32)]) -> Value {
-        let body = order_body(order_id, products);
-        self.ok(Method::POST, "/api/v2/order", body).await
+        self.ok(Method::POST, "/api/v2/order", order_body(order_id, products)).await
     }
 
     pub async fn fetch(&self, order_id: &str) -> Value {
-        let path = format!("/api/v2/order/{order_id}");
-        self.ok(Method::GET, &path, String::new()).await
+        self.ok(Method::GET, &format!("/api/v2/order/{order_id}"), String::new()).await
     }
 
     pub async fn cancel(&self, topup_id: &str) -> Value {
-        let path = format!("/api/v2/cancel/{topup_id}");
-        self.ok(Method::POST, &path, String::new()).await
+        self.ok(Method::POST, &format!("/api/v2/cancel/{topup_id}"), String::new()).await
     }
 
     async fn ok(&self, method: Method, path: &str, body: String) -> Value {
@@ -153,8 +146,7 @@ pub fn units(answer: &Value) -> &Vec<Value> {
 }
 
 pub fn strings<'a>(products: &'a Value, field: &str) -> Vec<&'a str> {
-    let units = products.as_array().unwrap().iter();
-    units.map(|unit| unit[field].as_str().unwrap()).collect()
+    products.as_array().unwrap().iter().map(|unit| unit[field].as_str().unwrap()).collect()
 }
 
 /// A field of each product, sorted: units are listed in any order.
@@ -250,12 +242,8 @@ pub fn binary() -> Process {
 
 pub fn start_binary(ledger: &Path, listen: SocketAddr) -> Killed {
     let mut process = binary();
-    process
-        .args(["serve", "--listen", &listen.to_string()])
-        .env("ADMIN_LISTEN", free_address().to_string())
-        .env("SANDBOX_LEDGER", ledger)
-        .env("SANDBOX_ACCESS_KEY", ACCESS_KEY)
-        .env("SANDBOX_SECRET_KEY", SECRET)
-        .stderr(Stdio::null());
+    process.args(["serve", "--listen", &listen.to_string()]).env("ADMIN_LISTEN", free_address().to_string());
+    process.env("SANDBOX_LEDGER", ledger).env("SANDBOX_ACCESS_KEY", ACCESS_KEY);
+    process.env("SANDBOX_SECRET_KEY", SECRET).stderr(Stdio::null());
     Killed(process.spawn().unwrap())
 }

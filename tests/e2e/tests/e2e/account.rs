@@ -1,19 +1,17 @@
 //! What partners look up and change of their own account: options, webhook, keys.
 
-use crate::partner::{API, ask, assert_refused, get, header};
-use crate::shop::{PATH, SOON, Shop, fresh};
+use crate::partner::{API, ask, assert_refused, get, header, send};
+use crate::shop::{PATH, SOON, fresh, open};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Client, Product};
-use testkit::names::NameServer;
 use testkit::receiver::{self, Receiver, Signature};
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{names::NameServer, wait};
 
 #[tokio::test]
 async fn options_are_listed_and_cached() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let mut cursor = String::new();
     let mut offered = Vec::new();
     loop {
@@ -33,8 +31,7 @@ async fn options_are_listed_and_cached() {
     let etag = header(&whole, "etag").to_owned();
     let since = async |etag: &str| {
         let options = shop.client.get(&format!("{API}/options"));
-        let options = options.query("limit=100").header("if-none-match", etag);
-        options.send().await.unwrap()
+        options.query("limit=100").header("if-none-match", etag).send().await.unwrap()
     };
     let unchanged = since(&etag).await;
     assert_eq!((unchanged.status, unchanged.body.len()), (304, 0));
@@ -51,8 +48,7 @@ async fn options_are_listed_and_cached() {
     let catalogue = json!({"options": [{"option_id": stack.option("ready").unwrap(), "name": "ready",
         "provider": "sandbox", "provider_option_id": "ready", "environment": "sandbox", "details": details}]});
     for outcome in ["imported", "unchanged"] {
-        let counts = stack.esimctl.import(catalogue.to_string()).await.unwrap();
-        assert_eq!(counts[outcome], 1);
+        assert_eq!(stack.esimctl.import(catalogue.to_string()).await.unwrap()[outcome], 1);
     }
     let whole = since(&etag).await.json().unwrap();
     let ready = json!({"option_id": stack.option("ready").unwrap(), "name": "ready", "details": details});
@@ -66,8 +62,7 @@ async fn options_are_listed_and_cached() {
 
 /// Orders one unit.
 async fn order(client: &Client, id: &str, option: &str) -> Vec<Product> {
-    let answer = client.order(id, &[(option, 1)]).await.unwrap();
-    answer.products().unwrap()
+    client.order(id, &[(option, 1)]).await.unwrap().products().unwrap()
 }
 
 #[tokio::test]
@@ -93,10 +88,8 @@ async fn the_webhook_is_changed_by_the_partner() {
     wait::soon("a webhook without an endpoint", held).await;
     let redeliver = ask(&client, "POST", &format!("/topups/{topup_id}/redeliver")).await.unwrap();
     assert_refused(&redeliver, 409, "webhook_url_missing");
-    let put = async |url: Value| {
-        let request = client.post(json!({"url": url}).to_string());
-        request.method("PUT").path(&format!("{API}/webhook")).send().await
-    };
+    let put =
+        async |url: Value| send(&client, "PUT", "/webhook", &json!({"url": url}).to_string()).await.unwrap();
     for (url, code) in [
         (json!("http://10.1.2.3/hook"), "url_forbidden; parameter=url"),
         (json!("http://127.0.0.1:22/hook"), "url_forbidden; parameter=url"),
@@ -104,19 +97,16 @@ async fn the_webhook_is_changed_by_the_partner() {
         (json!("https://user:pass@example.com"), "url_invalid; parameter=url"),
         (json!(7), "url_invalid; parameter=url"),
     ] {
-        let answer = put(url.clone()).await.unwrap();
-        assert_refused(&answer, 422, code);
+        assert_refused(&put(url).await, 422, code);
     }
     assert_eq!(get(&client, "/webhook").await.unwrap()["state"], "no_url");
-    let answer = put(json!(receiver.url(PATH))).await.unwrap();
-    assert_eq!(answer.json().unwrap()["url"], receiver.url(PATH));
+    assert_eq!(put(json!(receiver.url(PATH))).await.json().unwrap()["url"], receiver.url(PATH));
     receiver.wait_for(1, SOON).await.unwrap();
 
     // Both secrets sign during the overlap.
     let rotated = ask(&client, "POST", "/webhook/secret").await.unwrap();
     assert_eq!(rotated.status, 201);
-    let new_secret = rotated.json().unwrap()["webhook_secret"].as_str().unwrap().to_owned();
-    receiver.verify(PATH, &new_secret).unwrap();
+    receiver.verify(PATH, rotated.json().unwrap()["webhook_secret"].as_str().unwrap()).unwrap();
     let second = ask(&client, "POST", "/webhook/secret").await.unwrap();
     assert_refused(&second, 409, "rotation_under_way");
     order(&client, &fresh("signed"), ready).await;
@@ -138,21 +128,16 @@ async fn a_webhook_url_is_judged_by_what_its_name_resolves_to() {
         ("mixed.test", &[[127, 0, 0, 1], [169, 254, 169, 254]]),
     ]);
     let server = server.await.unwrap();
-    let stack = Stack::builder()
-        .env(Stage::Ingress, "WEBHOOK_RESOLVERS", &server.address.to_string())
-        .start()
-        .await
-        .unwrap();
+    let resolvers = server.address.to_string();
+    let stack = Stack::with(Stage::Ingress, &[("WEBHOOK_RESOLVERS", resolvers.as_str())]).await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let client = stack.client(&partner).unwrap();
     let put = async |host: &str| {
-        let request = client.post(json!({"url": format!("http://{host}/hook")}).to_string());
-        let request = request.method("PUT").path(&format!("{API}/webhook"));
-        request.send().await.unwrap()
+        let body = json!({"url": format!("http://{host}/hook")}).to_string();
+        send(&client, "PUT", "/webhook", &body).await.unwrap()
     };
     for host in ["private.test", "mixed.test:8080", "PRIVATE.test"] {
-        let answer = put(host).await;
-        assert_refused(&answer, 422, "url_forbidden; parameter=url");
+        assert_refused(&put(host).await, 422, "url_forbidden; parameter=url");
         assert_eq!(get(&client, "/webhook").await.unwrap()["url"], Value::Null);
     }
     // A name that has no address yet may get one.

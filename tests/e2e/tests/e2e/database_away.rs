@@ -5,20 +5,15 @@ use crate::shop::{Shop, fresh, ids, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
 use std::time::Duration;
-use testkit::client::Answer;
 use testkit::stack::{Stack, Stage};
-use testkit::{http, wait};
+use testkit::{client::Answer, http, wait};
 use url::Url;
 
 /// A stack whose services reach their database through a forwarder; esimctl and this test don't.
 pub async fn start() -> Result<(Stack, Forwarder)> {
     let builder = Stage::OURS.into_iter().fold(Stack::builder(), testkit::stack::Builder::without);
-    let settings = [("SETTLE", "6s"), ("PROVIDER_TIMEOUT", "2s")];
-    let mut stack = settings
-        .into_iter()
-        .fold(builder, |builder, (name, value)| builder.env(Stage::Provisioner, name, value))
-        .start()
-        .await?;
+    let builder = builder.env(Stage::Provisioner, "SETTLE", "6s");
+    let mut stack = builder.env(Stage::Provisioner, "PROVIDER_TIMEOUT", "2s").start().await?;
     let mut url: Url = stack.database.url().parse()?;
     let server = url.socket_addrs(|| Some(5432))?;
     let forwarder = Forwarder::to(*server.first().context("no address of PostgreSQL")?).await?;

@@ -3,23 +3,18 @@
 mod listening;
 
 use crate::examples::is_present;
-use crate::shop::{PATH, SOON, Shop, fresh};
+use crate::shop::{PATH, SOON, Shop, fresh, open};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::{net::SocketAddr, os::unix::fs::PermissionsExt, path::PathBuf, time::Duration};
 use tempfile::TempDir;
 use testkit::client::{Answer, Client};
-use testkit::esimctl::Partner;
-use testkit::process::output;
 use testkit::receiver::{self, Receiver};
 use testkit::stack::{Stack, Stage};
-use testkit::{bin_dir, ports, wait, workspace};
+use testkit::{bin_dir, esimctl::Partner, ports, process::output, wait, workspace};
 use time::format_description::well_known::Rfc3339;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
@@ -39,22 +34,17 @@ impl Tool {
         let tool = Self { home: tempfile::tempdir()? };
         let keys = json!({"access_key": partner.access_key, "secret_key": partner.secret_key,
             "webhook_secret": partner.webhook_secret});
-        let mut login = tool
-            .command(&["login", "--from", "-", "--base-url", base_url])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()?;
+        let mut login = tool.command(&["login", "--from", "-", "--base-url", base_url]);
+        login.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut login = login.spawn()?;
         let mut input = login.stdin.take().context("stdin")?;
         input.write_all(keys.to_string().as_bytes()).await?;
         drop(input);
         let output = tokio::time::timeout(SOON, login.wait_with_output()).await??;
         ensure!(output.status.success(), "login: {}", String::from_utf8_lossy(&output.stderr));
         let shown = String::from_utf8(output.stdout)? + &String::from_utf8(output.stderr)?;
-        ensure!(
-            !shown.contains(&partner.secret_key) && !shown.contains(&partner.webhook_secret),
-            "login shows a secret"
-        );
+        ensure!(!shown.contains(&partner.secret_key), "login shows a secret");
+        ensure!(!shown.contains(&partner.webhook_secret), "login shows a secret");
         Ok(tool)
     }
 
@@ -64,12 +54,8 @@ impl Tool {
 
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(bin_dir().join("esim-partner"));
-        command
-            .args(arguments)
-            .env_clear()
-            .env("HOME", self.home.path())
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
+        command.args(arguments).env_clear().env("HOME", self.home.path());
+        command.stdin(Stdio::null()).kill_on_drop(true);
         command
     }
 
@@ -113,8 +99,7 @@ async fn keys_are_checked_before_they_are_stored_for_the_user_alone() {
     let stack = Stack::start().await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let tool = Tool::login(&stack.base_url, &partner).await.unwrap();
-    let mode = std::fs::metadata(tool.keys()).unwrap().permissions().mode();
-    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::metadata(tool.keys()).unwrap().permissions().mode() & 0o777, 0o600);
     let stored = std::fs::read_to_string(tool.keys()).unwrap();
 
     // Wrong keys change nothing.
@@ -189,14 +174,12 @@ async fn an_order_whose_answer_was_lost_is_a_success() {
     let said = tool.failure(&["order", &id, ready, "--qty", "2"]).await.unwrap();
     assert!(said.contains("other units") && said.contains("external_order_id_taken"), "{said}");
     let bought = async || Ok(Some(stack.ledger().await?).filter(|ledger| ledger.units == 1));
-    let ledger = wait::soon("the purchase", bought).await;
-    assert_eq!(ledger.purchases, 1);
+    assert_eq!(wait::soon("the purchase", bought).await.purchases, 1);
 }
 
 #[tokio::test]
 async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
     shop.receiver.fail_first(PATH, 500);
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
@@ -253,8 +236,7 @@ async fn outcomes_are_triggered_in_the_sandbox_only_and_logged() {
 /// A new line of `logs tail` for each event while it follows.
 #[tokio::test]
 async fn the_log_is_followed() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let ready = stack.option("ready").unwrap();
     let before = fresh("before");
@@ -288,13 +270,9 @@ async fn the_example_receivers_pass_certify() {
             continue;
         }
         let port = ports::free().unwrap().to_string();
-        let _receiver = Command::new(workspace().join("docs/examples").join(file))
-            .args(["receive", &port])
-            .env("WEBHOOK_SECRET", &partner.webhook_secret)
-            .stdout(Stdio::null())
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+        let mut receiver = Command::new(workspace().join("docs/examples").join(file));
+        receiver.args(["receive", &port]).env("WEBHOOK_SECRET", &partner.webhook_secret);
+        let _receiver = receiver.stdout(Stdio::null()).kill_on_drop(true).spawn().unwrap();
         let address = format!("127.0.0.1:{port}");
         let listens = async || Ok(TcpStream::connect(&address).await.ok());
         wait::soon("the example's receiver", listens).await;
@@ -323,10 +301,7 @@ async fn the_example_receivers_pass_certify() {
         }
         assert_eq!(report["ready"], false);
         let text = tool.text(&["certify", &url]).await.unwrap();
-        assert!(
-            text.contains("[x] the endpoint passes all checks")
-                && text.contains("[ ] the webhook URL is https"),
-            "{text}"
-        );
+        assert!(text.contains("[x] the endpoint passes all checks"), "{text}");
+        assert!(text.contains("[ ] the webhook URL is https"), "{text}");
     }
 }

@@ -57,17 +57,13 @@ async fn a_test_of_the_endpoint_is_answered_with_its_outcome() {
         stack.esimctl.run(&["delivery", "show", failed["event_id"].as_str().unwrap()]).await.unwrap();
     assert_eq!(shown["attempts"][0]["class"], "status_5xx", "{shown}");
 
-    let removed = ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#).await.unwrap();
-    assert_eq!(removed.status, 200);
+    assert_eq!(ask(&shop.client, "PUT", "/webhook", r#"{"url": null}"#).await.unwrap().status, 200);
     let answer = ask(&shop.client, "POST", "/webhook/test", "").await.unwrap();
     assert_refused(&answer, 409, "webhook_url_missing");
     let actions: Value = stack.esimctl.run(&["action", "list"]).await.unwrap();
     let recorded = actions.to_string();
-    assert!(
-        recorded.contains("webhook set")
-            && recorded.contains(&format!("partner {}", shop.partner.partner_id)),
-        "{actions}"
-    );
+    assert!(recorded.contains("webhook set"), "{actions}");
+    assert!(recorded.contains(&format!("partner {}", shop.partner.partner_id)), "{actions}");
     assert!(!recorded.contains("http"), "no URL is recorded: {actions}");
 }
 
@@ -108,8 +104,7 @@ async fn a_topup_that_never_comes_is_reported_to_a_partner_that_asked() {
     assert_eq!((&topup["state"], &topup["error"]), (&json!("failed"), &data["error"]));
     let listed = delivered(&shop).await;
     assert_eq!(listed["topup_id"], topup_id);
-    let event_id = listed["event_id"].as_str().unwrap();
-    assert_eq!(event_id, event.headers["webhook-id"]);
+    assert_eq!(listed["event_id"].as_str().unwrap(), event.headers["webhook-id"]);
 
     is_sent_again(&stack, &shop, &silent, event).await;
     assert!(!told(&silent.receiver.received()));
@@ -134,12 +129,10 @@ async fn is_sent_again(stack: &Stack, shop: &Shop, stranger: &Shop, event: &rece
     let unknown = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
     let unknown = ask(&stranger.client, "POST", unknown, "").await.unwrap();
     assert_eq!((theirs.status, &theirs.body), (404, &unknown.body));
-    let answer = redelivered(&shop.client, &path, 5).await;
-    assert_eq!(answer, json!({"event_id": event_id, "state": "pending"}));
+    assert_eq!(redelivered(&shop.client, &path, 5).await, json!({"event_id": event_id, "state": "pending"}));
     let sent = async |count: usize| {
         let waiting = shop.receiver.wait_until(SOON, "the event again", |received| {
-            let times = received.iter().filter(|one| one.headers["webhook-id"] == event_id);
-            times.count() == count
+            received.iter().filter(|one| one.headers["webhook-id"] == event_id).count() == count
         });
         let mut received = waiting.await.unwrap();
         received.retain(|one| one.headers["webhook-id"] == event_id);

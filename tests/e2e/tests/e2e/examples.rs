@@ -7,12 +7,10 @@ use signing::{SecretKey, webhook::Secret};
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
-use testkit::process::output;
 use testkit::stack::{Stack, Stage};
-use testkit::{ports, wait, workspace};
+use testkit::{ports, process::output, wait, workspace};
 use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::net::TcpStream;
-use tokio::process::Command;
+use tokio::{net::TcpStream, process::Command};
 
 /// The examples: file, a program that they need, whether they receive webhooks.
 const EXAMPLES: [(&str, &str, bool); 5] = [
@@ -35,15 +33,10 @@ impl Example<'_> {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         let partner = &self.shop.partner;
-        command
-            .args(arguments)
-            .env("BASE_URL", &self.stack.base_url)
-            .env("ACCESS_KEY", &partner.access_key)
-            .env("SECRET_KEY", &partner.secret_key)
-            .env("WEBHOOK_SECRET", &partner.webhook_secret)
-            .env("NO_PROXY", "*")
-            .env("no_proxy", "*")
-            .kill_on_drop(true);
+        command.args(arguments).env("BASE_URL", &self.stack.base_url);
+        command.env("NO_PROXY", "*").env("no_proxy", "*");
+        command.env("ACCESS_KEY", &partner.access_key).env("SECRET_KEY", &partner.secret_key);
+        command.env("WEBHOOK_SECRET", &partner.webhook_secret).kill_on_drop(true);
         command
     }
 
@@ -151,8 +144,7 @@ async fn the_examples_order_look_up_and_recover_a_lost_webhook() {
         let address = format!("127.0.0.1:{}", ports::free().unwrap());
         if receives {
             let url = format!("http://{address}/webhooks");
-            let endpoint = example.json(&["webhook", &url]).await.unwrap();
-            assert_eq!(endpoint["url"], url);
+            assert_eq!(example.json(&["webhook", &url]).await.unwrap()["url"], url);
         }
         let id = fresh(&file.replace('.', "/"));
         let id = if receives { id } else { id.replace('/', "-") };

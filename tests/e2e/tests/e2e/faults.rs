@@ -1,9 +1,8 @@
 //! Processes, connections and messages fail; orders do not.
 
-use crate::shop::{SOON, Shop, ids, verdicts_come};
+use crate::shop::{SOON, Shop, ids, open, verdicts_come};
 use anyhow::Result;
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 use testkit::http;
 use testkit::stack::{Stack, Stage};
 
@@ -48,12 +47,10 @@ async fn orders_outlive_nats_and_its_storage() {
 /// The answer waits for the provider's verdict at most for `PLACEMENT_WAIT`.
 #[tokio::test]
 async fn a_provider_that_hangs_does_not_hold_the_answer() {
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     verdicts_come(&stack, &shop.client).await.unwrap();
     stack.process(Stage::Sandbox).unwrap().pause().unwrap();
-    let items = [(stack.option("ready").unwrap(), 1)];
-    let answer = shop.client.order("hangs", &items).await.unwrap();
+    let answer = shop.client.order("hangs", &[(stack.option("ready").unwrap(), 1)]).await.unwrap();
     let topup_ids = ids(&answer.products().unwrap());
     let wait = Duration::from_millis(1900)..Duration::from_secs(4);
     assert!(wait.contains(&answer.took), "answered after {:?}", answer.took);

@@ -1,7 +1,7 @@
 //! Messages of an attacker with a stage's own credentials of NATS.
 
 use crate::limits_memory::resident;
-use crate::shop::{SOON, Shop, fresh, ids, verdicts_come};
+use crate::shop::{SOON, fresh, ids, open, verdicts_come};
 use anyhow::{Context, Result};
 use futures_util::StreamExt;
 use serde_json::{Value, json};
@@ -32,8 +32,7 @@ async fn forge_a_refusal(mut jobs: async_nats::Subscriber, stack: &Stack, sold: 
     })
     .await?;
     let forged = json!({
-        "type": "verdicts.v2",
-        "release_to": format!("{}topup.release.attacker", stack.prefix),
+        "type": "verdicts.v2", "release_to": format!("{}topup.release.attacker", stack.prefix),
         "verdicts": [{"order_id": order_id, "placement_id": placement_id, "said": "refused"}],
     });
     let client = provisioners_client().await?;
@@ -44,8 +43,7 @@ async fn forge_a_refusal(mut jobs: async_nats::Subscriber, stack: &Stack, sold: 
 /// The order's placement is bought, but its provider has not responded yet.
 #[tokio::test]
 async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     verdicts_come(&stack, &shop.client).await.unwrap();
     let sold = stack.ledger().await.unwrap().purchases;
     let operator = nats::connect(&std::env::var("TEST_NATS_URL").unwrap()).await.unwrap();
@@ -55,8 +53,7 @@ async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
     let items = [(stack.option("slow").unwrap(), 1)];
     let (answer, forged) = tokio::join!(shop.client.order(&id, &items), forge_a_refusal(jobs, &stack, sold));
     forged.unwrap();
-    let topup_ids = ids(&answer.unwrap().products().unwrap());
-    shop.delivered(&topup_ids, SOON).await.unwrap();
+    shop.delivered(&ids(&answer.unwrap().products().unwrap()), SOON).await.unwrap();
     assert_eq!(stack.ledger().await.unwrap().purchases, sold + 1);
 }
 
@@ -64,8 +61,7 @@ async fn a_forged_verdict_makes_no_422_for_what_is_bought() {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn forged_heartbeats_do_not_fill_ingress_memory() {
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     verdicts_come(&stack, &shop.client).await.unwrap();
     let pid = stack.process(Stage::Ingress).unwrap().pid().unwrap();
     let before = resident(pid).unwrap();
@@ -76,11 +72,8 @@ async fn forged_heartbeats_do_not_fill_ingress_memory() {
         let known = number % 2 == 0;
         let provider = if known { "sandbox".to_owned() } else { format!("invented{number}") };
         let heartbeat = json!({
-            "type": "heartbeat.v1",
-            "provider": provider,
-            "instance": format!("forged{number}"),
-            "verdict_ms": 1,
-            "lanes": lanes,
+            "type": "heartbeat.v1", "provider": provider, "instance": format!("forged{number}"),
+            "verdict_ms": 1, "lanes": lanes,
         });
         let subject = format!("{}topup.heartbeat.{provider}", stack.prefix);
         client.publish(subject, heartbeat.to_string().into()).await.unwrap();

@@ -4,9 +4,8 @@ use crate::shop::{Shop, fresh};
 use anyhow::{Result, ensure};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
-use testkit::client::Client;
-use testkit::receiver::Receiver;
 use testkit::stack::{Stack, Stage};
+use testkit::{client::Client, receiver::Receiver};
 
 /// How long orders are sent.
 const SENDING: Duration = Duration::from_secs(15);
@@ -24,8 +23,7 @@ async fn send(client: &Client, option: &str, per_second: u32) -> Vec<(String, In
         let products = client.order(&fresh("isolated"), &[(option, 1)]).await?.products()?;
         anyhow::Ok((products[0].topup_id.clone(), at))
     });
-    let answered = futures_util::future::join_all(orders).await;
-    answered.into_iter().filter_map(Result::ok).collect()
+    futures_util::future::join_all(orders).await.into_iter().filter_map(Result::ok).collect()
 }
 
 /// Good orders, 10 per second, beside others; at least 99 % must be delivered in time.

@@ -3,9 +3,8 @@
 use anyhow::{Context, Result};
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use testkit::raw;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{raw, wait};
 use tokio::io::AsyncWriteExt;
 
 /// `resources.limits.memory` of ingress in deploy/kubernetes.
@@ -26,10 +25,8 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
     setrlimit(Resource::Nofile, files).unwrap();
-    let mut stack =
-        Stack::with(Stage::Ingress, &[("MAX_CONNECTIONS_PER_SOURCE", "4096"), ("BODY_TIMEOUT", "1m")])
-            .await
-            .unwrap();
+    let limits = [("MAX_CONNECTIONS_PER_SOURCE", "4096"), ("BODY_TIMEOUT", "1m")];
+    let mut stack = Stack::with(Stage::Ingress, &limits).await.unwrap();
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     let body = vec![b' '; 63 * 1024];
     let send = async || {
@@ -51,8 +48,7 @@ async fn three_thousand_unfinished_bodies_stay_within_the_memory_limit() {
         Ok((answer.status == 201).then_some(()))
     };
     wait::soon("an order meanwhile", ordered).await;
-    let pid = stack.process(Stage::Ingress).unwrap().pid().unwrap();
-    let peak = resident(pid).unwrap();
+    let peak = resident(stack.process(Stage::Ingress).unwrap().pid().unwrap()).unwrap();
     println!("peak: {} MiB", peak / 1024 / 1024);
     assert!(peak < CONTAINER, "{} MiB", peak / 1024 / 1024);
 }

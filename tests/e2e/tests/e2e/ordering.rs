@@ -6,20 +6,14 @@
 
 use crate::shop::{PATH, Shop, size, verdicts_come};
 use anyhow::{Context, Result, ensure};
-use std::collections::BTreeSet;
-use std::convert::Infallible;
-use std::io::ErrorKind;
-use std::net::TcpStream as Eye;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-use testkit::esimctl::Partner;
-use testkit::process::Process;
+use std::{collections::BTreeSet, convert::Infallible, io::ErrorKind, net::TcpStream as Eye, time::Duration};
 use testkit::raw::{self, Answer};
 use testkit::receiver::{Answer as Acknowledgement, Received};
 use testkit::stack::{Stack, Stage};
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use testkit::{esimctl::Partner, process::Process};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 const LINES: usize = 32;
 
@@ -54,8 +48,7 @@ impl Read {
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             Err(error) => return Err(error.into()),
         };
-        let whole = [&self.buffer, &waiting[..length]].concat();
-        Ok(Answer::parse(&whole).is_some())
+        Ok(Answer::parse(&[&self.buffer, &waiting[..length]].concat()).is_some())
     }
 }
 
@@ -151,11 +144,8 @@ async fn no_webhook_overtakes_its_answer(placement_wait: &str) {
         let overtaken = Arc::clone(&overtaken);
         move |webhook| {
             let looked = place(webhook).context("an unknown order").and_then(|(line, order)| {
-                let read = reads
-                    .get(line)
-                    .context("an unknown line")?
-                    .lock()
-                    .expect("no thread panics with the lock");
+                let read = reads.get(line).context("an unknown line")?;
+                let read = read.lock().expect("no thread panics with the lock");
                 ensure!(read.readable(order)?, "the answer was not readable yet");
                 Ok(())
             });

@@ -1,11 +1,9 @@
 //! What partners read on the service itself: the pages, and the links of errors to them.
 
-use crate::shop::Shop;
+use crate::shop::open;
 use anyhow::{Context, Result};
 use serde_json::Value;
-use testkit::raw;
-use testkit::stack::Stack;
-use testkit::workspace;
+use testkit::{raw, stack::Stack, workspace};
 
 /// The body of a page, and its value of a header.
 async fn page(url: &str, header: &str) -> Result<(String, String)> {
@@ -25,8 +23,7 @@ async fn the_openapi_document_is_served() {
 
 #[tokio::test]
 async fn an_error_links_its_section_of_the_page() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let unsigned = testkit::http::client().unwrap();
     let unsigned = unsigned.get(format!("{}/nowhere", stack.base_url)).send().await.unwrap();
     let several = shop.client.post(r#"{"products": 7}"#).send().await.unwrap();

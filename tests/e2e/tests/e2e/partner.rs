@@ -1,12 +1,11 @@
 //! What partners look up and change of their orders.
 
-use crate::shop::{PATH, SOON, Shop, fresh};
+use crate::shop::{PATH, SOON, Shop, fresh, open};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use testkit::client::{Answer, Client, ORDERS, ORDERS_SHORT};
-use testkit::receiver::Signature;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{receiver::Signature, wait};
 
 pub const API: &str = "/api/v1/api_partner";
 
@@ -39,8 +38,7 @@ pub async fn get(client: &Client, path: &str) -> Result<Value> {
 }
 
 pub fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
-    let value = answer.headers.get(name).map(|value| value.to_str());
-    value.transpose().ok().flatten().unwrap_or_default()
+    answer.headers.get(name).map(|value| value.to_str()).transpose().ok().flatten().unwrap_or_default()
 }
 
 /// The status, and the code in the error header.
@@ -96,8 +94,7 @@ async fn reach(client: &Client, path: &str, state: &str) -> Result<Value> {
 
 #[tokio::test]
 async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     // The endpoint acknowledges and forgets.
     let id = format!("{}/ö ?&%2F#", fresh("lost"));
     let bought = shop.buy(&id, stack.option("ready").unwrap(), 2).await.unwrap();
@@ -141,8 +138,7 @@ async fn a_lost_answer_and_a_lost_webhook_are_cured_by_the_order() {
 
 #[tokio::test]
 async fn a_201_names_its_order_and_a_rejected_one_is_refused() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     testkit::shop::verdicts_come(&stack, &shop.client).await.unwrap();
     let id = fresh("named");
     let ready = stack.option("ready").unwrap();
@@ -188,24 +184,21 @@ async fn a_lost_webhook_is_sent_again_at_the_partners_request() {
     assert_eq!(delivery["attempts"][0]["outcome"], "delivered", "{delivery}");
     assert_eq!(delivery["attempts"][0]["status"], 200);
 
-    let path = format!("/topups/{topup_id}/redeliver");
-    let answer = redelivered(&shop.client, &path, 2).await;
+    let answer = redelivered(&shop.client, &format!("/topups/{topup_id}/redeliver"), 2).await;
     assert_eq!(answer, json!({"topup_id": topup_id, "delivery": "pending"}));
     let all = shop.receiver.wait_for(2, SOON).await.unwrap();
     assert_eq!(all[1].headers["webhook-id"], first.headers["webhook-id"]);
     assert_eq!((&all[1].body, all[1].signature), (&first.body, Signature::Valid));
     let twice = async || {
         let delivery = get(&shop.client, &format!("/topups/{topup_id}/deliveries")).await?;
-        let attempts = delivery["attempts"].as_array().map_or(0, Vec::len);
-        Ok((attempts == 2).then_some(()))
+        Ok((delivery["attempts"].as_array().map_or(0, Vec::len) == 2).then_some(()))
     };
     wait::soon("two recorded attempts", twice).await;
 }
 
 #[tokio::test]
 async fn failed_attempts_show_the_partners_own_answer() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     shop.receiver.fail_first(PATH, 500);
     let bought = shop.buy(&fresh("failing"), stack.option("ready").unwrap(), 1).await.unwrap();
     let delivery = delivered(&shop.client, &bought[0].topup_id).await;
@@ -258,8 +251,7 @@ async fn an_order_that_waits_is_cancelled_and_never_bought() {
 
 #[tokio::test]
 async fn orders_are_listed_by_pages() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let ready = stack.option("ready").unwrap();
     let mut ids = Vec::new();
     for number in 0..5 {
@@ -276,8 +268,7 @@ async fn orders_are_listed_by_pages() {
         let page = get(&shop.client, &format!("/orders?{query}")).await?;
         let orders = page["orders"].as_array().context("orders")?;
         let ids = orders.iter().filter_map(|order| order["external_order_id"].as_str());
-        let cursor = page["next_cursor"].as_str().map(str::to_owned);
-        Ok((ids.map(str::to_owned).collect(), cursor))
+        Ok((ids.map(str::to_owned).collect(), page["next_cursor"].as_str().map(str::to_owned)))
     };
     let (first, cursor) = listed("limit=2").await.unwrap();
     assert_eq!(first, ids[..2]);
@@ -296,8 +287,7 @@ async fn orders_are_listed_by_pages() {
 
 #[tokio::test]
 async fn another_partners_ids_look_unknown() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let id = fresh("mine");
     let bought = shop.buy(&id, stack.option("ready").unwrap(), 1).await.unwrap();
     shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();

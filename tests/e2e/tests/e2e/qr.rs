@@ -23,8 +23,7 @@ async fn webhook(stack: &Stack) -> (Shop, String, Received) {
     let id = fresh("qr");
     let bought = shop.buy(&id, stack.option("ready").unwrap(), 1).await.unwrap();
     let mut received = shop.delivered(&testkit::shop::ids(&bought), SOON).await.unwrap();
-    let webhook = received.pop().unwrap();
-    (shop, id, webhook)
+    (shop, id, received.pop().unwrap())
 }
 
 async fn status(url: &str) -> u16 {

@@ -6,11 +6,9 @@ use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use testkit::client::Client;
-use testkit::process::output;
 use testkit::receiver::{Received, Signature};
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{client::Client, process::output, wait};
 use tokio::process::Command;
 
 const RECOVER: [&str; 4] = ["recover", "--yes", "--reason", "a dump was restored"];
@@ -30,8 +28,7 @@ async fn start() -> Result<Stack> {
 async fn postgres(program: &str, stack: &Stack, arguments: &[&str], file: &Path) -> Result<()> {
     let programs = std::env::var_os("PG_BIN").context("PG_BIN is not set")?;
     let mut command = Command::new(PathBuf::from(programs).join(program));
-    let database = format!("--dbname={}", stack.database.url());
-    command.arg(database).args(arguments).arg(file);
+    command.arg(format!("--dbname={}", stack.database.url())).args(arguments).arg(file);
     let output = output(&mut command, LONG).await?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     ensure!(output.status.success(), "{program}: {said}");
@@ -118,8 +115,7 @@ async fn restored() -> Result<Story> {
     ensure!(format!("{refused:#}").contains("stop all provisioners"), "{refused:#}");
 
     stop(&mut stack, &Stage::OURS).await?;
-    let arguments = ["--clean", "--if-exists", "--single-transaction"];
-    postgres("pg_restore", &stack, &arguments, &dump).await?;
+    postgres("pg_restore", &stack, &["--clean", "--if-exists", "--single-transaction"], &dump).await?;
     Ok(Story { stack, shop, before, open, accepted, placing, lost: (external, lost_placement) })
 }
 
@@ -140,8 +136,7 @@ impl Story {
 }
 
 fn count(received: &[Received], topup_id: &str) -> usize {
-    let of_topup = received.iter().filter(|one| one.topup_id() == topup_id);
-    of_topup.count()
+    received.iter().filter(|one| one.topup_id() == topup_id).count()
 }
 
 /// Checks that repeated webhooks of a topup carry the same id and eSIM.
@@ -183,8 +178,7 @@ async fn what_was_bought_after_the_dump_is_found_and_not_bought_again() {
     // An order id of the provider that no order has is a purchase to cancel; all others are placements of ours.
     let (_, lost_placement) = &story.lost;
     for id in sold.keys() {
-        let known = show(&story.stack, id).await;
-        assert_eq!(known.is_err(), id == lost_placement, "{id}");
+        assert_eq!(show(&story.stack, id).await.is_err(), id == lost_placement, "{id}");
     }
 
     // An order after the dump is unknown here: the provider sold it, and the partner's repetition buys

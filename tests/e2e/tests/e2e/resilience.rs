@@ -1,17 +1,13 @@
 //! The promise under load: clients that hang up at any moment, a wiped JetStream with a backlog, and
 //! verdicts of two providers in either order.
 
-use crate::shop::{PATH, Shop, bought_once, fresh, ids, size, stored, stored_ids};
+use crate::shop::{PATH, Shop, bought_once, fresh, ids, open, size, stored, stored_ids};
 use anyhow::{Context, Result};
 use serde_json::json;
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
-use testkit::client::Client;
-use testkit::process::Process;
-use testkit::raw;
+use std::{collections::BTreeSet, time::Duration};
 use testkit::stack::{Ledger, Stack, Stage, Stored};
-use testkit::{http, ports, wait};
+use testkit::{client::Client, http, ports, process::Process, raw, wait};
 use tokio::io::AsyncWriteExt;
 
 /// `HANG_UPS` creates, 64 at a time; each client is gone 0 to 20 ms after its request was sent, some
@@ -20,8 +16,7 @@ use tokio::io::AsyncWriteExt;
 async fn no_order_whose_client_hangs_up_lacks_its_webhooks() {
     const AT_ONCE: u64 = 64;
     let clients = size("HANG_UPS", 2_000);
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     let option = stack.option("ready").unwrap();
     let next = AtomicU64::new(0);
     let lanes = (0..AT_ONCE).map(async |_| {
@@ -116,12 +111,11 @@ impl TwoProviders {
         let mut program = stack.process(Stage::Sandbox)?.program().clone();
         program.name = "other sandbox".into();
         program.log.set_file_name("other-sandbox.log");
-        let admin = format!("127.0.0.1:{}", testkit::ports::free()?);
+        let admin = format!("127.0.0.1:{}", ports::free()?);
         program.ready_url = format!("http://{admin}/readyz");
         let ledger = program.log.with_file_name("other-ledger").display().to_string();
-        let listen = format!("127.0.0.1:{port}");
         program.env.extend([
-            ("LISTEN".into(), listen),
+            ("LISTEN".into(), format!("127.0.0.1:{port}")),
             ("ADMIN_LISTEN".into(), admin),
             ("SANDBOX_LEDGER".into(), ledger),
         ]);
@@ -135,16 +129,12 @@ impl TwoProviders {
         for provider in ["sandbox", "usimsa"] {
             for name in Self::OPTIONS {
                 options.push(json!({
-                    "option_id": uuid::Uuid::now_v7(),
-                    "name": format!("{provider} {name}"),
-                    "provider": provider,
-                    "provider_option_id": stack.option(name)?,
-                    "environment": "live",
+                    "option_id": uuid::Uuid::now_v7(), "name": format!("{provider} {name}"),
+                    "provider": provider, "provider_option_id": stack.option(name)?, "environment": "live",
                 }));
             }
         }
-        let catalogue = json!({ "options": options }).to_string();
-        stack.esimctl.import(catalogue).await?;
+        stack.esimctl.import(json!({ "options": options }).to_string()).await?;
 
         let mut shop = Shop::open(&stack).await?;
         shop.partner = stack.create_partner("live", Some(&shop.receiver.url(PATH))).await?;
@@ -166,8 +156,7 @@ impl TwoProviders {
         for (number, (provider, url)) in providers.into_iter().enumerate() {
             let (option, latency) = halves[number];
             let faults = json!({ "latency_ms": latency });
-            let put = http::client()?.put(format!("{url}/faults")).json(&faults).send();
-            put.await?.error_for_status()?;
+            http::client()?.put(format!("{url}/faults")).json(&faults).send().await?.error_for_status()?;
             items.push(id_of(&format!("{provider} {option}"))?);
             before[number] = purchases(url).await?;
         }
@@ -187,8 +176,7 @@ impl TwoProviders {
         for (number, (_, url)) in providers.into_iter().enumerate() {
             bought[number] = purchases(url).await? - before[number];
         }
-        let body = String::from_utf8_lossy(&answer.body).into_owned();
-        Ok((answer.status, body, units, bought))
+        Ok((answer.status, String::from_utf8_lossy(&answer.body).into_owned(), units, bought))
     }
 }
 
@@ -230,8 +218,7 @@ async fn an_order_of_two_providers_is_answered_alike_whichever_verdict_comes_fir
     }
 
     // One refuses, and the other's verdict misses PLACEMENT_WAIT: it may be buying.
-    let order = two.order([("refused", 0), ("ready", 3_000)]).await;
-    let (status, body, mut units, bought) = order.unwrap();
+    let (status, body, mut units, bought) = two.order([("refused", 0), ("ready", 3_000)]).await.unwrap();
     units.sort();
     assert_eq!((status, bought), (201, [0, 1]), "{body}");
     assert_eq!(units, ["failed", "ready"], "{body}");

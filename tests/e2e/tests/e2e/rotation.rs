@@ -1,16 +1,13 @@
 //! Every secret is replaced while orders go on.
 
 use crate::database_away;
-use crate::shop::{Shop, fresh, ids};
+use crate::shop::{Shop, fresh, ids, open};
 use anyhow::Result;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 use testkit::client::{Answer, Client};
-use testkit::esimctl::Esimctl;
-use testkit::receiver::Received;
-use testkit::settings::MASTER_KEY as OLD;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{esimctl::Esimctl, receiver::Received, settings::MASTER_KEY as OLD, wait};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -18,11 +15,10 @@ const NEW: &str = "second:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 
 async fn rotate_keys(stack: &Stack, shop: &Shop, overlap: &str) -> Result<(Value, Client)> {
     let partner = shop.partner.partner_id.as_str();
-    let arguments = ["partner", "rotate-keys", partner, "--overlap", overlap];
-    let rotated: Value = stack.esimctl.run(&arguments).await?;
+    let rotated: Value =
+        stack.esimctl.run(&["partner", "rotate-keys", partner, "--overlap", overlap]).await?;
     let text = |field: &str| rotated[field].as_str().unwrap_or_default().to_owned();
-    let client = Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?;
-    Ok((rotated, client))
+    Ok((rotated, Client::new(&stack.base_url, &text("access_key"), &text("secret_key"))?))
 }
 
 /// Orders with keys that end until they are denied.
@@ -35,14 +31,12 @@ async fn denied(client: &Client, option_id: &str) -> Result<Answer> {
 }
 
 async fn status(client: &Client, option_id: &str) -> u16 {
-    let answer = client.order(&fresh("order"), &[(option_id, 1)]).await;
-    answer.unwrap().status
+    client.order(&fresh("order"), &[(option_id, 1)]).await.unwrap().status
 }
 
 #[tokio::test]
 async fn both_pairs_of_keys_order_until_the_old_one_ends() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let ready = stack.option("ready").unwrap();
     let taken = fresh("taken");
     shop.buy(&taken, ready, 1).await.unwrap();
@@ -80,8 +74,7 @@ async fn both_pairs_of_keys_order_until_the_old_one_ends() {
     for client in [&newest, &last] {
         assert_eq!(status(client, ready).await, 201);
     }
-    let disable = ["partner", "disable", &shop.partner.partner_id];
-    let _: Value = stack.esimctl.run(&disable).await.unwrap();
+    let _: Value = stack.esimctl.run(&["partner", "disable", &shop.partner.partner_id]).await.unwrap();
     for client in [&newest, &last] {
         denied(client, ready).await.unwrap();
     }
@@ -115,8 +108,7 @@ async fn restart(stack: &mut Stack, master_key: &str) -> Result<()> {
 /// The procedure of docs/operations.md; at its end no process has the old key.
 #[tokio::test]
 async fn a_master_key_is_replaced_step_by_step() {
-    let mut stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (mut stack, shop) = open().await;
     let ready = stack.option("ready").unwrap().to_owned();
     let before = ids(&shop.buy(&fresh("before"), &ready, 2).await.unwrap());
     shop.delivered(&before, PATIENCE).await.unwrap();

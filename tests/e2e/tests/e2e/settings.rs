@@ -1,11 +1,8 @@
 //! Every program refuses to start with an invalid or missing setting, with one line that names it.
 
 use anyhow::{Result, ensure};
-use std::collections::BTreeMap;
-use std::time::Duration;
-use testkit::bin_dir;
-use testkit::process::output;
-use testkit::settings::MASTER_KEY;
+use std::{collections::BTreeMap, time::Duration};
+use testkit::{bin_dir, process::output, settings::MASTER_KEY};
 use tokio::process::Command;
 
 /// The settings that every program needs. No server listens there: programs check settings first.

@@ -1,28 +1,23 @@
 //! A client written from the specification alone, in plain shell with openssl and curl.
 
-use crate::shop::Shop;
+use crate::shop::{Shop, open};
 use anyhow::Result;
 use serde_json::Value;
-use std::process::Output;
-use std::time::Duration;
-use testkit::process::output;
-use testkit::stack::Stack;
-use testkit::workspace;
+use std::{process::Output, time::Duration};
+use testkit::{process::output, stack::Stack, workspace};
 use tokio::process::Command;
 
 /// Runs `tests/shell/order.sh` for `qty` units of an option.
 async fn order(stack: &Stack, shop: &Shop, secret_key: &str, qty: &str) -> Result<Output> {
-    let script = workspace().join("tests/shell/order.sh");
     let (access_key, option) = (&shop.partner.access_key, stack.option("ready")?);
-    let mut run = Command::new(script);
+    let mut run = Command::new(workspace().join("tests/shell/order.sh"));
     run.args([stack.base_url.as_str(), access_key, secret_key, option, qty]);
     output(&mut run, Duration::from_secs(40)).await
 }
 
 #[tokio::test]
 async fn a_plain_shell_client_orders() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
 
     let output = order(&stack, &shop, &shop.partner.secret_key, "2").await.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -2,14 +2,20 @@
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 use testkit::stack::{Ledger, Stack, Stored};
 
 pub use testkit::shop::{PATH, Shop, fresh, ids, verdicts_come};
 
 /// How long most conditions may take.
 pub const SOON: Duration = Duration::from_secs(30);
+
+/// A stack, and a shop on it.
+pub async fn open() -> (Stack, Shop) {
+    let stack = Stack::start().await.unwrap();
+    let shop = Shop::open(&stack).await.unwrap();
+    (stack, shop)
+}
 
 /// `esimctl order show`, the only order it shows.
 pub async fn show(stack: &Stack, id: &str) -> Result<Value> {

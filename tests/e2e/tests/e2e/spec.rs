@@ -12,14 +12,10 @@ mod world;
 use crate::shop::{fresh, show};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
-use std::collections::HashSet;
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 use testkit::client::{ACCESS_KEY, Client, Product, Request, SIGNATURE, TIMESTAMP};
-use testkit::esimctl::Partner;
-use testkit::raw;
-use testkit::rows;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{esimctl::Partner, raw, rows, wait};
 use tokio::io::AsyncWriteExt;
 use uuid::Uuid;
 use world::World;
@@ -41,6 +37,10 @@ enum Expected {
     /// A status without a body, for HEAD.
     Bare(u16),
 }
+
+const ONE: Expected = Expected::Created(&[("ready", 1)]);
+const NOT_FOUND: Expected = Expected::Error(404, "Not found");
+const NOT_ALLOWED: Expected = Expected::Error(405, "Method not allowed");
 
 /// The results of all tables.
 #[derive(Default)]
@@ -211,8 +211,7 @@ async fn a_new_partner_works_at_once_however_much_it_begins_with() {
     let partner = stack.create_partner("sandbox", None).await.unwrap();
     for connection in &mut connections {
         let body = testkit::client::order(&fresh("new"), &[(&ready, 1)]).to_string();
-        let request = raw::create_order(&partner, body.as_bytes()).unwrap();
-        connection.write_all(&request).await.unwrap();
+        connection.write_all(&raw::create_order(&partner, body.as_bytes()).unwrap()).await.unwrap();
     }
     stack.process(Stage::Ingress).unwrap().resume().unwrap();
     let answers = futures_util::future::try_join_all(connections.into_iter().map(raw::answer));

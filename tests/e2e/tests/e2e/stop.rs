@@ -4,17 +4,11 @@
 use crate::shop::{Shop, bought_once, ids, stored, stored_ids};
 use anyhow::{Context, Result, ensure};
 use async_nats::jetstream::consumer::pull;
-use std::collections::BTreeSet;
-use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
-use testkit::client::products;
-use testkit::esimctl::Partner;
-use testkit::raw;
+use std::{collections::BTreeSet, io::ErrorKind, time::Duration};
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
+use testkit::{client::products, esimctl::Partner, raw, wait};
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 const STOP: Duration = Duration::from_secs(25);
 /// What a partner does between two orders.
@@ -148,12 +142,8 @@ async fn a_rolling_restart_under_load_cuts_nothing_and_loses_nothing() {
 #[tokio::test]
 async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     const ORDERS: usize = 24;
-    let mut stack = Stack::builder()
-        .env(Stage::Ingress, "PLACEMENT_WAIT", "0")
-        .env(Stage::Provisioner, "PROVIDER_CONCURRENCY", "8")
-        .start()
-        .await
-        .unwrap();
+    let builder = Stack::builder().env(Stage::Ingress, "PLACEMENT_WAIT", "0");
+    let mut stack = builder.env(Stage::Provisioner, "PROVIDER_CONCURRENCY", "8").start().await.unwrap();
     let shop = Shop::open(&stack).await.unwrap();
     let option = stack.option("ready").unwrap().to_owned();
     stack.set_faults(r#"{"latency_ms": 700}"#).await.unwrap();
@@ -182,8 +172,7 @@ async fn a_stop_finishes_what_was_begun_and_gives_back_the_rest() {
     let jobs =
         async_nats::jetstream::new(nats).get_stream(format!("{}TOPUP_JOBS", stack.prefix)).await.unwrap();
     let mut consumer = jobs.get_consumer::<pull::Config>("provisioner-sandbox").await.unwrap();
-    let held = consumer.info().await.unwrap().num_ack_pending;
-    assert_eq!(held, 0, "jobs that the stopped process keeps");
+    assert_eq!(consumer.info().await.unwrap().num_ack_pending, 0, "jobs that the stopped process keeps");
 
     stack.process(Stage::Provisioner).unwrap().start().await.unwrap();
     shop.delivered(&topup_ids, Duration::from_mins(1)).await.unwrap();

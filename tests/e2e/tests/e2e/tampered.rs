@@ -3,17 +3,15 @@
 mod rows;
 
 use self::rows::{ANY, BODY, Row, UNCOVERED, WHOLE};
+use crate::partner::API;
 use crate::shop::{SOON, fresh};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use signing::{SecretKey, request};
 use testkit::client::{ACCESS_KEY, DIGEST, ORDERS, SIGNATURE, TIMESTAMP, order};
-use testkit::esimctl::Partner;
-use testkit::raw;
 use testkit::stack::{Stack, Stage};
-use testkit::wait;
+use testkit::{esimctl::Partner, raw, wait};
 
-const API: &str = "/api/v1/api_partner";
 /// The least number of tampered requests.
 const LEAST: usize = 150;
 
@@ -63,8 +61,7 @@ impl Known {
 
 impl Sent {
     fn get(&self, name: &str) -> String {
-        let found = self.headers.iter().find(|(one, _)| one == name);
-        found.map(|(_, value)| value.clone()).unwrap_or_default()
+        self.headers.iter().find(|(one, _)| one == name).map(|(_, value)| value.clone()).unwrap_or_default()
     }
 
     fn set(&mut self, name: &str, value: &str) {
@@ -87,8 +84,7 @@ impl Sent {
 
     /// Changes a header's value.
     fn change(&mut self, name: &str, change: impl FnOnce(String) -> String) {
-        let value = change(self.get(name));
-        self.set(name, &value);
+        self.set(name, &change(self.get(name)));
     }
 
     /// Signs what is there.

@@ -9,15 +9,12 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
-use std::collections::BTreeSet;
-use std::sync::Arc;
-use std::time::Duration;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use store::schema::{self, Patience};
 use testkit::client::Client;
 use testkit::receiver::{Received, Receiver};
 use testkit::stack::{Stack, Stage};
-use tokio::sync::RwLock;
-use tokio::task::JoinSet;
+use tokio::{sync::RwLock, task::JoinSet};
 use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_mins(2);
@@ -129,10 +126,7 @@ async fn replace(stack: &mut Stack, load: &Load) -> Result<()> {
 
 #[tokio::test]
 async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
-    let mut builder = Stack::builder();
-    for stage in Stage::OURS {
-        builder = builder.replicas(stage, 2);
-    }
+    let builder = Stage::OURS.into_iter().fold(Stack::builder(), |builder, stage| builder.replicas(stage, 2));
     let mut stack = builder.start().await.unwrap();
     let receiver = Receiver::start().await.unwrap();
     let partner = stack.create_partner("sandbox", Some(&receiver.url(PATH))).await.unwrap();
@@ -145,9 +139,7 @@ async fn an_upgrade_a_rollback_and_an_upgrade_fail_no_order() {
     assert_eq!(upgrade(&stack, 2).await.unwrap(), known + 2);
     replace(&mut stack, &load).await.unwrap();
     let left_alone: Value = stack.esimctl.run(&["migrate"]).await.unwrap();
-    let version = known + 2;
-    assert_eq!(left_alone["schema_version"], json!(version));
-    assert_eq!(left_alone["was"], json!(version));
+    assert_eq!((&left_alone["schema_version"], &left_alone["was"]), (&json!(known + 2), &json!(known + 2)));
     assert_eq!(upgrade(&stack, 4).await.unwrap(), known + 4);
     replace(&mut stack, &load).await.unwrap();
 

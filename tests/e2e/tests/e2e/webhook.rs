@@ -1,33 +1,23 @@
 //! What arrives at a partner's endpoint.
 
-use crate::shop::{PATH, SOON, Shop, fresh, ids, show};
+use crate::shop::{PATH, SOON, fresh, ids, open, show};
 use anyhow::{Context, Result, ensure};
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
-use testkit::client::Product;
 use testkit::receiver::{Received, Receiver, Signature};
 use testkit::stack::{Stack, Stage};
-use testkit::{http, wait};
+use testkit::{client::Product, http, wait};
 use url::Url;
 
-const FIELDS: [&str; 9] = [
-    "activate_code",
-    "download_link",
-    "expired_date",
-    "external_order_id",
-    "iccid",
-    "option_id",
-    "qrcode_img_url",
-    "smdp",
-    "topup_id",
-];
+const FIELDS: &str =
+    "activate_code download_link expired_date external_order_id iccid option_id qrcode_img_url smdp topup_id";
 
 /// The nine fields of a webhook, by name: exactly these, all texts.
 fn fields(webhook: &Received) -> Result<BTreeMap<String, String>> {
     let fields: BTreeMap<String, String> = serde_json::from_slice(&webhook.body)?;
-    ensure!(fields.keys().eq(FIELDS), "fields {:?}", fields.keys());
+    ensure!(fields.keys().eq(FIELDS.split(' ')), "fields {:?}", fields.keys());
     Ok(fields)
 }
 
@@ -70,10 +60,8 @@ async fn scan(url: &str) -> Result<String> {
     let answer = http::client()?.get(url).send().await?;
     ensure!(answer.status() == 200, "{} from {url}", answer.status());
     ensure!(answer.headers()["content-type"] == "image/png");
-    ensure!(
-        answer.headers()["cache-control"] == "no-store"
-            && answer.headers()["referrer-policy"] == "no-referrer"
-    );
+    ensure!(answer.headers()["cache-control"] == "no-store");
+    ensure!(answer.headers()["referrer-policy"] == "no-referrer");
     let bytes = answer.bytes().await?;
     let mut decoder = png::Decoder::new(std::io::Cursor::new(&bytes));
     decoder.set_transformations(png::Transformations::EXPAND | png::Transformations::STRIP_16);
@@ -97,8 +85,7 @@ fn trace_id(traceparent: &str) -> Result<&str> {
 
 #[tokio::test]
 async fn each_unit_has_one_webhook_with_the_nine_fields() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let external_order_id = fresh("Bestellung ä \"1\"");
     let items = [(stack.option("ready").unwrap(), 2), (stack.option("delayed").unwrap(), 1)];
     let foreign = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
@@ -167,8 +154,7 @@ async fn without_a_url_nothing_is_delivered_until_there_is_one() {
 
 #[tokio::test]
 async fn a_webhook_that_is_not_acknowledged_comes_again() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     shop.receiver.fail_first(PATH, 500);
     let products = shop.buy("again", stack.option("ready").unwrap(), 1).await.unwrap();
     let received = shop.receiver.wait_for(2, SOON).await.unwrap();
@@ -192,8 +178,7 @@ async fn a_webhook_that_is_not_acknowledged_comes_again() {
 
 #[tokio::test]
 async fn the_largest_order_arrives_completely() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let (ready, delayed) = (stack.option("ready").unwrap(), stack.option("delayed").unwrap());
     let items: Vec<(&str, u32)> =
         (0..100).map(|item| (if item % 2 == 0 { ready } else { delayed }, 10)).collect();
@@ -223,12 +208,8 @@ async fn the_largest_order_arrives_completely() {
 async fn a_live_partner_sets_an_http_url_only_if_the_operator_allows_it() {
     const URL: &str = "http://shop.example/webhooks";
     for (setting, expected) in [("false", 422), ("true", 200)] {
-        let stack = Stack::builder()
-            .env(Stage::Ingress, "WEBHOOK_HTTP_LIVE", setting)
-            .without(Stage::Notifier)
-            .start()
-            .await
-            .unwrap();
+        let builder = Stack::builder().env(Stage::Ingress, "WEBHOOK_HTTP_LIVE", setting);
+        let stack = builder.without(Stage::Notifier).start().await.unwrap();
         for (environment, expected) in [("live", expected), ("sandbox", 200)] {
             let stored = "http://stored.example/webhooks";
             let partner = stack.create_partner(environment, Some(stored)).await.unwrap();

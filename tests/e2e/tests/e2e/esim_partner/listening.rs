@@ -12,8 +12,7 @@ fn page(answer: &Answer) -> Result<(Vec<Value>, String)> {
     );
     let page = answer.json()?;
     let webhooks = page["webhooks"].as_array().context("webhooks")?.clone();
-    let cursor = page["next_cursor"].as_str().context("next_cursor")?.to_owned();
-    Ok((webhooks, cursor))
+    Ok((webhooks, page["next_cursor"].as_str().context("next_cursor")?.to_owned()))
 }
 
 async fn listen(client: &Client, query: &str) -> Result<Answer> {
@@ -33,8 +32,7 @@ async fn listened(client: &Client, count: usize) -> Result<Vec<Value>> {
 
 #[tokio::test]
 async fn listen_forwards_what_the_webhook_url_gets() {
-    let stack = Stack::start().await.unwrap();
-    let shop = Shop::open(&stack).await.unwrap();
+    let (stack, shop) = open().await;
     let tool = Tool::login(&stack.base_url, &shop.partner).await.unwrap();
     let laptop = Receiver::start().await.unwrap();
     laptop.verify("/hook", &shop.partner.webhook_secret).unwrap();
@@ -54,8 +52,7 @@ async fn listen_forwards_what_the_webhook_url_gets() {
         assert_eq!(webhook.body, regular.body);
         assert_eq!(webhook.headers["content-type"], regular.headers["content-type"]);
     }
-    let ended = tokio::time::timeout(SOON, listening.wait()).await.unwrap();
-    assert!(ended.unwrap().success());
+    assert!(tokio::time::timeout(SOON, listening.wait()).await.unwrap().unwrap().success());
     let mut shown = String::new();
     let mut output = listening.stdout.take().unwrap();
     output.read_to_string(&mut shown).await.unwrap();
@@ -83,8 +80,7 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
     let order = tool.json(&["trigger", "ready"]).await.unwrap();
     let topup_id = order["products"][0]["topup_id"].as_str().unwrap();
     laptop.wait_for(1, SOON).await.unwrap();
-    let ended = tokio::time::timeout(SOON, listening.wait()).await.unwrap();
-    assert!(!ended.unwrap().success());
+    assert!(!tokio::time::timeout(SOON, listening.wait()).await.unwrap().unwrap().success());
     let mut hint = String::new();
     errors.read_to_string(&mut hint).await.unwrap();
     let command = format!("redeliver {topup_id} --forward-to {}", laptop.url("/hook"));
@@ -92,8 +88,7 @@ async fn listen_needs_no_webhook_url_and_names_a_failure() {
 
     // The hinted command brings it back, with the same bytes.
     laptop.answer("/hook", |_| receiver::Answer::status(200));
-    let url = laptop.url("/hook");
-    tool.text(&["redeliver", topup_id, "--forward-to", &url]).await.unwrap();
+    tool.text(&["redeliver", topup_id, "--forward-to", &laptop.url("/hook")]).await.unwrap();
     let received = laptop.received();
     assert_eq!(received.len(), 2);
     assert_eq!(received[0].body, received[1].body);
@@ -175,8 +170,7 @@ async fn a_waiting_listener_is_answered_when_ingress_stops() {
         Ok(listeners.any(|line| line.ends_with(" 1")).then_some(()))
     };
     wait::soon("the waiting request", in_flight).await;
-    let stopped = ingress.terminate(Duration::from_secs(15)).await;
-    assert!(stopped.unwrap().success());
+    assert!(ingress.terminate(Duration::from_secs(15)).await.unwrap().success());
     let (webhooks, _) = page(&waiting.await.unwrap().unwrap()).unwrap();
     assert!(webhooks.is_empty());
 }

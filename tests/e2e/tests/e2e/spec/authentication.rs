@@ -1,21 +1,19 @@
 //! Section 5, and the 401 messages of section 7.
 
-use super::Expected::{Created, Denied, Error};
-use super::Row;
-use super::world::World;
+use super::Expected::{Denied, Error};
+use super::{Expected, ONE, Row, world::World};
 use runtime::clock::unix_seconds;
 use signing::SecretKey;
 use testkit::client::{ACCESS_KEY, ORDERS_SHORT, SIGNATURE, TIMESTAMP};
 use testkit::rows;
 
-const MISSING: super::Expected = Denied("Missing required authentication headers.");
-const STALE: super::Expected = Denied("Request timestamp is too old or invalid.");
-const UNKNOWN: super::Expected =
+const MISSING: Expected = Denied("Missing required authentication headers.");
+const STALE: Expected = Denied("Request timestamp is too old or invalid.");
+const UNKNOWN: Expected =
     Denied("Invalid or missing access key. Please provide a valid X-Service-Access-Key header.");
-const NO_SECRET: super::Expected = Denied("Missing secret key in partner record.");
-const WRONG: super::Expected = Denied("Invalid signature.");
-const INTERNAL: super::Expected = Error(500, "Internal server error");
-const ONE: super::Expected = Created(&[("ready", 1)]);
+const NO_SECRET: Expected = Denied("Missing secret key in partner record.");
+const WRONG: Expected = Denied("Invalid signature.");
+const INTERNAL: Expected = Error(500, "Internal server error");
 
 pub const ROWS: &[Row] = &rows! {
     "both path forms: with `api`", World::order => ONE;
@@ -30,10 +28,7 @@ pub const ROWS: &[Row] = &rows! {
     } => WRONG;
     "the query string is not signed", |w| w.order().query("page=1&a=%20") => ONE;
     "a signature over the query string is wrong", |w| {
-        let signature = w
-            .order()
-            .path(&format!("{}?page=1", testkit::client::ORDERS))
-            .signature();
+        let signature = w.order().path(&format!("{}?page=1", testkit::client::ORDERS)).signature();
         w.order().query("page=1").header(SIGNATURE, signature)
     } => WRONG;
     // All three headers present.
@@ -78,24 +73,11 @@ pub const ROWS: &[Row] = &rows! {
     "the signature of another secret",
         |w| w.order().secret(SecretKey::from_bytes(b"somebody else's".to_vec()).expect("a key")) => WRONG;
     "the secret is decoded from Base64 before use", |w| {
-        w.order()
-            .secret(SecretKey::from_bytes(w.partner.secret_key.clone().into_bytes()).expect("a key"))
+        w.order().secret(SecretKey::from_bytes(w.partner.secret_key.clone().into_bytes()).expect("a key"))
     } => WRONG;
-    "the signature is lowercase", |w| {
-        let request = w.order();
-        let signature = request.signature().to_uppercase();
-        request.header(SIGNATURE, signature)
-    } => WRONG;
-    "the signature is whole", |w| {
-        let request = w.order();
-        let signature = request.signature();
-        request.header(SIGNATURE, &signature[..63])
-    } => WRONG;
-    "the signature has nothing behind it", |w| {
-        let request = w.order();
-        let signature = request.signature();
-        request.header(SIGNATURE, format!("{signature}0"))
-    } => WRONG;
+    "the signature is lowercase", |w| w.resigned(str::to_uppercase) => WRONG;
+    "the signature is whole", |w| w.resigned(|signature| signature[..63].to_owned()) => WRONG;
+    "the signature has nothing behind it", |w| w.resigned(|signature| format!("{signature}0")) => WRONG;
     "the signature is no word", |w| w.order().header(SIGNATURE, "please") => WRONG;
     "a signature that isn't ASCII is present but wrong", |w| w.order().header(SIGNATURE, b"\xe9\xff") => WRONG;
     "the method is signed",
@@ -106,9 +88,7 @@ pub const ROWS: &[Row] = &rows! {
         })
     } => WRONG;
     "the timestamp sent is the one signed", |w| {
-        w.signed_over(|path, timestamp, key| {
-            ["POST", path, &format!("{timestamp}0"), key].map(String::from)
-        })
+        w.signed_over(|path, timestamp, key| ["POST", path, &format!("{timestamp}0"), key].map(String::from))
     } => WRONG;
     "the access key is signed",
         |w| w.signed_over(|path, timestamp, _| ["POST", path, timestamp, "somebody"].map(String::from)) => WRONG;

@@ -1,18 +1,16 @@
 //! What isn't JSON, JSON that is no order, and `external_order_id`.
 
-use super::Expected::{Created, Error, Unprocessable};
-use super::Row;
+use super::Expected::{Error, Unprocessable};
+use super::{Expected, ONE, Row};
 use crate::shop::fresh;
 use serde_json::{Value, json};
 use testkit::rows;
 
-const NOT_JSON: super::Expected = Error(400, "Invalid JSON format");
-const NOTHING: super::Expected =
-    Unprocessable(&["External order id can't be blank", "Products can't be blank"]);
-const BLANK: super::Expected = Unprocessable(&["External order id can't be blank"]);
-const NO_STRING: super::Expected = Unprocessable(&["External order id must be a string"]);
-const TAKEN: super::Expected = Unprocessable(&["External order id has already been taken"]);
-const ONE: super::Expected = Created(&[("ready", 1)]);
+const NOT_JSON: Expected = Error(400, "Invalid JSON format");
+const NOTHING: Expected = Unprocessable(&["External order id can't be blank", "Products can't be blank"]);
+const BLANK: Expected = Unprocessable(&["External order id can't be blank"]);
+const NO_STRING: Expected = Unprocessable(&["External order id must be a string"]);
+const TAKEN: Expected = Unprocessable(&["External order id has already been taken"]);
 
 pub const ROWS: &[Row] = &rows! {
     // 400
@@ -45,8 +43,7 @@ pub const ROWS: &[Row] = &rows! {
     // external_order_id
     "external_order_id is required", |w| {
         let mut body = w.body();
-        body.as_object_mut()
-            .and_then(|body| body.remove("external_order_id"));
+        body.as_object_mut().and_then(|body| body.remove("external_order_id"));
         w.post(body.to_string())
     } => BLANK;
     "external_order_id: null is blank", |w| w.with_id(Value::Null) => BLANK;
@@ -58,8 +55,7 @@ pub const ROWS: &[Row] = &rows! {
     "external_order_id: an object", |w| w.with_id(json!({"id": "a"})) => NO_STRING;
     "external_order_id: a NUL",
         |w| w.with_id("a\0b") => Unprocessable(&["External order id can't contain a NUL character"]);
-    "external_order_id: 256 characters",
-        |w| w.with_id("x".repeat(256))
+    "external_order_id: 256 characters", |w| w.with_id("x".repeat(256))
         => Unprocessable(&["External order id is too long (maximum is 255 characters)"]);
     "external_order_id: 255 characters", |w| w.with_id(format!("{:x<255}", fresh("long"))) => ONE;
     "external_order_id: 255 characters of 4 bytes", |w| w.with_id("\u{1f4f1}".repeat(255)) => ONE;

@@ -1,17 +1,13 @@
 //! Paths, methods, sizes and headers that the specification doesn't name.
 
-use super::Expected::{Bare, Created, Denied, Error, Unprocessable};
-use super::Row;
+use super::Expected::{Bare, Denied, Error, Unprocessable};
+use super::{Expected, NOT_ALLOWED, NOT_FOUND, ONE, Row};
 use anyhow::Result;
 use testkit::client::{ACCESS_KEY, ORDERS_SHORT, SIGNATURE, TIMESTAMP};
-use testkit::raw;
-use testkit::rows;
+use testkit::{raw, rows};
 
-const NOT_FOUND: super::Expected = Error(404, "Not found");
-const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");
-const TOO_LARGE: super::Expected = Error(413, "Request body is larger than 65536 bytes");
-const ONE_HOST: super::Expected = Error(400, "Exactly one Host header is required");
-const ONE: super::Expected = Created(&[("ready", 1)]);
+const TOO_LARGE: Expected = Error(413, "Request body is larger than 65536 bytes");
+const ONE_HOST: Expected = Error(400, "Exactly one Host header is required");
 /// `MAX_BODY`.
 const MOST: usize = 64 * 1024;
 
@@ -22,9 +18,7 @@ pub const ROWS: &[Row] = &rows! {
     "header names are case-insensitive", |w| {
         let request = w.order();
         let signature = request.signature();
-        request
-            .without(SIGNATURE)
-            .header("X-SERVICE-SIGNATURE", signature)
+        request.without(SIGNATURE).header("X-SERVICE-SIGNATURE", signature)
     } => ONE;
     "404: another path", |w| w.order().path("/api/v1/api_partner/order") => NOT_FOUND;
     "404: the root", |w| w.order().path("/") => NOT_FOUND;
@@ -33,8 +27,7 @@ pub const ROWS: &[Row] = &rows! {
     "404: another case", |w| w.order().path("/API/v1/api_partner/orders") => NOT_FOUND;
     "404: an encoded slash", |w| w.order().path("/api/v1/api_partner%2Forders") => NOT_FOUND;
     "404: an order", |w| w.order().method("GET").path("/api/v1/api_partner/orders/1") => NOT_FOUND;
-    "404: a picture of something else",
-        |w| w.client.get("/qr/https%3A%2F%2Fexample.com/300") => NOT_FOUND;
+    "404: a picture of something else", |w| w.client.get("/qr/https%3A%2F%2Fexample.com/300") => NOT_FOUND;
     "404: a picture of bytes that aren't UTF-8", |w| w.client.get("/qr/%FF/300") => NOT_FOUND;
     "405: PUT on the short path", |w| w.order().method("PUT").path(ORDERS_SHORT) => NOT_ALLOWED;
     "405: PUT", |w| w.order().method("PUT") => NOT_ALLOWED;
@@ -74,14 +67,12 @@ pub const RAW: &[Row<Result<Vec<u8>>>] = &rows! {
         raw::head(&stranger, "Content-Length: 100")
     } => Denied("Invalid signature.");
     "413: the client is not asked for a body that is too large", |w| {
-        let framing = format!("Expect: 100-continue\r\nContent-Length: {}", MOST + 1);
-        raw::head(&w.partner, &framing)
+        raw::head(&w.partner, &format!("Expect: 100-continue\r\nContent-Length: {}", MOST + 1))
     } => TOO_LARGE;
     "400: no Host", |w| raw::head_to(&w.partner, "X: y", "Content-Length: 0") => ONE_HOST;
     "400: two access keys", |w| raw::head(&w.partner, &format!("{ACCESS_KEY}: {}", w.partner.access_key))
         => Error(400, "Header x-service-access-key is repeated");
-    "400: two signatures",
-        |w| raw::head(&w.partner, &format!("{SIGNATURE}: 00"))
+    "400: two signatures", |w| raw::head(&w.partner, &format!("{SIGNATURE}: 00"))
         => Error(400, "Header x-service-signature is repeated");
     "400: two timestamps",
         |w| raw::head(&w.partner, &format!("{TIMESTAMP}:")) => Error(400, "Header x-service-timestamp is repeated");

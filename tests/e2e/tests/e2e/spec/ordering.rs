@@ -1,12 +1,11 @@
 //! The rules of section 4.1 on entries, and what the provider refuses.
 
 use super::Expected::{Created, Unprocessable};
-use super::Row;
-use super::world::World;
+use super::{Expected, Row, world::World};
 use serde_json::json;
 use testkit::rows;
 
-const NOT_ON_SALE: super::Expected =
+const NOT_ON_SALE: Expected =
     Unprocessable(&["eSIM Request failed - Status: 9001, Message: Option is not on sale"]);
 
 pub const ROWS: &[Row] = &rows! {

@@ -1,18 +1,17 @@
 //! `products`: faults, limits, options that don't exist.
 
 use super::Expected::{Created, Unprocessable};
-use super::Row;
 use super::world::{NO_OPTION, World};
+use super::{Expected, ONE, Row};
 use serde_json::{Value, json};
 use testkit::rows;
 
-const BLANK: super::Expected = Unprocessable(&["Products can't be blank"]);
-const NO_ARRAY: super::Expected = Unprocessable(&["Products must be an array"]);
-const NO_OPTION_ID: super::Expected = Unprocessable(&["Products[0] option_id can't be blank"]);
-const NO_QTY: super::Expected = Unprocessable(&["Products[0] qty must be a positive integer"]);
-const NOT_FOUND: super::Expected = Unprocessable(&["Product with option_id not found"]);
-const TOO_MANY_UNITS: super::Expected = Unprocessable(&["Products can't have more than 1000 units in total"]);
-const ONE: super::Expected = Created(&[("ready", 1)]);
+const BLANK: Expected = Unprocessable(&["Products can't be blank"]);
+const NO_ARRAY: Expected = Unprocessable(&["Products must be an array"]);
+const NO_OPTION_ID: Expected = Unprocessable(&["Products[0] option_id can't be blank"]);
+const NO_QTY: Expected = Unprocessable(&["Products[0] qty must be a positive integer"]);
+const NOT_FOUND: Expected = Unprocessable(&["Product with option_id not found"]);
+const TOO_MANY_UNITS: Expected = Unprocessable(&["Products can't have more than 1000 units in total"]);
 
 pub const ROWS: &[Row] = &rows! {
     "products is required", |w| {

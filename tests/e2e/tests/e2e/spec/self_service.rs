@@ -1,14 +1,12 @@
 //! Signed requests other than create-order: authentication, methods, parameters.
 
 use super::Expected::{Bare, Denied, Error, Unprocessable};
-use super::Row;
+use super::{NOT_ALLOWED, NOT_FOUND, Row};
 use testkit::client::{Request, SIGNATURE};
 
 use super::world::World;
 use testkit::rows;
 
-const NOT_FOUND: super::Expected = Error(404, "Not found");
-const NOT_ALLOWED: super::Expected = Error(405, "Method not allowed");
 const REDELIVERY: &str = "/webhook/events/evt_019a0000000070008000000000000001/redeliver";
 
 fn get(w: &World, path: &str) -> Request {
@@ -25,10 +23,9 @@ pub const ROWS: &[Row] = &rows! {
         |w| get(w, "/account").header(SIGNATURE, "no") => Denied("Invalid signature.");
     "401 on a look-up: no signature",
         |w| get(w, "/orders").without(SIGNATURE) => Denied("Missing required authentication headers.");
-    "401 on a look-up: signed for another path", |w| {
-        let signature = get(w, "/orders").signature();
-        get(w, "/account").header(SIGNATURE, signature)
-    } => Denied("Invalid signature.");
+    "401 on a look-up: signed for another path",
+        |w| get(w, "/account").header(SIGNATURE, get(w, "/orders").signature())
+        => Denied("Invalid signature.");
     "401 comes before an unknown id", |w| get(w, "/topups/1").header(SIGNATURE, "no")
         => Denied("Invalid signature.");
     "404: an order with a NUL", |w| get(w, "/orders/%00") => NOT_FOUND;
@@ -58,8 +55,7 @@ pub const ROWS: &[Row] = &rows! {
         => Unprocessable(&["Limit must be an integer from 1 to 100",
             "Created after must be a time such as 2026-11-22T00:00:00Z", "State is unknown"]);
     "403: a live account listens", |w| {
-        let live = w.stack.client(&w.live).expect("a client");
-        live.get("/v1/api_partner/webhook/listen")
+        w.stack.client(&w.live).expect("a client").get("/v1/api_partner/webhook/listen")
     } => Error(403, "Only sandbox accounts can listen");
     "422: all parameters of listening at fault are named",
         |w| get(w, "/webhook/listen").query("limit=0&cursor=MQ&created_after=x&wait=-1")
@@ -71,7 +67,6 @@ pub const ROWS: &[Row] = &rows! {
     "422: no webhook URL", |w| w.post("{}").method("PUT").path("/api/v1/api_partner/webhook")
         => Unprocessable(&["Url is missing; null removes it"]);
     "413: a webhook URL in a body that is too large", |w| {
-        let request = w.post(" ".repeat(64 * 1024 + 1));
-        request.method("PUT").path("/v1/api_partner/webhook")
+        w.post(" ".repeat(64 * 1024 + 1)).method("PUT").path("/v1/api_partner/webhook")
     } => Error(413, "Request body is larger than 65536 bytes");
 };

@@ -4,12 +4,9 @@ use crate::shop::{fresh, verdicts_come};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::time::Duration;
-use testkit::client::{Client, ORDERS, Request};
-use testkit::esimctl::Partner;
-use testkit::stack::Stack;
-use testkit::wait;
+use std::{collections::BTreeMap, time::Duration};
+use testkit::client::{Client, ORDERS, Request, SIGNATURE};
+use testkit::{esimctl::Partner, stack::Stack, wait};
 use uuid::Uuid;
 
 /// A live option of a provider that isn't configured.
@@ -87,6 +84,13 @@ impl World {
         client.post(self.body().to_string())
     }
 
+    /// A good order whose signature is changed.
+    pub fn resigned(&self, change: impl FnOnce(&str) -> String) -> Request {
+        let request = self.order();
+        let signature = change(&request.signature());
+        request.header(SIGNATURE, signature)
+    }
+
     /// A signed request with any body.
     pub fn post(&self, body: impl Into<Bytes>) -> Request {
         self.client.post(body)
@@ -132,7 +136,7 @@ impl World {
         let secret =
             signing::SecretKey::from_base64(&self.partner.secret_key).expect("esimctl prints Base64");
         let signature = signing::request::sign(&secret, &method, &path, &signed_timestamp, &access_key);
-        self.order().timestamp(&timestamp).header(testkit::client::SIGNATURE, signature)
+        self.order().timestamp(&timestamp).header(SIGNATURE, signature)
     }
 }
 
@@ -141,8 +145,7 @@ async fn import_live_option(stack: &Stack) -> Result<()> {
         "option_id": LIVE, "name": "live", "provider": "usimsa",
         "provider_option_id": Uuid::now_v7(), "environment": "live",
     });
-    let catalogue = json!({"options": [option]}).to_string();
-    let imported = stack.esimctl.import(catalogue).await?;
+    let imported = stack.esimctl.import(json!({"options": [option]}).to_string()).await?;
     anyhow::ensure!(imported["imported"] == 1, "{imported}");
     Ok(())
 }
