@@ -2,9 +2,8 @@
 //! a callback is only a hint: the profiles of a placement are collected sooner.
 //! Neither body nor path is ever logged.
 //!
-//! A flood must not slow orders down: requests in flight, connections, statements at once and
-//! statements per second are bounded, and a unit that is named again and again costs at most two
-//! statements a second.
+//! A flood must not slow orders down: requests in flight, connections, statements at once and statements per
+//! second are bounded, and a unit that is named again and again costs at most two statements a second.
 
 use std::{
     collections::HashMap,

@@ -90,8 +90,7 @@ pub enum FindAnswer {
     NotFound,
 }
 
-/// Why a call got no definite response. Reasons are one short line without control and format
-/// characters.
+/// Why a call got no definite response. Reasons are one short line without control and format characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// Access denied. Nothing was carried out; an operator must act.

@@ -1,10 +1,9 @@
 //! The USIMSA protocol, which the sandbox provider speaks too.
 //!
-//! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error.
-//! The codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's.
-//! The real service's codes for these cases are undocumented. Any other code counts as outcome unknown:
-//! the purchase is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all
-//! responses.
+//! Codes: `0000` ok, `9001` invalid product, `9003` order id already processed, `9999` server error. The
+//! codes `9000` (malformed), `9002` (no such order) and `9005` (out of stock) are the sandbox's. The real
+//! service's codes for these cases are undocumented. Any other code counts as outcome unknown: the purchase
+//! is looked up, and parked if look-ups do not settle it. docs/reliability.md lists all responses.
 
 use std::{sync::Arc, time::Duration};
 
