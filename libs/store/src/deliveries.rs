@@ -51,7 +51,7 @@ pub struct FoundDeliveries {
 pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries, Error> {
     let limit = signed(page.limit);
     // Walks from partner to partner by index: a partner without due rows costs nothing.
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due WHERE partner_id > $1 ORDER BY partner_id LIMIT 1)
                UNION ALL
@@ -76,9 +76,8 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
         page.after.map_or_else(Uuid::nil, PartnerId::uuid),
         limit,
         i64::try_from(page.per_partner).unwrap_or(i64::MAX),
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let rows = query.fetch_all(connection).await?;
     let last = rows.iter().find(|row| row.nth >= limit);
     let after = last.map(|row| row.partner_id.into());
     let due = rows
@@ -99,7 +98,7 @@ pub async fn lease(
     lease: Duration,
 ) -> Result<Vec<DeliveryId>, Error> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
-    let leased = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "WITH mine AS MATERIALIZED (
              SELECT topup_id, partner_id FROM delivery_due
              WHERE topup_id = ANY ($1) AND at <= now()
@@ -115,9 +114,8 @@ pub async fn lease(
          RETURNING topup_id",
         &ids as &[&str],
         seconds(lease),
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let leased = query.fetch_all(connection).await?;
     leased.into_iter().map(|id| Ok(id.try_into()?)).collect()
 }
 
@@ -125,31 +123,29 @@ pub async fn lease(
 pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<(), Error> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     retry_conflicts!(async {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "INSERT INTO delivery_due (topup_id, partner_id, at)
              SELECT topup_id, partner_id, now() FROM deliveries
              WHERE topup_id = ANY ($1) AND state = 'pending'
              ORDER BY topup_id
              ON CONFLICT DO NOTHING",
             &ids as &[&str],
-        )
-        .execute(&mut *connection)
-        .await?;
+        );
+        statement.execute(&mut *connection).await?;
         Ok::<_, Error>(())
     })
 }
 
 /// Ends the lease of a due row of this process: it is due now.
 pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result<(), Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE delivery_due
          SET at = CASE WHEN EXISTS (SELECT FROM events WHERE event_id = $1 AND kind = 'webhook.test')
                        THEN '-infinity'::timestamptz ELSE now() END
          WHERE topup_id = $1 AND at > now()",
         id.as_str()
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -158,17 +154,15 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
     };
-    let late = sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO delivery_due (topup_id, partner_id, at)
          SELECT topup_id, partner_id, now() FROM deliveries
          WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
          ON CONFLICT DO NOTHING",
         fence.from,
         fence.until,
-    )
-    .execute(&mut *fence.transaction)
-    .await?
-    .rows_affected();
+    );
+    let late = statement.execute(&mut *fence.transaction).await?.rows_affected();
     fence.done(late).await
 }
 
@@ -223,7 +217,7 @@ async fn record_once(
     policy: &BlockPolicy,
 ) -> Result<(), Error> {
     // Endpoints are locked in one order, so that two notifiers wait for each other instead of deadlocking.
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH new AS MATERIALIZED (
              SELECT * FROM unnest($1::text[], $2::uuid[], $3::int[], $4::timestamptz[], $5::int[], $6::int[],
                                   $7::text[], $8::bytea[], $9::text[], $10::text[], $11::float8[], $12::bool[])
@@ -315,9 +309,8 @@ async fn record_once(
         seconds(policy.first),
         seconds(policy.longest),
         batch.events,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 

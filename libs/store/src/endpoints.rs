@@ -70,13 +70,12 @@ pub async fn list(
 
 /// Holds a partner's deliveries until [`resume`]. Attempts in flight continue.
 pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
          ON CONFLICT (partner_id) DO UPDATE SET blocked_until = 'infinity', probe = NULL",
         partner_id.uuid(),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -98,18 +97,17 @@ pub(crate) async fn begin_move(
 ) -> Result<(), Error> {
     match block {
         Block::End => {
-            sqlx::query!(
+            let statement = sqlx::query!(
                 "INSERT INTO endpoints AS e (partner_id, moving_since) VALUES ($1, now())
                  ON CONFLICT (partner_id) DO UPDATE
                  SET moving_since = excluded.moving_since, failures = 0, blocks = 0, probe = NULL,
                      blocked_until = CASE WHEN e.blocked_until = 'infinity' THEN e.blocked_until END",
                 partner_id.uuid(),
-            )
-            .execute(connection)
-            .await?;
+            );
+            statement.execute(connection).await?;
         }
         Block::Hasten(interval) => {
-            sqlx::query!(
+            let statement = sqlx::query!(
                 "INSERT INTO endpoints AS e (partner_id, moving_since, hastened_at) VALUES ($1, now(), now())
                  ON CONFLICT (partner_id) DO UPDATE
                  SET moving_since = excluded.moving_since,
@@ -122,9 +120,8 @@ pub(crate) async fn begin_move(
                          ELSE now() END",
                 partner_id.uuid(),
                 seconds(interval),
-            )
-            .execute(connection)
-            .await?;
+            );
+            statement.execute(connection).await?;
         }
     }
     Ok(())
@@ -132,22 +129,20 @@ pub(crate) async fn begin_move(
 
 /// Notes that there is no URL to move to.
 pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE endpoints SET moving_since = NULL WHERE partner_id = $1 AND moving_since IS NOT NULL",
         partner_id.uuid(),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 /// Partners with a new webhook URL whose waiting deliveries are not all due yet; at most 100.
 pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>, Error> {
-    let moving = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "SELECT partner_id FROM endpoints WHERE moving_since IS NOT NULL ORDER BY partner_id LIMIT 100"
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let moving = query.fetch_all(connection).await?;
     Ok(moving.into_iter().map(PartnerId::from).collect())
 }
 
@@ -174,7 +169,7 @@ pub async fn move_waiting(
     let Some(since) = since.flatten() else {
         return Ok(Moved::default());
     };
-    let without_url = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"WITH held AS (
                DELETE FROM delivery_held WHERE topup_id = ANY (ARRAY (
                    SELECT topup_id FROM delivery_held WHERE partner_id = $1 AND state = 'no_endpoint'
@@ -193,11 +188,10 @@ pub async fn move_waiting(
            SELECT count(*) AS "count!" FROM held"#,
         partner_id.uuid(),
         i64::from(limit),
-    )
-    .fetch_one(&mut *connection)
-    .await?;
+    );
+    let without_url = query.fetch_one(&mut *connection).await?;
     // A due time closer than this may be a lease. A delivery that failed at the new URL keeps its retry.
-    let retries = sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE delivery_due SET at = now() WHERE topup_id = ANY (ARRAY (
              SELECT due.topup_id FROM delivery_due due
              LEFT JOIN deliveries d ON d.topup_id = due.topup_id
@@ -209,25 +203,21 @@ pub async fn move_waiting(
         seconds(LONGEST_LEASE),
         since,
         i64::from(limit),
-    )
-    .execute(&mut *connection)
-    .await?
-    .rows_affected();
+    );
+    let retries = statement.execute(&mut *connection).await?.rows_affected();
     let without_url = count(without_url);
     let full = without_url.max(retries) >= u64::from(limit);
     let ended = if full {
         0
     } else {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "UPDATE endpoints SET moving_since = NULL
              WHERE partner_id = $1 AND moving_since = $2
                AND NOT EXISTS (SELECT FROM delivery_held WHERE partner_id = $1 AND state = 'no_endpoint')",
             partner_id.uuid(),
             since,
-        )
-        .execute(connection)
-        .await?
-        .rows_affected()
+        );
+        statement.execute(connection).await?.rows_affected()
     };
     Ok(Moved { due: without_url + retries, more: ended == 0 })
 }
@@ -236,27 +226,24 @@ pub async fn move_waiting(
 /// number of due deliveries.
 pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL WHERE partner_id = $1",
         partner_id.uuid()
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     // A due time closer than this may be a lease.
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE delivery_due SET at = now()
          WHERE partner_id = $1 AND at > now() + make_interval(secs => $2)",
         partner_id.uuid(),
         seconds(LONGEST_LEASE),
-    )
-    .execute(&mut *transaction)
-    .await?;
-    let due = sqlx::query_scalar!(
+    );
+    statement.execute(&mut *transaction).await?;
+    let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "due!" FROM delivery_due WHERE partner_id = $1 AND at <= now()"#,
         partner_id.uuid(),
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let due = query.fetch_one(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(count(due))
 }
@@ -281,7 +268,7 @@ pub struct Backlog {
 
 /// Reads [`Backlog`]. The statement looks at each partner's first due delivery and at exhausted deliveries.
 pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due ORDER BY partner_id LIMIT 1)
                UNION ALL
@@ -314,9 +301,8 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
                   (SELECT count(*) FROM (SELECT FROM delivery_held WHERE state = 'exhausted' LIMIT 100000) held)
                       AS "exhausted!""#,
         MOST_PARTNERS,
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let row = query.fetch_one(connection).await?;
     Ok(Backlog {
         overdue_live: age(row.overdue_live.unwrap_or_default()),
         overdue_sandbox: age(row.overdue_sandbox.unwrap_or_default()),

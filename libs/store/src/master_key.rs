@@ -244,7 +244,7 @@ async fn reencrypt_partner(
         return Ok(());
     }
     let [secret_key, webhook_secret, old_secret_key, old_webhook_secret] = new;
-    let done = sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE partners
          SET secret_key = $2, webhook_secret = $3, old_secret_key = $4, old_webhook_secret = $5
          WHERE partner_id = $1 AND secret_key IS NOT DISTINCT FROM $6 AND webhook_secret = $7
@@ -258,9 +258,8 @@ async fn reencrypt_partner(
         row.webhook_secret,
         row.old_secret_key,
         row.old_webhook_secret,
-    )
-    .execute(connection)
-    .await?;
+    );
+    let done = statement.execute(connection).await?;
     pass.reencrypted += done.rows_affected() * changed;
     Ok(())
 }
@@ -313,7 +312,7 @@ async fn reencrypt_profiles(
         return Ok(());
     }
     // SKIP LOCKED: outcomes are recorded in batches with another row order.
-    let done = sqlx::query!(
+    let statement = sqlx::query!(
         "WITH free AS MATERIALIZED (
              SELECT t.ctid, new.sealed
              FROM unnest($1::text[], $2::bytea[], $3::bytea[]) AS new(topup_id, was, sealed)
@@ -325,9 +324,8 @@ async fn reencrypt_profiles(
         &topups,
         &old,
         &new,
-    )
-    .execute(connection)
-    .await?;
+    );
+    let done = statement.execute(connection).await?;
     pass.reencrypted += done.rows_affected();
     Ok(())
 }
@@ -391,7 +389,7 @@ async fn reencrypt_answers(
         return Ok(());
     }
     // Rows of attempts are written once, so no other session changes them.
-    let done = sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE delivery_attempts a SET answer = new.sealed
          FROM unnest($1::text[], $2::int[], $3::timestamptz[], $4::bytea[], $5::bytea[])
              AS new(topup_id, attempt, at, was, sealed)
@@ -401,9 +399,8 @@ async fn reencrypt_answers(
         &times,
         &old,
         &new,
-    )
-    .execute(connection)
-    .await?;
+    );
+    let done = statement.execute(connection).await?;
     pass.reencrypted += done.rows_affected();
     Ok(())
 }

@@ -83,7 +83,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
         }
     }
     let stored: Vec<Uuid> = retry_conflicts!(async {
-        let stored = sqlx::query_scalar!(
+        let query = sqlx::query_scalar!(
             r#"WITH stored AS (
                    INSERT INTO orders (order_id, partner_id, external_order_id, traceparent, answer_by, refusable)
                    SELECT order_id, partner_id, external_order_id, traceparent,
@@ -123,9 +123,8 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &topups.positions,
             &topups.options,
             &topups.provider_options as &[&str],
-        )
-        .fetch_all(&mut *connection)
-        .await?;
+        );
+        let stored = query.fetch_all(&mut *connection).await?;
         Ok::<_, Error>(stored)
     })?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
@@ -183,7 +182,7 @@ pub async fn stands(
     partner_id: PartnerId,
     external_order_id: &str,
 ) -> Result<Option<Stands>, Error> {
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT NOT refusable OR answer_by <= clock_timestamp() OR EXISTS (
                    SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
                ) AS "decided!",
@@ -192,9 +191,8 @@ pub async fn stands(
            FOR SHARE OF orders"#,
         partner_id.uuid(),
         external_order_id,
-    )
-    .fetch_optional(connection)
-    .await?;
+    );
+    let row = query.fetch_optional(connection).await?;
     Ok(row.map(|row| Stands { decided: row.decided, undecided_for: age(row.undecided_for) }))
 }
 
@@ -213,13 +211,12 @@ pub enum Refusal {
 pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The order's lock comes first and the clock is read under it: `stands` sees the order decided, or refused.
-    let refusable = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "SELECT order_id FROM orders
          WHERE order_id = $1 AND refusable AND NOT refused AND answer_by > clock_timestamp() FOR UPDATE",
         order_id.uuid(),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    );
+    let refusable = query.fetch_optional(&mut *transaction).await?;
     if refusable.is_none() {
         transaction.rollback().await?;
         return Ok(None);
@@ -250,7 +247,7 @@ struct Closed {
 /// Moves all placements of a locked order to `refused`; `None` if one of them is bought or may be. Then the caller
 /// rolls back.
 async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>, Error> {
-    let moved = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH moved AS (
                UPDATE placements p SET state = 'refused'
                FROM (SELECT placement_id, state FROM placements
@@ -265,15 +262,13 @@ async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Optio
                   refusal_status, refusal_message
            FROM moved ORDER BY placement_id"#,
         order_id.uuid(),
-    )
-    .fetch_all(&mut *connection)
-    .await?;
-    let all = sqlx::query_scalar!(
+    );
+    let moved = query.fetch_all(&mut *connection).await?;
+    let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM placements WHERE order_id = $1"#,
         order_id.uuid()
-    )
-    .fetch_one(&mut *connection)
-    .await?;
+    );
+    let all = query.fetch_one(&mut *connection).await?;
     if i64::try_from(moved.len()) != Ok(all) {
         return Ok(None);
     }
@@ -296,7 +291,7 @@ async fn finish_refusal(
     cancelled: bool,
 ) -> Result<(), Error> {
     let placements: Vec<Uuid> = closed.iter().map(|placement| placement.placement_id).collect();
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH refused AS (
              UPDATE orders SET refused = true, cancelled_at = CASE WHEN $3 THEN now() END WHERE order_id = $1
          )
@@ -307,9 +302,8 @@ async fn finish_refusal(
         order_id.uuid(),
         &placements,
         cancelled,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -334,15 +328,14 @@ pub async fn cancel(
     external_order_id: &str,
 ) -> Result<Cancelled, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    let order = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT order_id,
                   greatest(extract(epoch FROM answer_by - clock_timestamp())::float8, 0) AS "undecided_for!"
            FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused FOR UPDATE"#,
         partner_id.uuid(),
         external_order_id,
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    );
+    let order = query.fetch_optional(&mut *transaction).await?;
     let Some(order) = order else {
         return Ok(Cancelled::Unknown);
     };

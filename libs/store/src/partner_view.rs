@@ -241,7 +241,7 @@ pub async fn orders(
     partner_id: PartnerId,
     page: &OrderPage,
 ) -> Result<Vec<(OrderHead, Units)>, Error> {
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT o.order_id, o.external_order_id, o.refused, o.cancelled_at, o.created_at,
                   units.total AS "total!", units.ready AS "ready!", units.failed AS "failed!",
                   units.on_hold AS "on_hold!"
@@ -266,9 +266,8 @@ pub async fn orders(
         page.created_after.map_or(Uuid::nil(), |at| first_id(at - SKEW)),
         page.created_after,
         page.limit,
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let rows = query.fetch_all(connection).await?;
     let read = rows.into_iter().map(|row| {
         let head = OrderHead {
             order_id: row.order_id.into(),

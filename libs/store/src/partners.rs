@@ -107,7 +107,7 @@ pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartn
     let id = new.partner_id;
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
     let webhook_secret = vault.seal(Purpose::WebhookSecret(id), new.webhook_secret.expose())?;
-    sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO partners (partner_id, name, environment, access_key, secret_key, webhook_url, webhook_secret)
          VALUES ($1, $2, $3, $4, $5, $6, $7)",
         id.uuid(),
@@ -117,9 +117,8 @@ pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartn
         secret_key,
         new.webhook_url,
         webhook_secret,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -271,7 +270,7 @@ pub async fn rotate_keys(
     overlap: Overlap,
 ) -> Result<Rotated, Error> {
     let sealed = vault.seal(Purpose::SecretKey(partner_id), secret_key.expose())?;
-    let rotated = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "UPDATE partners
          SET access_key = $2, secret_key = $3,
              old_access_key = CASE WHEN $4 = 0::float8 THEN NULL WHEN $5 THEN old_access_key ELSE access_key END,
@@ -284,9 +283,8 @@ pub async fn rotate_keys(
         sealed,
         seconds(overlap.lasts),
         overlap.keep_old,
-    )
-    .fetch_optional(connection)
-    .await?;
+    );
+    let rotated = query.fetch_optional(connection).await?;
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 
@@ -300,7 +298,7 @@ pub async fn rotate_webhook_secret(
     overlap: Overlap,
 ) -> Result<Rotated, Error> {
     let sealed = vault.seal(Purpose::WebhookSecret(partner_id), secret.expose())?;
-    let rotated = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "UPDATE partners
          SET webhook_secret = $2,
              old_webhook_secret =
@@ -312,9 +310,8 @@ pub async fn rotate_webhook_secret(
         sealed,
         seconds(overlap.lasts),
         overlap.keep_old,
-    )
-    .fetch_optional(connection)
-    .await?;
+    );
+    let rotated = query.fetch_optional(connection).await?;
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 

@@ -20,7 +20,7 @@ use crate::{
 pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<(), Error> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     retry_conflicts!(async {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
              SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, true, now()
              FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -28,9 +28,8 @@ pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) ->
              ORDER BY p.placement_id
              ON CONFLICT DO NOTHING",
             &ids,
-        )
-        .execute(&mut *connection)
-        .await?;
+        );
+        statement.execute(&mut *connection).await?;
         Ok::<_, Error>(())
     })
 }
@@ -40,7 +39,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     let Some(mut fence) = Fence::take(connection, "placements", lag).await? else {
         return Ok(Swept::default());
     };
-    let late = sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
          SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, p.state = 'accepted', now()
          FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -48,9 +47,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
          ON CONFLICT DO NOTHING",
         fence.from,
         fence.until,
-    )
-    .execute(&mut *fence.transaction)
-    .await?
-    .rows_affected();
+    );
+    let late = statement.execute(&mut *fence.transaction).await?.rows_affected();
     fence.done(late).await
 }

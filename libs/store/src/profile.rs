@@ -48,13 +48,12 @@ impl Profile {
 /// Checks that the keys of a vault open one of the newest profiles under them. A missing key is not an error here:
 /// deliveries that need it fail.
 pub(crate) async fn check_keys(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
-    let newest = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT topup_id, profile AS "profile!"
            FROM (SELECT topup_id, profile FROM esims ORDER BY topup_id DESC LIMIT 1000) newest
            WHERE profile IS NOT NULL ORDER BY topup_id DESC LIMIT 10"#
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let newest = query.fetch_all(connection).await?;
     let mut failure = Ok(());
     for row in newest {
         let topup_id: TopupId = row.topup_id.parse()?;

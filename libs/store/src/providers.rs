@@ -91,12 +91,11 @@ pub struct BreakerLimits {
 
 /// Inserts missing rows for these providers.
 pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result<(), Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO providers (name) SELECT * FROM unnest($1::text[]) ORDER BY 1 ON CONFLICT DO NOTHING",
         names,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -219,7 +218,7 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<P
 /// Handles a callback for this unit: if its placement waits for profiles, it becomes due now, or one second
 /// after the collect that the previous callback caused. Returns whether anything moved.
 pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool, Error> {
-    let moved = sqlx::query!(
+    let statement = sqlx::query!(
         "WITH late AS (
              SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
              FROM esims e JOIN topups t ON t.topup_id = e.topup_id
@@ -235,10 +234,8 @@ pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) 
          WHERE d.placement_id = late.placement_id AND d.placement_id = ANY (ARRAY (SELECT placement_id FROM late))",
         provider,
         unit_id,
-    )
-    .execute(connection)
-    .await?
-    .rows_affected();
+    );
+    let moved = statement.execute(connection).await?.rows_affected();
     Ok(moved > 0)
 }
 
@@ -259,16 +256,15 @@ pub async fn allowance(
     sqlx::query!("SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE", provider)
         .fetch_optional(&mut *transaction)
         .await?;
-    let others = sqlx::query!(
+    let query = sqlx::query!(
         "SELECT wanted, share FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until > now()",
         provider,
         instance,
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
+    );
+    let others = query.fetch_all(&mut *transaction).await?;
     let others: Vec<(f64, f64)> = others.into_iter().map(|row| (row.wanted, row.share)).collect();
     let share = share(limit, wanted, &others);
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH ended AS (
              DELETE FROM provider_replicas WHERE provider = $1 AND instance <> $2 AND until <= now()
          )
@@ -281,9 +277,8 @@ pub async fn allowance(
         wanted,
         share,
         seconds(SHARE),
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(share)
 }
@@ -328,7 +323,7 @@ pub struct Backlog {
 /// Reads the backlogs, by index: of `served` providers and of all providers in the catalogue. So the backlog
 /// of an unserved provider shows too.
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT provider AS "provider!",
                   (SELECT count(*) FROM (SELECT FROM placement_parked p
                                           WHERE p.provider = known.provider LIMIT 100000) parked) AS "parked!",
@@ -338,9 +333,8 @@ pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Resul
                                               WHERE d.provider = known.provider ORDER BY at LIMIT 1))::float8 AS overdue
            FROM (SELECT provider FROM options UNION SELECT unnest($1::text[])) known (provider)"#,
         served,
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let rows = query.fetch_all(connection).await?;
     let backlogs = rows.into_iter().map(|row| Backlog {
         provider: row.provider,
         parked: count(row.parked),

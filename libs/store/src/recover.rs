@@ -73,22 +73,20 @@ pub async fn recover(
         .await?;
     // No claim between the check for provisioners and the commit.
     sqlx::query!("LOCK TABLE placements IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
-    let provisioners = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"SELECT count(*) AS "count!" FROM pg_stat_activity
            WHERE datname = current_database() AND application_name = 'provisioner'"#
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let provisioners = query.fetch_one(&mut *transaction).await?;
     if provisioners > 0 {
         return Err(NotRecovered::Provisioners(provisioners));
     }
-    let before = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT (SELECT count(*) FROM placement_parked) AS "parked!",
                   (SELECT created_at FROM orders ORDER BY order_id DESC LIMIT 1) AS newest"#
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
-    let rows = sqlx::query!(
+    );
+    let before = query.fetch_one(&mut *transaction).await?;
+    let query = sqlx::query!(
         r#"WITH open AS (
                SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered
                FROM placements p JOIN orders o ON o.order_id = p.order_id
@@ -123,9 +121,8 @@ pub async fn recover(
            FROM moved JOIN orders o ON o.order_id = moved.order_id"#,
         before.newest,
         park_unanswered,
-    )
-    .fetch_all(&mut *transaction)
-    .await?;
+    );
+    let rows = query.fetch_all(&mut *transaction).await?;
     let count = |matching: usize| i64::try_from(matching).unwrap_or(i64::MAX);
     actions::finish(transaction, mode, count(rows.len())).await?;
     let accepted = rows.iter().filter(|row| row.was == "accepted").count();

@@ -95,7 +95,7 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
 
 async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
-    let walk = sqlx::query_as!(
+    let query = sqlx::query_as!(
         Walk,
         r#"SELECT days, after, nullif(up_to, '-infinity') AS up_to,
                   now() - make_interval(days => days, secs => $2) AS "until!",
@@ -107,9 +107,8 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
            ORDER BY w.up_to LIMIT 1 FOR UPDATE OF w SKIP LOCKED"#,
         class.as_str(),
         seconds(class.lag()),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?;
+    );
+    let walk = query.fetch_optional(&mut *transaction).await?;
     let Some(walk) = walk else {
         transaction.rollback().await?;
         return Ok(Step::default());
@@ -120,22 +119,21 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
         Class::Audit => walk.audit(&mut transaction, limit).await?,
     };
     let step = Step::of(batch.seen, batch.erased, limit);
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE retention_walks SET after = coalesce($3, after), up_to = $4 WHERE class = $1 AND days = $2",
         class.as_str(),
         walk.days,
         batch.after,
         batch.at.filter(|_| step.more).map_or(walk.until, |at| at.min(walk.until)),
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     transaction.commit().await?;
     Ok(step)
 }
 
 /// A walk for each term in use, and no other.
 async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<(), Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH unused AS (
              DELETE FROM retention_walks w
              WHERE class = $1 AND NOT EXISTS (
@@ -145,9 +143,8 @@ async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<(), E
          SELECT DISTINCT class, days FROM retention_terms WHERE class = $1 AND days IS NOT NULL
          ON CONFLICT DO NOTHING",
         class.as_str(),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
@@ -265,7 +262,7 @@ impl Walk {
 
 /// Looks again at profiles that could not be erased when their walk passed.
 async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step, Error> {
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH page AS MATERIALIZED (
                SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
            ), known AS MATERIALIZED (
@@ -308,9 +305,8 @@ async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step
            )
            SELECT count(*) AS "seen!", (SELECT count(*) FROM erased) AS "erased!" FROM page"#,
         i64::from(limit),
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let row = query.fetch_one(connection).await?;
     Ok(Step::of(row.seen, row.erased, limit))
 }
 
@@ -327,24 +323,22 @@ pub struct Backlog {
 pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
     let mut backlog = Backlog::default();
     for (class, overdue) in Class::ALL.into_iter().zip(&mut backlog.overdue) {
-        let behind = sqlx::query_scalar!(
+        let query = sqlx::query_scalar!(
             r#"SELECT max(extract(epoch FROM CASE
                        WHEN up_to > '-infinity' THEN now() - make_interval(days => days, secs => $2) - up_to
                        ELSE now() - began_at END))::float8
                FROM retention_walks WHERE class = $1"#,
             class.as_str(),
             seconds(class.lag()),
-        )
-        .fetch_one(&mut *connection)
-        .await?;
+        );
+        let behind = query.fetch_one(&mut *connection).await?;
         *overdue = age(behind.unwrap_or_default());
     }
-    let late = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT extract(epoch FROM now() - (SELECT at FROM retention_due ORDER BY at LIMIT 1))::float8 AS overdue,
                   (SELECT count(*) FROM (SELECT FROM retention_due LIMIT 100000) due) AS "waiting!""#
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let late = query.fetch_one(connection).await?;
     backlog.overdue[0] = backlog.overdue[0].max(age(late.overdue.unwrap_or_default()));
     backlog.waiting = count(late.waiting);
     Ok(backlog)

@@ -25,7 +25,7 @@ pub struct Server {
 
 /// Reads the state of the server. It touches no table of ours.
 pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT pg_database_size(current_database()) AS "size!",
                   (SELECT max(age(datfrozenxid))::bigint FROM pg_database) AS "xid_age!",
                   (SELECT coalesce(extract(epoch FROM clock_timestamp() - min(xact_start)), 0)::float8
@@ -37,9 +37,8 @@ pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
                   standbys AS "standbys!", lag AS "lag!"
            FROM (SELECT count(*) AS standbys, coalesce(extract(epoch FROM max(replay_lag)), 0)::float8 AS lag
                  FROM pg_stat_replication WHERE state = 'streaming') streaming"#
-    )
-    .fetch_one(connection)
-    .await?;
+    );
+    let row = query.fetch_one(connection).await?;
     Ok(Server {
         size: count(row.size),
         xid_age: count(row.xid_age),

@@ -46,7 +46,7 @@ impl<'a> Fence<'a> {
         lag: Duration,
     ) -> Result<Option<Self>, Error> {
         let mut transaction = connection.begin().await?;
-        let row = sqlx::query!(
+        let query = sqlx::query!(
             r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
                       stretch < now() - make_interval(secs => $2) AS "more!"
                FROM sweeps
@@ -63,9 +63,8 @@ impl<'a> Fence<'a> {
             stage,
             seconds(lag),
             STRETCH,
-        )
-        .fetch_optional(&mut *transaction)
-        .await?;
+        );
+        let row = query.fetch_optional(&mut *transaction).await?;
         Ok(row.map(|row| {
             let passed = row.fence_at.filter(|_| row.passed);
             let renew = passed.is_some() || row.fence_at.is_none();
@@ -83,7 +82,7 @@ impl<'a> Fence<'a> {
 
     /// Moves the start of the next range, sets the fence and commits.
     pub(crate) async fn done(mut self, late: u64) -> Result<Swept, Error> {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "UPDATE sweeps
              SET up_to = $2,
                  fence_at = CASE WHEN $4 THEN $3 ELSE fence_at END,
@@ -93,9 +92,8 @@ impl<'a> Fence<'a> {
             self.next,
             self.until,
             self.renew,
-        )
-        .execute(&mut *self.transaction)
-        .await?;
+        );
+        statement.execute(&mut *self.transaction).await?;
         self.transaction.commit().await?;
         Ok(Swept { late, more: self.more })
     }

@@ -103,7 +103,7 @@ async fn read_esims(
         Read::Young(youth) => Some(seconds(youth)),
         Read::Leased => None,
     };
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT d.topup_id, o.order_id, d.partner_id, o.external_order_id, t.option_id, e.iccid, e.profile,
                   e.erased_at IS NOT NULL AS "erased!", p.webhook_url, p.webhook_host, p.webhook_secret,
                   CASE WHEN p.old_webhook_secret_until > now() THEN p.old_webhook_secret END AS old_webhook_secret,
@@ -123,9 +123,8 @@ async fn read_esims(
                   FROM endpoints b WHERE b.partner_id = d.partner_id) IS NOT FALSE"#,
         ids as &[&str],
         youth,
-    )
-    .fetch_all(&mut *connection)
-    .await?;
+    );
+    let rows = query.fetch_all(&mut *connection).await?;
     if which == Read::Leased && rows.len() < ids.len() {
         forget_finished(connection, ids).await?;
     }
@@ -167,31 +166,29 @@ async fn read_esims(
 }
 
 async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (
              SELECT topup_id FROM deliveries WHERE topup_id = ANY ($1) AND state <> 'pending'))",
         topups as &[&str],
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 /// Deletes the due rows of finished events, and of deleted ones: an older program may have made such a row.
 async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> Result<(), Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "DELETE FROM delivery_due d WHERE d.topup_id = ANY ($1)
          AND coalesce((SELECT v.state <> 'pending' FROM events v WHERE v.event_id = d.topup_id), true)",
         ids as &[&str],
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 
 async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<Delivery>, Error> {
     events::drop_void(&mut *connection, ids).await?;
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT v.event_id, v.partner_id, v.kind, v.credential, v.ends_at, v.created_at, v.topup_id,
                   o.external_order_id AS "external_order_id?", t.option_id AS "option_id?",
                   l.refusal_status AS "refusal_status?", l.refusal_message AS "refusal_message?",
@@ -209,9 +206,8 @@ async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<
                  AND b.probe IS DISTINCT FROM v.event_id
                  AND (v.kind <> 'webhook.test' OR b.blocked_until = 'infinity'))"#,
         ids as &[&str],
-    )
-    .fetch_all(&mut *connection)
-    .await?;
+    );
+    let rows = query.fetch_all(&mut *connection).await?;
     if rows.len() < ids.len() {
         forget_finished_events(connection, ids).await?;
     }

@@ -45,7 +45,7 @@ pub(crate) async fn record(
     action: Action<'_>,
     affected: i64,
 ) -> Result<(), sqlx::Error> {
-    sqlx::query!(
+    let statement = sqlx::query!(
         "INSERT INTO operator_actions (action_id, operator, command, target, affected, reason)
          VALUES ($1, $2, $3, $4, $5, $6)",
         Uuid::now_v7(),
@@ -54,9 +54,8 @@ pub(crate) async fn record(
         action.target,
         affected,
         action.reason,
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }
 

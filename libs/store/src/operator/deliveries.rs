@@ -323,7 +323,7 @@ pub async fn replay(
     let mut transaction = connection.begin().await?;
     let topups = find(&mut transaction, filter, Order::OldestFirst, limit).await?;
     // A delivery that is due within 30 s may be leased, or is due soon enough.
-    let replayed = sqlx::query_as!(
+    let query = sqlx::query_as!(
         Replayed,
         r#"WITH chosen AS MATERIALIZED (
              SELECT topup_id, partner_id, attempt, state, attempted_at, duration_ms, status, created_at
@@ -366,9 +366,8 @@ pub async fn replay(
         filter.partner_id.map(PartnerId::uuid),
         filter.since,
         filter.until,
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let replayed = query.fetch_one(&mut *transaction).await?;
     actions::finish(transaction, mode, replayed.replayed).await?;
     Ok(replayed)
 }

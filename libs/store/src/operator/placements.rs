@@ -181,17 +181,15 @@ pub async fn resolve(
     mode: Mode<'_>,
 ) -> Result<Resolved, NotResolved> {
     let mut transaction = connection.begin().await?;
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT p.order_id, p.provider, p.state, p.attempt, o.refused,
                   EXISTS (SELECT FROM topups t JOIN esims e ON e.topup_id = t.topup_id
                           WHERE t.placement_id = p.placement_id) AS "has_units!"
            FROM placements p JOIN orders o ON o.order_id = p.order_id
            WHERE p.placement_id = $1 FOR UPDATE OF p"#,
         placement_id.uuid(),
-    )
-    .fetch_optional(&mut *transaction)
-    .await?
-    .ok_or(NotResolved::Unknown)?;
+    );
+    let row = query.fetch_optional(&mut *transaction).await?.ok_or(NotResolved::Unknown)?;
     let parked = Placement {
         state: row.state.parse().map_err(Error::from)?,
         attempt: unsigned(row.attempt),
@@ -207,7 +205,7 @@ pub async fn resolve(
     }
     let due = settled.state != PlacementState::Failed;
     let placed = settled.state == PlacementState::Placed;
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH settled AS (
              UPDATE placements p
              SET state = $2, not_found_at = NULL, unknowns = 0, disputed = false,
@@ -227,10 +225,9 @@ pub async fn resolve(
         settled.state.as_str(),
         placed,
         due,
-    )
-    .execute(&mut *transaction)
-    .await?;
-    sqlx::query!(
+    );
+    statement.execute(&mut *transaction).await?;
+    let statement = sqlx::query!(
         "UPDATE topups t
          SET state = CASE WHEN $2 THEN 'pending' ELSE 'failed' END,
              reason = CASE WHEN $2 THEN NULL ELSE 'settled by an operator as not bought' END
@@ -240,18 +237,16 @@ pub async fn resolve(
                         SELECT FROM esims e WHERE e.topup_id = t.topup_id AND e.ready_at IS NOT NULL) END",
         placement_id.uuid(),
         due,
-    )
-    .execute(&mut *transaction)
-    .await?;
-    let units = sqlx::query!(
+    );
+    statement.execute(&mut *transaction).await?;
+    let query = sqlx::query!(
         r#"SELECT count(*) FILTER (WHERE state = 'pending' AND e.ready_at IS NULL) AS "pending!",
                   count(*) FILTER (WHERE state = 'failed') AS "failed!",
                   count(e.ready_at) AS "ready!"
            FROM topups LEFT JOIN esims e USING (topup_id) WHERE placement_id = $1"#,
         placement_id.uuid(),
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let units = query.fetch_one(&mut *transaction).await?;
     actions::finish(transaction, mode, 1).await?;
     Ok(Resolved {
         placement_id,

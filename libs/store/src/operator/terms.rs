@@ -74,39 +74,35 @@ pub async fn set(
         Keep::ForEver | Keep::Default => None,
     };
     if keep == Keep::Default && partner_id.is_some() {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "DELETE FROM retention_terms WHERE class = $1 AND partner_id = $2",
             class.as_str(),
             partner
-        )
-        .execute(&mut *transaction)
-        .await?;
+        );
+        statement.execute(&mut *transaction).await?;
     } else {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "INSERT INTO retention_terms (class, partner_id, days) VALUES ($1, $2, $3)
              ON CONFLICT (class, partner_id) DO UPDATE SET days = excluded.days",
             class.as_str(),
             partner,
             days,
-        )
-        .execute(&mut *transaction)
-        .await?;
+        );
+        statement.execute(&mut *transaction).await?;
     }
-    let terms = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"SELECT count(DISTINCT days) AS "terms!" FROM retention_terms WHERE class = $1"#,
         class.as_str()
-    )
-    .fetch_one(&mut *transaction)
-    .await?;
+    );
+    let terms = query.fetch_one(&mut *transaction).await?;
     if terms > MOST_TERMS {
         return Err(NotSet::TooMany);
     }
-    sqlx::query!(
+    let statement = sqlx::query!(
         "UPDATE retention_walks SET after = '', up_to = '-infinity', began_at = now() WHERE class = $1",
         class.as_str()
-    )
-    .execute(&mut *transaction)
-    .await?;
+    );
+    statement.execute(&mut *transaction).await?;
     actions::finish(transaction, mode, 1).await?;
     Ok(())
 }

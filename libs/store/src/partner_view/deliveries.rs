@@ -39,15 +39,14 @@ pub async fn delivery(
     partner_id: PartnerId,
     topup_id: &TopupId,
 ) -> Result<Option<Delivery>, Error> {
-    let row = sqlx::query!(
+    let query = sqlx::query!(
         r#"SELECT u.delivery AS state, u.delivered_at, due.at AS "at?"
            FROM partner_units u LEFT JOIN delivery_due due ON due.topup_id = u.topup_id
            WHERE u.topup_id = $2 AND u.partner_id = $1"#,
         partner_id.uuid(),
         topup_id.as_str(),
-    )
-    .fetch_optional(&mut *connection)
-    .await?;
+    );
+    let row = query.fetch_optional(&mut *connection).await?;
     let Some(row) = row else { return Ok(None) };
     Ok(Some(Delivery {
         state: row.state,

@@ -28,7 +28,7 @@ pub(crate) async fn change_webhook(
 ) -> Result<bool, Error> {
     let events: Option<Vec<&str>> =
         new.events.map(|events| events.iter().copied().map(Kind::as_str).collect());
-    let moved = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         r#"WITH was AS MATERIALIZED (
                SELECT webhook_url, webhook_events, $2 AND ($4 OR webhook_url IS DISTINCT FROM $3) AS moved
                FROM partners WHERE partner_id = $1 FOR UPDATE
@@ -43,9 +43,8 @@ pub(crate) async fn change_webhook(
         new.url.flatten(),
         matches!(block, Block::End),
         events.as_deref() as Option<&[&str]>,
-    )
-    .fetch_optional(&mut *connection)
-    .await?;
+    );
+    let moved = query.fetch_optional(&mut *connection).await?;
     match (moved, new.url.flatten()) {
         (Some(true), Some(_)) => endpoints::begin_move(connection, partner_id, block).await?,
         (Some(true), None) => endpoints::end_move(connection, partner_id).await?,

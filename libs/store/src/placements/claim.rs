@@ -52,7 +52,7 @@ pub async fn due(
     };
     let limit = signed(page.limit);
     // Walks from lane to lane by index, so that a backlog in one lane costs the others nothing.
-    let rows = sqlx::query!(
+    let query = sqlx::query!(
         r#"WITH RECURSIVE lane (lane, partner_id, nth) AS (
                (SELECT lane, partner_id, 1 FROM placement_due
                 WHERE provider = $1 AND buys = $2 AND (lane, partner_id) > ($3, $4)
@@ -83,9 +83,8 @@ pub async fn due(
         limit,
         page.skip,
         i64::try_from(page.per_lane).unwrap_or(i64::MAX),
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let rows = query.fetch_all(connection).await?;
     let last = rows.iter().find(|row| row.nth >= limit);
     let after = last.map(|row| (row.lane.clone(), row.partner_id.into()));
     let due = rows
@@ -110,7 +109,7 @@ pub async fn lease(
     lease: Duration,
 ) -> Result<Vec<PlacementId>, Error> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
-    let leased = sqlx::query_scalar!(
+    let query = sqlx::query_scalar!(
         "WITH mine AS (
              SELECT placement_id FROM placement_due
              WHERE placement_id = ANY ($1) AND at <= now()
@@ -121,9 +120,8 @@ pub async fn lease(
          RETURNING placement_id",
         &ids,
         seconds(lease),
-    )
-    .fetch_all(connection)
-    .await?;
+    );
+    let leased = query.fetch_all(connection).await?;
     Ok(leased.into_iter().map(PlacementId::from).collect())
 }
 
@@ -408,7 +406,7 @@ async fn put_off(
     if in_flight.is_empty() && finished.is_empty() {
         return Ok(());
     }
-    sqlx::query!(
+    let statement = sqlx::query!(
         "WITH finished AS (
              DELETE FROM placement_due WHERE placement_id = ANY ($1)
          )
@@ -419,8 +417,7 @@ async fn put_off(
         &finished,
         &in_flight,
         seconds(lease),
-    )
-    .execute(connection)
-    .await?;
+    );
+    statement.execute(connection).await?;
     Ok(())
 }

@@ -207,7 +207,7 @@ impl Bought {
         if self.placements.is_empty() {
             return Ok(());
         }
-        let rows = sqlx::query!(
+        let query = sqlx::query!(
             r#"WITH unit AS MATERIALIZED (
                    SELECT * FROM unnest($6::uuid[], $7::text[], $8::text[], $9::text[], $10::bytea[])
                        AS unit (placement_id, topup_id, provider_unit_id, iccid, profile)
@@ -278,9 +278,8 @@ impl Bought {
             &self.provider_units,
             &self.iccids as &[Option<String>],
             &self.profiles as &[Option<Vec<u8>>],
-        )
-        .fetch_all(&mut *connection)
-        .await?;
+        );
+        let rows = query.fetch_all(&mut *connection).await?;
         for row in rows {
             let settled = changes.entry(row.placement_id.into()).or_default();
             settled.moved = true;
@@ -299,7 +298,7 @@ impl Bought {
     }
 
     async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<(), Error> {
-        sqlx::query!(
+        let statement = sqlx::query!(
             "UPDATE topups t SET state = 'failed', reason = new.reason
              FROM unnest($1::text[], $2::text[], $3::bool[]) AS new (topup_id, reason, moved)
              WHERE t.topup_id = new.topup_id AND new.moved AND t.state = 'pending'
@@ -307,9 +306,8 @@ impl Bought {
             &self.failed_topups,
             &self.failed_reasons,
             moved,
-        )
-        .execute(connection)
-        .await?;
+        );
+        statement.execute(connection).await?;
         Ok(())
     }
 
@@ -320,7 +318,7 @@ impl Bought {
         connection: &mut PgConnection,
         changes: &mut Changes,
     ) -> Result<(), Error> {
-        let rows = sqlx::query_scalar!(
+        let query = sqlx::query_scalar!(
             r#"WITH moved AS (
                    UPDATE placements p
                    SET state = 'parked', disputed = true, placed_at = coalesce(p.placed_at, now()),
@@ -340,9 +338,8 @@ impl Bought {
                SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,
             &self.attempts,
-        )
-        .fetch_all(connection)
-        .await?;
+        );
+        let rows = query.fetch_all(connection).await?;
         for placement in rows {
             let settled = Settled { moved: true, unexpected: true, ready: Vec::new() };
             changes.insert(placement.into(), settled);
@@ -399,7 +396,7 @@ impl Moves {
         if self.placements.is_empty() {
             return Ok(());
         }
-        let rows = sqlx::query_scalar!(
+        let query = sqlx::query_scalar!(
             r#"WITH moved AS (
                    UPDATE placements p
                    SET state = CASE
@@ -451,9 +448,8 @@ impl Moves {
             &self.reasons as &[Option<String>],
             &self.statuses as &[Option<String>],
             &self.messages as &[Option<String>],
-        )
-        .fetch_all(connection)
-        .await?;
+        );
+        let rows = query.fetch_all(connection).await?;
         for placement in rows {
             changes.entry(placement.into()).or_default().moved = true;
         }
