@@ -1,11 +1,9 @@
-//! Every external effect of a stage, by name, and the helper that runs it. In a build with the feature
-//! `failpoints`, a process can be made to die right before or after each effect; otherwise the helper adds
-//! nothing.
+//! Every external effect of a stage, by name, and the helper that runs it. With the feature `failpoints`, a
+//! process can be made to die right before or after each effect; otherwise the helper adds nothing.
 
 use std::fmt;
 
-/// `variant: stages, name` for each effect. The macro adds each effect to [`Effect::ALL`], which the tests of
-/// all crash points walk through.
+/// `variant: stages, name` for each effect, also in [`Effect::ALL`] for the tests of all crash points.
 macro_rules! effects {
     ($($(#[$doc:meta])* $variant:ident: $($stage:literal)+, $name:literal;)*) => {
         /// An effect of a stage outside its process.

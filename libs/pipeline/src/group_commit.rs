@@ -38,8 +38,7 @@ pub trait Writer: Send + Sync + 'static {
 
 type Entry<W> = (Slot<<W as Writer>::Item>, oneshot::Sender<Written<W>>);
 
-/// An item in the queue. Either the writer takes it out and writes it, or the caller takes it out and drops
-/// it.
+/// An item in the queue: the writer takes it out and writes it, or the caller takes it out and drops it.
 type Slot<T> = Arc<Mutex<Option<T>>>;
 
 fn take<T>(slot: &Slot<T>) -> Option<T> {

@@ -64,8 +64,7 @@ impl Nats {
         Batcher::start(name, BATCH, self.unsent.clone(), shutdown, send)
     }
 
-    /// Starts the publisher of jobs. `instance` names the ingress; jobs that wait for a verdict carry its
-    /// subject.
+    /// Starts the publisher of jobs. Jobs that wait for a verdict carry the subject of the ingress `instance`.
     pub fn jobs(&self, instance: &str, shutdown: &Shutdown) -> Batcher<Job> {
         let address = self.verdict_subject(instance);
         self.batcher("jobs", shutdown, move |nats, jobs: Vec<Job>| {
@@ -111,9 +110,8 @@ impl Nats {
         join_all(publishing).await;
     }
 
-    /// Publishes a message on a stream's subject, and waits until the stream has stored it. If the stream is
-    /// missing, it is created and the message sent once more. A failure is only logged: redrive picks the
-    /// rows up.
+    /// Publishes a message, and waits until the stream has stored it. If the stream is missing, it is created and
+    /// the message sent once more. A failure is only logged: redrive picks the rows up.
     pub async fn publish(&self, subject: String, message: impl Serialize, traceparent: Option<String>) {
         if !self.is_connected() {
             tracing::debug!(subject, "not published: NATS is disconnected");
@@ -149,8 +147,7 @@ impl Nats {
         Ok(())
     }
 
-    /// Moves an unreadable message to the dead messages, with the reason; returns once the stream has stored
-    /// it.
+    /// Stores an unreadable message among the dead messages, with the reason.
     pub(crate) async fn bury(
         &self,
         kind: &str,

@@ -103,8 +103,7 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Connects; if NATS is down, it keeps trying in the background. `name` is the connection's name on the
-    /// server.
+    /// Connects, in the background if NATS is down. `name` is the connection's name on the server.
     pub async fn connect(config: &NatsConfig, name: &str) -> anyhow::Result<Self> {
         let servers: Vec<async_nats::ServerAddr> = config
             .nats_url

@@ -73,9 +73,8 @@ pub fn start<S: Stage>(stage: Arc<S>, nats: &Nats, settings: Settings, shutdown:
     shutdown.spawn("redrive loop", worker.redrive());
 }
 
-/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` gives
-/// due rows to rows whose first lease ended without an outcome. It returns their number, and whether more are
-/// left.
+/// Runs `sweep` once a second until the soft stop, and again at once while more rows are left. `sweep` gives due
+/// rows to rows whose first lease ended without an outcome; it returns their number, and whether more are left.
 pub async fn sweep<S: Stage, Sweeping: Future<Output = anyhow::Result<(u64, bool)>>>(
     shutdown: Shutdown,
     sweep: impl Fn() -> Sweeping,
@@ -232,8 +231,7 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Looks for due rows whose queue has no waiting due rows, leases them and offers them to the lanes.
-    /// Returns whether any row was due.
+    /// Leases due rows whose queue has none, and offers them to the lanes. Returns whether any row was due.
     async fn lease_due(&self, after: &mut Option<(String, PartnerId)>) -> anyhow::Result<bool> {
         let limit = self.lanes.room(Class::Overdue).min(DUE);
         if limit == 0 {

@@ -222,8 +222,7 @@ pub async fn move_waiting(
     Ok(Moved { due: without_url + retries, more: ended == 0 })
 }
 
-/// Ends a pause or block of a partner's endpoint, and makes deliveries that wait for a retry due. Returns the
-/// number of due deliveries.
+/// Ends an endpoint's pause or block, and makes its retries due. Returns the number of due deliveries.
 pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let statement = sqlx::query!(

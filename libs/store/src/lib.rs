@@ -121,8 +121,7 @@ impl Error {
         self.is_of(&["40"])
     }
 
-    /// Whether the data of the statement is at fault, not the database. The rows of a batch are then worth trying
-    /// one by one.
+    /// Whether the statement's data is at fault, not the database: its rows are worth trying one by one.
     pub fn is_about_data(&self) -> bool {
         // 54: a value is too large for its column or an index.
         matches!(self, Self::Vault(_) | Self::Unreadable(_)) || self.is_of(&["21", "22", "23", "54"])

@@ -107,8 +107,7 @@ impl Pass {
     }
 }
 
-/// As in services, statements find their rows by an index, whatever the statistics are. Writing statements repeat the
-/// ids for this reason.
+/// Statements find their rows by an index, whatever the statistics are; writing ones repeat the ids for that.
 async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
     sqlx::query("SET enable_seqscan = off").execute(connection).await?;
     Ok(())
@@ -212,8 +211,7 @@ async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<Part
     Ok(page.fetch_all(connection).await?)
 }
 
-/// One partner at a time: each change locks the row of the configuration version, and a statement with that lock must
-/// not wait for another partner.
+/// One partner at a time: a statement that locks the configuration version must not wait for another partner.
 async fn reencrypt_partner(
     connection: &mut PgConnection,
     vault: &Vault,

@@ -175,8 +175,7 @@ pub struct Stands {
     pub undecided_for: Duration,
 }
 
-/// Whether the order with this external id is final; `None` if there is no such order. Waits for a [`refuse`] of
-/// this order that is under way.
+/// Whether the order with this external id is final, once no [`refuse`] of it is under way; `None`: no order.
 pub async fn stands(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -244,8 +243,7 @@ struct Closed {
     refusal: Refusal,
 }
 
-/// Moves all placements of a locked order to `refused`; `None` if one of them is bought or may be. Then the caller
-/// rolls back.
+/// Moves all placements of a locked order to `refused`; `None`, to roll back, if one is bought or may be.
 async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>, Error> {
     let query = sqlx::query!(
         r#"WITH moved AS (

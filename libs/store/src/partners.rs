@@ -226,8 +226,7 @@ pub async fn set_limits(
     Ok(update.execute(connection).await?.rows_affected() > 0)
 }
 
-/// Sets whether requests of a partner that do not sign their query and body are denied. Returns whether the partner
-/// exists.
+/// Sets whether requests that do not sign query and body are denied. Returns whether the partner exists.
 pub async fn set_signed_body_required(
     connection: &mut PgConnection,
     partner_id: PartnerId,
@@ -288,8 +287,7 @@ pub async fn rotate_keys(
     Ok(rotated.map_or(Rotated::Refused, Rotated::Until))
 }
 
-/// Replaces a partner's webhook secret; during the overlap the old one also signs webhooks. As with [`rotate_keys`],
-/// there is one old secret at most.
+/// Replaces a webhook secret; the old one, at most one as in [`rotate_keys`], signs during the overlap too.
 pub async fn rotate_webhook_secret(
     connection: &mut PgConnection,
     vault: &Vault,

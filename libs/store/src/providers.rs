@@ -320,8 +320,7 @@ pub struct Backlog {
     pub oldest_overdue: Duration,
 }
 
-/// Reads the backlogs, by index: of `served` providers and of all providers in the catalogue. So the backlog
-/// of an unserved provider shows too.
+/// Reads the backlogs, by index, of `served` providers and of all in the catalogue, served or not.
 pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
     let query = sqlx::query!(
         r#"SELECT provider AS "provider!",

@@ -82,8 +82,7 @@ impl Step {
     }
 }
 
-/// Looks at about `limit` rows of a class and erases those whose term has ended. Does nothing while another process
-/// works on the class.
+/// Looks at about `limit` rows of a class and erases those past their term, unless another process does.
 pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
     keep_walks(connection, class).await?;
     let step = walk(connection, class, limit).await?;

@@ -99,8 +99,7 @@ pub async fn check_all(connection: &mut PgConnection, vault: &Vault) -> Result<(
     }
 }
 
-/// Checks that the session has the settings of [`crate::config`] and that the schema serves this version.
-/// Returns the schema's version.
+/// Checks the session's settings, and that the schema serves this version. Returns the schema's version.
 pub async fn check(connection: &mut PgConnection) -> Result<i64, SchemaError> {
     let (name, expected) = STARTUP_OPTIONS;
     // Not a prepared statement: through a pooler its name may be taken by another session's.

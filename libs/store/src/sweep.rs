@@ -1,5 +1,4 @@
-//! The sweep finds rows without an outcome after their first lease. A row that finishes in time costs one read and
-//! never has a due row.
+//! The sweep finds rows without an outcome after their first lease. Others cost one read and no due row.
 
 use std::time::Duration;
 
@@ -8,8 +7,7 @@ use time::OffsetDateTime;
 
 use crate::{Error, seconds};
 
-/// The longest time range that one sweep adds: its rows must fit into one statement, also after a long stop of the
-/// stage.
+/// The longest range of one sweep: after a long stop of the stage too, its rows fit into one statement.
 const STRETCH: f64 = 10.0;
 
 /// The result of a sweep.

@@ -121,8 +121,7 @@ pub struct Vault(Arc<[(Keyring, Vec<MasterKey>)]>);
 impl Vault {
     /// A vault with the same keys for all purposes.
     ///
-    /// Keys have the form `<id>:<Base64 of 32 bytes>` and are separated by commas or line ends; lines that start with
-    /// `#` are comments.
+    /// Keys `<id>:<Base64 of 32 bytes>` are separated by commas or line ends; `#` begins a comment line.
     pub fn parse(text: &SecretString) -> Result<Self, VaultError> {
         Self::of(&Keyring::ALL.map(|ring| (ring, text)))
     }

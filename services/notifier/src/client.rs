@@ -198,8 +198,7 @@ impl Service<Uri> for EndpointConnector {
     }
 }
 
-/// A connection on which each request resets the count of received bytes. Bytes that TLS sends by itself
-/// do not reset it.
+/// A connection on which each request, but nothing that TLS sends by itself, resets the received bytes.
 pub struct Exchange(TokioIo<MaybeHttpsStream<TokioIo<Counted>>>);
 
 impl Exchange {

@@ -187,8 +187,7 @@ impl Deliver {
         }
     }
 
-    /// The beginning of a response that did not acknowledge. It is encrypted, because an endpoint may echo
-    /// the webhook.
+    /// The beginning of a response that did not acknowledge, encrypted: an endpoint may echo the webhook.
     fn kept(&self, delivery: &Delivery, tried: &Tried, next: Next) -> Option<Vec<u8>> {
         let (_, beginning) = tried.as_ref().ok()?;
         // A partner sees the response to a test in any case.
@@ -270,8 +269,7 @@ impl Deliver {
         Ok((body.map_err(|_| Failure::Unwritable)?, kind))
     }
 
-    /// Writes, and retries while the database is away. After a stop it gives up, and the delivery is due
-    /// when its lease ends.
+    /// Writes, and retries while the database is away. After a stop the delivery is due when its lease ends.
     async fn write<W>(&self, commit: &GroupCommit<W>, item: W::Item)
     where
         W: Writer<Error = store::Error>,
@@ -386,8 +384,7 @@ fn esim(delivery: &Delivery) -> Option<&Esim> {
     }
 }
 
-/// The trace context of a webhook if no span is recorded: the order's for the first attempt of a topup's
-/// delivery, else a new one.
+/// The trace context if no span is recorded: the order's for a topup's first attempt, else a new one.
 fn passed_on(delivery: &Delivery) -> Option<String> {
     if let Content::Esim(esim) = &delivery.content
         && delivery.attempt == 0

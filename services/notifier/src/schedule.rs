@@ -1,5 +1,4 @@
-//! Decides what a response leads to and when the next attempt is made. Pure: time and randomness are
-//! arguments.
+//! Decides what a response leads to and when to try again. Pure: time and randomness are arguments.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -15,8 +14,7 @@ const MOST_RETRIES: usize = 32;
 /// The longest wait of a schedule.
 const LONGEST_SCHEDULED: Duration = Duration::from_hours(24 * 7);
 
-/// The waits between attempts. A delivery is exhausted when the attempt after the last wait fails.
-/// Cheap to clone.
+/// The waits between attempts. A delivery whose attempt after the last wait fails is exhausted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule(Arc<[Duration]>);
 

@@ -27,8 +27,7 @@ use crate::{
 
 /// The name in `User-Agent`.
 const AGENT: &str = concat!("topup-notifier/", env!("CARGO_PKG_VERSION"));
-/// How much of a response's body is read. The connection of a larger response is closed; its status is
-/// already known.
+/// How much of a response's body is read; a larger one's connection is closed, its status being known.
 const ANSWER_READ: usize = 1024;
 /// How long the body is read.
 const ANSWER_WAIT: Duration = Duration::from_secs(1);

@@ -67,8 +67,7 @@ impl Known {
     }
 }
 
-/// The breaker's version when a call began. Its result counts only while that version is current.
-/// `None`: the call does not count.
+/// The breaker's version when a call began; the result counts while it is current, or never if `None`.
 #[derive(Clone, Copy, Debug)]
 pub struct Since(Option<i64>);
 
@@ -209,8 +208,7 @@ async fn read(
     providers::list(connection).await
 }
 
-/// Reads the breakers and leases each provider's share of its rate limit, until the soft stop. Reports
-/// whether the database responds.
+/// Reads the breakers, leases each provider's share of its rate limit and reports the database's state.
 pub async fn watch(
     watched: Vec<(Arc<Breaker>, Arc<Rate>)>,
     database: Database,

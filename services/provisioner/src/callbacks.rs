@@ -1,6 +1,5 @@
-//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. Callbacks are not signed, so
-//! a callback is only a hint: the profiles of a placement are collected sooner.
-//! Neither body nor path is ever logged.
+//! `POST /callbacks/<provider>/<token>`: a provider reports a change of a unit. It is not signed, so it is only a
+//! hint to collect a placement's profiles sooner. Neither body nor path is ever logged.
 //!
 //! A flood must not slow orders down: requests in flight, connections, statements at once and statements per
 //! second are bounded, and a unit that is named again and again costs at most two statements a second.
@@ -42,8 +41,7 @@ const STATEMENTS: usize = 2;
 const CONNECTIONS: usize = 4;
 /// The interval in which statements are counted.
 const WINDOW: Duration = Duration::from_secs(1);
-/// Statements about one unit in a window: the second one schedules a later look, so the last of
-/// several changes is seen too.
+/// Statements about one unit in a window; the second schedules a later look, which sees further changes.
 const PER_UNIT: u8 = 2;
 
 /// The providers that call back, by name: the token of the URL, and the adapter that reads the body.

@@ -77,8 +77,7 @@ impl Handshake {
         self.verdicts.hand_in(Hint { to: Arc::clone(to), verdict });
     }
 
-    /// Holds readiness events until the release. Called before the verdict is sent. `more`: some of the
-    /// placement's profiles are not stored yet.
+    /// Holds readiness events until the release; called before the verdict. `more`: profiles are missing.
     pub fn hold(&self, work: &Claimed, ready: Vec<TopupId>, more: bool) {
         let ready = readiness(work, ready).collect();
         let mut remembered = lock(&self.remembered);

@@ -1,6 +1,5 @@
-//! A process's view of a provider's lanes: how many purchases of a lane may be in flight, and how long its
-//! verdicts take. A lane opens when its purchases fail or are slow. Its placements then wait in the database;
-//! later one purchase at a time tests it.
+//! A process's view of a provider's lanes: how many of a lane's purchases may be in flight, and how long verdicts
+//! take. A lane opens when its purchases fail or are slow: they wait in the database, and later one tests it.
 
 use std::{
     collections::HashMap,

@@ -433,8 +433,7 @@ impl Placing {
         }
     }
 
-    /// Records the units that the provider returned and announces the ready topups. `late` is the reason to park if
-    /// units are overdue.
+    /// Records the returned units and announces the ready topups. `late`: why to park if units are overdue.
     async fn record_units(&self, work: &Claimed, units: Vec<ProviderUnit>, late: &str) {
         let announced = self.is_released(work) && self.handshake.is_connected();
         let (settled, _) = self.settle_bought(work, work.age, units, announced, late).await;

@@ -1,5 +1,4 @@
-//! The first source of tickets: messages. A message is acknowledged once its tickets wait or are deferred to
-//! redrive.
+//! Messages, a source of tickets: each is acknowledged once its tickets wait or are deferred to redrive.
 
 use std::{
     pin::pin,
@@ -184,8 +183,7 @@ impl<S: Stage> Worker<S> {
         }
     }
 
-    /// Moves an unreadable message to the dead messages. It is acknowledged only once the stream has stored
-    /// it.
+    /// Moves an unreadable message to the dead messages, and acknowledges it once it is stored there.
     async fn bury(&self, message: Message, reason: &str) {
         let (message, acker) = message.split();
         // Boxed, because it is rare and would enlarge every batch's future.

@@ -64,8 +64,7 @@ pub enum Read {
     /// First attempts of the deliveries that readiness events name. A delivery must be younger than this, so that
     /// a whole attempt fits into the rest of its first lease, and its endpoint must not be blocked.
     Young(Duration),
-    /// Pending deliveries that this process has [leased](lease). Of an endpoint that was blocked meanwhile, only the
-    /// probe is read.
+    /// Pending deliveries that this process has [leased](lease); of an endpoint blocked meanwhile, the probe.
     Leased,
 }
 
@@ -151,8 +150,7 @@ async fn read_esims(
                 order_id: row.order_id.into(),
                 external_order_id: row.external_order_id,
                 option_id: row.option_id.into(),
-                // Never null where a delivery exists. If one is null, opening its profile fails, and only this
-                // delivery is affected.
+                // Never null where a delivery exists. Opening a null one fails this delivery only.
                 iccid: row.iccid.unwrap_or_default(),
                 profile: row.profile.unwrap_or_default(),
                 erased: row.erased,

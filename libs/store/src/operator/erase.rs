@@ -233,8 +233,7 @@ pub async fn partner(
     Ok(())
 }
 
-/// Erases the next orders of a partner, after `after` in the order of their external ids. Returns the start of the
-/// next batch; `None` after the last one.
+/// Erases a partner's next orders by external id, after `after`. Returns the next `after`, if more are left.
 pub async fn partner_batch(
     connection: &mut PgConnection,
     partner_id: PartnerId,

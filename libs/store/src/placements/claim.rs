@@ -101,8 +101,7 @@ pub async fn due(
     Ok(Found { due, after })
 }
 
-/// Leases due placements: no other process claims them until `lease` has passed. Returns those that this process
-/// leased.
+/// Leases due placements: no other process claims them for `lease`. Returns those that this process leased.
 pub async fn lease(
     connection: &mut PgConnection,
     placements: &[PlacementId],

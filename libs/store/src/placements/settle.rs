@@ -39,8 +39,7 @@ pub enum Outcome {
         settled: bool,
         look_in: Duration,
     },
-    /// The outcome is unknown, or the state of the units is. Only the count of unknown outcomes and the time
-    /// of the next look-up change.
+    /// The outcome, or the state of the units, is unknown: only the count and the next look-up change.
     Unknown { look_in: Duration, reason: String },
     /// The outcome stayed unknown. An operator must resolve the placement.
     Parked { reason: String },
@@ -311,8 +310,7 @@ impl Bought {
         Ok(())
     }
 
-    /// Parks placements that were bought by an earlier attempt or after they were closed. Only an operator
-    /// moves them again, so nothing is due.
+    /// Parks placements bought by an earlier attempt or after they were closed. Only an operator moves them.
     async fn park_unexpected(
         &self,
         connection: &mut PgConnection,

@@ -1,5 +1,4 @@
-//! Records outcomes: one settlement per attempt, look-up or collect, by group commit, and retried until the
-//! database is back.
+//! Records outcomes: one settlement per attempt, look-up or collect, until the database takes it.
 
 use std::time::Duration;
 
@@ -54,8 +53,7 @@ impl Writer for Settlements {
 }
 
 impl Placing {
-    /// Whether an operator must resolve this placement. A busy provider, or one that fails as a whole, says
-    /// nothing about a single placement.
+    /// Whether an operator must resolve it. A provider that is busy or fails as a whole says nothing about it.
     pub(crate) fn is_lasting(&self, work: &Claimed, trouble: &Trouble) -> bool {
         !matches!(trouble, Trouble::Busy { .. })
             && work.unknowns + 1 >= LASTING
@@ -121,8 +119,7 @@ impl Placing {
         (settled, complete)
     }
 
-    /// Records an outcome, and retries until the database is back. A crash before that loses nothing:
-    /// the recorded attempt is looked up.
+    /// Records an outcome, and retries until the database is back. After a crash, the attempt is looked up.
     pub(crate) async fn settle(&self, work: &Claimed, outcome: Outcome) -> Settled {
         let mut settlement = Settlement { placement_id: work.placement_id, attempt: work.attempt, outcome };
         let mut wait = Duration::from_millis(100);

@@ -171,7 +171,6 @@ pub trait Provider: Send + Sync + 'static {
     fn collect(&self, placement_id: PlacementId) -> BoxFuture<'_, Result<FindAnswer, Trouble>> {
         self.find(placement_id)
     }
-    /// The unit that a callback names; `None` if the body is unreadable. The body is not authenticated, so the
-    /// rest is ignored.
+    /// The unit that a callback names; `None` if it is unreadable. The rest is not authenticated, so ignored.
     fn parse_callback(&self, body: &[u8]) -> Option<ProviderId>;
 }

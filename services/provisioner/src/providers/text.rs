@@ -1,5 +1,4 @@
-//! Texts of a provider, checked before anything else reads them: they reach PostgreSQL, logs and, as
-//! the message of a refusal, partners.
+//! Texts of a provider, checked before they reach PostgreSQL, logs and, as a refusal's message, partners.
 
 /// The longest message that is kept, in characters.
 const MAX_MESSAGE: usize = 200;
