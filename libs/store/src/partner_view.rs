@@ -33,8 +33,9 @@ pub(crate) const REASON: &str = "requested by the partner";
 const MOST_COUNTED: i64 = 10_000;
 
 /// The state of a topup.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema, strum::EnumString)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 #[schema(as = TopupState)]
 pub enum UnitState {
     /// It is being bought, or its eSIM is awaited.
@@ -45,17 +46,6 @@ pub enum UnitState {
     Ready,
     /// There will be no eSIM.
     Failed,
-}
-
-impl UnitState {
-    fn named(name: &str) -> Self {
-        match name {
-            "ready" => Self::Ready,
-            "failed" => Self::Failed,
-            "on_hold" => Self::OnHold,
-            _ => Self::Processing,
-        }
-    }
 }
 
 /// The state of an order.
@@ -162,7 +152,7 @@ macro_rules! units {
                 topup_id: row.topup_id.try_into()?,
                 external_order_id: row.external_order_id,
                 option_id: row.option_id.into(),
-                state: UnitState::named(&row.state),
+                state: row.state.parse().unwrap_or(UnitState::Processing),
                 refusal: row.refusal_status.zip(row.refusal_message),
                 iccid: row.iccid,
                 profile: row.profile,

@@ -9,8 +9,9 @@ use time::OffsetDateTime;
 use crate::{Error, age, count, seconds, signed};
 
 /// The state of a provider's breaker.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum BreakerState {
     /// The provider's placements are claimed.
     Closed,
@@ -23,21 +24,13 @@ pub enum BreakerState {
 impl BreakerState {
     /// The name that operators see.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Open => "open",
-            Self::HalfOpen => "half_open",
-        }
+        self.into()
     }
 }
 
 impl From<String> for BreakerState {
     fn from(name: String) -> Self {
-        match name.as_str() {
-            "closed" => Self::Closed,
-            "open" => Self::Open,
-            _ => Self::HalfOpen,
-        }
+        name.parse().unwrap_or(Self::HalfOpen)
     }
 }
 

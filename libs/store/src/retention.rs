@@ -16,7 +16,8 @@ use crate::{Error, age, count, seconds};
 const LAG: Duration = Duration::from_hours(1);
 
 /// A class of data with terms of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
 pub enum Class {
     /// Profiles: from the delivery on.
     Profiles,
@@ -30,12 +31,8 @@ impl Class {
     pub const ALL: [Self; 3] = [Self::Profiles, Self::Attempts, Self::Audit];
 
     /// The name in the database, in metrics and in `esimctl`.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Profiles => "profiles",
-            Self::Attempts => "attempts",
-            Self::Audit => "audit",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 
     /// How long after the end of the term a walk passes.

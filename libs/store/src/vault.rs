@@ -25,7 +25,8 @@ pub(crate) const HEAD: usize = 1 + LONGEST_ID;
 const EXAMPLE_ID: &str = "example";
 
 /// The purpose of a master key. A stage holds the keys of its own purposes only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::Display)]
+#[strum(serialize_all = "lowercase")]
 pub enum Keyring {
     /// Partners' request-signing keys: ingress.
     Partners,
@@ -37,16 +38,6 @@ pub enum Keyring {
 
 impl Keyring {
     pub const ALL: [Self; 3] = [Self::Partners, Self::Webhooks, Self::Profiles];
-}
-
-impl std::fmt::Display for Keyring {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Partners => "partners",
-            Self::Webhooks => "webhooks",
-            Self::Profiles => "profiles",
-        })
-    }
 }
 
 /// The kind and the row of a sealed value. It opens only for the same kind and row.

@@ -58,7 +58,8 @@ pub fn headers(
 }
 
 /// Why there is no response. The text is stored and shown to operators: it never holds a URL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, strum::IntoStaticStr, thiserror::Error)]
+#[strum(serialize_all = "snake_case")]
 pub enum Unanswered {
     #[error("unusable URL")]
     BadUrl,
@@ -81,16 +82,7 @@ pub enum Unanswered {
 impl Unanswered {
     /// The class, in metrics and in the record of the attempt.
     pub fn class(self) -> &'static str {
-        match self {
-            Self::BadUrl => "bad_url",
-            Self::Forbidden(_) => "forbidden",
-            Self::Unresolved => "unresolved",
-            Self::Timeout => "timeout",
-            Self::Tls => "tls",
-            Self::Connect => "connect",
-            Self::HeadTooLarge => "head_too_large",
-            Self::NoAnswer => "no_answer",
-        }
+        self.into()
     }
 }
 

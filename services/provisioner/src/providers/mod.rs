@@ -91,7 +91,8 @@ pub enum FindAnswer {
 }
 
 /// Why a call got no definite response. Reasons are one short line without control and format characters.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Trouble {
     /// Access denied. Nothing was carried out; an operator must act.
     Denied(String),
@@ -120,12 +121,7 @@ impl Trouble {
 
     /// The class, as metrics name it.
     pub fn class(&self) -> &'static str {
-        match self {
-            Self::Denied(_) => "denied",
-            Self::Busy { .. } => "busy",
-            Self::NotSent(_) => "not_sent",
-            Self::Unknown(_) => "unknown",
-        }
+        self.into()
     }
 
     /// The wait that the provider asks for, at most `most`; zero if none.
