@@ -54,13 +54,11 @@ pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<F
     let query = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due WHERE partner_id > $1 ORDER BY partner_id LIMIT 1)
-               UNION ALL
-               SELECT next.partner_id, partner.nth + 1
+               UNION ALL SELECT next.partner_id, partner.nth + 1
                FROM partner CROSS JOIN LATERAL (
                    SELECT d.partner_id FROM delivery_due d WHERE d.partner_id > partner.partner_id
                    ORDER BY d.partner_id LIMIT 1
-               ) next
-               WHERE partner.nth < $2
+               ) next WHERE partner.nth < $2
            )
            SELECT partner.partner_id AS "partner_id!", partner.nth AS "nth!", late.topup_id AS "topup_id?"
            FROM partner
@@ -101,8 +99,7 @@ pub async fn lease(
     let query = sqlx::query_scalar!(
         "WITH mine AS MATERIALIZED (
              SELECT topup_id, partner_id FROM delivery_due
-             WHERE topup_id = ANY ($1) AND at <= now()
-             FOR UPDATE SKIP LOCKED
+             WHERE topup_id = ANY ($1) AND at <= now() FOR UPDATE SKIP LOCKED
          ), probing AS (
              UPDATE endpoints e
              SET blocked_until = now() + make_interval(secs => $2),
@@ -110,8 +107,7 @@ pub async fn lease(
              WHERE e.partner_id = ANY (ARRAY (SELECT partner_id FROM mine)) AND e.blocked_until <= now()
          )
          UPDATE delivery_due SET at = now() + make_interval(secs => $2)
-         WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM mine))
-         RETURNING topup_id",
+         WHERE topup_id = ANY (ARRAY (SELECT topup_id FROM mine)) RETURNING topup_id",
         &ids as &[&str],
         seconds(lease),
     );
@@ -126,9 +122,7 @@ pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<
         let statement = sqlx::query!(
             "INSERT INTO delivery_due (topup_id, partner_id, at)
              SELECT topup_id, partner_id, now() FROM deliveries
-             WHERE topup_id = ANY ($1) AND state = 'pending'
-             ORDER BY topup_id
-             ON CONFLICT DO NOTHING",
+             WHERE topup_id = ANY ($1) AND state = 'pending' ORDER BY topup_id ON CONFLICT DO NOTHING",
             &ids as &[&str],
         );
         statement.execute(&mut *connection).await?;
@@ -157,8 +151,7 @@ pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept
     let statement = sqlx::query!(
         "INSERT INTO delivery_due (topup_id, partner_id, at)
          SELECT topup_id, partner_id, now() FROM deliveries
-         WHERE created_at > $1 AND created_at <= $2 AND state = 'pending'
-         ON CONFLICT DO NOTHING",
+         WHERE created_at > $1 AND created_at <= $2 AND state = 'pending' ON CONFLICT DO NOTHING",
         fence.from,
         fence.until,
     );
@@ -263,8 +256,7 @@ async fn record_once(
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class, answer)
              SELECT topup_id, attempt, at, duration_ms, status, class, answer FROM new
-             WHERE state <> 'delivered' OR ($16 AND topup_id LIKE 'evt%')
-             ON CONFLICT DO NOTHING
+             WHERE state <> 'delivered' OR ($16 AND topup_id LIKE 'evt%') ON CONFLICT DO NOTHING
          ), heard AS MATERIALIZED (
              SELECT partner_id, bool_or(state = 'delivered') AS answers, array_agg(topup_id) AS topups,
                     count(*) FILTER (WHERE endpoint)::int AS failed

@@ -270,13 +270,11 @@ pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
     let query = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due ORDER BY partner_id LIMIT 1)
-               UNION ALL
-               SELECT next.partner_id, partner.nth + 1
+               UNION ALL SELECT next.partner_id, partner.nth + 1
                FROM partner CROSS JOIN LATERAL (
                    SELECT d.partner_id FROM delivery_due d WHERE d.partner_id > partner.partner_id
                    ORDER BY d.partner_id LIMIT 1
-               ) next
-               WHERE partner.nth < $1
+               ) next WHERE partner.nth < $1
            ), first AS (
                SELECT p.environment, due.at
                FROM partner

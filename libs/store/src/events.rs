@@ -126,9 +126,7 @@ pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result
          ), born AS (
              INSERT INTO events (event_id, partner_id, kind, credential, ends_at)
              SELECT 'evt_' || replace(gen_random_uuid()::text, '-', ''), partner_id, 'key.expiring', credential, ends_at
-             FROM ending
-             ON CONFLICT DO NOTHING
-             RETURNING event_id, partner_id
+             FROM ending ON CONFLICT DO NOTHING RETURNING event_id, partner_id
          )
          INSERT INTO delivery_due (topup_id, partner_id, at) SELECT event_id, partner_id, now() FROM born",
         seconds(notice),

@@ -315,8 +315,7 @@ async fn reencrypt_profiles(
              SELECT t.ctid, new.sealed
              FROM unnest($1::text[], $2::bytea[], $3::bytea[]) AS new(topup_id, was, sealed)
              JOIN esims t ON t.topup_id = new.topup_id AND t.profile = new.was
-             WHERE t.topup_id = ANY($1)
-             FOR NO KEY UPDATE OF t SKIP LOCKED
+             WHERE t.topup_id = ANY($1) FOR NO KEY UPDATE OF t SKIP LOCKED
          )
          UPDATE esims t SET profile = free.sealed FROM free WHERE t.ctid = free.ctid",
         &topups,

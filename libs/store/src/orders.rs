@@ -90,8 +90,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
                           now() + make_interval(secs => answer_within), refusable
                    FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::float8[], $6::bool[])
                        AS new (order_id, partner_id, external_order_id, traceparent, answer_within, refusable)
-                   ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING
-                   RETURNING order_id
+                   ON CONFLICT (partner_id, external_order_id) WHERE NOT refused DO NOTHING RETURNING order_id
                ), placed AS (
                    INSERT INTO placements (placement_id, order_id, partner_id, provider, lane)
                    SELECT new.placement_id, new.order_id, new.partner_id, new.provider, new.lane

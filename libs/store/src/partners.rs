@@ -389,8 +389,7 @@ macro_rules! newest_sealed {
                         ) AS place
                  FROM partners
                  CROSS JOIN LATERAL (VALUES ("# + $new + "), (CASE WHEN " + $until + " > now() THEN " + $old + " END)
-                 ) AS secret(sealed)
-                 WHERE octet_length(sealed) > 0
+                 ) AS secret(sealed) WHERE octet_length(sealed) > 0
              ) by_key WHERE place <= 10"
         )
         .fetch_all(&mut *$connection)

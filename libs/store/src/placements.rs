@@ -24,8 +24,7 @@ pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) ->
             "INSERT INTO placement_due (placement_id, provider, lane, partner_id, buys, at)
              SELECT p.placement_id, p.provider, coalesce(p.lane, ''), o.partner_id, true, now()
              FROM placements p JOIN orders o ON o.order_id = p.order_id
-             WHERE p.placement_id = ANY ($1) AND p.state = 'accepted'
-             ORDER BY p.placement_id
+             WHERE p.placement_id = ANY ($1) AND p.state = 'accepted' ORDER BY p.placement_id
              ON CONFLICT DO NOTHING",
             &ids,
         );

@@ -111,8 +111,7 @@ pub async fn failed(
     let counted = breakers!(
         "WITH counted AS (
              SELECT name AS counted, $3 OR open_until IS NOT NULL OR failures + 1 >= $4 AS opens
-             FROM providers WHERE name = $1 AND version = $2
-             FOR UPDATE
+             FROM providers WHERE name = $1 AND version = $2 FOR UPDATE
          )
          UPDATE providers
          SET failures = failures + 1, reason = $7,

@@ -90,8 +90,7 @@ pub async fn recover(
         r#"WITH open AS (
                SELECT p.placement_id, p.order_id, p.state AS was, o.answer_by > $1 AS unanswered
                FROM placements p JOIN orders o ON o.order_id = p.order_id
-               WHERE p.state IN ('accepted', 'placing')
-               FOR UPDATE OF p
+               WHERE p.state IN ('accepted', 'placing') FOR UPDATE OF p
            ), moved AS (
                UPDATE placements p
                SET state = CASE WHEN $2 AND open.unanswered THEN 'parked' ELSE 'placing' END,
@@ -100,8 +99,7 @@ pub async fn recover(
                    reason = CASE WHEN $2 AND open.unanswered
                                  THEN 'restored from a dump: may have been bought, or refused with 422, after it'
                                  ELSE 'restored from a dump: may have been bought after it' END
-               FROM open
-               WHERE p.placement_id = open.placement_id
+               FROM open WHERE p.placement_id = open.placement_id
                RETURNING p.placement_id, p.order_id, p.provider, p.lane, p.state, open.was, open.unanswered
            ), done AS (
                DELETE FROM placement_due
@@ -114,8 +112,7 @@ pub async fn recover(
                ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
            ), parked AS (
                INSERT INTO placement_parked (placement_id, provider)
-               SELECT placement_id, provider FROM moved WHERE state = 'parked'
-               ON CONFLICT DO NOTHING
+               SELECT placement_id, provider FROM moved WHERE state = 'parked' ON CONFLICT DO NOTHING
            )
            SELECT moved.was AS "was!", moved.unanswered AS "unanswered!", o.order_id, o.partner_id, o.external_order_id
            FROM moved JOIN orders o ON o.order_id = moved.order_id"#,

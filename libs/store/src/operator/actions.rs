@@ -84,8 +84,7 @@ pub async fn list(
     let actions = sqlx::query_as!(
         Recorded,
         "SELECT at, operator, database_role, command, target, affected, reason
-         FROM operator_actions WHERE at >= coalesce($1, '-infinity'::timestamptz)
-         ORDER BY at DESC LIMIT $2",
+         FROM operator_actions WHERE at >= coalesce($1, '-infinity'::timestamptz) ORDER BY at DESC LIMIT $2",
         since,
         i64::from(limit),
     );

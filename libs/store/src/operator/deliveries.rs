@@ -279,11 +279,9 @@ pub async fn attempts(
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
            FROM (
                SELECT attempt, at, duration_ms, status, class, answer FROM delivery_attempts WHERE topup_id = $1
-               UNION ALL
-               SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
+               UNION ALL SELECT attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered', NULL
                FROM deliveries WHERE topup_id = $1 AND state = 'delivered' AND attempted_at IS NOT NULL
-           ) attempts
-           ORDER BY 1 DESC, 2 DESC LIMIT $2"#,
+           ) attempts ORDER BY 1 DESC, 2 DESC LIMIT $2"#,
         id.as_str(),
         most,
     );
@@ -337,13 +335,11 @@ pub async fn replay(
                         AND (SELECT at FROM delivery_due due WHERE due.topup_id = d.topup_id)
                             > now() + make_interval(secs => $3)))
                AND NOT EXISTS (SELECT FROM esims e WHERE e.topup_id = d.topup_id AND e.erased_at IS NOT NULL)
-             ORDER BY topup_id
-             FOR UPDATE
+             ORDER BY topup_id FOR UPDATE
          ), kept AS (
              INSERT INTO delivery_attempts (topup_id, attempt, at, duration_ms, status, class)
              SELECT topup_id, attempt - 1, attempted_at, coalesce(duration_ms, 0), status, 'delivered'
-             FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL
-             ON CONFLICT DO NOTHING
+             FROM chosen WHERE state = 'delivered' AND attempted_at IS NOT NULL ON CONFLICT DO NOTHING
          ), due AS (
              INSERT INTO delivery_due AS due (topup_id, partner_id, at) SELECT topup_id, partner_id, now() FROM chosen
              ON CONFLICT (topup_id) DO UPDATE SET at = excluded.at

@@ -87,8 +87,7 @@ pub async fn order(
         "WITH placed AS (SELECT placement_id FROM placements WHERE order_id = $1 FOR UPDATE)
          SELECT d.topup_id FROM placed
          JOIN topups t ON t.placement_id = placed.placement_id
-         JOIN deliveries d ON d.topup_id = t.topup_id
-         FOR UPDATE OF d",
+         JOIN deliveries d ON d.topup_id = t.topup_id FOR UPDATE OF d",
         order_id.uuid()
     );
     query.fetch_all(&mut *transaction).await?;
@@ -143,16 +142,14 @@ async fn orders(connection: &mut PgConnection, orders: &[Uuid]) -> Result<Erased
                UPDATE deliveries d
                SET state = CASE WHEN d.state = 'no_endpoint' THEN 'exhausted' ELSE d.state END,
                    error = CASE WHEN d.state <> 'delivered' THEN 'its order was erased' END
-               FROM part
-               WHERE d.topup_id = part.topup_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
+               FROM part WHERE d.topup_id = part.topup_id AND (d.state <> 'delivered' OR d.error IS NOT NULL)
            ), texts AS (
                UPDATE placements p SET reason = NULL, refusal_status = NULL, refusal_message = NULL
                WHERE p.order_id = ANY ($1)
                  AND (p.reason IS NOT NULL OR p.refusal_status IS NOT NULL OR p.refusal_message IS NOT NULL)
            ), erased AS (
                UPDATE orders o SET traceparent = NULL, erased_at = now()
-               WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL
-               RETURNING o.order_id
+               WHERE o.order_id = ANY ($1) AND o.erased_at IS NULL RETURNING o.order_id
            )
            SELECT (SELECT count(*) FROM erased) AS "orders!", (SELECT count(*) FROM profiles) AS "profiles!",
                   (SELECT count(*) FROM attempts) AS "attempts!", (SELECT count(*) FROM held) AS "undelivered!""#,
@@ -243,8 +240,7 @@ pub async fn partner_batch(
     let mut transaction = connection.begin().await?;
     let query = sqlx::query!(
         "SELECT order_id, external_order_id FROM orders
-         WHERE partner_id = $1 AND external_order_id > $2 AND NOT refused
-         ORDER BY external_order_id LIMIT $3",
+         WHERE partner_id = $1 AND external_order_id > $2 AND NOT refused ORDER BY external_order_id LIMIT $3",
         partner_id.uuid(),
         after,
         i64::from(limit),

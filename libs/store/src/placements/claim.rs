@@ -57,14 +57,12 @@ pub async fn due(
                (SELECT lane, partner_id, 1 FROM placement_due
                 WHERE provider = $1 AND buys = $2 AND (lane, partner_id) > ($3, $4)
                 ORDER BY lane, partner_id LIMIT 1)
-               UNION ALL
-               SELECT next.lane, next.partner_id, lane.nth + 1
+               UNION ALL SELECT next.lane, next.partner_id, lane.nth + 1
                FROM lane CROSS JOIN LATERAL (
                    SELECT d.lane, d.partner_id FROM placement_due d
                    WHERE d.provider = $1 AND d.buys = $2 AND (d.lane, d.partner_id) > (lane.lane, lane.partner_id)
                    ORDER BY d.lane, d.partner_id LIMIT 1
-               ) next
-               WHERE lane.nth < $5
+               ) next WHERE lane.nth < $5
            )
            SELECT lane.lane AS "lane!", lane.partner_id AS "partner_id!", lane.nth AS "nth!",
                   late.placement_id AS "placement_id?"
@@ -111,12 +109,10 @@ pub async fn lease(
     let query = sqlx::query_scalar!(
         "WITH mine AS (
              SELECT placement_id FROM placement_due
-             WHERE placement_id = ANY ($1) AND at <= now()
-             FOR UPDATE SKIP LOCKED
+             WHERE placement_id = ANY ($1) AND at <= now() FOR UPDATE SKIP LOCKED
          )
          UPDATE placement_due SET at = now() + make_interval(secs => $2)
-         WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM mine))
-         RETURNING placement_id",
+         WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM mine)) RETURNING placement_id",
         &ids,
         seconds(lease),
     );

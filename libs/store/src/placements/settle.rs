@@ -259,8 +259,7 @@ impl Bought {
                    ON CONFLICT (placement_id) DO UPDATE SET buys = false, at = excluded.at
                ), parked AS (
                    INSERT INTO placement_parked (placement_id, provider)
-                   SELECT placement_id, provider FROM moved WHERE park IS NOT NULL
-                   ON CONFLICT DO NOTHING
+                   SELECT placement_id, provider FROM moved WHERE park IS NOT NULL ON CONFLICT DO NOTHING
                ), settled AS (
                    DELETE FROM placement_parked
                    WHERE placement_id = ANY (ARRAY (SELECT placement_id FROM moved WHERE park IS NULL))
@@ -435,8 +434,7 @@ impl Moves {
                    ON CONFLICT (placement_id) DO UPDATE SET buys = excluded.buys, at = excluded.at
                ), parked AS (
                    INSERT INTO placement_parked (placement_id, provider)
-                   SELECT placement_id, provider FROM moved WHERE state = 'parked'
-                   ON CONFLICT DO NOTHING
+                   SELECT placement_id, provider FROM moved WHERE state = 'parked' ON CONFLICT DO NOTHING
                )
                SELECT placement_id AS "placement_id!" FROM moved"#,
             &self.placements,
