@@ -132,8 +132,7 @@ async fn write_batch<W: Writer>(writer: &W, items: &[W::Item]) -> Vec<Result<W::
             let mut results = Vec::with_capacity(items.len());
             for item in items {
                 let alone = writer.write(std::slice::from_ref(item)).await;
-                results
-                    .push(alone.and_then(|outputs| outputs.into_iter().next().ok_or_else(|| error.clone())));
+                results.push(alone.and_then(|mut outputs| outputs.pop().ok_or_else(|| error.clone())));
             }
             results
         }

@@ -28,6 +28,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 pub use database::Database;
 pub use sqlx::PgConnection;
+use sqlx::error::DatabaseError;
 pub use sweep::Swept;
 
 /// An error of the database. Cheap to clone: a failed batch fails all its members.
@@ -90,20 +91,21 @@ impl Error {
         sqlx::Error::PoolTimedOut.into()
     }
 
-    /// The violated constraint, if there is one.
-    pub fn constraint(&self) -> Option<&str> {
+    /// The server's error, if it refused the statement.
+    fn refused(&self) -> Option<&(dyn DatabaseError + 'static)> {
         match self {
-            Self::Database(error) => error.as_database_error()?.constraint(),
+            Self::Database(error) => error.as_database_error(),
             _ => None,
         }
     }
 
-    /// The server's code, if it refused the statement.
+    /// The violated constraint, if there is one.
+    pub fn constraint(&self) -> Option<&str> {
+        self.refused()?.constraint()
+    }
+
     fn code(&self) -> Option<Cow<'_, str>> {
-        match self {
-            Self::Database(error) => error.as_database_error()?.code(),
-            _ => None,
-        }
+        self.refused()?.code()
     }
 
     /// Whether the server's code begins with one of these classes.

@@ -123,8 +123,7 @@ pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Resul
             &topups.options,
             &topups.provider_options as &[&str],
         );
-        let stored = query.fetch_all(&mut *connection).await?;
-        Ok::<_, Error>(stored)
+        Ok::<_, Error>(query.fetch_all(&mut *connection).await?)
     })?;
     let stored: std::collections::HashSet<Uuid> = stored.into_iter().collect();
     Ok(orders.iter().map(|order| stored.contains(&order.order_id.uuid())).collect())

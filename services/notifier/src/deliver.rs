@@ -20,7 +20,7 @@ use pipeline::{
 use runtime::{Shutdown, clock};
 use store::{
     Database, PgConnection,
-    deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Esim, Read},
+    deliveries::{self, Attempted, Content, Delivery, DeliveryPage, Read},
     endpoints::BlockPolicy,
     events::Subject,
     profile::Profile,
@@ -98,6 +98,10 @@ impl Deliver {
             database,
             stop: shutdown.soft(),
         }
+    }
+
+    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
+        Ticket { id, lane: self.endpoints.host(partner), partner }
     }
 
     /// `leased`: this process holds the lease of a due row; otherwise the delivery has its first lease.
@@ -365,23 +369,9 @@ impl Stage for Deliver {
     }
 }
 
-impl Deliver {
-    fn ticket(&self, id: DeliveryId, partner: PartnerId) -> Ticket<DeliveryId> {
-        let lane = self.endpoints.host(partner);
-        Ticket { id, lane, partner }
-    }
-}
-
 /// A test has one attempt: a retry would not show the endpoint's state at the time of the request.
 fn is_test(delivery: &Delivery) -> bool {
     matches!(&delivery.content, Content::Event(event) if event.subject == Subject::WebhookTest)
-}
-
-fn esim(delivery: &Delivery) -> Option<&Esim> {
-    match &delivery.content {
-        Content::Esim(esim) => Some(esim),
-        Content::Event(_) => None,
-    }
 }
 
 /// The trace context if no span is recorded: the order's for a topup's first attempt, else a new one.
@@ -400,7 +390,10 @@ fn process_span(delivery: &Delivery, trigger: &Trigger<()>) -> Span {
     if !trace::is_recorded() {
         return Span::none();
     }
-    let esim = esim(delivery);
+    let esim = match &delivery.content {
+        Content::Esim(esim) => Some(esim),
+        Content::Event(_) => None,
+    };
     let (topup_id, event_id) = ids(&delivery.id);
     let order_id = esim.map(|esim| tracing::field::display(esim.order_id));
     let span = if trigger.message.is_some() {

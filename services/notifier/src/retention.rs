@@ -9,7 +9,7 @@ use opentelemetry::{
 use runtime::{Shutdown, metrics::Instruments};
 use store::{
     Database,
-    retention::{self, Class, Step},
+    retention::{self, Class},
 };
 use tokio::time::Instant;
 
@@ -44,13 +44,15 @@ impl Metrics {
 /// Erases at most `rate` rows per second until the soft stop; 0 erases nothing.
 pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::Result<()> {
     let metrics = Metrics::register();
+    let most = rate.min(MOST_ROWS);
     let stop = shutdown.soft();
     let mut ticks = shutdown.ticks(LOOK);
     while ticks.next().await {
         for class in Class::ALL.into_iter().filter(|_| rate > 0) {
             loop {
                 let began = Instant::now();
-                let step = match erase(&database, class, rate).await {
+                let erased = database.run(async |connection| retention::step(connection, class, most).await);
+                let step = match erased.await {
                     Ok(step) => step,
                     Err(error) => {
                         tracing::warn!(%error, class = class.as_str(), "cannot erase old data; trying again");
@@ -74,11 +76,6 @@ pub async fn run(database: Database, rate: u32, shutdown: Shutdown) -> anyhow::R
         show(&database, &metrics).await;
     }
     Ok(())
-}
-
-async fn erase(database: &Database, class: Class, rate: u32) -> Result<Step, store::Error> {
-    let rows = rate.min(MOST_ROWS);
-    database.run(async |connection| retention::step(connection, class, rows).await).await
 }
 
 async fn show(database: &Database, metrics: &Metrics) {

@@ -162,9 +162,12 @@ async fn hear(
     let Some((_, provider)) = known.filter(|(expected, _)| expected.is(&token)) else {
         return StatusCode::NOT_FOUND;
     };
+    let counted = |outcome, status| {
+        callbacks.metrics.callback(&name, outcome);
+        status
+    };
     let Ok(_in_flight) = callbacks.in_flight.try_acquire() else {
-        callbacks.metrics.callback(&name, "shed");
-        return StatusCode::SERVICE_UNAVAILABLE;
+        return counted("shed", StatusCode::SERVICE_UNAVAILABLE);
     };
     let reading = to_bytes(request.into_body(), MAX_BODY);
     let body = match tokio::time::timeout(READ_TIMEOUT, reading).await {
@@ -174,34 +177,22 @@ async fn hear(
         Err(_) => return StatusCode::REQUEST_TIMEOUT,
     };
     let Some(unit_id) = provider.parse_callback(&body) else {
-        callbacks.metrics.callback(&name, "unreadable");
-        return StatusCode::BAD_REQUEST;
+        return counted("unreadable", StatusCode::BAD_REQUEST);
     };
     match callbacks.recent.admit(&name, &unit_id, Instant::now()) {
         Admission::Admitted => {}
-        Admission::Repeated => {
-            callbacks.metrics.callback(&name, "repeated");
-            return StatusCode::OK;
-        }
-        Admission::Full => {
-            callbacks.metrics.callback(&name, "shed");
-            return StatusCode::SERVICE_UNAVAILABLE;
-        }
+        Admission::Repeated => return counted("repeated", StatusCode::OK),
+        Admission::Full => return counted("shed", StatusCode::SERVICE_UNAVAILABLE),
     }
     // The semaphore is never closed, so this only waits.
     let _statement = callbacks.statements.acquire().await;
     let hinted =
         callbacks.database.run(async |connection| providers::hint(connection, &name, unit_id.as_str()).await);
     match perform(Effect::CommitHint, hinted).await {
-        Ok(moved) => {
-            let outcome = if moved { "hinted" } else { "ignored" };
-            callbacks.metrics.callback(&name, outcome);
-            StatusCode::OK
-        }
+        Ok(moved) => counted(if moved { "hinted" } else { "ignored" }, StatusCode::OK),
         Err(error) => {
             tracing::warn!(provider.name = name, %error, "callback not recorded; its profiles are polled");
-            callbacks.metrics.callback(&name, "lost");
-            StatusCode::SERVICE_UNAVAILABLE
+            counted("lost", StatusCode::SERVICE_UNAVAILABLE)
         }
     }
 }

@@ -304,7 +304,6 @@ fn start(
             unrecorded: Semaphore::new(UNRECORDED),
             park_after: config.park_after,
             lease: config.lease(),
-            metrics: metrics.clone(),
             shutdown: shutdown.clone(),
         });
         let jobs = Source {

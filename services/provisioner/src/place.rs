@@ -36,7 +36,6 @@ use crate::{
     WAIT, assign,
     calls::Calls,
     handshake::Handshake,
-    metrics::Metrics,
     providers::{FindAnswer, PlaceAnswer, ProviderUnit, Purchase, Trouble},
 };
 
@@ -74,7 +73,6 @@ pub struct Placing {
     pub unrecorded: Semaphore,
     /// The lease of a claimed placement.
     pub lease: Duration,
-    pub metrics: Metrics,
     /// Ends retries on a stop.
     pub shutdown: Shutdown,
 }

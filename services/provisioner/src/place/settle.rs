@@ -115,7 +115,7 @@ impl Placing {
             announced,
         };
         let settled = self.settle(work, outcome).await;
-        self.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
+        self.calls.metrics.ready(&self.calls.name, settled.ready.len(), since_order);
         (settled, complete)
     }
 
@@ -186,8 +186,8 @@ impl Placing {
             Outcome::NotBought { .. } | Outcome::NotFound { .. } | Outcome::Unknown { .. } => (0, 0),
         };
         if settled.moved {
-            self.metrics.topups(&self.calls.name, "failed", failed);
-            self.metrics.topups(&self.calls.name, "parked", parked);
+            self.calls.metrics.topups(&self.calls.name, "failed", failed);
+            self.calls.metrics.topups(&self.calls.name, "parked", parked);
         }
     }
 }
