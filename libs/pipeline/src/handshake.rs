@@ -28,7 +28,6 @@ pub struct Hint {
 /// A placement whose webhooks may go out, for the provisioner at `to`, the verdicts' `release_to`.
 pub struct Release {
     pub to: Arc<str>,
-    /// The placement.
     pub placement_id: PlacementId,
 }
 

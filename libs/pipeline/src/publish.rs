@@ -21,7 +21,6 @@ use crate::{
 /// The most rows of one send, in all messages together.
 const BATCH: usize = 1024;
 
-/// A placement to announce.
 pub struct Job {
     pub provider: String,
     pub placement: JobPlacement,
@@ -31,7 +30,6 @@ pub struct Job {
     pub traceparent: Option<String>,
 }
 
-/// A ready topup to announce.
 pub struct Ready {
     pub topup: ReadyTopup,
     /// W3C trace context of the order, if it is recorded.

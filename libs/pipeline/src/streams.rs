@@ -45,7 +45,6 @@ pub struct NatsConfig {
     /// Address of NATS, e.g. `nats://host:4222` or `tls://host:4222`; several separated by commas
     #[arg(long, env = "NATS_URL", hide_env_values = true)]
     pub nats_url: SecretString,
-    /// The credentials.
     #[command(flatten)]
     pub access: NatsAccess,
     /// Prefix of stream and subject names, so that several systems can share a server
@@ -138,7 +137,6 @@ impl Nats {
         })
     }
 
-    /// The connection for core NATS.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -186,7 +184,6 @@ impl Nats {
         format!("{}topup.ready.>", self.config.stream_prefix)
     }
 
-    /// The subject of dead messages, by the kind of message.
     pub fn dead_subject(&self, kind: &str) -> String {
         format!("{}topup.dead.{kind}", self.config.stream_prefix)
     }
@@ -206,7 +203,6 @@ impl Nats {
         format!("{}topup.heartbeat.{provider}", self.config.stream_prefix)
     }
 
-    /// The prefix of all names.
     pub(crate) fn prefix(&self) -> &str {
         &self.config.stream_prefix
     }

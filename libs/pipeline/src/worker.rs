@@ -46,7 +46,6 @@ const SWEEP: Duration = Duration::from_secs(1);
 pub struct Settings {
     /// The source of messages; `None`: the stage works on due rows only.
     pub source: Option<Source>,
-    /// The limits of the lanes.
     pub limits: Limits,
     /// The provider of the rows, for metrics; `None` if the stage has no provider.
     pub provider: Option<String>,

@@ -27,7 +27,6 @@ pub struct DatabaseConfig {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "PostgreSQL")]
 pub struct PoolConfig {
-    /// The address.
     #[command(flatten)]
     pub server: DatabaseConfig,
     /// The most connections that this process opens

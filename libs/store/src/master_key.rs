@@ -68,9 +68,7 @@ pub struct Failed {
 /// The result of one pass over all tables.
 #[derive(Clone, Debug, Default)]
 pub struct Pass {
-    /// The number of values that were sealed again.
     pub reencrypted: u64,
-    /// The values that could not be sealed again.
     pub failed: Vec<Failed>,
     usages: Usages,
 }

@@ -38,7 +38,6 @@ pub struct NewPlacement {
     pub topups: Vec<NewTopup>,
 }
 
-/// One unit of a new order.
 #[derive(Clone, Debug)]
 pub struct NewTopup {
     pub topup_id: TopupId,

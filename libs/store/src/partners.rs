@@ -63,7 +63,6 @@ pub struct Partner {
     pub created_at: OffsetDateTime,
 }
 
-/// A partner account to be created.
 pub struct NewPartner<'a> {
     pub partner_id: PartnerId,
     pub name: &'a str,
@@ -92,7 +91,6 @@ pub struct Credentials {
     pub version: i64,
 }
 
-/// A pair of access key and secret key.
 #[derive(Clone, Debug)]
 pub struct Keys {
     /// The value of `X-Service-Access-Key`.
@@ -191,7 +189,6 @@ impl Limit {
     }
 }
 
-/// Changes of a partner's limits.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NewLimits {
     pub max_in_flight: Limit,

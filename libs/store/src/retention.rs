@@ -59,7 +59,6 @@ impl std::str::FromStr for Class {
 pub struct Step {
     /// Rows that were looked at.
     pub seen: u64,
-    /// Rows that were erased.
     pub erased: u64,
     /// The batch was full: more rows are left.
     pub more: bool,
@@ -153,7 +152,6 @@ struct Walk {
     by_default: bool,
 }
 
-/// The result of one batch of a walk.
 struct Batch {
     seen: i64,
     erased: i64,

@@ -17,7 +17,6 @@ pub struct Server {
     pub longest_transaction: Duration,
     /// How long WAL segments have not been archived because archiving fails.
     pub unarchived: Duration,
-    /// The number of connected standbys.
     pub standbys: u64,
     /// The largest replay lag of a connected standby.
     pub standby_lag: Duration,

@@ -15,7 +15,6 @@ use secrecy::{ExposeSecret, SecretSlice, SecretString};
 /// The bytes of a master key.
 const KEY: usize = 32;
 const NONCE: usize = 24;
-/// The longest id of a key.
 const LONGEST_ID: usize = 32;
 /// The bytes of a sealed value that hold its key id.
 pub(crate) const HEAD: usize = 1 + LONGEST_ID;

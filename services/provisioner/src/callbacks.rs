@@ -31,7 +31,6 @@ use crate::{
 };
 
 const ROUTE: &str = "/callbacks/{provider}/{token}";
-/// The largest body.
 const MAX_BODY: usize = 64 * 1024;
 /// The longest wait for a request's head, and for its body.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);

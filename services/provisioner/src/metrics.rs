@@ -150,7 +150,6 @@ impl Metrics {
         self.calls.add(1, &[name, call, KeyValue::new("outcome", outcome)]);
     }
 
-    /// Counts a callback with a valid token.
     pub fn callback(&self, name: &str, outcome: &'static str) {
         self.callbacks.add(1, &[provider(name), KeyValue::new("outcome", outcome)]);
     }

@@ -56,10 +56,8 @@ const PROBED_LANES: usize = 16;
 
 /// The stage for one provider.
 pub struct Placing {
-    /// Paces and measures the calls to the provider.
     pub calls: Calls,
     pub database: Database,
-    /// Encrypts profiles.
     pub vault: Vault,
     /// Sends verdicts and readiness events; all providers share it.
     pub handshake: Arc<Handshake>,
@@ -71,9 +69,7 @@ pub struct Placing {
     pub park_after: Duration,
     /// Room for outcomes that wait to be recorded.
     pub unrecorded: Semaphore,
-    /// The lease of a claimed placement.
     pub lease: Duration,
-    /// Ends retries on a stop.
     pub shutdown: Shutdown,
 }
 
@@ -81,7 +77,6 @@ pub struct Placing {
 /// unknown outcome never waits behind purchases.
 pub struct Queue {
     pub placing: Arc<Placing>,
-    /// Whether this is the queue of purchases.
     pub buys: bool,
 }
 

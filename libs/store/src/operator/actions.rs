@@ -59,7 +59,6 @@ pub(crate) async fn record(
     Ok(())
 }
 
-/// A recorded action.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Recorded {
     /// When it was committed.

@@ -8,7 +8,6 @@ use uuid::Uuid;
 use super::actions::{self, Mode};
 use crate::{Error, endpoints::LONGEST_LEASE, seconds};
 
-/// A delivery, as operators see it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
     pub topup_id: String,
@@ -37,7 +36,6 @@ pub struct DeliveryView {
     pub erased_at: Option<OffsetDateTime>,
 }
 
-/// One attempt of a delivery.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct AttemptView {
     /// The number of attempts that ended before this one.
@@ -45,7 +43,6 @@ pub struct AttemptView {
     /// When the attempt began.
     #[serde(with = "time::serde::rfc3339")]
     pub at: OffsetDateTime,
-    /// The duration in milliseconds.
     pub duration_ms: i32,
     /// The HTTP status of the response, if one arrived.
     pub status: Option<i32>,
@@ -295,9 +292,7 @@ pub async fn attempts(
 pub struct Replayed {
     /// All of them; each sends one webhook.
     pub replayed: i64,
-    /// The number that was `delivered`.
     pub delivered: i64,
-    /// The number that was `exhausted`.
     pub exhausted: i64,
     /// The number that was waiting for a retry.
     pub pending: i64,

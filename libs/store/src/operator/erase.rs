@@ -16,9 +16,7 @@ const LAST_ORDERS: f64 = 30.0;
 /// The numbers of things that an erasure removes, or has removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Erased {
-    /// Orders.
     pub orders: i64,
-    /// Profiles of their units.
     pub profiles: i64,
     /// Recorded attempts of their deliveries.
     pub attempts: i64,

@@ -29,7 +29,6 @@ pub struct Listed {
     pub reason: Option<String>,
     /// The provider confirmed the purchase.
     pub bought: bool,
-    /// The number of its units.
     pub units: i64,
     /// Units without a profile that haven't failed.
     pub pending: i64,
@@ -141,9 +140,7 @@ pub struct Resolved {
     pub attempt: u32,
     /// Units that wait for a profile.
     pub pending: i64,
-    /// Units that failed.
     pub failed: i64,
-    /// Units that have their profile.
     pub ready: i64,
 }
 

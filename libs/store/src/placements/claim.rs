@@ -161,7 +161,6 @@ pub struct Claimed {
     pub topups: Vec<ClaimedTopup>,
 }
 
-/// A unit of a claimed placement.
 #[derive(Clone, Debug)]
 pub struct ClaimedTopup {
     pub topup_id: TopupId,

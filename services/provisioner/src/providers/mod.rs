@@ -109,7 +109,6 @@ pub enum Trouble {
 }
 
 impl Trouble {
-    /// The reason, for operators.
     pub fn reason(&self) -> &str {
         match self {
             Self::Denied(reason)
@@ -147,7 +146,6 @@ pub struct ProviderUnit {
 pub enum UnitState {
     /// No usable profile yet.
     Pending,
-    /// The unit has its profile.
     Ready {
         iccid: Iccid,
         code: ActivationCode,
