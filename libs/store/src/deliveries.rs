@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 pub use self::read::{Content, Delivery, Esim, Read, read};
 use crate::{
-    Error,
+    Error, Result,
     endpoints::BlockPolicy,
     retry_conflicts, seconds, signed,
     sweep::{Fence, Swept},
@@ -48,7 +48,7 @@ pub struct FoundDeliveries {
 
 /// Looks for due deliveries. Deliveries of a blocked endpoint are skipped, except tests, which are due at `-infinity`;
 /// after a block ends, one due delivery is found as a probe. Changes nothing.
-pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries, Error> {
+pub async fn due(connection: &mut PgConnection, page: &DeliveryPage) -> Result<FoundDeliveries> {
     let limit = signed(page.limit);
     // Walks from partner to partner by index: a partner without due rows costs nothing.
     let query = sqlx::query!(
@@ -94,7 +94,7 @@ pub async fn lease(
     connection: &mut PgConnection,
     ids: &[DeliveryId],
     lease: Duration,
-) -> Result<Vec<DeliveryId>, Error> {
+) -> Result<Vec<DeliveryId>> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     let query = sqlx::query_scalar!(
         "WITH mine AS MATERIALIZED (
@@ -116,7 +116,7 @@ pub async fn lease(
 }
 
 /// Inserts a due row, due now, for each of these pending deliveries. One that has a due row keeps it.
-pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<(), Error> {
+pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<()> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     retry_conflicts!(async {
         let statement = sqlx::query!(
@@ -131,7 +131,7 @@ pub async fn defer(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<
 }
 
 /// Ends the lease of a due row of this process: it is due now.
-pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result<(), Error> {
+pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result<()> {
     let statement = sqlx::query!(
         "UPDATE delivery_due
          SET at = CASE WHEN EXISTS (SELECT FROM events WHERE event_id = $1 AND kind = 'webhook.test')
@@ -144,7 +144,7 @@ pub async fn give_back(connection: &mut PgConnection, id: &DeliveryId) -> Result
 }
 
 /// Inserts a due row for each delivery without an outcome after its first lease of `lag`.
-pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
     let Some(mut fence) = Fence::take(connection, "deliveries", lag).await? else {
         return Ok(Swept::default());
     };
@@ -198,17 +198,13 @@ pub async fn record(
     connection: &mut PgConnection,
     attempts: &[Attempted],
     policy: &BlockPolicy,
-) -> Result<Vec<()>, Error> {
+) -> Result<Vec<()>> {
     let batch = Batch::of(attempts);
     retry_conflicts!(record_once(&mut *connection, &batch, policy))?;
     Ok(vec![(); attempts.len()])
 }
 
-async fn record_once(
-    connection: &mut PgConnection,
-    batch: &Batch,
-    policy: &BlockPolicy,
-) -> Result<(), Error> {
+async fn record_once(connection: &mut PgConnection, batch: &Batch, policy: &BlockPolicy) -> Result<()> {
     // Endpoints are locked in one order, so that two notifiers wait for each other instead of deadlocking.
     let statement = sqlx::query!(
         "WITH new AS MATERIALIZED (
@@ -356,7 +352,7 @@ impl Batch {
 
 /// Moves deliveries of partners without a URL to `no_endpoint`. The statement locks and reads the partners'
 /// rows: either this statement or [`crate::partners::set_webhook`] sees a URL that is set at the same time.
-pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64, Error> {
+pub async fn set_no_endpoint(connection: &mut PgConnection, ids: &[DeliveryId]) -> Result<u64> {
     let ids: Vec<&str> = ids.iter().map(DeliveryId::as_str).collect();
     let held = sqlx::query!(
         "WITH without AS MATERIALIZED (

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::{Error, age, count, seconds};
+use crate::{Result, age, count, seconds};
 
 /// A due time later than this is a retry; an earlier one may be a lease.
 pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30);
@@ -43,10 +43,7 @@ pub struct Endpoint {
 }
 
 /// Lists every partner's endpoint, or one partner's.
-pub async fn list(
-    connection: &mut PgConnection,
-    partner_id: Option<PartnerId>,
-) -> Result<Vec<Endpoint>, Error> {
+pub async fn list(connection: &mut PgConnection, partner_id: Option<PartnerId>) -> Result<Vec<Endpoint>> {
     let endpoints = sqlx::query_as!(
         Endpoint,
         r#"SELECT p.partner_id, p.name, p.webhook_url,
@@ -69,7 +66,7 @@ pub async fn list(
 }
 
 /// Holds a partner's deliveries until [`resume`]. Attempts in flight continue.
-pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
+pub async fn pause(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
     let statement = sqlx::query!(
         "INSERT INTO endpoints (partner_id, blocked_until) VALUES ($1, 'infinity')
          ON CONFLICT (partner_id) DO UPDATE SET blocked_until = 'infinity', probe = NULL",
@@ -94,7 +91,7 @@ pub(crate) async fn begin_move(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     block: Block,
-) -> Result<(), Error> {
+) -> Result<()> {
     match block {
         Block::End => {
             let statement = sqlx::query!(
@@ -128,7 +125,7 @@ pub(crate) async fn begin_move(
 }
 
 /// Notes that there is no URL to move to.
-pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<(), Error> {
+pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerId) -> Result<()> {
     let statement = sqlx::query!(
         "UPDATE endpoints SET moving_since = NULL WHERE partner_id = $1 AND moving_since IS NOT NULL",
         partner_id.uuid(),
@@ -138,7 +135,7 @@ pub(crate) async fn end_move(connection: &mut PgConnection, partner_id: PartnerI
 }
 
 /// Partners with a new webhook URL whose waiting deliveries are not all due yet; at most 100.
-pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>, Error> {
+pub async fn moving(connection: &mut PgConnection) -> Result<Vec<PartnerId>> {
     let query = sqlx::query_scalar!(
         "SELECT partner_id FROM endpoints WHERE moving_since IS NOT NULL ORDER BY partner_id LIMIT 100"
     );
@@ -157,11 +154,7 @@ pub struct Moved {
 
 /// Makes deliveries due that waited for a URL or a retry when this partner's URL changed, about `limit` of each kind.
 /// Several processes can do this at once.
-pub async fn move_waiting(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    limit: u32,
-) -> Result<Moved, Error> {
+pub async fn move_waiting(connection: &mut PgConnection, partner_id: PartnerId, limit: u32) -> Result<Moved> {
     let since =
         sqlx::query_scalar!("SELECT moving_since FROM endpoints WHERE partner_id = $1", partner_id.uuid())
             .fetch_optional(&mut *connection)
@@ -223,7 +216,7 @@ pub async fn move_waiting(
 }
 
 /// Ends an endpoint's pause or block, and makes its retries due. Returns the number of due deliveries.
-pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64, Error> {
+pub async fn resume(connection: &mut PgConnection, partner_id: PartnerId) -> Result<u64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let statement = sqlx::query!(
         "UPDATE endpoints SET failures = 0, blocks = 0, blocked_until = NULL, probe = NULL WHERE partner_id = $1",
@@ -266,7 +259,7 @@ pub struct Backlog {
 }
 
 /// Reads [`Backlog`]. The statement looks at each partner's first due delivery and at exhausted deliveries.
-pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
+pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
     let query = sqlx::query!(
         r#"WITH RECURSIVE partner (partner_id, nth) AS (
                (SELECT partner_id, 1 FROM delivery_due ORDER BY partner_id LIMIT 1)

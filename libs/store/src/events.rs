@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 
 use crate::{
-    Error,
+    Result,
     endpoints::LONGEST_LEASE,
     operator::{
         actions::{self, Mode},
@@ -89,7 +89,7 @@ impl Subject {
 
 /// Drops events that are pointless now, with their due rows: the order was refused, the topup is ready after all, the
 /// partner no longer wants them, or a test could not be sent within five minutes.
-pub(crate) async fn drop_void(connection: &mut PgConnection, events: &[&str]) -> Result<(), Error> {
+pub(crate) async fn drop_void(connection: &mut PgConnection, events: &[&str]) -> Result<()> {
     let statement = sqlx::query!(
         "WITH void AS (
              DELETE FROM events e USING partners p
@@ -113,7 +113,7 @@ pub(crate) async fn drop_void(connection: &mut PgConnection, events: &[&str]) ->
 }
 
 /// Makes the events about old keys and webhook secrets that end within `notice`, each once. Returns their number.
-pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64, Error> {
+pub async fn expiring(connection: &mut PgConnection, notice: Duration) -> Result<u64> {
     let made = sqlx::query!(
         "WITH ending AS (
              SELECT partner_id, credential, ends_at
@@ -151,7 +151,7 @@ pub async fn test(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     interval: Duration,
-) -> Result<Tested, Error> {
+) -> Result<Tested> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The partner's row serialises its tests.
     let query = sqlx::query!(
@@ -196,7 +196,7 @@ pub async fn test(
 }
 
 /// Deletes events that are older than the term of attempts, with their due rows; at most `limit`. Returns their number.
-pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64, Error> {
+pub async fn forget(connection: &mut PgConnection, limit: u32) -> Result<u64> {
     let query = sqlx::query!(
         "WITH old AS (
              DELETE FROM events WHERE event_id = ANY (ARRAY (
@@ -240,7 +240,7 @@ pub async fn sending(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     event_id: &EventId,
-) -> Result<Option<Sending>, Error> {
+) -> Result<Option<Sending>> {
     let sending = sqlx::query_as!(
         Sending,
         // The conditions of `drop_void`, and all tests.
@@ -275,7 +275,7 @@ pub async fn replay(
     event_id: &EventId,
     until: Option<OffsetDateTime>,
     mode: Mode<'_>,
-) -> Result<Replayed, Error> {
+) -> Result<Replayed> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // As for topups: an event that is due within 30 s may be leased, or is due soon enough.
     let query = sqlx::query_as!(
@@ -360,7 +360,7 @@ pub async fn find(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     event_id: &EventId,
-) -> Result<Option<View>, Error> {
+) -> Result<Option<View>> {
     let view = views!(
         "event_id = $1 AND ($2::uuid IS NULL OR partner_id = $2)",
         event_id.as_str(),
@@ -378,11 +378,7 @@ pub struct Page {
 }
 
 /// A partner's events, the newest first.
-pub async fn list(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-    page: &Page,
-) -> Result<Vec<View>, Error> {
+pub async fn list(connection: &mut PgConnection, partner_id: PartnerId, page: &Page) -> Result<Vec<View>> {
     let before = page.before.as_ref();
     let views = views!(
         "partner_id = $1 AND (created_at, event_id) < (coalesce($2, 'infinity'::timestamptz), $3)

@@ -31,6 +31,8 @@ pub use sqlx::PgConnection;
 use sqlx::error::DatabaseError;
 pub use sweep::Swept;
 
+type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// An error of the database. Cheap to clone: a failed batch fails all its members.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {

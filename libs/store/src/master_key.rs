@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    Error, signed,
+    Result, signed,
     vault::{self, Keyring, Purpose, Vault, VaultError},
 };
 
@@ -106,13 +106,13 @@ impl Pass {
 }
 
 /// Statements find their rows by an index, whatever the statistics are; writing ones repeat the ids for that.
-async fn plan_by_index(connection: &mut PgConnection) -> Result<(), Error> {
+async fn plan_by_index(connection: &mut PgConnection) -> Result<()> {
     sqlx::query("SET enable_seqscan = off").execute(connection).await?;
     Ok(())
 }
 
 /// Counts the values of each key. Values that change meanwhile may be missed.
-pub async fn usages(connection: &mut PgConnection) -> Result<Usages, Error> {
+pub async fn usages(connection: &mut PgConnection) -> Result<Usages> {
     Ok(walk(connection, None, |_| {}).await?.usages)
 }
 
@@ -122,7 +122,7 @@ pub async fn reencrypt(
     connection: &mut PgConnection,
     vault: &Vault,
     progress: impl FnMut(&Pass),
-) -> Result<Pass, Error> {
+) -> Result<Pass> {
     walk(connection, Some(vault), progress).await
 }
 
@@ -131,7 +131,7 @@ async fn walk(
     connection: &mut PgConnection,
     vault: Option<&Vault>,
     mut progress: impl FnMut(&Pass),
-) -> Result<Pass, Error> {
+) -> Result<Pass> {
     plan_by_index(connection).await?;
     let prefix = vault.map(|vault| vault.first_prefix(Keyring::Profiles));
     let prefix = prefix.transpose()?;
@@ -198,7 +198,7 @@ impl PartnerRow {
     }
 }
 
-async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<PartnerRow>, Error> {
+async fn partners(connection: &mut PgConnection, after: Uuid) -> Result<Vec<PartnerRow>> {
     let page = sqlx::query_as!(
         PartnerRow,
         "SELECT partner_id, secret_key, webhook_secret, old_secret_key, old_webhook_secret FROM partners
@@ -215,7 +215,7 @@ async fn reencrypt_partner(
     vault: &Vault,
     row: &PartnerRow,
     pass: &mut Pass,
-) -> Result<(), Error> {
+) -> Result<()> {
     let id = row.partner_id;
     let key_prefix = vault.first_prefix(Keyring::Partners)?;
     let webhook_prefix = vault.first_prefix(Keyring::Webhooks)?;
@@ -272,7 +272,7 @@ async fn profiles(
     connection: &mut PgConnection,
     after: &str,
     prefix: Option<&[u8]>,
-) -> Result<Vec<ProfileRow>, Error> {
+) -> Result<Vec<ProfileRow>> {
     let page = sqlx::query_as!(
         ProfileRow,
         "SELECT topup_id, substring(profile FROM 1 FOR $3) AS head,
@@ -291,7 +291,7 @@ async fn reencrypt_profiles(
     vault: &Vault,
     page: &[ProfileRow],
     pass: &mut Pass,
-) -> Result<(), Error> {
+) -> Result<()> {
     let (mut topups, mut old, mut new) = (Vec::new(), Vec::new(), Vec::new());
     for row in page {
         let Some(sealed) = &row.sealed else { continue };
@@ -337,7 +337,7 @@ async fn answers(
     connection: &mut PgConnection,
     after: Option<&AnswerRow>,
     prefix: Option<&[u8]>,
-) -> Result<Vec<AnswerRow>, Error> {
+) -> Result<Vec<AnswerRow>> {
     let (topup_id, attempt, at) =
         after.map_or(("", -1, OffsetDateTime::UNIX_EPOCH), |last| (&last.topup_id, last.attempt, last.at));
     let page = sqlx::query_as!(
@@ -361,7 +361,7 @@ async fn reencrypt_answers(
     vault: &Vault,
     page: &[AnswerRow],
     pass: &mut Pass,
-) -> Result<(), Error> {
+) -> Result<()> {
     let (mut topups, mut attempts, mut times) = (Vec::new(), Vec::new(), Vec::new());
     let (mut old, mut new) = (Vec::new(), Vec::new());
     for row in page {

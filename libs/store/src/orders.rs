@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    Error, age,
+    Error, Result, age,
     operator::actions::{self, Action, Mode},
     partner_view::{PARTNER, REASON},
     retry_conflicts, seconds, signed,
@@ -52,7 +52,7 @@ pub struct NewTopup {
 ///
 /// The rows are written in the order of their unique key: two replicas that store the same keys wait for each
 /// other instead of deadlocking.
-pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>, Error> {
+pub async fn insert(connection: &mut PgConnection, orders: &[NewOrder]) -> Result<Vec<bool>> {
     let mut sorted: Vec<&NewOrder> = orders.iter().collect();
     sorted.sort_unstable_by_key(|order| (order.partner_id, &order.external_order_id));
     let order_ids: Vec<Uuid> = sorted.iter().map(|order| order.order_id.uuid()).collect();
@@ -152,7 +152,7 @@ pub async fn is_taken(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let taken = sqlx::query_scalar!(
         r#"SELECT EXISTS (
                SELECT FROM orders WHERE partner_id = $1 AND external_order_id = $2 AND NOT refused
@@ -177,7 +177,7 @@ pub async fn stands(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Option<Stands>, Error> {
+) -> Result<Option<Stands>> {
     let query = sqlx::query!(
         r#"SELECT NOT refusable OR answer_by <= clock_timestamp() OR EXISTS (
                    SELECT FROM placements p WHERE p.order_id = orders.order_id AND p.state IN ('placed', 'parked')
@@ -204,7 +204,7 @@ pub enum Refusal {
 /// Applies [`domain::placement::Event::Refuse`] to all placements of an order at once, on their stored states: at
 /// least one was rejected or not sent, nothing was bought and no attempt is open. Either all placements move and the
 /// order is refused, or nothing changes and the result is `None`.
-pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>, Error> {
+pub async fn refuse(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Refusal>>> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // The order's lock comes first and the clock is read under it: `stands` sees the order decided, or refused.
     let query = sqlx::query_scalar!(
@@ -241,7 +241,7 @@ struct Closed {
 }
 
 /// Moves all placements of a locked order to `refused`; `None`, to roll back, if one is bought or may be.
-async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>, Error> {
+async fn close(connection: &mut PgConnection, order_id: OrderId) -> Result<Option<Vec<Closed>>> {
     let query = sqlx::query!(
         r#"WITH moved AS (
                UPDATE placements p SET state = 'refused'
@@ -284,7 +284,7 @@ async fn finish_refusal(
     order_id: OrderId,
     closed: &[Closed],
     cancelled: bool,
-) -> Result<(), Error> {
+) -> Result<()> {
     let placements: Vec<Uuid> = closed.iter().map(|placement| placement.placement_id).collect();
     let statement = sqlx::query!(
         "WITH refused AS (
@@ -321,7 +321,7 @@ pub async fn cancel(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Cancelled, Error> {
+) -> Result<Cancelled> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query!(
         r#"SELECT order_id,

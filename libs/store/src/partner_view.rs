@@ -21,7 +21,7 @@ pub use self::{
     webhooks::{Position, StoredWebhook, webhook_secrets, webhooks},
 };
 pub use crate::operator::deliveries::AttemptView as Attempt;
-use crate::{Error, options};
+use crate::{Result, options};
 
 /// An order's id is made before its row, by another clock; they differ by less than this.
 const SKEW: time::Duration = time::Duration::minutes(5);
@@ -170,7 +170,7 @@ pub async fn order(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     external_order_id: &str,
-) -> Result<Option<OrderHead>, Error> {
+) -> Result<Option<OrderHead>> {
     let found = sqlx::query_as!(
         OrderHead,
         r#"SELECT order_id AS "order_id!", external_order_id AS "external_order_id!", refused AS "refused!",
@@ -193,7 +193,7 @@ pub async fn units(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     order_id: OrderId,
-) -> Result<Vec<Unit>, Error> {
+) -> Result<Vec<Unit>> {
     units!(
         connection,
         "order_id = $2 AND partner_id = $1 ORDER BY position",
@@ -208,7 +208,7 @@ pub async fn unit(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     topup_id: &TopupId,
-) -> Result<Option<Unit>, Error> {
+) -> Result<Option<Unit>> {
     let mut found =
         units!(connection, "topup_id = $2 AND partner_id = $1", partner_id.uuid(), topup_id.as_str());
     found.next().transpose()
@@ -230,7 +230,7 @@ pub async fn orders(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     page: &OrderPage,
-) -> Result<Vec<(OrderHead, Units)>, Error> {
+) -> Result<Vec<(OrderHead, Units)>> {
     let query = sqlx::query!(
         r#"SELECT o.order_id, o.external_order_id, o.refused, o.cancelled_at, o.created_at,
                   units.total AS "total!", units.ready AS "ready!", units.failed AS "failed!",
@@ -295,7 +295,7 @@ pub async fn options(
     providers: &[String],
     after: Option<OptionId>,
     limit: i64,
-) -> Result<Vec<OfferedOption>, Error> {
+) -> Result<Vec<OfferedOption>> {
     let rows = sqlx::query!(
         r#"SELECT option_id, name, details::text AS "details!" FROM options
          WHERE enabled AND option_id > $1 AND ($2 OR (environment = 'live' AND provider = ANY ($3)))
@@ -330,7 +330,7 @@ pub struct Account {
     pub created_at: OffsetDateTime,
 }
 
-pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>, Error> {
+pub async fn account(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Account>> {
     let account = sqlx::query_as!(
         Account,
         r#"SELECT name, environment, access_key, created_at,
@@ -365,19 +365,13 @@ pub struct Endpoint {
 }
 
 /// The URL of the endpoint, if there is one.
-pub async fn webhook_url(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Option<String>, Error> {
+pub async fn webhook_url(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<String>> {
     let url =
         sqlx::query_scalar!("SELECT webhook_url FROM partners WHERE partner_id = $1", partner_id.uuid());
     Ok(url.fetch_optional(connection).await?.flatten())
 }
 
-pub async fn endpoint(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Option<Endpoint>, Error> {
+pub async fn endpoint(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Option<Endpoint>> {
     let endpoint = sqlx::query_as!(
         Endpoint,
         r#"SELECT p.webhook_url AS url, p.webhook_events AS events,

@@ -14,7 +14,7 @@ pub(crate) use endpoint::change_webhook;
 pub use endpoint::{NewWebhook, set_events, set_webhook};
 
 use crate::{
-    Error, age, seconds, signed, unsigned,
+    Result, age, seconds, signed, unsigned,
     vault::{Keyring, Purpose, Vault, VaultError},
 };
 
@@ -101,7 +101,7 @@ pub struct Keys {
     pub ends_in: Option<Duration>,
 }
 
-pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<(), Error> {
+pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartner<'_>) -> Result<()> {
     let id = new.partner_id;
     let secret_key = vault.seal(Purpose::SecretKey(id), new.secret_key.expose())?;
     let webhook_secret = vault.seal(Purpose::WebhookSecret(id), new.webhook_secret.expose())?;
@@ -121,7 +121,7 @@ pub async fn create(connection: &mut PgConnection, vault: &Vault, new: &NewPartn
 }
 
 /// A partner by id, access key or the access key before the last rotation; `None`: all partners. The oldest comes first.
-async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> Result<Vec<Partner>, Error> {
+async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> Result<Vec<Partner>> {
     let partners = sqlx::query_as!(
         Partner,
         r#"SELECT partner_id, name, environment, access_key, secret_key IS NOT NULL AS "has_secret_key!",
@@ -141,12 +141,12 @@ async fn find(connection: &mut PgConnection, id_or_access_key: Option<&str>) -> 
 }
 
 /// All partners, oldest first.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>, Error> {
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Partner>> {
     find(connection, None).await
 }
 
 /// A partner by id, access key or the access key before the last rotation.
-pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>, Error> {
+pub async fn show(connection: &mut PgConnection, id_or_access_key: &str) -> Result<Option<Partner>> {
     Ok(find(connection, Some(id_or_access_key)).await?.into_iter().next())
 }
 
@@ -155,7 +155,7 @@ pub async fn set_disabled(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     disabled: bool,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners SET disabled_at = CASE WHEN $2 THEN coalesce(disabled_at, now()) END WHERE partner_id = $1",
         partner_id.uuid(),
@@ -202,7 +202,7 @@ pub async fn set_limits(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     new: &NewLimits,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners
          SET max_in_flight = CASE WHEN $2 THEN $3 ELSE max_in_flight END,
@@ -228,7 +228,7 @@ pub async fn set_signed_body_required(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     required: bool,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let update = sqlx::query!(
         "UPDATE partners SET signed_body_required = $2 WHERE partner_id = $1",
         partner_id.uuid(),
@@ -264,7 +264,7 @@ pub async fn rotate_keys(
     access_key: &str,
     secret_key: &SecretKey,
     overlap: Overlap,
-) -> Result<Rotated, Error> {
+) -> Result<Rotated> {
     let sealed = vault.seal(Purpose::SecretKey(partner_id), secret_key.expose())?;
     let query = sqlx::query_scalar!(
         "UPDATE partners
@@ -291,7 +291,7 @@ pub async fn rotate_webhook_secret(
     partner_id: PartnerId,
     secret: &webhook::Secret,
     overlap: Overlap,
-) -> Result<Rotated, Error> {
+) -> Result<Rotated> {
     let sealed = vault.seal(Purpose::WebhookSecret(partner_id), secret.expose())?;
     let query = sqlx::query_scalar!(
         "UPDATE partners
@@ -357,15 +357,12 @@ macro_rules! credentials {
 }
 
 /// The credentials of partners that changed after `version`.
-pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>, Error> {
+pub async fn changed_since(connection: &mut PgConnection, version: i64) -> Result<Vec<Credentials>> {
     credentials!(connection, "version > $1", version).collect()
 }
 
 /// The credentials of the partner with this access key, current or old and still valid.
-pub async fn by_access_key(
-    connection: &mut PgConnection,
-    access_key: &str,
-) -> Result<Option<Credentials>, Error> {
+pub async fn by_access_key(connection: &mut PgConnection, access_key: &str) -> Result<Option<Credentials>> {
     let mut found = credentials!(
         connection,
         "access_key = $1 OR (old_access_key = $1 AND old_keys_until > now())",
@@ -397,7 +394,7 @@ macro_rules! newest_sealed {
 /// Checks that the master keys of a vault open the stored secrets of the vault's purposes. For each key in use it tries
 /// the secrets of the ten newest partners. Errors: a key is missing, or opens none of them. If it opens only some of
 /// them, the others are damaged rows and no error.
-pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<(), Error> {
+pub async fn check_master_key(connection: &mut PgConnection, vault: &Vault) -> Result<()> {
     if vault.holds(Keyring::Partners) {
         let newest = newest_sealed!(connection, "secret_key", "old_secret_key", "old_keys_until");
         open_some(vault, newest, Purpose::SecretKey)?;
@@ -418,11 +415,7 @@ struct Sealed {
     sealed: Vec<u8>,
 }
 
-fn open_some(
-    vault: &Vault,
-    sealed: Vec<Sealed>,
-    purpose: fn(PartnerId) -> Purpose<'static>,
-) -> Result<(), Error> {
+fn open_some(vault: &Vault, sealed: Vec<Sealed>, purpose: fn(PartnerId) -> Purpose<'static>) -> Result<()> {
     let (mut opened, mut failure) = (false, Ok(()));
     for row in sealed {
         match vault.open(purpose(row.partner_id.into()), &row.sealed) {
@@ -435,17 +428,13 @@ fn open_some(
 }
 
 /// Opens a partner's sealed request-signing key.
-pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey, Error> {
+pub fn open_secret_key(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<SecretKey> {
     let bytes = vault.open(Purpose::SecretKey(partner_id), sealed)?;
     SecretKey::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }
 
 /// Opens a partner's sealed webhook-signing key.
-pub fn open_webhook_secret(
-    vault: &Vault,
-    partner_id: PartnerId,
-    sealed: &[u8],
-) -> Result<webhook::Secret, Error> {
+pub fn open_webhook_secret(vault: &Vault, partner_id: PartnerId, sealed: &[u8]) -> Result<webhook::Secret> {
     let bytes = vault.open(Purpose::WebhookSecret(partner_id), sealed)?;
     webhook::Secret::from_bytes(bytes).map_err(|_| VaultError::Damaged.into())
 }

@@ -12,12 +12,12 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use crate::{
-    Error, retry_conflicts,
+    Error, Result, retry_conflicts,
     sweep::{Fence, Swept},
 };
 
 /// Inserts a due row, due now, for each of these placements that no process has claimed yet.
-pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<(), Error> {
+pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) -> Result<()> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     retry_conflicts!(async {
         let statement = sqlx::query!(
@@ -34,7 +34,7 @@ pub async fn defer(connection: &mut PgConnection, placements: &[PlacementId]) ->
 }
 
 /// Inserts a due row for each placement without an outcome after its first lease of `lag`.
-pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept, Error> {
+pub async fn sweep(connection: &mut PgConnection, lag: Duration) -> Result<Swept> {
     let Some(mut fence) = Fence::take(connection, "placements", lag).await? else {
         return Ok(Swept::default());
     };

@@ -6,7 +6,7 @@ use serde::Serialize;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Error, age, count, seconds, signed};
+use crate::{Result, age, count, seconds, signed};
 
 /// The state of a provider's breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, strum::EnumString, strum::IntoStaticStr)]
@@ -83,7 +83,7 @@ pub struct BreakerLimits {
 }
 
 /// Inserts missing rows for these providers.
-pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result<(), Error> {
+pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result<()> {
     let statement = sqlx::query!(
         "INSERT INTO providers (name) SELECT * FROM unnest($1::text[]) ORDER BY 1 ON CONFLICT DO NOTHING",
         names,
@@ -93,7 +93,7 @@ pub async fn register(connection: &mut PgConnection, names: &[String]) -> Result
 }
 
 /// Every provider that was ever configured, by name.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>, Error> {
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<ProviderBreaker>> {
     let all = breakers!("SELECT", "FROM providers ORDER BY name");
     Ok(all.fetch_all(connection).await?)
 }
@@ -107,7 +107,7 @@ pub async fn failed(
     at_once: bool,
     limits: &BreakerLimits,
     reason: &str,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let counted = breakers!(
         "WITH counted AS (
              SELECT name AS counted, $3 OR open_until IS NOT NULL OR failures + 1 >= $4 AS opens
@@ -139,7 +139,7 @@ pub async fn answered(
     connection: &mut PgConnection,
     name: &str,
     version: i64,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
          SET failures = 0, openings = 0, open_until = NULL, reason = NULL,
@@ -160,7 +160,7 @@ pub async fn probe(
     connection: &mut PgConnection,
     name: &str,
     lease: Duration,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let probing = breakers!(
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), version = version + 1, changed_at = now()
@@ -180,7 +180,7 @@ pub async fn open(
     name: &str,
     duration: Duration,
     reason: &str,
-) -> Result<Option<ProviderBreaker>, Error> {
+) -> Result<Option<ProviderBreaker>> {
     let opened = breakers!(
         "UPDATE providers
          SET open_until = now() + make_interval(secs => $2), reason = $3, version = version + 1, changed_at = now()
@@ -195,7 +195,7 @@ pub async fn open(
 }
 
 /// Closes a provider's breaker on an operator's command. Returns `None` if there is no such provider.
-pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>, Error> {
+pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<ProviderBreaker>> {
     let closed = breakers!(
         "UPDATE providers
          SET open_until = NULL, reason = NULL, failures = 0, openings = 0, version = version + 1, changed_at = now()
@@ -209,7 +209,7 @@ pub async fn close(connection: &mut PgConnection, name: &str) -> Result<Option<P
 
 /// Handles a callback for this unit: if its placement waits for profiles, it becomes due now, or one second
 /// after the collect that the previous callback caused. Returns whether anything moved.
-pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool, Error> {
+pub async fn hint(connection: &mut PgConnection, provider: &str, unit_id: &str) -> Result<bool> {
     let statement = sqlx::query!(
         "WITH late AS (
              SELECT p.placement_id, greatest(now(), p.hinted_at + interval '1 second') AS at
@@ -242,7 +242,7 @@ pub async fn allowance(
     instance: &str,
     limit: f64,
     wanted: f64,
-) -> Result<f64, Error> {
+) -> Result<f64> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     // One replica after the other.
     sqlx::query!("SELECT FROM providers WHERE name = $1 FOR NO KEY UPDATE", provider)
@@ -313,7 +313,7 @@ pub struct Backlog {
 }
 
 /// Reads the backlogs, by index, of `served` providers and of all in the catalogue, served or not.
-pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>, Error> {
+pub async fn backlogs(connection: &mut PgConnection, served: &[String]) -> Result<Vec<Backlog>> {
     let query = sqlx::query!(
         r#"SELECT provider AS "provider!",
                   (SELECT count(*) FROM (SELECT FROM placement_parked p

@@ -9,7 +9,7 @@ use std::time::Duration;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::{Error, age, count, seconds};
+use crate::{Result, age, count, seconds};
 
 /// A profile's walk passes this long after the end of the term, counted from the order. Deliveries that took longer
 /// get a row in `retention_due`.
@@ -79,7 +79,7 @@ impl Step {
 }
 
 /// Looks at about `limit` rows of a class and erases those past their term, unless another process does.
-pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
+pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
     keep_walks(connection, class).await?;
     let step = walk(connection, class, limit).await?;
     match class {
@@ -88,7 +88,7 @@ pub async fn step(connection: &mut PgConnection, class: Class, limit: u32) -> Re
     }
 }
 
-async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step, Error> {
+async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result<Step> {
     let mut transaction = sqlx::Connection::begin(connection).await?;
     let query = sqlx::query_as!(
         Walk,
@@ -127,7 +127,7 @@ async fn walk(connection: &mut PgConnection, class: Class, limit: u32) -> Result
 }
 
 /// A walk for each term in use, and no other.
-async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<(), Error> {
+async fn keep_walks(connection: &mut PgConnection, class: Class) -> Result<()> {
     let statement = sqlx::query!(
         "WITH unused AS (
              DELETE FROM retention_walks w
@@ -163,7 +163,7 @@ struct Batch {
 
 impl Walk {
     /// Topup ids begin with the time of the order, so their primary key is in the order of time.
-    async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+    async fn profiles(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
             r#"WITH page AS MATERIALIZED (
@@ -209,7 +209,7 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
-    async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+    async fn attempts(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
             r#"WITH page AS MATERIALIZED (
@@ -238,7 +238,7 @@ impl Walk {
         Ok(batch.fetch_one(connection).await?)
     }
 
-    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch, Error> {
+    async fn audit(&self, connection: &mut PgConnection, limit: u32) -> Result<Batch> {
         let batch = sqlx::query_as!(
             Batch,
             r#"WITH erased AS (
@@ -255,7 +255,7 @@ impl Walk {
 }
 
 /// Looks again at profiles that could not be erased when their walk passed.
-async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step, Error> {
+async fn late_profiles(connection: &mut PgConnection, limit: u32) -> Result<Step> {
     let query = sqlx::query!(
         r#"WITH page AS MATERIALIZED (
                SELECT topup_id FROM retention_due WHERE at <= now() ORDER BY at LIMIT $1 FOR UPDATE SKIP LOCKED
@@ -314,7 +314,7 @@ pub struct Backlog {
     pub waiting: u64,
 }
 
-pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog, Error> {
+pub async fn backlog(connection: &mut PgConnection) -> Result<Backlog> {
     let mut backlog = Backlog::default();
     for (class, overdue) in Class::ALL.into_iter().zip(&mut backlog.overdue) {
         let query = sqlx::query_scalar!(

@@ -11,7 +11,7 @@ pub use migrate::{MigrationError, Patience, Wait, apply, migrate};
 pub use roles::{ROLES, Role, grant, set_password};
 
 use crate::{
-    Database, Error,
+    Database, Error, Result,
     config::STARTUP_OPTIONS,
     vault::{Vault, VaultError},
 };
@@ -129,7 +129,7 @@ async fn serves(connection: &mut PgConnection, known: i64) -> Result<i64, Schema
 }
 
 /// The newest applied migration, 0 if there is none. The tables here belong to the migrator and may not exist.
-async fn applied(connection: &mut PgConnection) -> Result<i64, Error> {
+async fn applied(connection: &mut PgConnection) -> Result<i64> {
     if !exists(connection, "_sqlx_migrations").await? {
         return Ok(0);
     }
@@ -140,7 +140,7 @@ async fn applied(connection: &mut PgConnection) -> Result<i64, Error> {
 }
 
 /// The oldest program that all applied migrations newer than `known` serve; `None` if there is none newer.
-async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Option<i64>, Error> {
+async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Option<i64>> {
     let oldest = if exists(connection, migrate::SERVES_TABLE).await? {
         "SELECT max(coalesce(s.serves, m.version))
          FROM _sqlx_migrations m LEFT JOIN _schema_serves s ON s.version = m.version
@@ -151,7 +151,7 @@ async fn oldest_served(connection: &mut PgConnection, known: i64) -> Result<Opti
     Ok(sqlx::query_scalar(oldest).bind(known).fetch_one(connection).await?)
 }
 
-async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool, Error> {
+async fn exists(connection: &mut PgConnection, table: &str) -> Result<bool> {
     let exists = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(table);
     Ok(exists.fetch_one(connection).await?)
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::PgConnection;
 
-use crate::{Error, age, count};
+use crate::{Result, age, count};
 
 /// The state of the server. Sessions of other roles are invisible without the role `pg_read_all_stats`.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +23,7 @@ pub struct Server {
 }
 
 /// Reads the state of the server. It touches no table of ours.
-pub async fn server(connection: &mut PgConnection) -> Result<Server, Error> {
+pub async fn server(connection: &mut PgConnection) -> Result<Server> {
     let query = sqlx::query!(
         r#"SELECT pg_database_size(current_database()) AS "size!",
                   (SELECT max(age(datfrozenxid))::bigint FROM pg_database) AS "xid_age!",

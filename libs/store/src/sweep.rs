@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
 
-use crate::{Error, seconds};
+use crate::{Result, seconds};
 
 /// The longest range of one sweep: after a long stop of the stage too, its rows fit into one statement.
 const STRETCH: f64 = 10.0;
@@ -42,7 +42,7 @@ impl<'a> Fence<'a> {
         connection: &'a mut PgConnection,
         stage: &'static str,
         lag: Duration,
-    ) -> Result<Option<Self>, Error> {
+    ) -> Result<Option<Self>> {
         let mut transaction = connection.begin().await?;
         let query = sqlx::query!(
             r#"SELECT up_to, fence_at, passed AS "passed!", least(now() - make_interval(secs => $2), stretch) AS "until!",
@@ -79,7 +79,7 @@ impl<'a> Fence<'a> {
     }
 
     /// Moves the start of the next range, sets the fence and commits.
-    pub(crate) async fn done(mut self, late: u64) -> Result<Swept, Error> {
+    pub(crate) async fn done(mut self, late: u64) -> Result<Swept> {
         let statement = sqlx::query!(
             "UPDATE sweeps
              SET up_to = $2,

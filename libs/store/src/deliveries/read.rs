@@ -6,7 +6,7 @@ use domain::{DeliveryId, EventId, OptionId, OrderId, PartnerId, TopupId};
 use sqlx::PgConnection;
 
 use crate::{
-    Error, age,
+    Result, age,
     events::{self, Event, Subject},
     seconds, unsigned,
 };
@@ -70,11 +70,7 @@ pub enum Read {
 
 /// Reads deliveries with everything that their webhooks need. A delivery that is no longer pending is left out and
 /// loses its due row. An unreadable row is logged and skipped.
-pub async fn read(
-    connection: &mut PgConnection,
-    ids: &[DeliveryId],
-    which: Read,
-) -> Result<Vec<Delivery>, Error> {
+pub async fn read(connection: &mut PgConnection, ids: &[DeliveryId], which: Read) -> Result<Vec<Delivery>> {
     let (mut topups, mut events) = (Vec::new(), Vec::new());
     for id in ids {
         match id {
@@ -93,11 +89,7 @@ pub async fn read(
     Ok(read)
 }
 
-async fn read_esims(
-    connection: &mut PgConnection,
-    ids: &[&str],
-    which: Read,
-) -> Result<Vec<Delivery>, Error> {
+async fn read_esims(connection: &mut PgConnection, ids: &[&str], which: Read) -> Result<Vec<Delivery>> {
     let youth = match which {
         Read::Young(youth) => Some(seconds(youth)),
         Read::Leased => None,
@@ -163,7 +155,7 @@ async fn read_esims(
     Ok(read.collect())
 }
 
-async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<(), Error> {
+async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Result<()> {
     let statement = sqlx::query!(
         "DELETE FROM delivery_due WHERE topup_id = ANY (ARRAY (
              SELECT topup_id FROM deliveries WHERE topup_id = ANY ($1) AND state <> 'pending'))",
@@ -174,7 +166,7 @@ async fn forget_finished(connection: &mut PgConnection, topups: &[&str]) -> Resu
 }
 
 /// Deletes the due rows of finished events, and of deleted ones: an older program may have made such a row.
-async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> Result<(), Error> {
+async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> Result<()> {
     let statement = sqlx::query!(
         "DELETE FROM delivery_due d WHERE d.topup_id = ANY ($1)
          AND coalesce((SELECT v.state <> 'pending' FROM events v WHERE v.event_id = d.topup_id), true)",
@@ -184,7 +176,7 @@ async fn forget_finished_events(connection: &mut PgConnection, ids: &[&str]) -> 
     Ok(())
 }
 
-async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<Delivery>, Error> {
+async fn read_events(connection: &mut PgConnection, ids: &[&str]) -> Result<Vec<Delivery>> {
     events::drop_void(&mut *connection, ids).await?;
     let query = sqlx::query!(
         r#"SELECT v.event_id, v.partner_id, v.kind, v.credential, v.ends_at, v.created_at, v.topup_id,

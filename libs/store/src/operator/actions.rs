@@ -4,7 +4,7 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::Error;
+use crate::Result;
 
 /// A changing command, as recorded.
 #[derive(Clone, Copy, Debug)]
@@ -79,7 +79,7 @@ pub async fn list(
     connection: &mut PgConnection,
     since: Option<OffsetDateTime>,
     limit: u32,
-) -> Result<Vec<Recorded>, Error> {
+) -> Result<Vec<Recorded>> {
     let actions = sqlx::query_as!(
         Recorded,
         "SELECT at, operator, database_role, command, target, affected, reason

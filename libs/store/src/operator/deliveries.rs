@@ -6,7 +6,7 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Error, endpoints::LONGEST_LEASE, seconds};
+use crate::{Result, endpoints::LONGEST_LEASE, seconds};
 
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DeliveryView {
@@ -71,7 +71,7 @@ pub async fn list(
     connection: &mut PgConnection,
     filter: &Filter<'_>,
     limit: u32,
-) -> Result<Vec<DeliveryView>, Error> {
+) -> Result<Vec<DeliveryView>> {
     let chosen = find(connection, filter, Order::NewestFirst, limit).await?;
     let views = sqlx::query_as!(
         DeliveryView,
@@ -129,7 +129,7 @@ async fn find(
     filter: &Filter<'_>,
     order: Order,
     limit: u32,
-) -> Result<Vec<String>, Error> {
+) -> Result<Vec<String>> {
     if let Some(topup_id) = filter.topup_id {
         return Ok(vec![topup_id.to_string()]);
     }
@@ -168,7 +168,7 @@ async fn held(
     connection: &mut PgConnection,
     partner_id: Option<PartnerId>,
     state: &str,
-) -> Result<Vec<Seen>, Error> {
+) -> Result<Vec<Seen>> {
     let held = match partner_id {
         Some(partner_id) => {
             sqlx::query_scalar!(
@@ -208,7 +208,7 @@ async fn of_partner(
     filter: &Filter<'_>,
     order: Order,
     last: Option<&Seen>,
-) -> Result<Vec<Seen>, Error> {
+) -> Result<Vec<Seen>> {
     let last_id = last.map_or("", |seen| seen.topup_id.as_str());
     let last_at = last.map(|seen| seen.created_at);
     Ok(match order {
@@ -248,11 +248,7 @@ async fn of_partner(
 }
 
 /// The newest topups of all partners: a topup id begins with the time of its order.
-async fn all(
-    connection: &mut PgConnection,
-    filter: &Filter<'_>,
-    last: Option<&Seen>,
-) -> Result<Vec<Seen>, Error> {
+async fn all(connection: &mut PgConnection, filter: &Filter<'_>, last: Option<&Seen>) -> Result<Vec<Seen>> {
     let rows = sqlx::query_as!(
         Seen,
         "SELECT topup_id, state, attempted_at, created_at FROM deliveries
@@ -266,11 +262,7 @@ async fn all(
 }
 
 /// The newest attempts of a delivery, at most `most`, in order.
-pub async fn attempts(
-    connection: &mut PgConnection,
-    id: &DeliveryId,
-    most: i64,
-) -> Result<Vec<AttemptView>, Error> {
+pub async fn attempts(connection: &mut PgConnection, id: &DeliveryId, most: i64) -> Result<Vec<AttemptView>> {
     let attempts = sqlx::query_as!(
         AttemptView,
         r#"SELECT attempt AS "attempt!", at AS "at!", duration_ms AS "duration_ms!", status, class AS "class!", answer
@@ -312,7 +304,7 @@ pub async fn replay(
     filter: &Filter<'_>,
     limit: u32,
     mode: Mode<'_>,
-) -> Result<Replayed, Error> {
+) -> Result<Replayed> {
     let mut transaction = connection.begin().await?;
     let topups = find(&mut transaction, filter, Order::OldestFirst, limit).await?;
     // A delivery that is due within 30 s may be leased, or is due soon enough.

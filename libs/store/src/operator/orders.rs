@@ -5,7 +5,7 @@ use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::Error;
+use crate::Result;
 
 /// An order with its placements, units and deliveries. It holds no activation code.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -83,7 +83,7 @@ pub struct TopupView {
 
 /// Finds the newest 20 orders with this id: an order id, a placement id, a topup id, an ICCID, or an external
 /// order id, which several partners may use.
-pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>, Error> {
+pub async fn find(connection: &mut PgConnection, id: &str) -> Result<Vec<OrderView>> {
     let uuid: Option<Uuid> = id.parse().ok();
     let iccid = Iccid::parse(id).ok();
     let query = sqlx::query!(

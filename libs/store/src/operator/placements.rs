@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Error, unsigned};
+use crate::{Error, Result, unsigned};
 
 /// A row of [`list`].
 #[derive(Clone, Debug, Serialize)]
@@ -45,7 +45,7 @@ pub async fn list(
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
-) -> Result<Vec<Listed>, Error> {
+) -> Result<Vec<Listed>> {
     let chosen = if state == Some(PlacementState::Parked) {
         parked(connection, provider, limit).await?
     } else {
@@ -72,11 +72,7 @@ pub async fn list(
 /// The rows of one look at the history, which bounds its cost.
 const LOOK: i64 = 5_000;
 
-async fn parked(
-    connection: &mut PgConnection,
-    provider: Option<&str>,
-    limit: i64,
-) -> Result<Vec<Uuid>, Error> {
+async fn parked(connection: &mut PgConnection, provider: Option<&str>, limit: i64) -> Result<Vec<Uuid>> {
     let found = sqlx::query_scalar!(
         r#"WITH RECURSIVE known (provider) AS (
                (SELECT provider FROM placement_parked ORDER BY provider LIMIT 1)
@@ -104,7 +100,7 @@ async fn newest(
     state: Option<PlacementState>,
     provider: Option<&str>,
     limit: i64,
-) -> Result<Vec<Uuid>, Error> {
+) -> Result<Vec<Uuid>> {
     let (mut found, mut before) = (Vec::new(), Uuid::max());
     let limit = usize::try_from(limit).unwrap_or_default();
     loop {

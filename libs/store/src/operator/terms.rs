@@ -5,7 +5,7 @@ use sqlx::{Connection, PgConnection};
 use uuid::Uuid;
 
 use super::actions::{self, Mode};
-use crate::{Error, retention::Class};
+use crate::{Error, Result, retention::Class};
 
 /// The most different terms of one class: each has a walk of its own over the history.
 const MOST_TERMS: i64 = 8;
@@ -48,7 +48,7 @@ impl From<sqlx::Error> for NotSet {
 }
 
 /// All terms, the defaults first.
-pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>, Error> {
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<Term>> {
     let terms = sqlx::query_as!(
         Term,
         r#"SELECT class, nullif(partner_id, '00000000-0000-0000-0000-000000000000') AS partner_id, days

@@ -4,7 +4,7 @@ use domain::{OptionId, PartnerId, TopupId};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::Error;
+use crate::Result;
 
 /// A webhook is found this long after its creation, in seconds: transactions commit in another order than they begin.
 const SETTLE: f64 = 1.0;
@@ -36,7 +36,7 @@ pub async fn webhooks(
     partner_id: PartnerId,
     after: &Position,
     limit: i64,
-) -> Result<Vec<StoredWebhook>, Error> {
+) -> Result<Vec<StoredWebhook>> {
     let query = sqlx::query!(
         r#"SELECT d.topup_id, d.created_at, t.option_id, o.external_order_id, e.iccid,
                   CASE WHEN e.erased_at IS NULL THEN e.profile END AS profile
@@ -70,10 +70,7 @@ pub async fn webhooks(
 }
 
 /// A partner's sealed webhook-signing keys, the newest first: two during the overlap of a rotation.
-pub async fn webhook_secrets(
-    connection: &mut PgConnection,
-    partner_id: PartnerId,
-) -> Result<Vec<Vec<u8>>, Error> {
+pub async fn webhook_secrets(connection: &mut PgConnection, partner_id: PartnerId) -> Result<Vec<Vec<u8>>> {
     let query = sqlx::query!(
         "SELECT webhook_secret, CASE WHEN old_webhook_secret_until > now() THEN old_webhook_secret END AS old
          FROM partners WHERE partner_id = $1",

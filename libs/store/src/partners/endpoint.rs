@@ -4,7 +4,7 @@ use domain::PartnerId;
 use sqlx::PgConnection;
 
 use crate::{
-    Error,
+    Result,
     endpoints::{self, Block},
     events::Kind,
 };
@@ -25,7 +25,7 @@ pub(crate) async fn change_webhook(
     partner_id: PartnerId,
     new: &NewWebhook<'_>,
     block: Block,
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let events: Option<Vec<&str>> =
         new.events.map(|events| events.iter().copied().map(Kind::as_str).collect());
     let query = sqlx::query_scalar!(
@@ -65,7 +65,7 @@ pub async fn set_webhook(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     url: Option<&str>,
-) -> Result<Option<u64>, Error> {
+) -> Result<Option<u64>> {
     let mut transaction = sqlx::Connection::begin(&mut *connection).await?;
     let new = NewWebhook { url: Some(url), events: None };
     if !change_webhook(&mut transaction, partner_id, &new, Block::End).await? {
@@ -89,7 +89,7 @@ pub async fn set_events(
     connection: &mut PgConnection,
     partner_id: PartnerId,
     events: &[Kind],
-) -> Result<bool, Error> {
+) -> Result<bool> {
     let names: Vec<&str> = events.iter().copied().map(Kind::as_str).collect();
     let update = sqlx::query!(
         "UPDATE partners SET webhook_events = $2 WHERE partner_id = $1",

@@ -7,7 +7,7 @@ use sqlx::PgConnection;
 use uuid::Uuid;
 
 use super::{Outcome, Settlement, settle};
-use crate::{Error, age, retry_conflicts, seconds, signed, unsigned};
+use crate::{Error, Result, age, retry_conflicts, seconds, signed, unsigned};
 
 /// A due placement, with the lane and the partner that share its slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub async fn due(
     provider: &str,
     buys: bool,
     page: &Page<'_>,
-) -> Result<Found, Error> {
+) -> Result<Found> {
     let (lane, partner) = match &page.after {
         Some((lane, partner)) => (lane.as_str(), partner.uuid()),
         None => ("", Uuid::nil()),
@@ -104,7 +104,7 @@ pub async fn lease(
     connection: &mut PgConnection,
     placements: &[PlacementId],
     lease: Duration,
-) -> Result<Vec<PlacementId>, Error> {
+) -> Result<Vec<PlacementId>> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     let query = sqlx::query_scalar!(
         "WITH mine AS (
@@ -203,7 +203,7 @@ pub async fn claim(
     placements: &[PlacementId],
     which: Claim,
     lease: Duration,
-) -> Result<Vec<Claimed>, Error> {
+) -> Result<Vec<Claimed>> {
     let ids: Vec<Uuid> = placements.iter().map(|placement| placement.uuid()).collect();
     let probe = which == Claim::Probe;
     let rows = match which {
@@ -233,11 +233,7 @@ pub async fn claim(
     Ok(claimed)
 }
 
-async fn claim_named(
-    connection: &mut PgConnection,
-    provider: &str,
-    placements: &[Uuid],
-) -> Result<Vec<Row>, Error> {
+async fn claim_named(connection: &mut PgConnection, provider: &str, placements: &[Uuid]) -> Result<Vec<Row>> {
     let rows = sqlx::query_as!(
         Row,
         r#"WITH taken AS (
@@ -269,7 +265,7 @@ async fn claim_leased(
     provider: &str,
     placements: &[Uuid],
     probe: bool,
-) -> Result<Vec<Row>, Error> {
+) -> Result<Vec<Row>> {
     let rows = sqlx::query_as!(
         Row,
         r#"WITH taken AS (
@@ -352,7 +348,7 @@ fn group(rows: Vec<Row>) -> Vec<Result<Claimed, Unreadable>> {
     claimed.into_iter().map(|one| one.map(sorted)).collect()
 }
 
-fn placement(row: &Row) -> Result<Claimed, Error> {
+fn placement(row: &Row) -> Result<Claimed> {
     Ok(Claimed {
         placement_id: row.placement_id.into(),
         order_id: row.order_id.into(),
@@ -373,11 +369,7 @@ fn placement(row: &Row) -> Result<Claimed, Error> {
 
 /// Removes leased placements that this process must not work on. An attempt in flight belongs to its holder until
 /// that lease ends. A finished placement is no longer due.
-async fn put_off(
-    connection: &mut PgConnection,
-    claimed: &mut Vec<Claimed>,
-    lease: Duration,
-) -> Result<(), Error> {
+async fn put_off(connection: &mut PgConnection, claimed: &mut Vec<Claimed>, lease: Duration) -> Result<()> {
     let mut in_flight = Vec::new();
     let mut finished = Vec::new();
     claimed.retain(|one| match one.was {

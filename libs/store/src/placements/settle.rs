@@ -6,7 +6,7 @@ use domain::{Iccid, PlacementId, TopupId};
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-use crate::{Error, retry_conflicts, seconds, signed};
+use crate::{Result, retry_conflicts, seconds, signed};
 
 /// The outcome of an attempt, or of a look-up or collect after it.
 #[derive(Clone, Debug)]
@@ -78,17 +78,11 @@ pub struct Settled {
 }
 
 /// Records a batch of settlements, each along its transition, in one transaction.
-pub async fn settle(
-    connection: &mut PgConnection,
-    settlements: &[Settlement],
-) -> Result<Vec<Settled>, Error> {
+pub async fn settle(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
     retry_conflicts!(settle_once(&mut *connection, settlements))
 }
 
-async fn settle_once(
-    connection: &mut PgConnection,
-    settlements: &[Settlement],
-) -> Result<Vec<Settled>, Error> {
+async fn settle_once(connection: &mut PgConnection, settlements: &[Settlement]) -> Result<Vec<Settled>> {
     let rounds = rounds(settlements);
     let mut settled = vec![Settled::default(); settlements.len()];
     // One statement is a transaction by itself; only a mixed batch needs a larger one.
@@ -128,7 +122,7 @@ async fn settle_rounds(
     settlements: &[Settlement],
     rounds: &[Vec<usize>],
     settled: &mut [Settled],
-) -> Result<(), Error> {
+) -> Result<()> {
     for round in rounds {
         let of_round = || round.iter().map(|index| &settlements[*index]);
         let mut changes = HashMap::new();
@@ -202,7 +196,7 @@ impl Bought {
 
     /// One statement stores the units, their profiles and their deliveries. It joins no two row sets without an index:
     /// PostgreSQL takes them for one row each, and compares every pair.
-    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         if self.placements.is_empty() {
             return Ok(());
         }
@@ -295,7 +289,7 @@ impl Bought {
         self.park_unexpected(connection, changes).await
     }
 
-    async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<(), Error> {
+    async fn fail_units(&self, connection: &mut PgConnection, moved: &[bool]) -> Result<()> {
         let statement = sqlx::query!(
             "UPDATE topups t SET state = 'failed', reason = new.reason
              FROM unnest($1::text[], $2::text[], $3::bool[]) AS new (topup_id, reason, moved)
@@ -310,11 +304,7 @@ impl Bought {
     }
 
     /// Parks placements bought by an earlier attempt or after they were closed. Only an operator moves them.
-    async fn park_unexpected(
-        &self,
-        connection: &mut PgConnection,
-        changes: &mut Changes,
-    ) -> Result<(), Error> {
+    async fn park_unexpected(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         let query = sqlx::query_scalar!(
             r#"WITH moved AS (
                    UPDATE placements p
@@ -389,7 +379,7 @@ impl Moves {
         columns
     }
 
-    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<(), Error> {
+    async fn record(&self, connection: &mut PgConnection, changes: &mut Changes) -> Result<()> {
         if self.placements.is_empty() {
             return Ok(());
         }

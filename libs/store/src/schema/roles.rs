@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use crate::Error;
+use crate::Result;
 
 /// A role of the database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +58,7 @@ GRANT SELECT ON _sqlx_migrations, _schema_serves TO ROLE_NAME;
 /// Grants each existing role its privileges, and takes all others on tables. Returns the roles.
 ///
 /// Running sessions see either the old or the new privileges.
-pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>, Error> {
+pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>> {
     let mut granted = Vec::new();
     for role in ROLES {
         if !exists(connection, role).await? {
@@ -73,7 +73,7 @@ pub async fn grant(connection: &mut PgConnection) -> Result<Vec<Role>, Error> {
 
 /// Creates the role, or gives it this password. `verifier` is what PostgreSQL stores of a password: a SCRAM-SHA-256
 /// secret. The owner needs `CREATEROLE`.
-pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<(), Error> {
+pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &str) -> Result<()> {
     let exists = exists(connection, role).await?;
     let verb = if exists { "ALTER" } else { "CREATE" };
     let quoted = verifier.replace('\'', "''");
@@ -81,14 +81,14 @@ pub async fn set_password(connection: &mut PgConnection, role: Role, verifier: &
     retry(connection, &statement).await
 }
 
-async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool, Error> {
+async fn exists(connection: &mut PgConnection, role: Role) -> Result<bool> {
     let exists =
         sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = $1)").bind(role.name);
     Ok(exists.fetch_one(connection).await?)
 }
 
 /// PostgreSQL refuses a change of a catalogue row that another session has just changed.
-async fn retry(connection: &mut PgConnection, statements: &str) -> Result<(), Error> {
+async fn retry(connection: &mut PgConnection, statements: &str) -> Result<()> {
     let mut conflicts = 0;
     loop {
         let mut transaction = connection.begin().await?;
